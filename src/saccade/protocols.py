@@ -1,0 +1,117 @@
+"""The verbs: what a renderer, an engine, a tool, an agent and a reward must do. Contexts are given, never kept."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from saccade.ledger import Ledger, Picture, Segment
+from saccade.types import Completion, Episode, Message, Reply, Sampling, Task, ToolResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How large a picture may be for the model: pixels per picture, after resizing."""
+
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """What is known of a video before it is decoded: length in seconds, frames, size in pixels as shown."""
+
+    path: str
+    digest: str
+    duration: float
+    frames: int
+    width: int
+    height: int
+
+
+class MediaLibrary(Protocol):
+    """Pictures in time. Every method raises MediaError with one clear sentence."""
+
+    async def probe(self, path: str) -> Clip:
+        """What the video at `path` is."""
+
+    async def frames(self, path: str, times: Sequence[float], *, factor: int, budget: Budget) -> list[Picture]:
+        """One picture per time (seconds), sides multiples of `factor`; each carries the TRUE time of its frame."""
+
+    def pixels(self, picture: Picture) -> Any:
+        """The pixels, uint8 RGB [height, width, 3] as a numpy array; decoded again if no longer cached."""
+
+
+class Renderer(Protocol):
+    """Words <-> tokens, for one model family and tokenizer."""
+
+    factor: int  # pixels per side of one visual token
+    stop_ids: tuple[int, ...]
+    forbidden_ids: tuple[int, ...]
+
+    def render(
+        self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Segment:
+        """Only the new: closes the open turn if needed, adds `messages`, opens the assistant's next turn."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Plain text to ids; text that looks like a vision placeholder or a turn mark never becomes one."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Ids to text, special tokens included."""
+
+    def parse(self, tokens: Sequence[int], *, forced: Sequence[int] = ()) -> Reply:
+        """One turn's forced and sampled ids to a reply; never raises."""
+
+
+class Engine(Protocol):
+    """Tokens in, tokens out."""
+
+    version: int
+
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """Sample a continuation of the ledger. Cancelling the task frees what it holds."""
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Take new weights; whatever was cached from the old ones is dropped."""
+
+    async def close(self) -> None:
+        """Stop, and fail what is still waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What an agent, and through it a tool, is given for one episode.
+
+    `seed` is the episode's own; `frames` is the frame budget K that gating drew (None: the agent's setting);
+    `deadline` is in seconds of the event loop's clock; `watch` is told of events as they happen, for live display.
+    """
+
+    engine: Engine
+    renderer: Renderer
+    media: MediaLibrary
+    sampling: Sampling
+    seed: int
+    frames: int | None = None
+    deadline: float | None = None
+    watch: Callable[[str, Mapping[str, Any]], None] | None = None
+
+
+class Agent(Protocol):
+    """How a task is attempted."""
+
+    def __call__(self, task: Task, ctx: Context) -> Awaitable[Episode]:
+        """Attempt the task once. Raises only for what the user must mend; all else is the episode's `end`."""
+
+
+class Tool(Protocol):
+    """What the model may call."""
+
+    def __call__(self, arguments: Mapping[str, Any], *, ctx: Any) -> Awaitable[tuple[ToolResult, Episode | None]]:
+        """Serve one call; the episode is the sub-agent's that answered it, if one did."""
+
+
+class Reward(Protocol):
+    """What an episode is worth, by one measure."""
+
+    def __call__(self, episode: Episode, task: Task) -> float:
+        """A value, usually in [0, 1]. Pure: the same episode has the same reward."""
