@@ -4,9 +4,19 @@ A recipe is a YAML file that may `extends:` another; dotted overrides (`rl.optim
 wrong types are errors that name the nearest key. The classes below are the schema and hold the defaults.
 """
 
-from typing import Annotated, Any, Literal
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from saccade.errors import ConfigError
+from saccade.plugins import nearest
+
+PACKAGED = Path(__file__).parent / "recipes"
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -184,3 +194,162 @@ class Recipe(Section):
     sft: Sft = Sft()
     rl: Rl = Rl()
     evaluation: Evaluation = Evaluation()
+
+
+# ---- reading and writing -------------------------------------------------------------------------------------------
+
+
+def recipe_names() -> tuple[str, ...]:
+    """The packaged recipes, such as "tiny/para_grpo", sorted."""
+    return tuple(sorted(path.relative_to(PACKAGED).with_suffix("").as_posix() for path in PACKAGED.rglob("*.yaml")))
+
+
+def recipe_path(name_or_path: str, *, beside: Path | None = None) -> Path:
+    """The file of a recipe: a packaged name, or a path (ending in .yaml) relative to the folder `beside`."""
+    if name_or_path.endswith((".yaml", ".yml")):
+        path = (beside or Path()) / Path(name_or_path).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"there is no recipe file {path}")
+        return path
+    if name_or_path not in recipe_names():
+        raise ConfigError(f"there is no recipe {name_or_path!r}; {nearest(name_or_path, recipe_names())}")
+    return PACKAGED / f"{name_or_path}.yaml"
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by packaged name or path, with dotted overrides (`rl.optim.lr=1e-6`, values in YAML) laid over it.
+
+    A mapping is merged key by key; anything else is replaced; `null` in place of a mapping removes it, which is how a
+    recipe drops a reward term of its base. Raises ConfigError with one sentence for whatever can't be used.
+
+    >>> load_recipe("tiny/base", ["rl.optim.lr=1e-6"]).rl.optim.lr
+    1e-06
+    """
+    merged = _resolved(recipe_path(name_or_path), ())
+    for override in overrides:
+        merged = _merged(merged, _override(override))
+    try:
+        return Recipe.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        expected = re.sub(r"a valid dictionary or .*", "a mapping of keys", first["msg"])
+        expected = expected.replace("Input should be", "it should be")
+        raise ConfigError(f"{name_or_path}: {key} can't be {first['input']!r}: {expected}") from error
+
+
+def dump(recipe: Recipe) -> str:
+    """The whole recipe as YAML, every default written out; `load_recipe` reads it back to an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-6 is a number and a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(problem=f"the key {key!r} stands twice")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"]
+)
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place} isn't valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _resolved(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
+    """The file with everything it extends beneath it; `below` are the files that led here."""
+    path = path.resolve()
+    if path in below:
+        chain = " -> ".join(each.name for each in (*below, path))
+        raise ConfigError(f"the recipe {path} extends itself: {chain}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the recipe {path} can't be read: {error}") from error
+    own = _parsed(text, str(path)) or {}
+    if not isinstance(own, dict):
+        raise ConfigError(f"the recipe {path} must be a mapping of keys")
+    extends = own.pop("extends", [])
+    bases = [extends] if isinstance(extends, str) else extends
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(
+            f"{path}: extends can't be {extends!r}: it should be a recipe's name or path, or a list of them"
+        )
+    _check_keys(own, str(path))
+    merged: dict[str, Any] = {}
+    for base in bases:
+        merged = _merged(merged, _resolved(recipe_path(base, beside=path.parent), (*below, path)))
+    return _merged(merged, own)
+
+
+def _override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"the override {text!r} must be written as key=value, such as rl.optim.lr=1e-6")
+    nested: Any = _parsed(value, f"the override {text!r}")
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    _check_keys(nested, f"the override {text!r}")
+    return nested
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, dict) and value is None:
+            del result[key]
+        elif isinstance(old, dict) and isinstance(value, dict):
+            result[key] = _merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _check_keys(data: Mapping[str, Any], place: str) -> None:
+    for key, siblings in _unknown(data, Recipe, ""):
+        prefix = key[: len(key) - len(key.split(".")[-1])]
+        close = [prefix + near for near in difflib.get_close_matches(key.removeprefix(prefix), siblings, n=1)]
+        close = close or difflib.get_close_matches(key, list(_keys(Recipe, "")), n=2)
+        mend = f"did you mean {' or '.join(close)}? The keys there are" if close else "the keys there are"
+        raise ConfigError(f"{place}: there is no key {key!r}; {mend} {', '.join(siblings)}")
+
+
+def _unknown(data: Any, kind: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
+    """The dotted keys of `data` that the schema `kind` doesn't know, each with the keys that could stand there."""
+    if get_origin(kind) is dict and isinstance(data, Mapping):
+        inner = get_args(kind)[1]
+        yield from (key for name, value in data.items() for key in _unknown(value, inner, f"{prefix}{name}."))
+    if not (isinstance(kind, type) and issubclass(kind, Section) and isinstance(data, Mapping)):
+        return
+    for key, value in data.items():
+        if key in kind.model_fields:
+            yield from _unknown(value, kind.model_fields[key].annotation, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{_leaf(key, value)}", list(kind.model_fields)
+
+
+def _leaf(key: Any, value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        below, inner = next(iter(value.items()))
+        return f"{key}.{_leaf(below, inner)}"
+    return str(key)
+
+
+def _keys(kind: type[Section], prefix: str) -> Iterable[str]:
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _keys(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name
