@@ -1,0 +1,71 @@
+"""Advantages: how much better an episode did than its group (methods section 5).
+
+Axis letters: G episodes of one group, N episodes of a whole batch.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from saccade.config import Advantage
+from saccade.types import Group
+
+Estimator = Literal["mean", "mean_std", "leave_one_out"]
+_EPSILON = 1e-6
+
+
+def advantages(rewards_G: ArrayLike, estimator: Estimator) -> NDArray[np.float64]:
+    """One advantage per episode of a group, [G]; a group of one gets 0.
+
+    `mean` A = R - mean(R) (PyVision-RL); `mean_std` A = (R - mean(R)) / (std(R) + 1e-6) (GRPO, arXiv 2402.03300, with
+    the population std); `leave_one_out` A = R - the mean of the other G - 1 (RLOO, arXiv 2402.14740). ValueError for
+    rewards that are not finite or not a flat list.
+
+    >>> advantages([1.3, 1.0, 0.0, 0.0], "mean").round(3).tolist()
+    [0.725, 0.425, -0.575, -0.575]
+    """
+    values_G = np.asarray(rewards_G, dtype=np.float64)
+    if values_G.ndim != 1 or not np.isfinite(values_G).all():
+        raise ValueError(f"rewards must be a flat list of finite numbers, got {values_G.tolist()}")
+    size = len(values_G)
+    if size < 2:
+        return np.zeros_like(values_G)
+    centred_G = values_G - values_G.mean()
+    if estimator == "mean_std":
+        return centred_G / (values_G.std() + _EPSILON)
+    return centred_G * size / (size - 1) if estimator == "leave_one_out" else centred_G
+
+
+def shaped(rewards_G: ArrayLike, *, scale: float = 1.0, bias: float = 0.0, clip: float = 20.0) -> NDArray[np.float64]:
+    """Rewards as AReaL hands them on: clip((R + bias) * scale, -clip, clip), [G].
+
+    >>> shaped([1.2, 0.2], scale=10.0, bias=-0.2).tolist()
+    [10.0, 0.0]
+    """
+    return np.clip((np.asarray(rewards_G, dtype=np.float64) + bias) * scale, -clip, clip)
+
+
+def whitened(values_N: ArrayLike) -> NDArray[np.float64]:
+    """Values shifted and scaled to mean 0 and population std 1 over the batch, [N]; equal values become 0."""
+    array_N = np.asarray(values_N, dtype=np.float64)
+    return (array_N - array_N.mean()) / (array_N.std() + _EPSILON) if len(array_N) else array_N
+
+
+def credit(groups: Sequence[Group], settings: Advantage) -> list[NDArray[np.float64]]:
+    """The advantages of a batch: one array [G] per group, in order.
+
+    Rewards are shaped, compared within their group, and, with `whiten`, whitened over all episodes of the batch.
+    """
+    parts = [
+        advantages(
+            shaped(group.rewards, scale=settings.reward_scale, bias=settings.reward_bias, clip=settings.reward_clip),
+            settings.estimator,
+        )
+        for group in groups
+    ]
+    if not settings.whiten or not parts:
+        return parts
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    return np.split(whitened(np.concatenate(parts)), ends)

@@ -1,0 +1,45 @@
+"""Temporal grounding: the overlap of a time span with the gold span."""
+
+import re
+
+from saccade.errors import DataError
+from saccade.types import Episode, Task
+
+_TIME = r"(?:\d{1,3}:[0-5]\d:[0-5]\d|\d{1,4}:[0-5]\d|\d{1,7})(?:\.\d{1,9})?"
+_UNIT = r"(?:\s*(?:s|secs?|seconds?)\b)?"
+_BETWEEN = r"\s*(?:-|\u2013|\u2014|\u2212|~|\.\.+|to\b|and\b|until\b|till\b|[,;])\s*"
+_END = r"(?:['\"]?end(?:[_ ]?time)?['\"]?\s*[:=]?\s*)?"
+_SPAN = re.compile(
+    rf"(?<![\w.:,\u2212-])({_TIME}){_UNIT}{_BETWEEN}{_END}({_TIME})"
+    rf"(?![\d:]|\.\d)(?!\s*(?:m|mins?|minutes?|h|hours?|frames?|%)(?![a-z]))",
+    re.IGNORECASE,
+)
+
+
+def grounding(episode: Episode, task: Task) -> float:
+    """Intersection over union, in [0, 1], of the first well-formed span in the final answer and the gold span.
+
+    A span is two times with `-`, `to`, `and`, `until`, a comma or `, end:` between them; a time is seconds (`12.5`,
+    `12.5s`), `mm:ss` or `hh:mm:ss`, with a fraction if wanted. Later spans are not read, so that listing several earns
+    nothing. An empty or inverted span, a negative time, other units and no span at all are worth 0. DataError if the
+    gold is not a pair of seconds in order.
+    """
+    if isinstance(task.gold, str | int | float) or len(task.gold) != 2 or not task.gold[0] < task.gold[1]:
+        raise DataError(f"task {task.id}: the gold must be a start and a later end in seconds, not {task.gold!r}")
+    found = _SPAN.search(episode.answer or "")
+    if found is None:
+        return 0.0
+    start, end = _seconds(found[1]), _seconds(found[2])
+    if start >= end:
+        return 0.0
+    shared = min(end, task.gold[1]) - max(start, task.gold[0])
+    union = max(end, task.gold[1]) - min(start, task.gold[0])
+    return max(0.0, shared) / union
+
+
+def _seconds(time: str) -> float:
+    """`hh:mm:ss.f`, `mm:ss.f` or `s.f` in seconds."""
+    total = 0.0
+    for field in time.split(":"):
+        total = total * 60 + float(field)
+    return total

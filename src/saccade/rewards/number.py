@@ -1,0 +1,65 @@
+"""Numbers: mean relative accuracy, or equality within a tolerance."""
+
+import math
+import re
+import unicodedata
+from typing import Literal
+
+from saccade.errors import DataError
+from saccade.types import Episode, Task
+
+_NAMES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+)
+_WORDS = {name: float(value) for value, name in enumerate(_NAMES.split())}
+_NUMBER = re.compile(
+    r"(?<![\w.^])(?:\b(?:minus|negative)\s+|-\s*)?"
+    rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?|\.\d+|\b(?:{'|'.join(_WORDS)})\b)"
+)
+_THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
+_SLACK = 1e-9  # for the rounding of binary fractions, so that an error of exactly 10 % passes the 10 % threshold
+
+
+def number(episode: Episode, task: Task, *, mode: Literal["mra", "exact"] = "mra", tolerance: float = 0.0) -> float:
+    """How close the one number of the final answer is to the gold, in [0, 1].
+
+    `mra` is the mean relative accuracy of VSI-Bench: the share of thresholds t in 0.50, 0.55 ... 0.95 with
+    |answer - gold| / |gold| <= 1 - t; for a gold of 0 only 0 is right. `exact` asks for |answer - gold| <= tolerance.
+    Digits, decimals, exponents, thousands commas, minus signs and the words zero to twenty are read and units passed
+    over. An answer with two different numbers (`3 or 4`, `3-4`, `1/2`) or none is worth 0. DataError if the gold is
+    no finite number.
+    """
+    gold, said = _gold(task), _read(episode.answer or "")
+    if said is None:
+        return 0.0
+    error = abs(said - gold)
+    if mode == "exact":
+        return float(error <= tolerance + _SLACK)
+    if gold == 0:
+        return float(said == 0)
+    return sum(error / abs(gold) <= 1 - threshold + _SLACK for threshold in _THRESHOLDS) / len(_THRESHOLDS)
+
+
+def _read(answer: str) -> float | None:
+    """The number that an answer holds, or None where it holds none or several."""
+    folded = unicodedata.normalize("NFKC", answer).casefold().replace("\u2212", "-")
+    values = {_value(found) for found in _NUMBER.findall(folded)}
+    return values.pop() if len(values) == 1 else None
+
+
+def _value(text: str) -> float:
+    magnitude = re.sub(r"^(?:minus|negative|-)\s*", "", text)
+    value = _WORDS[magnitude] if magnitude in _WORDS else float(magnitude.replace(",", ""))
+    return value if magnitude == text else -value
+
+
+def _gold(task: Task) -> float:
+    gold = task.gold if isinstance(task.gold, str | int | float) else "a span"
+    try:
+        value = float(gold)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"task {task.id}: the gold answer must be a number, it is {task.gold!r}")
+    return value

@@ -1,0 +1,39 @@
+"""Open answers: token F1, or equality, after a normalisation that keeps numbers what they are."""
+
+import re
+import unicodedata
+from collections import Counter
+from typing import Literal
+
+from saccade.types import Episode, Task
+
+_ARTICLES = frozenset({"a", "an", "the"})
+_NEGATIVE = re.compile(r"\b(?:minus|negative)\s+(?=\.?\d)|^\s*-\s*(?=\.?\d)")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_TOKEN = re.compile(r"(?<![\w.)])-?(?:\d+(?:\.\d+)?|\.\d+)|\w+(?:'\w+)*")
+
+
+def open(episode: Episode, task: Task, *, mode: Literal["f1", "exact"] = "f1") -> float:
+    """How well the final answer's words agree with the gold's, in [0, 1].
+
+    `f1` is 2PR / (P + R) of the two multisets of tokens (SQuAD's measure); `exact` asks for the same tokens in the
+    same order. Tokens are folded in case and width; punctuation and the articles a, an, the are dropped; digits,
+    minus signs and decimal points stay (`-5`, `5` and `0.5` are three different tokens; `minus 5` is `-5` and `1,000`
+    is `1000`). No answer, or one of articles alone, earns 0; where the gold itself is only an article, as the blood
+    type `A`, articles are kept on both sides.
+    """
+    gold = _tokens(str(task.gold))
+    dropped = _ARTICLES if set(gold) - _ARTICLES else frozenset[str]()
+    wanted = [token for token in gold if token not in dropped]
+    said = [token for token in _tokens(episode.answer or "") if token not in dropped]
+    if not said or not wanted:
+        return 0.0
+    if mode == "exact":
+        return float(said == wanted)
+    return 2 * (Counter(said) & Counter(wanted)).total() / (len(said) + len(wanted))
+
+
+def _tokens(text: str) -> list[str]:
+    folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-").replace("’", "'")
+    folded = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), _NEGATIVE.sub("-", folded))
+    return [f"0{token}" if token[0] == "." else token.replace("-.", "-0.") for token in _TOKEN.findall(folded)]
