@@ -1,0 +1,194 @@
+"""One turn's text to a reply: blocks in order, calls among them. Pure, and it never raises.
+
+The rules, one by one:
+
+1. A block opens at `<think>`, `<tool_call>`, `<tool_code>` or `<answer>`. It is *closed* if the next tag of the same
+   name is its closing tag; then everything in between is its body, other tags included: an answer quoted inside a
+   closed think is no answer.
+2. Otherwise it is *unclosed* and ends at the next opening tag of any name, or at the end of the text: a think left
+   open doesn't swallow the answer or the calls after it, and a call left open doesn't void its siblings.
+3. A closing tag outside any block is a STRAY block. Text outside blocks is a TEXT block; white space alone is nothing.
+4. A call that can't be read, or isn't closed, is a `Call` with `error` and no arguments.
+
+`<tool_call>` holds `{"name": ..., "arguments": {...}}` in JSON. `<tool_code>` holds one Python call with literal
+arguments, bare or in `print(...)`; its positional arguments are kept under "0", "1", ... for the tool to name.
+Duplicate keys, numbers that aren't finite or are beyond 64 bits, nesting beyond 16 levels and text that isn't Unicode
+are errors in both forms.
+"""
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade.types import Block, BlockKind, Call, Form, Reply
+
+_KINDS = {
+    "think": BlockKind.THINK,
+    "tool_call": BlockKind.CALL,
+    "tool_code": BlockKind.CALL,
+    "answer": BlockKind.ANSWER,
+}
+_TAG = re.compile(r"<(/?)(" + "|".join(_KINDS) + r")>")
+_MAX_DEPTH = 16
+_MAX_CODE = 4096  # characters of a Python call: Python's own parser isn't safe on more
+_MAX_INT = 2**63
+_MALFORMED = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError)
+
+
+def parse(text: str, forced_length: int = 0) -> Reply:
+    """The reply that `text` is; its first `forced_length` characters were forced, not sampled.
+
+    >>> reply = parse("<think>Look.</think><answer>red</answer>")
+    >>> [block.kind.value for block in reply.blocks], reply.answer
+    (['think', 'answer'], 'red')
+    >>> parse("<tool_code>print(crop_video(3, end_time=9.5))</tool_code>").calls[0].arguments
+    {'0': 3, 'end_time': 9.5}
+    """
+    tags = list(_TAG.finditer(text))
+    partners = _partners(tags)
+    openings = _next_openings(tags)
+    blocks: list[Block] = []
+    index, at = 0, 0
+    while index < len(tags):
+        tag = tags[index]
+        _add_text(blocks, text[at : tag.start()])
+        if tag[1]:
+            blocks.append(Block(kind=BlockKind.STRAY, body=tag[0], closed=False))
+            index, at = index + 1, tag.end()
+            continue
+        partner = partners[index]
+        stop = openings[index] if partner is None else partner
+        body_end = tags[stop].start() if stop < len(tags) else len(text)
+        blocks.append(_block(tag[2], text[tag.end() : body_end], closed=partner is not None))
+        index, at = (stop, body_end) if partner is None else (stop + 1, tags[stop].end())
+    _add_text(blocks, text[at:])
+    return Reply(text=text, blocks=tuple(blocks), forced=text[: max(forced_length, 0)])
+
+
+def _partners(tags: Sequence[re.Match[str]]) -> list[int | None]:
+    """For each tag, the index of the next tag of its name if that one closes, else None."""
+    found: list[int | None] = [None] * len(tags)
+    latest: dict[str, int] = {}
+    for index in range(len(tags) - 1, -1, -1):
+        following = latest.get(tags[index][2])
+        found[index] = following if following is not None and tags[following][1] else None
+        latest[tags[index][2]] = index
+    return found
+
+
+def _next_openings(tags: Sequence[re.Match[str]]) -> list[int]:
+    """For each tag, the index of the next opening tag of any name; the number of tags where there is none."""
+    found = [len(tags)] * len(tags)
+    for index in range(len(tags) - 2, -1, -1):
+        found[index] = found[index + 1] if tags[index + 1][1] else index + 1
+    return found
+
+
+def _add_text(blocks: list[Block], text: str) -> None:
+    if text.strip():
+        blocks.append(Block(kind=BlockKind.TEXT, body=text, closed=True))
+
+
+def _block(name: str, body: str, *, closed: bool) -> Block:
+    kind = _KINDS[name]
+    if kind is not BlockKind.CALL:
+        return Block(kind=kind, body=body, closed=closed)
+    form = Form.TRAINED if name == "tool_call" else Form.LEAKED
+    return Block(kind=kind, body=body, closed=closed, call=_call(body, form, closed=closed))
+
+
+def _call(body: str, form: Form, *, closed: bool) -> Call:
+    """The call in a block's body; whatever can't be read becomes its `error`."""
+    if not closed:
+        return Call(name="", arguments={}, form=form, error="the call is not closed")
+    try:
+        name, arguments = _read_json(body) if form is Form.TRAINED else _read_python(body)
+    except _MALFORMED as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = reason.encode("utf-8", "replace").decode()
+        return Call(name="", arguments={}, form=form, error=f"the call can't be read: {reason}")
+    return Call(name=name, arguments=arguments, form=form)
+
+
+# ---- the trained form ----------------------------------------------------------------------------------------------
+
+
+def _read_json(body: str) -> tuple[str, dict[str, Any]]:
+    value = json.loads(body.strip(), object_pairs_hook=_unique)
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"].strip():
+        raise ValueError('it must be {"name": ..., "arguments": {...}}')
+    if not isinstance(value.get("arguments"), dict):
+        raise ValueError('"arguments" must be an object')
+    return _text(value["name"]).strip(), _plain(value["arguments"], depth=0)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen = dict(pairs)
+    if len(seen) != len(pairs):
+        raise ValueError("a key is given twice")
+    return seen
+
+
+# ---- the leaked form -----------------------------------------------------------------------------------------------
+
+
+def _read_python(body: str) -> tuple[str, dict[str, Any]]:
+    source = body.strip()
+    if len(source) > _MAX_CODE:
+        raise ValueError(f"it is longer than {_MAX_CODE} characters")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = _only_call(ast.parse(source, mode="eval").body)
+    if isinstance(call.func, ast.Name) and call.func.id == "print" and len(call.args) == 1 and not call.keywords:
+        call = _only_call(call.args[0])
+    if not isinstance(call.func, ast.Name):
+        raise ValueError("it must call a tool by its name")
+    pairs = [(str(index), ast.literal_eval(value)) for index, value in enumerate(call.args)]
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ValueError("** is not a literal argument")
+        pairs.append((keyword.arg, ast.literal_eval(keyword.value)))
+    return _text(call.func.id), _plain(_unique(pairs), depth=0)
+
+
+def _only_call(node: ast.expr) -> ast.Call:
+    if not isinstance(node, ast.Call):
+        raise ValueError("it must be one call, such as crop_video(start_time=3, end_time=9)")
+    return node
+
+
+# ---- what arguments may be -----------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, *, depth: int) -> Any:
+    """The value with tuples as lists, if it is plain JSON within the bounds; else ValueError."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int | float):
+        return _number(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth=depth + 1) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {_text(key): _plain(item, depth=depth + 1) for key, item in value.items()}
+    raise ValueError(f"a {type(value).__name__} is not a JSON value")
+
+
+def _number(value: int | float) -> int | float:
+    fits = abs(value) < _MAX_INT if isinstance(value, int) else math.isfinite(value)
+    if not fits:
+        raise ValueError("a number is not finite or too large")
+    return value
+
+
+def _text(value: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("a text is not valid Unicode")
+    return value

@@ -1,0 +1,143 @@
+"""A small byte-level tokenizer with a family's special tokens, for checkpoints that learn from scratch.
+
+Words, digits, white space and punctuation are apart (a word has one token with and without a space before it, each
+digit is a token), known words and protocol phrases are one token each, other words fall back to learned pieces and
+then to bytes, so nothing is out of vocabulary.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+MARKS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+TAGS = {
+    "qwen3_vl": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    "qwen2_5_vl": ("<tool_call>", "</tool_call>"),
+}
+
+# What the template and the protocol write all the time.
+PHRASES = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within ",
+    " XML tags:\n",
+    '\n{"name": <function-name>, "arguments": <args-json-object>}\n',
+    "You are a helpful assistant.",
+    '{"type": "function", "function": {"name": "',
+    '", "description": "',
+    '", "parameters": {"type": "object", "properties": {"',
+    '": {"type": "',
+    '": {"description": "',
+    '"}, "',
+    '"}}, "required": ["',
+    '", "',
+    '"]}}}',
+    '{"name": "',
+    '", "arguments": {"',
+    '{"name": "crop_video", "arguments": {"start_time": ',
+    ', "end_time": ',
+    ', "question": "',
+    '"start_time": ',
+    '": ',
+    '"}}',
+    "}}",
+    ".0 seconds>",
+    ".5 seconds>",
+    " seconds>",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tool_code>",
+    "</tool_code>",
+    "<code>",
+    "</code>",
+    "```python\n",
+    "```",
+    "\n\n",
+)
+
+# Words that every small world needs; what a world says beyond them comes with `vocabulary_text`.
+CORPUS = """
+system user assistant tool What Which How When Where Who Is Are Does Did The This There It In At Of
+what which how many much when where who is are was were do does did the a an in at of on and or not no none nothing
+comes come right after before between first last next then earlier later during start end begin ends
+colour color colours shape shapes square squares disc discs circle triangle star cross ring flash flashes event events
+red green blue yellow purple orange pink brown black white grey gray cyan magenta teal lime navy olive
+shown show shows seen see appear appears look looking crop video frame frames image images clip second seconds minute
+minutes time times long short range window number count answer letter option options one only word with from to by
+zero one two three four five six seven eight nine ten once twice
+think need know found find I Let me so because must wait call calls again same other each more less most least
+start_time end_time question name arguments description type string number required properties crop_video
+Give Answer Say Write Look Use Reply final your you it in as between every listed order list tags inside
+A B C D E F G H I J yes true false null error
+"""
+
+
+def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], template: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a tiny checkpoint; `texts` give words, each of `phrases` becomes one token."""
+    tags = TAGS[family]
+    whole = sorted({*PHRASES, *phrases} - {*tags, ""}, key=lambda phrase: (-len(phrase), phrase))
+    splitter = pre_tokenizers.Split(Regex(_pattern(whole)), "isolated")
+    words = Counter(word for text in (CORPUS, *texts) for word, _ in splitter.pre_tokenize_str(text))
+    vocabulary, merges = _learn([word for word in sorted(words) if len(word) > 1 and word not in whole])
+    for word in (*whole, *sorted(words)):
+        vocabulary.setdefault(_as_bytes(word), len(vocabulary))
+    bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        model_max_length=32768,
+    )
+
+
+def _pattern(phrases: Sequence[str]) -> str:
+    """Phrases first (longest first), then a digit, a word, or any single character."""
+    ends = [r"(?!\p{L})" if phrase[-1].isalpha() else "" for phrase in phrases]
+    whole = [_quoted(phrase) + end for phrase, end in zip(phrases, ends, strict=True)]
+    return "|".join([*whole, r"\p{N}", r"[\p{L}_]+", r"[\s\S]"])
+
+
+def _quoted(phrase: str) -> str:
+    return "".join(f"\\{character}" if character in r"\.^$*+?{}[]|()-/" else character for character in phrase)
+
+
+def _learn(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """All 256 bytes and a few hundred pieces of words, as byte-level BPE."""
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=512, min_frequency=3, initial_alphabet=alphabet, show_progress=False)
+    learner.train_from_iterator(words, trainer)
+    model = json.loads(learner.to_str())["model"]
+    return dict(model["vocab"]), [(left, right) for left, right in model["merges"]]
+
+
+def _as_bytes(text: str) -> str:
+    """The text as byte-level BPE writes it: one printable character per byte."""
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return "".join(piece for piece, _ in pieces)
