@@ -1,0 +1,375 @@
+"""How a task is attempted: look at an overview, then reply, call, observe, until an answer or a limit.
+
+    attempt ── open ──> prompt: system, overview frames with their times, question
+       │
+       └─ take_turn ──> say ········ engine.generate(ledger) ······ waits for the engine alone
+             ▲            │
+             │          call_tools ─┬─ call_tool 0 ── ask ── engine.generate(child's ledger)
+             │            │         ├─ call_tool 1 ── ask ── engine.generate(child's ledger)    all at once;
+             │            │         └─ call_tool 2 ── an error result, at once                  waits for the slowest
+             └─ observe <─┘ the results, in the order of the calls, as ONE tool turn
+
+The calls of a turn run together; a failing one is a result like any other. Only the engine's failure stops its
+siblings: it ends the episode, which is then left out of training rather than scored.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+from saccade.errors import DataError, EngineError
+from saccade.ledger import Ledger, Segment
+from saccade.media.picks import uniform_times
+from saccade.plugins import load
+from saccade.protocols import Budget, Context, Renderer
+from saccade.tools._tool import FunctionTool, ToolContext, timed
+from saccade.types import (
+    Call,
+    Completion,
+    End,
+    Episode,
+    Kind,
+    Message,
+    Reply,
+    Sampling,
+    Stop,
+    Task,
+    ToolResult,
+    Turn,
+    Usage,
+    seed_of,
+)
+
+T = TypeVar("T")
+THINK = "<think>\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The settings of an agent: what it sees first, what it may call, and its limits."""
+
+    name: str
+    system: str
+    think_prefix: bool
+    overview_frames: int
+    overview_pixels: tuple[int, int]  # least and most per frame
+    context_tokens: int  # expanded tokens of one conversation, replies included
+    tools: tuple[str, ...] = ()
+    tool_schemas: bool = True  # whether the system turn lists the tools
+    tool_settings: Mapping[str, Any] = field(default_factory=dict)
+    result_tokens: int = 512
+    max_turns: int = 0  # tool turns
+    max_calls: int = 5  # per turn
+    one_call: bool = False  # serve the first call of a turn only, and say so
+    forced_answer: str = ""  # said after the last tool turn
+
+
+async def attempt(task: Task, ctx: Context, plan: Plan) -> Episode:
+    """Attempt a task once. Raises MediaError or DataError where its media can't be shown; all else is an `end`."""
+    talk = Talk(task=task, ctx=ctx, plan=plan)
+    await talk.open()
+    while talk.end is None:
+        await talk.take_turn()
+    episode = talk.episode()
+    talk.tell("end", episode=episode)
+    return episode
+
+
+@dataclass(slots=True, kw_only=True)
+class Talk:
+    """One conversation on its way to an episode."""
+
+    task: Task
+    ctx: Context
+    plan: Plan
+    ledger: Ledger = field(default_factory=Ledger)
+    turns: list[Turn] = field(default_factory=list)
+    children: list[Episode] = field(default_factory=list)
+    frames: int | None = None
+    end: End | None = None
+    error: str | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+    def tell(self, event: str, **data: Any) -> None:
+        """Tell whoever watches."""
+        if self.ctx.watch is not None:
+            self.ctx.watch(event, data)
+
+    async def open(self) -> None:
+        """Render the prompt: it shows min(K, frames in the video) frames."""
+        messages, self.frames = await opening(self.task, self.ctx, self.plan)
+        segment = render_opening(self.ctx.renderer, messages, self.plan.tools if self.plan.tool_schemas else ())
+        self.observe(segment)
+
+    def observe(self, segment: Segment) -> None:
+        """Append a segment as a whole, or end the conversation where it leaves no room for a reply."""
+        ledger = Ledger(segments=(*self.ledger.segments, segment))
+        if len(ledger) >= self.plan.context_tokens:
+            self.end = End.CONTEXT_FULL
+        else:
+            self.ledger = ledger
+
+    async def take_turn(self) -> None:
+        """One reply, and what it causes."""
+        self.tell("turn", turn=len(self.turns))
+        try:
+            reply, self.end = await self.say()
+        except EngineError as error:
+            self.end, self.error = End.ABORTED, str(error)
+            return
+        self.tell("reply", turn=len(self.turns), reply=reply)
+        if self.end is not None:
+            self.turns.append(Turn(reply=reply))
+            return
+        try:
+            results = await self.call_tools(reply.calls)
+        except EngineError as error:
+            self.end, self.error = End.TOOL_BROKEN, str(error)
+            self.turns.append(Turn(reply=reply))
+            return
+        self.turns.append(Turn(reply=reply, results=results))
+        self.tell("results", turn=len(self.turns) - 1, results=results)
+        self.observe(self.render_results(results))
+
+    async def say(self) -> tuple[Reply, End | None]:
+        """Sample a reply; the episode's end, if this is it."""
+        renderer = self.ctx.renderer
+        forced = renderer.encode(THINK) if self.plan.think_prefix else ()
+        self.ledger = self.ledger.force(forced)
+        room = self.plan.context_tokens - len(self.ledger)
+        if room < 1:
+            return Reply(text=""), End.CONTEXT_FULL
+        completion = await generate(self.ctx, self.ledger, seed_of(self.ctx.seed, len(self.turns)), room)
+        self.ledger = act(self.ledger, completion)
+        reply = renderer.parse(completion.tokens, forced=forced)
+        return reply, self.verdict(reply, completion.stop, cramped=room < self.ctx.sampling.max_tokens)
+
+    def verdict(self, reply: Reply, stop: Stop, *, cramped: bool) -> End | None:
+        """Why the episode ends with this reply, or None where it goes on with the reply's calls."""
+        if stop is Stop.ABORTED:
+            return End.ABORTED
+        if reply.answer is not None:
+            return End.ANSWERED
+        if stop is Stop.LENGTH:
+            return End.CONTEXT_FULL if cramped else End.LENGTH
+        if not reply.calls:
+            return End.NO_ANSWER
+        return End.MAX_TURNS if len(self.turns) >= self.tool_turns else None
+
+    @property
+    def tool_turns(self) -> int:
+        """How many tool turns there may be; with the tools off, one, in which the model is told so."""
+        return self.plan.max_turns if self.plan.tools else min(self.plan.max_turns, 1)
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    async def call_tools(self, calls: Sequence[Call]) -> tuple[ToolResult, ...]:
+        """Serve the calls of one turn together. Raises EngineError where a sub-agent's engine failed."""
+        self.tell("calls", turn=len(self.turns), calls=calls)
+        refusals = self.refusals(calls)
+        served = await together([self.call_tool(i, calls[i], refusals[i]) for i in range(len(calls))])
+        results = []
+        for result, child in served:
+            if child is not None:
+                result = replace(result, child=len(self.children))
+                self.children.append(child)
+            results.append(result)
+        return tuple(results)
+
+    def refusals(self, calls: Sequence[Call]) -> list[str | None]:
+        """Per call, why it isn't run, or None. Malformed calls don't count towards the limit of a turn."""
+        limit = 1 if self.plan.one_call else self.plan.max_calls
+        reasons: list[str | None] = []
+        for call in calls:
+            if call.error is not None:
+                reasons.append(call.error)
+            elif call.name not in self.plan.tools:
+                hint = f"there is {', '.join(self.plan.tools)}" if self.plan.tools else "answer without tools"
+                reasons.append(f"there is no tool {call.name[:40]!r}; {hint}")
+            elif reasons.count(None) >= limit:
+                reasons.append(f"too many calls: {limit} per turn, and this one was not run")
+            else:
+                reasons.append(None)
+        return reasons
+
+    async def call_tool(self, index: int, call: Call, refusal: str | None) -> tuple[ToolResult, Episode | None]:
+        """Serve one call, or refuse it."""
+        if refusal is not None:
+            return ToolResult(error=refusal), None
+        turn, seed = len(self.turns), seed_of(self.ctx.seed, "child", len(self.turns), index)
+
+        async def ask(messages: Sequence[Message]) -> Episode:
+            task = child_task(self.task, f"{turn}.{index}", messages)
+            return await answer_messages(task, messages, replace(self.ctx, seed=seed), self.plan.context_tokens)
+
+        ctx = ToolContext(
+            media=self.ctx.media,
+            renderer=self.ctx.renderer,
+            ask=ask,
+            path=self.task.media[0].path if self.task.media else "",
+            seed=seed,
+            settings=self.plan.tool_settings,
+            result_tokens=self.plan.result_tokens,
+            deadline=self.ctx.deadline,
+        )
+        result, child = await tool_named(call.name)(call.arguments, ctx=ctx)
+        self.tell("result", turn=turn, index=index, call=call, result=result, child=child)
+        return result, child
+
+    def render_results(self, results: Sequence[ToolResult]) -> Segment:
+        """One tool turn with one response per call; after the last one allowed, the order to answer."""
+        messages = [Message(role="tool", parts=(shown(result), *result.pictures)) for result in results]
+        if len(self.turns) >= self.tool_turns and self.plan.forced_answer:
+            messages.append(Message(role="user", parts=(self.plan.forced_answer,)))
+        return self.ctx.renderer.render(self.ledger, messages)
+
+    def episode(self) -> Episode:
+        """What happened."""
+        assert self.end is not None
+        return Episode(
+            task=self.task,
+            agent=self.plan.name,
+            ledger=self.ledger,
+            turns=tuple(self.turns),
+            end=self.end,
+            children=tuple(self.children),
+            usage=usage(self.ledger, self.children, time.perf_counter() - self.started),
+            frames=self.frames,
+            error=self.error,
+        )
+
+
+# ---- the prompt ----------------------------------------------------------------------------------------------------
+
+
+async def opening(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, ...], int]:
+    """The messages of the prompt, and how many frames they show: min(K, frames in the video)."""
+    if len(task.media) > 1:
+        raise DataError(f"the task {task.id} has {len(task.media)} media; the agent {plan.name} looks at one")
+    parts: list[Any] = []
+    for media in task.media:
+        clip = await ctx.media.probe(media.path)
+        wanted = min(ctx.frames or plan.overview_frames, clip.frames)
+        budget = Budget(min_pixels=plan.overview_pixels[0], max_pixels=plan.overview_pixels[1])
+        times = uniform_times(clip.duration, wanted)
+        parts += timed(await ctx.media.frames(media.path, times, factor=ctx.renderer.factor, budget=budget))
+    system = (Message(role="system", parts=(plan.system,)),) if plan.system else ()
+    return (*system, Message(role="user", parts=(*parts, question_text(task)))), len(parts) // 2
+
+
+def question_text(task: Task) -> str:
+    r"""The question, and its options by letter.
+
+    >>> question_text(Task(id="q", question="Which?", media=(), kind=Kind.CHOICE, gold="A", choices=("red", "blue")))
+    'Which?\nA. red\nB. blue'
+    """
+    return "\n".join((task.question, *(f"{chr(65 + i)}. {choice}" for i, choice in enumerate(task.choices))))
+
+
+def render_opening(renderer: Renderer, messages: tuple[Message, ...], tools: tuple[str, ...]) -> Segment:
+    """A prompt as tokens; rendered once for all attempts of a group, and for equal windows of sub-agents."""
+    return _rendered(cast(Hashable, renderer), messages, tools)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rendered(renderer: Any, messages: tuple[Message, ...], tools: tuple[str, ...]) -> Segment:
+    segment: Segment = renderer.render(Ledger(), messages, tools=[tool_named(name).schema for name in tools])
+    return segment
+
+
+@functools.cache
+def tool_named(name: str) -> FunctionTool:
+    """The tool of that name; found once."""
+    found: FunctionTool = load("tools", name)
+    return found
+
+
+def shown(result: ToolResult) -> str:
+    """A result as the model reads it."""
+    return result.text if result.error is None else f"Error: {result.error}"
+
+
+# ---- sub-agents ----------------------------------------------------------------------------------------------------
+
+
+def child_task(task: Task, place: str, messages: Sequence[Message]) -> Task:
+    """What a sub-agent is asked, as a task of its own; it has no gold answer."""
+    asked = [part for part in messages[-1].parts if isinstance(part, str)]
+    question = asked[-1] if asked else ""
+    return Task(id=f"{task.id}/{place}", question=question, media=task.media, kind=Kind.OPEN, gold="")
+
+
+async def answer_messages(task: Task, messages: Sequence[Message], ctx: Context, context_tokens: int) -> Episode:
+    """A sub-agent's episode: one plain reply to messages, no prefix and no tools. Raises EngineError."""
+    started = time.perf_counter()
+    ledger = Ledger(segments=(render_opening(ctx.renderer, tuple(messages), ()),))
+    room = context_tokens - len(ledger)
+    if room < 1:
+        raise DataError(f"the sub-agent's prompt of {len(ledger)} tokens fills the context of {context_tokens}")
+    completion = await generate(ctx, ledger, ctx.seed, room)
+    if completion.stop is Stop.ABORTED:
+        raise EngineError("the engine stopped before a sub-agent had answered")
+    ledger, closed = act(ledger, completion), completion.stop is Stop.STOP
+    reply = ctx.renderer.parse(completion.tokens)
+    return Episode(
+        task=task,
+        agent="sub",
+        ledger=ledger,
+        turns=(Turn(reply=reply),),
+        end=End.ANSWERED if closed else End.LENGTH,
+        usage=usage(ledger, (), time.perf_counter() - started),
+        frames=len(ledger.pictures()),
+    )
+
+
+# ---- the engine ----------------------------------------------------------------------------------------------------
+
+
+async def generate(ctx: Context, ledger: Ledger, seed: int, room: int) -> Completion:
+    """Sample a reply of at most `room` tokens. Raises EngineError for a failure, a passed deadline, a forbidden id."""
+    renderer = ctx.renderer
+    sampling = Sampling(
+        temperature=ctx.sampling.temperature,
+        max_tokens=min(ctx.sampling.max_tokens, room),
+        seed=seed,
+        stop_ids=renderer.stop_ids,
+        forbidden_ids=renderer.forbidden_ids,
+    )
+    try:
+        async with asyncio.timeout_at(ctx.deadline):
+            completion = await ctx.engine.generate(ledger, sampling)
+    except TimeoutError:
+        raise EngineError("the episode's deadline passed before the engine had answered") from None
+    if not set(renderer.forbidden_ids).isdisjoint(completion.tokens):
+        raise EngineError("the engine sampled a placeholder of pictures, which is forbidden")
+    return completion
+
+
+def act(ledger: Ledger, completion: Completion) -> Ledger:
+    """The ledger with what was sampled."""
+    return ledger.act(completion.tokens, logprobs=completion.logprobs, version=completion.version)
+
+
+def usage(ledger: Ledger, children: Sequence[Episode], seconds: float) -> Usage:
+    """What a conversation cost with its children; the seconds are its own, since children run within them."""
+    sampled = sum(len(segment.tokens) for segment in ledger.segments if segment.sampled)
+    visual = sum(slot.tokens for segment in ledger.segments for slot in segment.slots)
+    return Usage(
+        prompt_tokens=len(ledger) - sampled + sum(child.usage.prompt_tokens for child in children),
+        sampled_tokens=sampled + sum(child.usage.sampled_tokens for child in children),
+        visual_tokens=visual + sum(child.usage.visual_tokens for child in children),
+        seconds=seconds,
+    )
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once, results in order; the first failure is raised and cancels the rest."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

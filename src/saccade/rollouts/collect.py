@@ -1,0 +1,50 @@
+"""Many groups at once, in this process.
+
+    tasks ──> a gate of `at_once` episodes ──> run_group ──> score ──> done(group) ──> groups, in the order of the tasks
+                       ▲                                       │
+                       └────── a finished group lets in the next one, whatever its place
+
+The engine sees the episodes of all open groups together and batches them. Scoring is pure and runs between passes of
+the engine. An exception (a setting or a task that must be mended) cancels every group and is raised.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from saccade.agents._loop import together
+from saccade.protocols import Agent, Context
+from saccade.rollouts.run import run_group
+from saccade.types import Episode, Group, Score, Scored, Task
+
+
+async def collect(
+    tasks: Sequence[Task],
+    agent: Agent,
+    base: Context,
+    *,
+    size: int,
+    score: Callable[[Episode, Task], Score],
+    epoch: int = 0,
+    frames: Callable[[Task], int | None] = lambda task: None,
+    at_once: int = 512,
+    done: Callable[[int, Group], None] | None = None,
+) -> list[Group]:
+    """Groups of `size` scored attempts at each task; see `run_group` for seeds.
+
+    `frames` draws a task's frame budget K (None: the agent's own). At most `at_once` episodes run at a time, sub-agents
+    not counted, but always at least one group. `done(place, group)` is called as each group is finished, `place` being
+    its task's index; the list is in the order of the tasks. Episodes that ended badly are in their groups, scored:
+    which ends to leave out is for selection to say.
+    """
+    gate = asyncio.Semaphore(max(at_once // size, 1))
+
+    async def one(place: int, task: Task) -> Group:
+        async with gate:
+            episodes = await run_group(task, agent, base, size=size, epoch=epoch, frames=frames(task))
+        members = tuple(Scored(episode=episode, score=score(episode, task)) for episode in episodes)
+        group = Group(task=task, members=members)
+        if done is not None:
+            done(place, group)
+        return group
+
+    return await together([one(place, task) for place, task in enumerate(tasks)])

@@ -1,0 +1,42 @@
+"""Look again at a window of the video, through the eyes of a sub-agent with the same weights (methods section 1.1)."""
+
+from typing import Annotated
+
+from saccade.errors import ToolError
+from saccade.media.picks import window_times
+from saccade.protocols import Budget
+from saccade.tools._tool import ToolContext, timed, tool
+from saccade.types import Episode, Message, ToolResult
+
+QUESTION = "Say briefly what these frames show, and when."
+
+
+@tool
+async def crop_video(
+    start_time: Annotated[float, "where the window begins, in seconds"],
+    end_time: Annotated[float, "where the window ends, in seconds"],
+    question: Annotated[str, "what to find out about the window"] = "",
+    *,
+    ctx: ToolContext,
+    crop_fps: float = 1.0,
+    crop_frames: tuple[int, int] = (1, 16),
+    crop_pixels: tuple[int, int] = (784, 50176),
+    crop_question: str = QUESTION,
+) -> tuple[ToolResult, Episode]:
+    """Look closely at a window of the video and answer a question about it.
+
+    A window that leaves the video at one end is clamped. The sub-agent sees `crop_fps` frames per second, at least and
+    at most `crop_frames` of them, each preceded by its time; then the question, or `crop_question` where none is asked.
+    """
+    clip = await ctx.media.probe(ctx.path)
+    if end_time <= start_time:
+        raise ToolError(f"end_time {end_time:g} must be after start_time {start_time:g}")
+    start, end = max(start_time, 0.0), min(end_time, clip.duration)
+    if end <= start:
+        asked = f"the window from {start_time:g} to {end_time:g}"
+        raise ToolError(f"{asked} lies outside the video, which lasts {clip.duration:g} seconds")
+    times = window_times(start, end, fps=crop_fps, least=crop_frames[0], most=crop_frames[1])
+    budget = Budget(min_pixels=crop_pixels[0], max_pixels=crop_pixels[1])
+    pictures = await ctx.media.frames(ctx.path, times, factor=ctx.renderer.factor, budget=budget)
+    child = await ctx.ask((Message(role="user", parts=(*timed(pictures), question.strip() or crop_question)),))
+    return ToolResult(text=child.turns[-1].reply.text.strip(), executed=True), child
