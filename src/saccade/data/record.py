@@ -1,0 +1,113 @@
+"""Nouns on disk: one JSON line per task, episode, group or any other frozen type, read back identical.
+
+Values without a type of their own (`Task.extras`, `Call.arguments`) must be JSON-like: a tuple in them comes back as
+a list. Infinite and not-a-number floats survive.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from saccade.errors import DataError
+
+Noun = TypeVar("Noun")
+
+
+def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
+    """Write one line per item. The file appears complete or not at all."""
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    with partial.open("wb") as file:
+        file.writelines(_line(item) for item in items)
+    os.replace(partial, target)
+
+
+def append(path: str | os.PathLike[str], item: Any) -> None:
+    """Add one line; a line that an interruption had left torn at the end is cut off first."""
+    with Path(path).open("a+b") as file:
+        _mend(file)
+        file.write(_line(item))
+
+
+def read_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool = False) -> list[Noun]:
+    """Every item of the file, typed; `torn_end` passes over a last line that was cut off while it was written.
+
+    Raises DataError, naming file, line and field, for anything that isn't a `kind`.
+    """
+    return list(iterate_jsonl(path, kind, torn_end=torn_end))
+
+
+def iterate_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool = False) -> Iterator[Noun]:
+    """Like `read_jsonl`, one item at a time."""
+    source = Path(path)
+    if not source.is_file():
+        raise DataError(f"{source}: there is no such file")
+    with source.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    yield _parse(line, kind, f"{source}, line {number}")
+                except _Torn:
+                    if torn_end and not line.endswith(b"\n"):
+                        return
+                    raise
+
+
+class _Torn(DataError):
+    """A line that isn't JSON."""
+
+
+def _line(item: Any) -> bytes:
+    return json.dumps(item, default=_plain, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: dataclasses and mappings as objects (tuples are lists, enums their values)."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise DataError(f"a {type(value).__name__} can't be written as JSON; use plain values")
+
+
+def _parse(line: bytes, kind: type[Noun], where: str) -> Noun:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
+        raise _Torn(f"{where}: not valid JSON{ending}: {error}") from error
+    try:
+        item: Noun = _adapter(cast(Hashable, kind)).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the whole line"
+        raise DataError(f"{where}, field {field}: {first['msg']} (read as {kind.__name__})") from error
+    return item
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast(type[Any], kind))
+
+
+def _mend(file: Any) -> None:
+    """Leave the end of an open file at a line end: complete a whole last line, cut off a torn one."""
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+        return
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    last = file.read().rpartition(b"\n")[2]
+    try:
+        json.loads(last)
+        file.write(b"\n")
+    except ValueError:
+        file.truncate(size - len(last))

@@ -1,0 +1,64 @@
+"""Tasks on disk: JSONL of `Task`, media paths relative to the file's own folder."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from saccade.data.record import read_jsonl, write_jsonl
+from saccade.errors import DataError
+from saccade.types import Kind, Media, Task
+
+
+def write_tasks(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
+    """Write tasks as they are: give media paths relative to the folder of `path`, or absolute."""
+    write_jsonl(path, tasks)
+
+
+def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
+    """Every task of the file, media paths joined to its folder.
+
+    Raises DataError for an empty file, a bad row, two tasks of one id, a missing media file, a gold answer that doesn't
+    fit the kind.
+    """
+    source = Path(path)
+    tasks = read_jsonl(source, Task)
+    if not tasks:
+        raise DataError(f"{source}: the file holds no task")
+    known: set[str] = set()
+    for task in tasks:
+        problem = _problem(task)
+        if task.id in known:
+            problem = "the id was used before"
+        if problem:
+            raise DataError(f"{source}, task {task.id}: {problem}")
+        known.add(task.id)
+    return _located(tasks, source)
+
+
+def _problem(task: Task) -> str | None:
+    """Why a task can't be graded, if it can't."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(task.choices)]
+    if task.kind is Kind.CHOICE and not 2 <= len(task.choices) <= 10:
+        return f"{len(task.choices)} choices; a choice needs 2 to 10"
+    if task.kind is Kind.CHOICE and (not isinstance(task.gold, str) or len(task.gold) != 1 or task.gold not in letters):
+        return f"gold {task.gold!r} is not one of the letters {letters}"
+    if task.kind is Kind.OPEN and not isinstance(task.gold, str):
+        return f"gold {task.gold!r} is not a text"
+    if task.kind is Kind.NUMBER and not isinstance(task.gold, float):
+        return f"gold {task.gold!r} is not a number"
+    if task.kind is Kind.GROUNDING and not (isinstance(task.gold, tuple) and task.gold[0] < task.gold[1]):
+        return f"gold {task.gold!r} is not a span of seconds (start, end)"
+    return None
+
+
+def _located(tasks: Sequence[Task], source: Path) -> list[Task]:
+    found: dict[str, bool] = {}
+    located = []
+    for task in tasks:
+        media = tuple(Media(path=str(source.parent / item.path), kind=item.kind) for item in task.media)
+        for item in media:
+            if not found.setdefault(item.path, Path(item.path).is_file()):
+                raise DataError(f"{source}, task {task.id}: media file {item.path} is missing")
+        located.append(replace(task, media=media))
+    return located

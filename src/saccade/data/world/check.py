@@ -1,0 +1,69 @@
+"""Is a needle world sound? Nothing leaks between its splits, and every answer follows from the labels."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from saccade.data.rows import read_tasks
+from saccade.data.world.events import Labels
+from saccade.data.world.make import SPLITS, file_digest, read_labels, signature
+from saccade.data.world.questions import blind_floor, gold_of
+from saccade.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldReport:
+    """What a check found. `problems` is empty where the world is sound."""
+
+    clips: dict[str, int]  # per split
+    tasks: dict[str, int]
+    floors: dict[str, dict[str, float]]  # per split and kind of question: the best constant answer's score
+    problems: tuple[str, ...] = field(default=())
+
+
+def check_world(folder: str | os.PathLike[str]) -> WorldReport:
+    """Check the world in `folder`: digests, leaks between splits, answers. Raises DataError for missing files."""
+    root = Path(folder)
+    labels = {split: read_labels(root, split) for split in SPLITS}
+    tasks = {split: read_tasks(root / split / "tasks.jsonl") if labels[split] else [] for split in SPLITS}
+    problems = [*_leaks(labels)]
+    for split in SPLITS:
+        for name, (digest, _) in labels[split].items():
+            path = root / split / "clips" / name
+            if not path.is_file() or file_digest(path) != digest:
+                problems.append(f"{split}/clips/{name}: missing, or not the file that the labels were made for")
+        problems += [problem for task in tasks[split] for problem in _wrong(task, labels[split])]
+    return WorldReport(
+        clips={split: len(labels[split]) for split in SPLITS},
+        tasks={split: len(tasks[split]) for split in SPLITS},
+        floors={split: blind_floor(tasks[split]) for split in SPLITS},
+        problems=tuple(problems),
+    )
+
+
+def _leaks(labels: dict[str, dict[str, tuple[str, Labels]]]) -> list[str]:
+    """Clips whose file or whose events stand in more than one split."""
+    places: dict[str, list[str]] = {}
+    for split, clips in labels.items():
+        for name, (digest, shown) in clips.items():
+            for key in (f"file {digest}", f"events {signature(shown.events)}"):
+                places.setdefault(key, []).append(f"{split}/clips/{name}")
+    shared = {key: names for key, names in places.items() if len({name.split("/")[0] for name in names}) > 1}
+    return [f"{', '.join(names)}: the same {key.split()[0]} in more than one split" for key, names in shared.items()]
+
+
+def _wrong(task: Task, labels: dict[str, tuple[str, Labels]]) -> list[str]:
+    """What is wrong with a task, by the labels of its clip."""
+    name = Path(task.media[0].path).name
+    if name not in labels:
+        return [f"task {task.id}: its clip {name} has no labels"]
+    events = labels[name][1].events
+    found = []
+    if [(event.start, event.end, event.colour) for event in events] != [
+        tuple(event) for event in task.extras["events"]
+    ]:
+        found.append(f"task {task.id}: its events are not those of its clip")
+    gold = gold_of(task, events)
+    if gold != task.gold:
+        found.append(f"task {task.id}: gold {task.gold!r}, but the labels say {gold!r}")
+    return found

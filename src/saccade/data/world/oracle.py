@@ -1,0 +1,148 @@
+"""What a perfect agent would say, in both roles, as text: the traces of the SFT cold start.
+
+The main agent answers at once where the overview is enough (sometimes); otherwise it calls, all windows in parallel:
+for `at` one window around the second, for every other question four windows that cover the clip. A sub-agent sees one
+window and is asked for just what the main agent will copy.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from saccade.data.world import phrases
+from saccade.data.world.events import COLOURS, Event, within
+from saccade.data.world.questions import events_of, visible
+from saccade.types import Kind, Task
+
+WINDOWS = 4  # that cover a clip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One call and its answer: the window (seconds), the sub-question, what the sub-agent says.
+
+    >>> Ask(start=0, end=16, question="Which colours?", reply="red blue").reply
+    'red blue'
+    """
+
+    start: float
+    end: float
+    question: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One attempt: the overview's times, what is thought before the calls ("" without calls), calls, then the end.
+
+    >>> Trace(task="w-1", times=(8.0, 24.0), plan="", asks=(), think="I see: red", answer="red").direct
+    True
+    """
+
+    task: str  # its id
+    times: tuple[float, ...]
+    plan: str
+    asks: tuple[Ask, ...]
+    think: str
+    answer: str
+
+    @property
+    def direct(self) -> bool:
+        """Whether it answers without a call."""
+        return not self.asks
+
+
+def overview(seconds: float, frames: int) -> tuple[float, ...]:
+    """The times of an overview: the middles of `frames` equal parts.
+
+    >>> overview(64, 4)
+    (8.0, 24.0, 40.0, 56.0)
+    """
+    return tuple((i + 0.5) * seconds / frames for i in range(frames))
+
+
+def trace(task: Task, times: Sequence[float], rng: random.Random, *, direct: float = 0.4) -> Trace:
+    """A right attempt at a task whose overview shows frames at `times`.
+
+    Where the overview is enough, the attempt answers at once with probability `direct`, from what is seen there alone.
+    """
+    times = tuple(times)
+    wanted = _wanted(task)
+    if visible(task, times) and rng.random() < direct:
+        seen = [event for event in wanted if any(event.holds(time) for time in times)]
+        return _end(task, times, (), seen)
+    asks = tuple(ask(task, start, end) for start, end in windows(task))
+    return _end(task, times, asks, wanted)
+
+
+def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:
+    think = phrases.sees(task.extras["question"], seen)
+    plan = phrases.LOOK if asks else ""
+    return Trace(task=task.id, times=times, plan=plan, asks=asks, think=think, answer=answer_text(task))
+
+
+def answer_text(task: Task) -> str:
+    """The gold answer as the model should write it."""
+    if isinstance(task.gold, tuple):
+        return phrases.span(*task.gold)
+    return phrases.number(task.gold) if task.kind is Kind.NUMBER and isinstance(task.gold, float) else str(task.gold)
+
+
+def windows(task: Task) -> list[tuple[float, float]]:
+    """The windows (seconds) that the question is worth looking at."""
+    seconds, length = task.extras["seconds"], task.extras["event_seconds"]
+    if task.extras["question"] == "at":
+        second = task.extras["second"]
+        return [(max(0.0, second - length), min(seconds, second + length))]
+    return quarters(seconds)
+
+
+def quarters(seconds: float) -> list[tuple[float, float]]:
+    """Equal windows that cover a clip."""
+    return [(i * seconds / WINDOWS, (i + 1) * seconds / WINDOWS) for i in range(WINDOWS)]
+
+
+def ask(task: Task, start: float, end: float) -> Ask:
+    """The call for one window, and what a sub-agent that sees well says."""
+    kind, target = task.extras["question"], task.extras["target"]
+    return _ask(kind, target, _wanted(task), start, end)
+
+
+def _ask(kind: str, target: str | None, wanted: Sequence[Event], start: float, end: float) -> Ask:
+    shown = list(within(wanted, start, end))
+    return Ask(start=start, end=end, question=phrases.asks(kind, target), reply=phrases.says(kind, shown))
+
+
+def _wanted(task: Task) -> list[Event]:
+    """The events that bear on the question, in order."""
+    kind, second = task.extras["question"], task.extras["second"]
+    events = events_of(task)
+    if kind == "at":
+        return [event for event in events if event.holds(second)]
+    return _asked_for(kind, task.extras["target"], events)
+
+
+def _asked_for(kind: str, target: str | None, events: Sequence[Event]) -> list[Event]:
+    if kind in ("count", "when") and target is not None:
+        return [event for event in events if event.colour == target]
+    return list(events)
+
+
+def drill(task: Task, rng: random.Random, *, dense: float = 0.8) -> Ask:
+    """A call for the sub-agent to practise on: any sub-question on a window of the task's clip.
+
+    With probability `dense` the window shows at least one event, and what is asked for is among those shown.
+    """
+    events, seconds = events_of(task), task.extras["seconds"]
+    kind = rng.choice(("order", "count", "when", "at"))
+    options = quarters(seconds)
+    if kind == "at":
+        length = task.extras["event_seconds"]
+        middle = rng.choice(events).start + rng.randrange(max(1, int(length)))
+        options = [(max(0.0, middle - length), min(seconds, middle + length))]
+    busy = [window for window in options if any(within(events, *window))]
+    packed = bool(busy) and rng.random() < dense
+    start, end = rng.choice(busy if packed else options)
+    shown = [event.colour for event in within(events, start, end)]
+    target = rng.choice(shown if packed and shown else COLOURS) if kind in ("count", "when") else None
+    return _ask(kind, target, _asked_for(kind, target, events), start, end)
