@@ -1,0 +1,343 @@
+"""What episodes say about a model: means with intervals, tables by slice, and one line of numbers per training step.
+
+Pure: the same episodes give the same numbers, in any order. Denominators are fixed: an episode that broke scores 0 and
+is counted, and so is one without an answer. Intervals are 95 % percentile bootstraps over TASKS (Efron & Tibshirani
+1993, section 13.3): all attempts at a task are drawn together, so repeats don't make an interval narrower than they
+may. Where every task scores the same, the bootstrap knows no spread and the interval is a point; read it with n.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+
+from saccade.errors import DataError
+from saccade.types import End, Episode, Group, Scored, Task
+
+RESAMPLES = 2000
+SEED = 20605  # of every bootstrap, so that a report is reproducible to the digit
+RIGHT = 0.5  # an accuracy from here on counts as solved
+BROKEN = frozenset({End.TOOL_BROKEN, End.ABORTED})
+
+Slice = Callable[[Scored], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its 95 % interval, over `n` tasks.
+
+    >>> Estimate(mean=0.5, low=0.25, high=0.75, n=8).n
+    8
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """After minus before on the tasks that both attempted; `unpaired` tasks are in one of the two only.
+
+    >>> Difference(mean=0.2, low=0.1, high=0.3, n=8, better=3, worse=1, unpaired=0).better
+    3
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    better: int
+    worse: int
+    unpaired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Accuracy on a slice of the tasks; `floor` is what the best constant answer scores there, where that is known.
+
+    >>> Row(name="when", accuracy=Estimate(mean=0.5, low=0.25, high=0.75, n=8), floor=0.1, calls=2.0).name
+    'when'
+    """
+
+    name: str
+    accuracy: Estimate
+    floor: float | None
+    calls: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """An evaluation in numbers; rates are per episode, `ends` are shares of the episodes.
+
+    >>> Summary.__dataclass_fields__["errors"].type
+    <class 'int'>
+    """
+
+    tasks: int
+    episodes: int
+    accuracy: Estimate
+    floor: float | None
+    compliance: Estimate
+    calls: float
+    executed: float
+    succeeded: float
+    tool_share: float
+    turns: float
+    sampled_tokens: float
+    visual_tokens: float
+    seconds: float
+    errors: int
+    unanswered: int
+    ends: Mapping[str, float]
+    slices: Mapping[str, tuple[Row, ...]]
+    at_k: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- one episode ---------------------------------------------------------------------------------------------------
+
+
+def failed(episode: Episode) -> bool:
+    """Whether the episode broke for a reason that isn't the model's."""
+    return episode.error is not None or episode.end in BROKEN
+
+
+def accuracy_of(scored: Scored) -> float:
+    """The accuracy of an episode in [0, 1]; 0 where it broke."""
+    return 0.0 if failed(scored.episode) else scored.score.parts.get("accuracy", 0.0)
+
+
+def calls_made(episode: Episode) -> int:
+    """The calls that the main agent wrote, malformed ones included."""
+    return sum(len(turn.reply.calls) for turn in episode.turns)
+
+
+def question_of(task: Task) -> str | None:
+    """The kind of question as the data set names it, where it does."""
+    named = task.extras.get("question")
+    return named if isinstance(named, str) else None
+
+
+def response_tokens(episode: Episode) -> int:
+    """The tokens that the main agent sampled, its sub-agents' not counted."""
+    return len(episode.ledger.sampled_tokens())
+
+
+def overview_times(episode: Episode) -> tuple[float, ...]:
+    """The times (seconds) of the frames that the prompt showed."""
+    slots = episode.ledger.segments[0].slots if episode.ledger.segments else ()
+    return tuple(slot.picture.time for slot in slots if slot.picture.time is not None)
+
+
+# ---- intervals -----------------------------------------------------------------------------------------------------
+
+
+def estimate(values: Sequence[float], clusters: Sequence[str], *, resamples: int = RESAMPLES) -> Estimate:
+    """The mean of all values with its interval; `clusters[i]` is the task of `values[i]`. DataError if empty.
+
+    >>> estimate([1.0, 1.0, 0.0, 0.0], ["a", "b", "c", "d"])
+    Estimate(mean=0.5, low=0.0, high=1.0, n=4)
+    """
+    if not values:
+        raise DataError("there is no episode to take a mean over")
+    by_task: defaultdict[str, list[float]] = defaultdict(list)
+    for value, cluster in zip(values, clusters, strict=True):
+        by_task[cluster].append(value)
+    sums = np.array([math.fsum(by_task[task]) for task in sorted(by_task)])
+    counts = np.array([len(by_task[task]) for task in sorted(by_task)])
+    draws = np.random.default_rng(SEED)
+    means = np.empty(resamples)
+    for i in range(resamples):
+        drawn = draws.integers(0, len(sums), len(sums))
+        means[i] = sums[drawn].sum() / counts[drawn].sum()
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Estimate(mean=float(sums.sum() / counts.sum()), low=float(low), high=float(high), n=len(sums))
+
+
+def paired_difference(before: Sequence[Scored], after: Sequence[Scored]) -> Difference:
+    """The difference in accuracy, after minus before, by a bootstrap over the tasks of both.
+
+    Attempts at one task are averaged first. Raises DataError where no task is in both.
+    """
+    old, new = _task_means(before), _task_means(after)
+    shared = sorted(old.keys() & new.keys())
+    if not shared:
+        raise DataError("the two evaluations share no task, so there is no paired difference")
+    deltas = [new[task] - old[task] for task in shared]
+    found = estimate(deltas, shared)
+    return Difference(
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
+        n=found.n,
+        better=sum(delta > 1e-9 for delta in deltas),
+        worse=sum(delta < -1e-9 for delta in deltas),
+        unpaired=len(old.keys() ^ new.keys()),
+    )
+
+
+def _task_means(scored: Iterable[Scored]) -> dict[str, float]:
+    return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in _by_task(scored).items()}
+
+
+def _by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
+    groups: defaultdict[str, list[Scored]] = defaultdict(list)
+    for each in scored:
+        groups[each.episode.task.digest].append(each)
+    return groups
+
+
+# ---- an evaluation -------------------------------------------------------------------------------------------------
+
+
+def summarize(
+    scored: Sequence[Scored], *, floors: Mapping[str, float] | None = None, slices: Mapping[str, Slice] | None = None
+) -> Summary:
+    """An evaluation in numbers. `floors` are blind floors by question kind; `slices` adds tables to kind, question and
+    frame budget: a function names the row an episode belongs to, or None. DataError where there is no episode.
+    """
+    tasks = [each.episode.task.digest for each in scored]
+    cut: dict[str, Slice] = {
+        "kind": lambda each: each.episode.task.kind.value,
+        "question": lambda each: question_of(each.episode.task),
+        "frames": lambda each: None if each.episode.frames is None else f"K={each.episode.frames}",
+        **(slices or {}),
+    }
+    known = floors or {}
+    return Summary(
+        tasks=len(set(tasks)),
+        episodes=len(scored),
+        accuracy=estimate([accuracy_of(each) for each in scored], tasks),
+        floor=_floor(scored, known),
+        compliance=estimate([each.score.parts.get("compliance", 0.0) for each in scored], tasks),
+        slices={name: table(scored, by, known) for name, by in cut.items()},
+        at_k=at_k(scored),
+        ends=_ends(scored),
+        errors=sum(failed(each.episode) for each in scored),
+        unanswered=sum(each.episode.answer is None and not failed(each.episode) for each in scored),
+        seconds=fmean(each.episode.usage.seconds for each in scored),
+        **_behaviour(scored),
+    )
+
+
+def table(scored: Sequence[Scored], by: Slice, floors: Mapping[str, float]) -> tuple[Row, ...]:
+    """One row per name that `by` gives, names in order (numbers in them by value)."""
+    rows: defaultdict[str, list[Scored]] = defaultdict(list)
+    for each in scored:
+        name = by(each)
+        if name is not None:
+            rows[name].append(each)
+    return tuple(
+        Row(
+            name=name,
+            accuracy=estimate([accuracy_of(each) for each in rows[name]], [_digest(each) for each in rows[name]]),
+            floor=_floor(rows[name], floors),
+            calls=fmean(calls_made(each.episode) for each in rows[name]),
+        )
+        for name in sorted(rows, key=lambda name: (len(name) if name.startswith("K=") else 0, name))
+    )
+
+
+def _digest(scored: Scored) -> str:
+    return scored.episode.task.digest
+
+
+def _floor(scored: Sequence[Scored], floors: Mapping[str, float]) -> float | None:
+    """The mean blind floor of these episodes' questions; None unless it is known for each."""
+    known = [floors.get(question_of(each.episode.task) or "") for each in scored]
+    return None if None in known else fmean(value for value in known if value is not None)
+
+
+def _behaviour(scored: Sequence[Scored]) -> dict[str, float]:
+    """What episodes do and cost, on average."""
+    episodes = [each.episode for each in scored]
+    results = [episode.results for episode in episodes]
+    return {
+        "calls": fmean(calls_made(episode) for episode in episodes),
+        "executed": fmean(sum(result.executed for result in each) for each in results),
+        "succeeded": fmean(sum(result.ok for result in each) for each in results),
+        "tool_share": fmean(calls_made(episode) > 0 for episode in episodes),
+        "turns": fmean(len(episode.turns) for episode in episodes),
+        "sampled_tokens": fmean(episode.usage.sampled_tokens for episode in episodes),
+        "visual_tokens": fmean(episode.usage.visual_tokens for episode in episodes),
+    }
+
+
+def _ends(scored: Sequence[Scored]) -> dict[str, float]:
+    counts = Counter(each.episode.end.value for each in scored)
+    return {end.value: counts[end.value] / len(scored) for end in End if counts[end.value]}
+
+
+def at_k(scored: Sequence[Scored]) -> dict[str, float]:
+    """avg@k and pass@k, k the fewest attempts any task had; empty where that is one.
+
+    pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1) with c of
+    n attempts solved.
+    """
+    attempts = list(_by_task(scored).values())
+    k = min((len(each) for each in attempts), default=1)
+    if k < 2:
+        return {}
+    passed = []
+    for each in attempts:
+        wrong = sum(accuracy_of(one) < RIGHT for one in each)
+        passed.append(1 - math.comb(wrong, k) / math.comb(len(each), k))
+    means = [fmean(accuracy_of(one) for one in each) for each in attempts]
+    return {f"avg@{k}": fmean(means), f"pass@{k}": fmean(passed)}
+
+
+# ---- a training step -----------------------------------------------------------------------------------------------
+
+
+def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What one RL step's rollouts were worth and did: flat keys for the run's log (methods section 8).
+
+    `reward`, `reward/<part>`, `accuracy`, `accuracy/<kind>`, `accuracy/question/<kind>`, `accuracy/K=<frames>`,
+    `calls/K=<frames>`, `call_gain/K=<frames>` (mean reward of calling over skipping), `compliance`, `calls`,
+    `calls/executed`, `calls/succeeded`, `tool_share`, `turns`, `response_tokens` (main agent), `sampled_tokens` (with
+    sub-agents), `visual_tokens`, `end/<reason>` shares, `errors`, `unanswered`, `solved`, `solved/all`, `solved/none`
+    (shares of groups), `spread`. Empty where there is no group.
+    """
+    scored = [member for group in groups for member in group.members]
+    if not scored:
+        return {}
+    behaviour = _behaviour(scored)
+    found = {"reward": fmean(each.score.value for each in scored), "accuracy": fmean(map(accuracy_of, scored))}
+    parts = sorted({part for each in scored for part in each.score.parts} - {"compliance"})
+    found |= {f"reward/{part}": fmean(each.score.parts.get(part, 0.0) for each in scored) for part in parts}
+    found |= _by_slice(scored)
+    found |= {"compliance": fmean(each.score.parts.get("compliance", 0.0) for each in scored)}
+    found |= {"calls/executed": behaviour.pop("executed"), "calls/succeeded": behaviour.pop("succeeded"), **behaviour}
+    found |= {"response_tokens": fmean(response_tokens(each.episode) for each in scored)}
+    found |= {f"end/{end}": share for end, share in _ends(scored).items()}
+    found |= {
+        "errors": fmean(failed(each.episode) for each in scored),
+        "unanswered": fmean(each.episode.answer is None and not failed(each.episode) for each in scored),
+        "solved": fmean(group.solved for group in groups),
+        "solved/all": fmean(group.solved == 1.0 for group in groups),
+        "solved/none": fmean(group.solved == 0.0 for group in groups),
+        "spread": fmean(group.spread for group in groups),
+    }
+    return {key: float(value) for key, value in found.items()}
+
+
+def _by_slice(scored: Sequence[Scored]) -> dict[str, float]:
+    """Accuracy by kind, question and frame budget; calls, and what calling gains, by frame budget."""
+    found: dict[str, list[float]] = {}
+    called: dict[str, tuple[list[float], list[float]]] = {}
+    for each in scored:
+        episode, right, calls = each.episode, accuracy_of(each), calls_made(each.episode)
+        found.setdefault(f"accuracy/{episode.task.kind.value}", []).append(right)
+        question = question_of(episode.task)
+        if question is not None:
+            found.setdefault(f"accuracy/question/{question}", []).append(right)
+        if episode.frames is not None:
+            found.setdefault(f"accuracy/K={episode.frames}", []).append(right)
+            found.setdefault(f"calls/K={episode.frames}", []).append(calls)
+            called.setdefault(f"K={episode.frames}", ([], []))[calls > 0].append(each.score.value)
+    gains = {f"call_gain/{k}": fmean(yes) - fmean(no) for k, (no, yes) in called.items() if yes and no}
+    return {**{key: fmean(values) for key, values in sorted(found.items())}, **dict(sorted(gains.items()))}

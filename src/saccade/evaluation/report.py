@@ -1,0 +1,212 @@
+"""Named evaluations side by side: what changed, by how much, and how sure that is.
+
+Every number stands with its n, its 95 % interval and, where it is known, the blind floor: what the best constant
+answer scores. Differences are paired over tasks; those whose interval holds zero are not called a change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.data.world.questions import blind_floor, visible
+from saccade.errors import DataError
+from saccade.evaluation.metrics import (
+    Difference,
+    Estimate,
+    Row,
+    Summary,
+    overview_times,
+    paired_difference,
+    question_of,
+    summarize,
+)
+from saccade.evaluation.run import read_results
+from saccade.types import Scored, Task
+
+TOOLS_OFF = ", tools off"  # "X, tools off" is the no-tool control of "X"
+SHOWS, HIDES = "the overview shows the answer", "the overview can't show it"
+TITLES = {"kind": "Kind of answer", "question": "Question", "frames": "Frames in the overview", "overview": "Overview"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One evaluation minus another.
+
+    >>> delta = Difference(mean=0.2, low=0.1, high=0.3, n=8, better=3, worse=1, unpaired=0)
+    >>> Change(before="after SFT", after="after RL", difference=delta).clear
+    True
+    """
+
+    before: str
+    after: str
+    difference: Difference
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Evaluations by name, in the order they were given, and the changes between them.
+
+    >>> Comparison(summaries={}, changes=()).as_dict()
+    {'summaries': {}, 'changes': []}
+    """
+
+    summaries: Mapping[str, Summary]
+    changes: tuple[Change, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and for the page."""
+        summaries = {name: asdict(summary) for name, summary in self.summaries.items()}
+        return {"summaries": summaries, "changes": [{**asdict(each), "clear": each.clear} for each in self.changes]}
+
+
+def compare(
+    evaluations: Mapping[str, Sequence[Scored]], *, pairs: Sequence[tuple[str, str]] | None = None
+) -> Comparison:
+    """Compare named evaluations. `pairs` are (before, after); by default each with the first, and each with its
+    control of the name "<name>, tools off". Pairs that share no task are left out. DataError for an empty evaluation.
+    """
+    summaries = {}
+    for name, scored in evaluations.items():
+        if not scored:
+            raise DataError(f"the evaluation {name!r} holds no episode")
+        floors = floors_of([each.episode.task for each in scored])
+        summaries[name] = summarize(scored, floors=floors, slices={"overview": shown_by_overview})
+    changes = []
+    for before, after in _default_pairs(list(evaluations)) if pairs is None else pairs:
+        old, new = evaluations[before], evaluations[after]
+        if {each.episode.task.digest for each in old} & {each.episode.task.digest for each in new}:
+            changes.append(Change(before=before, after=after, difference=paired_difference(old, new)))
+    return Comparison(summaries=summaries, changes=tuple(changes))
+
+
+def _default_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    controls = [(name + TOOLS_OFF, name) for name in names if name + TOOLS_OFF in names]
+    firsts = [(names[0], name) for name in names[1:]]
+    return controls + [pair for pair in firsts if pair not in controls and pair[::-1] not in controls]
+
+
+def floors_of(tasks: Sequence[Task]) -> dict[str, float]:
+    """The blind floor by question kind; empty unless every task names its kind of question."""
+    unique = {task.digest: task for task in tasks}
+    return blind_floor(list(unique.values())) if all(question_of(task) for task in tasks) else {}
+
+
+def shown_by_overview(scored: Scored) -> str | None:
+    """Whether the frames of the prompt are enough to know the answer; None where the task can't tell."""
+    task = scored.episode.task
+    if not {"needs", "cover", "event_seconds"} <= task.extras.keys():
+        return None
+    return SHOWS if visible(task, overview_times(scored.episode)) else HIDES
+
+
+# ---- as tables -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table of texts, for whoever draws it: the terminal, a Markdown file.
+
+    >>> Grid(title="Question", header=("", "after RL"), rows=(("when", "0.50"),)).rows[0][1]
+    '0.50'
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def grids(comparison: Comparison) -> list[Grid]:
+    """The comparison as tables: headline, changes, accuracy by slice."""
+    names = tuple(comparison.summaries)
+    found = [Grid(title="Evaluation", header=("", *names), rows=tuple(map(tuple, _headline(comparison))))]
+    if comparison.changes:
+        rows = tuple((f"{each.after} − {each.before}", *_change(each)) for each in comparison.changes)
+        header = ("", "accuracy", "tasks", "better / worse", "clear of zero")
+        found.append(Grid(title="Changes", header=header, rows=rows))
+    for title, lines in _slices(comparison):
+        found.append(Grid(title=title, header=("", *names, "blind floor"), rows=tuple(map(tuple, lines))))
+    return found
+
+
+def markdown(comparison: Comparison) -> str:
+    """The comparison as Markdown."""
+    parts = ["Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over tasks."]
+    for grid in grids(comparison):
+        lines = [grid.header, ("---",) * len(grid.header), *grid.rows]
+        cells = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
+        parts += [f"### {grid.title}", "\n".join(f"| {line} |" for line in cells)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(comparison: Comparison) -> list[list[str]]:
+    """One row per measure, one column per evaluation."""
+    found = list(comparison.summaries.values())
+    rows = [
+        ["accuracy", *(ranged(each.accuracy) for each in found)],
+        ["blind floor", *(_maybe(each.floor) for each in found)],
+        ["tasks / episodes", *(f"{each.tasks} / {each.episodes}" for each in found)],
+        ["format compliance", *(ranged(each.compliance) for each in found)],
+        ["calls per episode", *(f"{each.calls:.2f}" for each in found)],
+        ["… executed / succeeded", *(f"{each.executed:.2f} / {each.succeeded:.2f}" for each in found)],
+        ["episodes with a call", *(f"{each.tool_share:.0%}" for each in found)],
+        ["turns", *(f"{each.turns:.2f}" for each in found)],
+        ["sampled tokens", *(f"{each.sampled_tokens:.0f}" for each in found)],
+        ["visual tokens", *(f"{each.visual_tokens:.0f}" for each in found)],
+        ["errors / unanswered", *(f"{each.errors} / {each.unanswered}" for each in found)],
+        ["ends", *(", ".join(f"{end} {share:.0%}" for end, share in each.ends.items()) for each in found)],
+    ]
+    for key in dict.fromkeys(key for each in found for key in each.at_k):
+        rows.append([key, *(_maybe(each.at_k.get(key)) for each in found)])
+    return rows
+
+
+def _slices(comparison: Comparison) -> list[tuple[str, list[list[str]]]]:
+    """Title and rows of each table of accuracy by slice; tables without a row are left out."""
+    found = []
+    for key, title in TITLES.items():
+        tables = [{row.name: row for row in each.slices.get(key, ())} for each in comparison.summaries.values()]
+        names = list(dict.fromkeys(name for table in tables for name in table))
+        if names:
+            found.append((title, [_slice_row(name, [table.get(name) for table in tables]) for name in names]))
+    return found
+
+
+def _slice_row(name: str, rows: Sequence[Row | None]) -> list[str]:
+    cells = ["–" if row is None else f"{ranged(row.accuracy)} n={row.accuracy.n}" for row in rows]
+    floors = [row.floor for row in rows if row is not None]
+    return [name, *cells, _maybe(floors[0])]
+
+
+def _change(change: Change) -> list[str]:
+    delta = change.difference
+    mean = f"{delta.mean:+.2f} [{delta.low:+.2f}, {delta.high:+.2f}]"
+    left_out = f" ({delta.unpaired} unpaired)" if delta.unpaired else ""
+    return [mean, f"{delta.n}{left_out}", f"{delta.better} / {delta.worse}", "yes" if change.clear else "no"]
+
+
+def ranged(estimate: Estimate) -> str:
+    """A mean with its interval: 0.50 [0.25, 0.75]."""
+    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def _maybe(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+# ---- of a run ------------------------------------------------------------------------------------------------------
+
+
+def read_evaluations(folder: Path) -> dict[str, list[Scored]]:
+    """The results files of a run's `evaluations` folder by name, the oldest first. DataError where there is none."""
+    paths = sorted((folder / "evaluations").glob("*.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    found = {path.stem: read_results(path) for path in paths}
+    found = {name: scored for name, scored in found.items() if scored}
+    if not found:
+        raise DataError(f"{folder} holds no evaluation: evaluations/*.jsonl is missing or empty")
+    return found
