@@ -1,4 +1,4 @@
-"""Tasks on disk: JSONL of `Task`, media paths relative to the file's own folder."""
+"""Tasks and demonstrations on disk: JSONL of `Task` and of `Demo`, media paths relative to the file's own folder."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from saccade.data.record import read_jsonl, write_jsonl
 from saccade.errors import DataError
-from saccade.types import Kind, Media, Task
+from saccade.types import Demo, Kind, Media, Task
 
 
 def write_tasks(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
@@ -34,6 +34,19 @@ def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
             raise DataError(f"{source}, task {task.id}: {problem}")
         known.add(task.id)
     return _located(tasks, source)
+
+
+def read_demos(path: str | os.PathLike[str]) -> list[Demo]:
+    """Every demonstration of the file, media paths joined to its folder.
+
+    Raises DataError for an empty file, a bad row, a missing media file.
+    """
+    source = Path(path)
+    demos = read_jsonl(source, Demo)
+    if not demos:
+        raise DataError(f"{source}: the file holds no demonstration")
+    tasks = _located([demo.task for demo in demos], source)
+    return [replace(demo, task=task) for demo, task in zip(demos, tasks, strict=True)]
 
 
 def _problem(task: Task) -> str | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from saccade.data.rows import read_tasks
 from saccade.data.world.events import Labels
-from saccade.data.world.make import SPLITS, file_digest, read_labels, signature
+from saccade.data.world.make import SPLITS, read_labels, signature
 from saccade.data.world.questions import blind_floor, gold_of
+from saccade.media import files
 from saccade.types import Task
 
 
@@ -30,7 +31,7 @@ def check_world(folder: str | os.PathLike[str]) -> WorldReport:
     for split in SPLITS:
         for name, (digest, _) in labels[split].items():
             path = root / split / "clips" / name
-            if not path.is_file() or file_digest(path) != digest:
+            if not path.is_file() or files.digest(str(path)) != digest:
                 problems.append(f"{split}/clips/{name}: missing, or not the file that the labels were made for")
         problems += [problem for task in tasks[split] for problem in _wrong(task, labels[split])]
     return WorldReport(

@@ -1,10 +1,9 @@
 """Clips as files: frames into H.264 mp4, and stretches of a user's own clips as haystack.
 
-Clips are the same bytes for the same frames: one encoder thread, no dates.
+Clips are the same bytes for the same frames: one encoder thread, no dates. Reading is `saccade.media`'s.
 """
 
 import os
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from saccade.data.world.paint import Frames
 from saccade.errors import DataError, MediaError, boundary
+from saccade.media import video
 
 SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 GROUP_SECONDS = 8  # between key frames, so that a reader can jump close to any time
@@ -34,13 +34,6 @@ def write_clip(path: Path, frames: Frames, fps: float) -> None:
     os.replace(partial, path)
 
 
-def read_clip(path: Path) -> Iterator[tuple[float, Frames]]:
-    """Every frame of a clip as (time in seconds, uint8 RGB [height, width, 3])."""
-    with boundary(MediaError, f"{path} can't be read"), av.open(str(path)) as container:
-        for frame in container.decode(video=0):
-            yield float(frame.time or 0.0), _rgb(frame)
-
-
 def hay(folder: str) -> list[Path]:
     """The clips of a haystack folder, by name. Raises DataError where there is none."""
     root = Path(folder)
@@ -53,35 +46,22 @@ def hay(folder: str) -> list[Path]:
 
 
 def stretch(path: Path, share: float, *, count: int, pixels: int, fps: float) -> Frames:
-    """`count` frames at `fps` from a clip, cut to a square; begins at `share` of what the clip has more than is
-    needed. A clip that is too short is played forwards and backwards in turn.
+    """`count` frames at `fps` from a clip, its middle cut to a square: uint8 RGB [count, pixels, pixels, 3].
+
+    Begins at `share` of what the clip has more than is needed; one that is too short is played forwards and backwards
+    in turn. Raises MediaError for a clip that can't be decoded.
     """
-    with boundary(MediaError, f"{path} can't be used as haystack"), av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        length = float(container.duration or 0) / av.time_base
-        start = max(0.0, length - count / fps) * share
-        if start:
-            container.seek(int(start * av.time_base))
-        frames: list[Frames] = []
-        for frame in container.decode(stream):
-            if frame.time is None or len(frames) >= count:
-                break
-            while frame.time >= start + len(frames) / fps and len(frames) < count:
-                frames.append(_square(frame, pixels))
-        if not frames:
-            raise MediaError(f"{path} can't be used as haystack: no frame could be decoded")
-    there_and_back = frames + frames[-2:0:-1]
-    return np.stack([there_and_back[i % len(there_and_back)] for i in range(count)])
-
-
-def _square(frame: av.VideoFrame, pixels: int) -> Frames:
-    """The middle of a frame as [pixels, pixels, 3]."""
-    scale = pixels / min(frame.width, frame.height)
-    width, height = max(pixels, round(frame.width * scale)), max(pixels, round(frame.height * scale))
+    clip = video.probe(str(path))
+    start = max(0.0, clip.duration - count / fps) * share
+    times = [_folded(start + i / fps, clip.duration) for i in range(count)]
+    scale = pixels / min(clip.width, clip.height)
+    width, height = max(pixels, round(clip.width * scale)), max(pixels, round(clip.height * scale))
     top, left = (height - pixels) // 2, (width - pixels) // 2
-    return _rgb(frame.reformat(width=width, height=height))[top : top + pixels, left : left + pixels]
+    frames = video.decode(str(path), times, size=(width, height), threads=2)
+    return np.stack([frame.pixels[top : top + pixels, left : left + pixels] for frame in frames])
 
 
-def _rgb(frame: av.VideoFrame) -> Frames:
-    return np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+def _folded(time: float, duration: float) -> float:
+    """A time beyond the end, folded back into the clip."""
+    around = time % (2 * duration)
+    return min(around, 2 * duration - around)

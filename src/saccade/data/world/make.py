@@ -6,11 +6,10 @@ folder/{train,validation,test}/
     clips/00000.mp4 …                 the videos
     events.json                       per clip: digest of the file, what is shown when
     tasks.jsonl                       `Task` rows (see questions.py for their extras)
-    traces.jsonl                      train alone: `Trace` rows, one per task and frame budget
+    traces.jsonl                      train alone: `Demo` rows, one per task and frame budget
 ```
 """
 
-import hashlib
 import json
 import os
 import random
@@ -24,19 +23,21 @@ import numpy as np
 
 import saccade
 from saccade.config import World
-from saccade.data.record import read_jsonl, write_jsonl
+from saccade.data.record import write_jsonl
 from saccade.data.rows import write_tasks
 from saccade.data.world.events import Event, Labels, draw_labels
 from saccade.data.world.film import hay, stretch, write_clip
-from saccade.data.world.oracle import Trace, overview, trace
+from saccade.data.world.oracle import demo, overview, trace
 from saccade.data.world.paint import Frames, background, draw
 from saccade.data.world.questions import Balance, draw_tasks
 from saccade.errors import ConfigError, DataError
-from saccade.types import Task, digest_of, seed_of
+from saccade.media import files
+from saccade.types import Demo, Task, digest_of, seed_of
 
 SPLITS = ("train", "validation", "test")
 FRAME_BUDGETS = (4, 8, 16, 32)  # of the overviews in traces.jsonl
 FORMAT = 1
+DIRECT = 0.4  # share of the traces whose overview is enough that answer at once
 ATTEMPTS = 200  # to draw a clip that shows something no other clip shows
 
 Progress = Callable[[str, int, int], None]
@@ -103,14 +104,14 @@ def tasks_of(world: World, drawn: list[Labels], *, seed: int, split: str) -> lis
     return tasks
 
 
-def traces_of(tasks: list[Task], *, seed: int, direct: float = 0.4) -> list[Trace]:
-    """One oracle trace per task and frame budget; see `oracle.trace` for `direct`."""
-    traces = []
+def traces_of(tasks: list[Task], *, seed: int, direct: float = DIRECT) -> list[Demo]:
+    """One demonstration per task and frame budget; where the overview is enough, a share `direct` answers at once."""
+    found = []
     for task in tasks:
         for frames in FRAME_BUDGETS:
             rng = random.Random(seed_of("trace", seed, task.id, frames))
-            traces.append(trace(task, overview(task.extras["seconds"], frames), rng, direct=direct))
-    return traces
+            found.append(demo(task, trace(task, overview(task.extras["seconds"], frames), rng, direct=direct)))
+    return found
 
 
 def film(world: World, labels: Labels, seed: int, sources: list[Path]) -> Frames:
@@ -159,21 +160,11 @@ def _write_rows(folder: Path, drawn: list[Labels], world: World, seed: int, spli
     entries = {}
     for index, labels in enumerate(drawn):
         name = f"{index:05d}.mp4"
-        entries[name] = {"digest": file_digest(folder / "clips" / name), **asdict(labels)}
+        entries[name] = {"digest": files.digest(str(folder / "clips" / name)), **asdict(labels)}
     _write_json(folder / "events.json", entries)
     if split == "train":
         write_jsonl(folder / "traces.jsonl", traces_of(tasks, seed=seed))
     write_tasks(folder / "tasks.jsonl", tasks)  # last: a split with tasks is complete
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def read_traces(folder: str | os.PathLike[str], split: str = "train") -> list[Trace]:
-    """The traces of a world's split."""
-    return read_jsonl(Path(folder) / split / "traces.jsonl", Trace)
 
 
 def read_labels(folder: str | os.PathLike[str], split: str) -> dict[str, tuple[str, Labels]]:

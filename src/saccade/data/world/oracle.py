@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from saccade.data.world import phrases
 from saccade.data.world.events import COLOURS, Event, within
 from saccade.data.world.questions import events_of, visible
-from saccade.types import Kind, Task
+from saccade.types import Demo, Kind, Task
 
 WINDOWS = 4  # that cover a clip
 
@@ -73,6 +73,24 @@ def trace(task: Task, times: Sequence[float], rng: random.Random, *, direct: flo
         return _end(task, times, (), seen)
     asks = tuple(ask(task, start, end) for start, end in windows(task))
     return _end(task, times, asks, wanted)
+
+
+def demo(task: Task, found: Trace) -> Demo:
+    """A trace as a demonstration: what the main agent says in each turn, what the sub-agents of its calls say."""
+    end = phrases.answering(found.think, found.answer)
+    frames = len(found.times)
+    if found.direct:
+        return Demo(task=task, frames=frames, replies=(end,))
+    look = phrases.calling(found.plan, [(each.start, each.end, each.question) for each in found.asks])
+    return Demo(task=task, frames=frames, replies=(look, end), children=(tuple(each.reply for each in found.asks),))
+
+
+def practice(task: Task, rng: random.Random, *, asks: int = WINDOWS, dense: float = 0.8) -> Demo:
+    """Drills as a demonstration with one frame, to be learned from its sub-agents alone: the calls are random."""
+    drills = tuple(drill(task, rng, dense=dense) for _ in range(asks))
+    seconds = task.extras["seconds"]
+    found = Trace(task=task.id, times=overview(seconds, 1), plan="", asks=drills, think="", answer="")
+    return demo(task, found)
 
 
 def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:

@@ -4,6 +4,7 @@ To try another way of writing, change it here and nowhere else. Short texts and 
 of a million parameters learns them from nothing in minutes.
 """
 
+import json
 from collections.abc import Sequence
 
 from saccade.data.world.events import Event
@@ -68,3 +69,29 @@ def says(kind: str, events: Sequence[Event]) -> str:
 def sees(kind: str, events: Sequence[Event]) -> str:
     """What the main agent thinks before its answer: everything it was told or sees itself, copied in order."""
     return f"I see: {says(kind, events)}"
+
+
+# ---- the shape of a reply, without the agent's forced `<think>` ------------------------------------------------------
+
+
+def calling(think: str, calls: Sequence[tuple[float, float, str]]) -> str:
+    """A reply that looks again: (start, end, question) per call.
+
+    >>> calling("Hm.", [(0.0, 16.0, "When red?")])[:60]
+    'Hm.</think><tool_call>{"name": "crop_video", "arguments": {"'
+    """
+    return f"{think}</think>" + "".join(_call(*each) for each in calls)
+
+
+def _call(start: float, end: float, question: str) -> str:
+    arguments = {"start_time": _whole(start), "end_time": _whole(end), "question": question}
+    return f"<tool_call>{json.dumps({'name': 'crop_video', 'arguments': arguments})}</tool_call>"
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
+def answering(think: str, answer: str) -> str:
+    """A reply that ends the attempt."""
+    return f"{think}</think><answer>{answer}</answer>"

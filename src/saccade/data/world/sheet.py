@@ -3,12 +3,11 @@
 import os
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw
 
 from saccade.data.world.events import PALETTE, Event, Labels
-from saccade.data.world.film import read_clip
 from saccade.data.world.make import read_labels
+from saccade.media import video
 
 CELL, GAP, LINE = 72, 6, 14  # pixels
 
@@ -41,9 +40,9 @@ def _row(path: Path, labels: Labels, columns: int) -> Image.Image:
     times = sorted({*times, *((event.start + event.end) / 2 for event in everything)})
     row = Image.new("RGB", (len(times) * (CELL + GAP) + GAP, CELL + LINE + GAP), "white")
     pen = ImageDraw.Draw(row)
-    for i, (time, pixels) in enumerate(zip(times, _at(path, times), strict=True)):
+    for i, (time, frame) in enumerate(zip(times, video.decode(str(path), times), strict=True)):
         left = GAP + i * (CELL + GAP)
-        row.paste(Image.fromarray(pixels).resize((CELL, CELL)), (left, 0))
+        row.paste(Image.fromarray(frame.pixels).resize((CELL, CELL)), (left, 0))
         shown = next((event for event in everything if event.holds(time)), None)
         if shown:
             pen.rectangle((left - 2, 0, left + CELL + 1, CELL - 1), outline=_frame(shown), width=3)
@@ -53,14 +52,3 @@ def _row(path: Path, labels: Labels, columns: int) -> Image.Image:
 
 def _frame(event: Event) -> tuple[int, int, int]:
     return PALETTE.get(event.colour, (0, 0, 0))
-
-
-def _at(path: Path, times: list[float]) -> list[np.ndarray]:
-    """The frame shown at each time: the last that begins no later."""
-    found: list[np.ndarray] = []
-    last = None
-    for time, pixels in read_clip(path):
-        while last is not None and len(found) < len(times) and times[len(found)] < time - 1e-6:
-            found.append(last)
-        last = pixels
-    return found if last is None else found + [last] * (len(times) - len(found))
