@@ -1,0 +1,120 @@
+"""Every file of a plugin folder keeps its contract; a new file is tested the moment it exists."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from saccade import plugins
+from saccade.agents.direct import direct
+from saccade.config import Model
+from saccade.engines.scripted import scripted
+from saccade.errors import EngineError
+from saccade.ledger import Ledger
+from saccade.model.backbone import Backbone
+from saccade.rewards.accuracy import accuracy
+from saccade.testing import PaintedMedia, check_agent, check_engine, check_reward, check_tool, example_episodes
+from saccade.types import Completion, End, Kind, Stop
+
+KINDS = {"choice": Kind.CHOICE, "open": Kind.OPEN, "grounding": Kind.GROUNDING, "number": Kind.NUMBER}
+
+
+@pytest.mark.parametrize("name", plugins.names("tools"))
+def test_tool(name, renderer):
+    asyncio.run(check_tool(plugins.load("tools", name), renderer))
+
+
+@pytest.mark.parametrize("name", plugins.names("agents"))
+def test_agent(name, renderer):
+    asyncio.run(check_agent(plugins.bind("agents", name, {}), renderer))
+
+
+@pytest.mark.parametrize("name", plugins.names("rewards"))
+def test_reward(name):
+    reward = plugins.bind("rewards", name, {}, accuracy=accuracy)
+    check_reward(reward, [KINDS[name]] if name in KINDS else list(Kind))
+
+
+@pytest.mark.parametrize("name", plugins.names("engines"))
+def test_engine(name, renderer, tiny_folder):
+    given = {
+        "scripted": lambda: {"renderer": renderer, "replies": lambda ledger: f"it is {len(ledger)}"},
+        "local": lambda: {"backbone": Backbone(Model(path=tiny_folder, threads=1)), "media": PaintedMedia()},
+    }
+    assert name in given, f"say here how a test makes the engine {name}"
+
+    async def body():
+        settings = given[name]()
+        await check_engine(plugins.load("engines", name)(**settings), renderer)
+
+    asyncio.run(body())
+
+
+# ---- the checks themselves catch what they are for -----------------------------------------------------------------
+
+
+class Careless(scripted):
+    """Samples right, reports wrong."""
+
+    def __init__(self, renderer, change):
+        super().__init__(renderer, replies=lambda ledger: "it is red")
+        self._change = change
+
+    async def generate(self, ledger, sampling):
+        completion = await super().generate(ledger, sampling)
+        fields = {name: getattr(completion, name) for name in ("tokens", "logprobs", "version", "stop")}
+        return Completion(**{**fields, **self._change(completion)})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda c: {"logprobs": c.logprobs[1:]}, "one logprob per token"),
+        (lambda c: {"stop": Stop.LENGTH}, "its last id says otherwise"),
+        (lambda c: {"version": 0}, "version that was published"),
+        (lambda c: {"logprobs": (float("nan"),) * len(c.tokens)}, "finite"),
+    ],
+)
+def test_a_careless_engine_is_caught(renderer, change, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        asyncio.run(check_engine(Careless(renderer, change), renderer))
+
+
+def test_an_engine_that_depends_on_company_is_caught(renderer):
+    class Crowded(scripted):
+        def _next(self, ledger):
+            self._asked += 1
+            return f"it is {self._asked}"
+
+    with pytest.raises(AssertionError, match="in company"):
+        asyncio.run(check_engine(Crowded(renderer), renderer))
+
+
+def test_an_unsteady_reward_is_caught():
+    values = iter(range(1000))
+    with pytest.raises(AssertionError, match="two rewards"):
+        check_reward(lambda episode, task: next(values))
+    with pytest.raises(AssertionError, match="nan"):
+        check_reward(lambda episode, task: float("nan"))
+
+
+def test_an_agent_that_alters_the_past_is_caught(renderer):
+    async def forgetful(task, ctx):
+        episode = await direct(task, ctx)
+        first, *rest = episode.ledger.segments
+        return replace(
+            episode, ledger=replace(episode.ledger, segments=(replace(first, tokens=(*first.tokens, 5)), *rest))
+        )
+
+    with pytest.raises(AssertionError, match="not what the engine was given"):
+        asyncio.run(check_agent(forgetful, renderer))
+
+
+def test_examples_cover_every_end():
+    assert {episode.end for episode in example_episodes()} == set(End)
+
+
+def test_scripted_runs_out(renderer):
+    engine = scripted(renderer, replies=("red",))
+    with pytest.raises(EngineError, match="all of them are said"):
+        asyncio.run(check_engine(engine, renderer))
