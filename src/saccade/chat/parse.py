@@ -36,7 +36,7 @@ _TAG = re.compile(r"<(/?)(" + "|".join(_KINDS) + r")>")
 _MAX_DEPTH = 16
 _MAX_CODE = 4096  # characters of a Python call: Python's own parser isn't safe on more
 _MAX_INT = 2**63
-_MALFORMED = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError)
+_MAX_DIGITS = 20
 
 
 def parse(text: str, forced_length: int = 0) -> Reply:
@@ -107,23 +107,35 @@ def _call(body: str, form: Form, *, closed: bool) -> Call:
         return Call(name="", arguments={}, form=form, error="the call is not closed")
     try:
         name, arguments = _read_json(body) if form is Form.TRAINED else _read_python(body)
-    except _MALFORMED as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        reason = reason.encode("utf-8", "replace").decode()
-        return Call(name="", arguments={}, form=form, error=f"the call can't be read: {reason}")
-    return Call(name=name, arguments=arguments, form=form)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at character {error.pos}"
+    except SyntaxError:
+        reason = "it is not valid Python"
+    except (RecursionError, MemoryError):  # both parsers' ways to give up
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    else:
+        return Call(name=name, arguments=arguments, form=form)
+    return Call(name="", arguments={}, form=form, error=f"the call can't be read: {reason}")
 
 
 # ---- the trained form ----------------------------------------------------------------------------------------------
 
 
 def _read_json(body: str) -> tuple[str, dict[str, Any]]:
-    value = json.loads(body.strip(), object_pairs_hook=_unique)
+    value = json.loads(body.strip(), object_pairs_hook=_unique, parse_int=_integer)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"].strip():
         raise ValueError('it must be {"name": ..., "arguments": {...}}')
     if not isinstance(value.get("arguments"), dict):
         raise ValueError('"arguments" must be an object')
     return _text(value["name"]).strip(), _plain(value["arguments"], depth=0)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("a number is not finite or too large")
+    return int(digits)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,7 +149,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_python(body: str) -> tuple[str, dict[str, Any]]:
-    source = body.strip()
+    source = _text(body.strip())
     if len(source) > _MAX_CODE:
         raise ValueError(f"it is longer than {_MAX_CODE} characters")
     with warnings.catch_warnings():
@@ -147,12 +159,19 @@ def _read_python(body: str) -> tuple[str, dict[str, Any]]:
         call = _only_call(call.args[0])
     if not isinstance(call.func, ast.Name):
         raise ValueError("it must call a tool by its name")
-    pairs = [(str(index), ast.literal_eval(value)) for index, value in enumerate(call.args)]
+    pairs = [(str(index), _literal(value)) for index, value in enumerate(call.args)]
     for keyword in call.keywords:
         if keyword.arg is None:
             raise ValueError("** is not a literal argument")
-        pairs.append((keyword.arg, ast.literal_eval(keyword.value)))
+        pairs.append((keyword.arg, _literal(keyword.value)))
     return _text(call.func.id), _plain(_unique(pairs), depth=0)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError) as error:  # their texts hold addresses, which differ from run to run
+        raise ValueError("an argument is not a literal") from error
 
 
 def _only_call(node: ast.expr) -> ast.Call:

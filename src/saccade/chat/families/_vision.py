@@ -135,3 +135,5 @@ def _vision(settings: dict[str, Any], path: Path) -> Vision:
         )
     except KeyError as error:
         raise ModelError(f"{path} lacks {error.args[0]!r}") from error
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{path} doesn't say how the model sees pictures: {error}") from error

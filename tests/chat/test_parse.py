@@ -1,0 +1,164 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.chat.parse import parse
+from saccade.types import BlockKind, Form
+
+CALL = '<tool_call>{"name": "crop_video", "arguments": {"start_time": 3, "end_time": 9}}</tool_call>'
+TAGS = [f"<{slash}{name}>" for name in ("think", "tool_call", "tool_code", "answer") for slash in ("", "/")]
+SNIPPETS = [
+    *TAGS,
+    CALL,
+    '{"name": "a", "arguments": {"b": NaN}}',
+    '{"name": "a", "arguments": {}}',
+    "print(crop_video(1, end_time=2))",
+    "f(",
+    "[" * 300,
+    "-" * 2000 + "1",
+    "\\ud800",
+    "\x00",
+    "\n",
+    " ",
+]
+ANY_TEXT = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=12)), max_size=12).map("".join)
+
+
+def kinds(text):
+    return [block.kind.value for block in parse(text).blocks]
+
+
+def bodies(text, kind):
+    return [block.body for block in parse(text).of(kind)]
+
+
+def only_call(body, tag="tool_call"):
+    (call,) = parse(f"<{tag}>{body}</{tag}>").calls
+    return call
+
+
+def test_blocks_come_in_order():
+    text = f"<think>\nLook.</think>\n{CALL}\n{CALL} so <answer>red</answer>"
+    reply = parse(text, len("<think>\n"))
+    assert kinds(text) == ["think", "call", "call", "text", "answer"]
+    assert reply.forced == "<think>\n"
+    assert reply.text == text
+    assert reply.answer == "red"
+    assert reply.calls[0].arguments == {"start_time": 3, "end_time": 9}
+    assert all(block.closed for block in reply.blocks)
+
+
+def test_an_answer_in_a_closed_think_is_no_answer():
+    reply = parse("<think>maybe <answer>red</answer>?</think><answer>blue</answer>")
+    assert reply.answer == "blue"
+    assert parse("<think>maybe <answer>red</answer>?</think>").answer is None
+
+
+def test_an_answer_after_an_unclosed_think_counts():
+    reply = parse("<think>It was red. <answer>red</answer>")
+    assert [(block.kind, block.closed) for block in reply.blocks] == [
+        (BlockKind.THINK, False),
+        (BlockKind.ANSWER, True),
+    ]
+    assert reply.blocks[0].body == "It was red. "
+    assert reply.answer == "red"
+
+
+def test_an_unclosed_answer_is_none():
+    assert parse("<answer>red").answer is None
+    assert parse("<answer>red<answer>blue</answer>").answer == "blue"
+    assert parse("<answer> </answer>").answer is None
+
+
+def test_a_malformed_call_leaves_its_siblings_alone():
+    text = f"<tool_call>{{bad</tool_call>{CALL}<tool_call>cut {CALL}<tool_call>open"
+    calls = parse(text).calls
+    assert [call.ok for call in calls] == [False, True, False, True, False]
+    assert calls[2].error == "the call is not closed"
+
+
+def test_closing_tags_that_close_nothing_are_stray():
+    assert kinds("</think>a</answer><think>b</think></think>") == ["stray", "text", "stray", "think", "stray"]
+    assert bodies("x</tool_call>", BlockKind.STRAY) == ["</tool_call>"]
+
+
+def test_tags_inside_a_closed_block_are_its_body():
+    question = '{"name": "crop_video", "arguments": {"question": "is <answer>red</answer> or <think> shown?"}}'
+    reply = parse(f"<tool_call>{question}</tool_call>")
+    assert kinds(reply.text) == ["call"]
+    assert reply.calls[0].arguments["question"] == "is <answer>red</answer> or <think> shown?"
+    assert reply.answer is None
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("crop_video(start_time=3, end_time=9.5)", {"start_time": 3, "end_time": 9.5}),
+        (" print(crop_video(3, -9, question='a\\nb')) ", {"0": 3, "1": -9, "question": "a\nb"}),
+        ("crop_video(window=(1, 2), names=['a'], box={'x': None}, on=True)",
+         {"window": [1, 2], "names": ["a"], "box": {"x": None}, "on": True}),
+        ("crop_video()", {}),
+    ],
+)  # fmt: skip
+def test_the_leaked_form(source, arguments):
+    call = only_call(source, "tool_code")
+    assert (call.name, call.form, call.error) == ("crop_video", Form.LEAKED, None)
+    assert call.arguments == arguments
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["", "crop_video", "a.b(1)", "f(x)", "f(*[1])", "f(**{})", "f(1)\nf(2)", "f(1j)", "f({1})", "f({1: 2})", "f(b'a')",
+     "f(a=1, a=2)", "f(1e999)", "f(...)", "f(f(1))", "print(f(1), f(2))", "print(1)", "x = f(1)", "__import__('os')()",
+     "(" * 4000, "f(" + "-" * 4000 + "1)", "f(" + "[" * 1500 + "]" * 1500 + ")", "f('\\ud800')", "f('\x00')",
+     "f(" * 9999],
+)  # fmt: skip
+def test_leaked_calls_that_cannot_be_read(source):
+    call = only_call(source, "tool_code")
+    assert not call.ok
+    assert not call.arguments
+    assert "0x" not in call.error
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "{}", "[]", "null", '{"name": "a"}', '{"name": 3, "arguments": {}}', '{"name": " ", "arguments": {}}',
+     '{"name": "a", "arguments": []}', '{"name": "a", "arguments": "{}"}', '{"name": "a", "arguments": {"b": NaN}}',
+     '{"name": "a", "arguments": {"b": -Infinity}}', '{"name": "a", "arguments": {"b": 1e999}}',
+     '{"name": "a", "arguments": {"b": 99999999999999999999}}', '{"name": "a", "arguments": {"b": ' + "9" * 6000 + "}}",
+     '{"name": "a", "arguments": {"b": 1, "b": 2}}', '{"name": "a", "name": "a", "arguments": {}}',
+     '{"name": "a", "arguments": {"b": "\\ud800"}}', "[" * 100_000,
+     '{"name": "a", "arguments": ' + '{"b":' * 20 + "1" + "}" * 21, '{"name": "a", "arguments": {}} extra'],
+)  # fmt: skip
+def test_trained_calls_that_cannot_be_read(body):
+    call = only_call(body)
+    assert (call.ok, call.name, call.arguments, call.form) == (False, "", {}, Form.TRAINED)
+    assert call.error.startswith("the call can't be read: ")
+
+
+@given(ANY_TEXT, st.integers(-3, 400))
+def test_it_never_raises_and_loses_nothing_but_tags(text, forced):
+    reply = parse(text, forced)
+    assert reply.text == text
+    assert text.startswith(reply.forced)
+    at = 0
+    for block in reply.blocks:  # every body is a stretch of the text, and they come in order
+        at = text.index(block.body, at) + len(block.body)
+        assert (block.kind is BlockKind.CALL) == (block.call is not None)
+    for call in reply.calls:
+        json.dumps(call.arguments, allow_nan=False).encode()
+        assert call.ok or (call.error and not call.arguments)
+
+
+@given(ANY_TEXT)
+def test_what_precedes_cannot_swallow_a_final_answer_but_a_block_that_it_closes(text):
+    reply = parse(text + "</think></tool_call></tool_code></answer><answer>red</answer>")
+    assert reply.answer == "red"
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8).filter(str.isidentifier), st.integers(-99, 99), max_size=4))
+def test_both_forms_say_the_same(arguments):
+    trained = only_call(json.dumps({"name": "crop_video", "arguments": arguments}))
+    assert trained.arguments == arguments
