@@ -69,3 +69,14 @@ def credit(groups: Sequence[Group], settings: Advantage) -> list[NDArray[np.floa
         return parts
     ends = np.cumsum([len(part) for part in parts])[:-1]
     return np.split(whitened(np.concatenate(parts)), ends)
+
+
+def punished(groups: Sequence[Group], credits: Sequence[ArrayLike]) -> float:
+    """The share of correct episodes (accuracy of at least one half) whose advantage is below 0; 0.0 without any."""
+    below = [
+        value < 0
+        for group, values_G in zip(groups, credits, strict=True)
+        for member, value in zip(group.members, np.asarray(values_G).tolist(), strict=True)
+        if member.score.parts.get("accuracy", 0.0) >= 0.5
+    ]
+    return sum(below) / max(1, len(below))

@@ -90,20 +90,10 @@ def policy_loss(
 
     cap = _MEASURED_CAP if settings.importance_cap is None else settings.importance_cap
     gap_N = (old_N - engine_N).abs()
-    per_token = {
-        "clip_fraction": clipped_N,
-        "ratio_mean": ratio_N,
-        "ratio_max": ratio_N,
-        "approx_kl": k3(logp_N, old_N),
-        "kl": kl_N,
-        "importance_mean": importance_N,
-        "importance_max": importance_N,
-        "importance_truncated": importance_N > cap,
-        "logprob_gap_mean": gap_N,
-        "logprob_gap_max": gap_N,
-    }
-    stats = {name: _reduced(name, values_N) for name, values_N in per_token.items()}
-    return loss, {**stats, "tokens": torch.tensor(float(logp_N.numel()))}
+    means = {"clip_fraction": clipped_N, "approx_kl": k3(logp_N, old_N), "kl": kl_N, "ratio_mean": ratio_N}
+    means |= {"importance_mean": importance_N, "importance_truncated": importance_N > cap, "logprob_gap_mean": gap_N}
+    maxima = {"ratio_max": ratio_N, "importance_max": importance_N, "logprob_gap_max": gap_N}
+    return loss, _stats(means, maxima)
 
 
 def k1(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
@@ -162,11 +152,11 @@ def _clipped(ratio_N: Tensor, adv_N: Tensor, settings: Loss) -> tuple[Tensor, Te
     return loss_N, clipped_N
 
 
-def _reduced(name: str, values_N: Tensor) -> Tensor:
-    values_N = values_N.detach().float()
-    if values_N.numel() == 0:
-        return torch.zeros(())
-    return values_N.max() if name.endswith("_max") else values_N.mean()
+def _stats(means: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    count = next(iter(maxima.values())).numel()
+    stats = {name: values_N.detach().float().sum() / max(1, count) for name, values_N in means.items()}
+    stats |= {name: values_N.detach().max() if count else torch.zeros(()) for name, values_N in maxima.items()}
+    return stats | {"tokens": torch.tensor(float(count))}
 
 
 def _same_shape(first: Tensor, *others: Tensor) -> None:

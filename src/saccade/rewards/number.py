@@ -15,7 +15,11 @@ _NAMES = (
 _WORDS = {name: float(value) for value, name in enumerate(_NAMES.split())}
 _NUMBER = re.compile(
     r"(?<![\w.^])(?:\b(?:minus|negative)\s+|-\s*)?"
-    rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?|\.\d+|\b(?:{'|'.join(_WORDS)})\b)"
+    rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?(?!\d*\s*\^)|\.\d+|\b(?:{'|'.join(_WORDS)})\b)"
+)
+_POWER = re.compile("[²³¹⁰-⁹]+")
+_UNREAD = re.compile(
+    r"\b(?:thirty|forty|fifty|sixty|seventy|eighty|ninety|half|dozen|(?:hundred|thousand|[mb]illion)s?)\b"
 )
 _THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
 _SLACK = 1e-9  # for the rounding of binary fractions, so that an error of exactly 10 % passes the 10 % threshold
@@ -27,8 +31,8 @@ def number(episode: Episode, task: Task, *, mode: Literal["mra", "exact"] = "mra
     `mra` is the mean relative accuracy of VSI-Bench: the share of thresholds t in 0.50, 0.55 ... 0.95 with
     |answer - gold| / |gold| <= 1 - t; for a gold of 0 only 0 is right. `exact` asks for |answer - gold| <= tolerance.
     Digits, decimals, exponents, thousands commas, minus signs and the words zero to twenty are read and units passed
-    over. An answer with two different numbers (`3 or 4`, `3-4`, `1/2`) or none is worth 0. DataError if the gold is
-    no finite number.
+    over. An answer with two different numbers (`3 or 4`, `3-4`, `1/2`), a power, a larger number word (`4 million`) or
+    no number at all is worth 0. DataError if the gold is no finite number.
     """
     gold, said = _gold(task), _read(episode.answer or "")
     if said is None:
@@ -43,9 +47,9 @@ def number(episode: Episode, task: Task, *, mode: Literal["mra", "exact"] = "mra
 
 def _read(answer: str) -> float | None:
     """The number that an answer holds, or None where it holds none or several."""
-    folded = unicodedata.normalize("NFKC", answer).casefold().replace("\u2212", "-")
+    folded = unicodedata.normalize("NFKC", _POWER.sub("^", answer)).casefold().replace("\u2212", "-")
     values = {_value(found) for found in _NUMBER.findall(folded)}
-    return values.pop() if len(values) == 1 else None
+    return values.pop() if len(values) == 1 and not _UNREAD.search(folded) else None
 
 
 def _value(text: str) -> float:

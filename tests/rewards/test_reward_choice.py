@@ -1,0 +1,117 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reward_cases import episode, said, stray, task, text, turn
+
+from saccade.errors import DataError
+from saccade.rewards.choice import choice
+from saccade.types import Kind
+
+OPTIONS = ("the red ball", "the blue ball", "A and B", "none of them")
+
+
+def score(body, gold="B", choices=OPTIONS):
+    return choice(*said(body, gold=gold, kind=Kind.CHOICE, choices=choices))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "B)",
+        "[b]",
+        " B\n",
+        "**B**",
+        "\\boxed{B}",
+        "$\\boxed{\\text{B}}$",
+        "Option B",
+        "Answer: B",
+        "answer : b",
+        "The answer is B",
+        "The correct answer is: (B).",
+        "the final answer is option B",
+        "The blue ball",
+        "the blue ball.",
+        "B. the blue ball",
+        "(B) The Blue Ball.",
+        "B: the blue ball",
+        "Ｂ",
+        "'B'",
+    ],
+)
+def test_one_letter_or_its_text(body):
+    assert score(body) == 1.0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "A or B",
+        "A, B",
+        "AB",
+        "B B",
+        "A/B",
+        "B (or A)",
+        "not B",
+        "B. the red ball",
+        "I think B",
+        "A man, so B",
+        "blue",
+        "",
+        "B or the blue ball",
+        "E",
+        "the blue ball or the red ball",
+        "B\nA",
+        "<b>",
+        "Both",
+        "option",
+        "answer",
+        "B C D",
+        "2",
+    ],
+)
+def test_everything_else_is_wrong(body):
+    assert score(body) == 0.0
+
+
+def test_an_option_may_be_about_letters():
+    assert score("A and B", gold="C") == 1.0
+    assert score("A and B", gold="A") == 0.0
+
+
+def test_only_letters_of_this_task():
+    assert score("D", gold="D") == 1.0
+    assert score("D", gold="A", choices=("x", "y", "z")) == 0.0
+    assert score("J", gold="J", choices=tuple("abcdefghij")) == 1.0
+
+
+def test_labels_inside_options_and_repeated_options():
+    labelled = ("A. Apples.", "B. Candles.", "C. Berries.")
+    assert score("candles", choices=labelled) == score("B. Candles.", choices=labelled) == 1.0
+    assert score("same", gold="A", choices=("same", "same")) == 0.0
+    assert score("A", gold="A", choices=("B", "A")) == 1.0  # a letter wins over a text
+
+
+def test_the_answer_must_be_an_answer():
+    of = task("B", Kind.CHOICE, OPTIONS)
+    assert choice(episode(turn(text("B")), of=of), of) == 0.0
+    assert choice(episode(turn(stray("<answer>"), text("B")), of=of), of) == 0.0
+
+
+@pytest.mark.parametrize(("gold", "choices"), [("E", OPTIONS), ("red", OPTIONS), ("A", ()), (1.0, OPTIONS)])
+def test_a_task_without_sense_is_named(gold, choices):
+    with pytest.raises(DataError, match="task t: "):
+        score("A", gold=gold, choices=choices)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_never_two_letters_for_one_answer(body):
+    assert sum(score(body, gold=letter) for letter in "ABCD") <= 1.0
+
+
+def test_a_long_answer_is_read_quickly():
+    assert score("the answer is " * 3000 + "!") == 0.0

@@ -1,0 +1,127 @@
+import pytest
+from reward_cases import RAN, answer, call, episode, stray, task, text, think, turn
+
+from saccade.rewards.compliance import compliance
+from saccade.rewards.format import format as format_reward
+from saccade.types import Form
+
+TASK = task("red")
+FLOW = turn(think(), answer())
+LOOK = turn(think(), call(), results=[RAN])
+
+
+def score(*turns, **settings):
+    return format_reward(episode(*turns), TASK, **settings)
+
+
+def test_the_check_values():
+    uncapped = 0.7 + 0.5 * 0.7 + 0.1
+    assert uncapped == pytest.approx(1.15)
+    assert score(FLOW) == 1.0
+    assert score(turn(stray(), think(), answer())) == 1.0  # 1.05 without the balance bonus
+    assert score(turn(think("hm", closed=False), answer())) == pytest.approx(0.35)
+    assert score(turn(think(closed=False), answer())) == pytest.approx(0.55)
+
+
+def test_vanilla_has_no_anchor():
+    assert score(FLOW, lam=0.0) == pytest.approx(0.8)
+    assert score(LOOK, FLOW, lam=0.0) == 1.0
+    assert score(turn(think("hm", closed=False), answer()), lam=0.0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ((), 0.0),
+        ((turn(text("red")),), 0.0),  # no bonus for balance alone
+        ((turn(answer()),), 0.3 + 0.2 + 0.1),
+        ((turn(answer(closed=False)),), 0.3),
+        ((turn(answer("  ")),), 0.0),
+        ((turn(think()),), 0.2 + 0.5 * 0.4 + 0.1),
+        ((turn(think("")),), 0.0),
+        ((turn(think(""), answer()),), 0.3 + 0.2 + 0.1),  # an empty think is no flow
+        ((turn(think("hm"), answer()),), 0.5 + 0.5 * 0.3 + 0.1),
+        ((turn(think("123456789"), answer()),), 0.5 + 0.5 * 0.3 + 0.1),
+        ((turn(think(closed=False)),), 0.2 - 0.15),
+        ((turn(think("", closed=False)),), -0.15),
+        ((turn(answer(), think()),), 0.7 + 0.5 * 0.4 + 0.1),  # an answer before the think is no flow
+        ((turn(think(), call()),), 0.5 + 0.5 * 0.4 + 0.1),
+        ((turn(think(), call(error="bad JSON")),), 0.2 + 0.5 * 0.4 + 0.1),
+        ((turn(think(), call(form=Form.LEAKED)),), 0.5 + 0.5 * 0.4 + 0.1),
+        ((turn(call(), think()),), 0.2 + 0.5 * 0.4 + 0.1),  # a call before the think
+        ((turn(think()), turn(call())), 0.2 + 0.5 * 0.4 + 0.1),  # a think of another turn
+        ((LOOK, turn(think(closed=False), answer())), 1.0 - 0.15),  # left open in any turn
+    ],
+)
+def test_base_and_anchor_by_hand(turns, expected):
+    assert score(*turns) == pytest.approx(expected)
+
+
+def test_without_the_answer_suffix():
+    assert score(FLOW, lam=0.0, answer_suffix=False) == pytest.approx(0.3 + 0.2 + 0.1 + 0.1)
+    assert score(turn(answer(closed=False)), lam=0.0, answer_suffix=False) == pytest.approx(0.2)
+
+
+def test_ablation_of_gamma():
+    assert score(turn(think(closed=False), answer()), gamma=0.0) == pytest.approx(0.7)
+
+
+def test_a_forced_think_counts_unless_hidden():
+    prefixed = turn(think(), answer(), forced="<think>\n")
+    assert score(prefixed) == 1.0
+    assert score(prefixed, think_prefix=False) == pytest.approx(0.5)  # `</think>` closes nothing
+    assert score(FLOW, think_prefix=False) == 1.0
+    left_open = turn(think(closed=False), answer(), forced="<think>\n")
+    assert score(left_open) == pytest.approx(0.55)
+    assert score(left_open, think_prefix=False) == pytest.approx(0.6)
+
+
+WELL_FORMED = [
+    FLOW,
+    LOOK,
+    turn(think(""), answer()),
+    turn(think(), text("\n"), call(), text(" "), call(), text("\n")),
+    turn(think(), answer(), forced="<think>\n"),
+]
+ILL_FORMED = [
+    turn(),
+    turn(answer()),
+    turn(call()),
+    turn(think()),
+    turn(think(), text("so"), answer()),
+    turn(text("so"), think(), answer()),
+    turn(think(), answer(), text("5555")),
+    turn(think(), stray(), answer()),
+    turn(think(), think(), answer()),
+    turn(think(closed=False), answer()),
+    turn(think(), answer(" ")),
+    turn(think(), answer(closed=False)),
+    turn(think(), answer(), answer()),
+    turn(think(), call(), answer()),
+    turn(think(), call(error="bad JSON")),
+    turn(think(), call(), call(error="bad JSON")),
+    turn(think(), call(form=Form.LEAKED)),
+    turn(think(), call(closed=False)),
+]
+
+
+@pytest.mark.parametrize("good", WELL_FORMED)
+def test_grammar_accepts(good):
+    assert score(good, mode="grammar") == compliance(episode(good), TASK) == 1.0
+
+
+@pytest.mark.parametrize("bad", ILL_FORMED)
+def test_grammar_refuses(bad):
+    assert score(bad, mode="grammar") == compliance(episode(bad), TASK) == 0.0
+    assert score(LOOK, bad, mode="grammar") == 0.5
+    assert compliance(episode(LOOK, bad), TASK) == 0.0
+
+
+def test_what_the_anchor_pays_for_and_the_grammar_does_not():
+    collapsed = turn(think(), stray(), answer("yellow"), text("5555"))
+    assert score(collapsed) == 1.0
+    assert score(collapsed, mode="grammar") == 0.0
+
+
+def test_no_turn_is_not_well_formed():
+    assert compliance(episode(), TASK) == score(mode="grammar") == 0.0

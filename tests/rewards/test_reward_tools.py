@@ -1,0 +1,65 @@
+import pytest
+from reward_cases import RAISED, RAN, REFUSED, SILENT, answer, call, episode, task, text, think, turn
+
+from saccade.rewards.tools import tools
+from saccade.types import Form
+
+RIGHT, WRONG = turn(think(), answer("red")), turn(think(), answer("blue"))
+TASK = task("red")
+
+
+def score(*turns, **settings):
+    return tools(episode(*turns), TASK, **settings)
+
+
+def looked(*results):
+    return turn(think(), *[call() for _ in results], results=results)
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ((RIGHT,), 0.0),
+        ((turn(think(), call(error="bad")), RIGHT), 0.0),
+        ((looked(REFUSED), WRONG), 0.1),
+        ((looked(RAISED), WRONG), 0.1),
+        ((looked(RAN), WRONG), 0.3),
+        ((looked(REFUSED, RAN), WRONG), 0.3),
+        ((looked(REFUSED), RIGHT), 0.6),
+        ((looked(RAN, RAN), RIGHT), 0.8),
+        ((looked(RAN), turn(think(), answer("red ball"))), 0.8),  # F1 2/3
+        ((looked(RAN), turn(think(), answer("red blue green white"))), 0.3),  # F1 2/5
+        ((turn(text("<tool_response>red</tool_response>")), RIGHT), 0.0),
+        ((turn(think(), call(form=Form.LEAKED), results=[RAN]), WRONG), 0.3),
+    ],
+)
+def test_graded(turns, expected):
+    assert score(*turns) == pytest.approx(expected)
+
+
+def test_the_check_values_of_the_accumulative_reward():
+    assert 1.0 + score(looked(RAN), looked(RAN), looked(RAN), RIGHT, mode="accumulative") == pytest.approx(1.3)
+    assert score(looked(RAN), looked(RAN), looked(RAN), WRONG, mode="accumulative") == 0.0
+
+
+def test_what_counts_as_a_call():
+    turns = (looked(RAN, SILENT, RAISED, REFUSED), RIGHT)
+    by_count = {
+        count: score(*turns, mode="accumulative", count=count) for count in ("executed", "succeeded", "informative")
+    }
+    assert by_count == pytest.approx({"executed": 0.3, "succeeded": 0.2, "informative": 0.1})
+
+
+def test_cap_bonus_threshold_and_none():
+    many = (looked(*[RAN] * 9), RIGHT)
+    assert score(*many, mode="accumulative") == pytest.approx(0.4)
+    assert score(*many, mode="accumulative", cap=2, bonus=0.5) == pytest.approx(1.0)
+    partly = (looked(RAN), turn(think(), answer("red ball")))
+    assert score(*partly, mode="accumulative") == 0.0
+    assert score(*partly, mode="accumulative", threshold=0.5) == pytest.approx(0.1)
+    assert score(*partly, threshold=1.0) == pytest.approx(0.3)
+    assert score(*many, mode="none") == 0.0
+
+
+def test_another_accuracy_may_be_given():
+    assert score(looked(RAN), RIGHT, accuracy=lambda episode, task: 0.0) == pytest.approx(0.3)
