@@ -1,17 +1,5 @@
-import pytest
+"""What every test shares: passive threads before torch comes in."""
 
-from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.model.tiny import make_tiny
+from saccade.cli import calm_threads
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory) -> str:
-    """A tiny checkpoint, random weights."""
-    folder = str(tmp_path_factory.mktemp("tiny"))
-    make_tiny(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def renderer(tiny_folder) -> ChatRenderer:
-    return load_renderer(tiny_folder)
+calm_threads()
