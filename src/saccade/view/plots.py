@@ -1,0 +1,254 @@
+"""Curves and bars as SVG or PNG: the only user of matplotlib.
+
+The colours are those of Okabe and Ito (2008), told apart by most colour-blind readers. `themed` makes an SVG take its
+colours from the page around it, so that one picture serves a light and a dark page.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, FAINT = "#1a1b1c", "#8a8b8c"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f5d", "#b3a600")
+STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
+SIZE = (3.6, 2.35)  # inches of one panel
+LOOK: dict[Any, Any] = {  # matplotlib's types want its key names, one by one
+    "svg.fonttype": "none",
+    "svg.hashsalt": "saccade",
+    "font.family": "sans-serif",
+    "font.size": 8.5,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.4,
+    "grid.alpha": 0.35,
+    "legend.frameon": False,
+}
+
+Format = Literal["svg", "png"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """What one small picture shows: keys of the metrics ("reward/*" takes all that begin so), and its axis.
+
+    >>> Panel(title="Entropy", unit="nats per token", keys=("entropy",)).top is None
+    True
+    """
+
+    title: str
+    unit: str
+    keys: tuple[str, ...]
+    log: bool = False
+    top: float | None = None  # of an axis that begins at 0
+
+
+PANELS = (
+    Panel(title="Loss", unit="nats per token", keys=("loss",)),
+    Panel(title="Reward and its parts", unit="per episode", keys=("reward", "reward/*")),
+    Panel(title="Accuracy", unit="mean, training rollouts", keys=("accuracy", *(f"accuracy/{kind}" for kind in (
+        "choice", "open", "number", "grounding"))), top=1.0),
+    Panel(title="Accuracy by question", unit="mean", keys=("accuracy/question/*",), top=1.0),
+    Panel(title="Accuracy by frames shown", unit="mean", keys=("accuracy/K=*",), top=1.0),
+    Panel(title="Format compliance", unit="share of episodes", keys=("compliance",), top=1.0),
+    Panel(title="Tool calls", unit="per episode", keys=("calls", "calls/executed", "calls/succeeded")),
+    Panel(title="Tool calls by frames shown", unit="per episode", keys=("calls/K=*",)),
+    Panel(title="Reward of calling over skipping", unit="difference", keys=("call_gain/*",)),
+    Panel(title="How episodes end", unit="share of episodes", keys=("end/*",), top=1.0),
+    Panel(title="Groups solved", unit="share", keys=("solved", "solved/*"), top=1.0),
+    Panel(title="Tokens sampled", unit="per episode", keys=("response_tokens", "sampled_tokens")),
+    Panel(title="Visual tokens", unit="per episode", keys=("visual_tokens",)),
+    Panel(title="Entropy", unit="nats per token", keys=("entropy",)),
+    Panel(title="Gradient norm", unit="before clipping", keys=("grad_norm",)),
+    Panel(title="Learning rate", unit="", keys=("lr",)),
+    Panel(title="Engine–trainer gap", unit="|Δ logprob|, nats", keys=("gap_mean", "gap_max"), log=True),
+    Panel(title="Clipped tokens", unit="share", keys=("clip_fraction",)),
+    Panel(title="KL", unit="nats per token", keys=("kl", "kl/*")),
+    Panel(title="Seconds per step", unit="s", keys=("seconds/*",)),
+    Panel(title="Throughput", unit="tokens per second", keys=("tokens_per_second",)),
+    Panel(title="Peak memory", unit="GiB", keys=("memory_gib",)),
+)  # fmt: skip
+
+Series = dict[str, tuple[list[float], list[float]]]
+
+
+# ---- curves --------------------------------------------------------------------------------------------------------
+
+
+def series_of(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
+    """The panel's series by short name, each as steps and values; what isn't a finite number is left out."""
+    names = dict.fromkeys(key for row in rows for key in row)
+    ordered = sorted(names, key=lambda key: (len(key), key) if "/K=" in key else (0, ""))
+    chosen = [key for pattern in panel.keys for key in ordered if _matches(key, pattern)]
+    found: Series = {}
+    for key in dict.fromkeys(chosen):
+        points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if _finite(row.get(key))]
+        if points:
+            steps, values = zip(*points, strict=True)
+            found[_short(key, panel)] = ([float(step) for step in steps], [float(value) for value in values])
+    return found
+
+
+def _matches(key: str, pattern: str) -> bool:
+    return key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern
+
+
+def _short(key: str, panel: Panel) -> str:
+    """A key as the legend says it: without what the title says already."""
+    whole = len(panel.keys) > 1 and key == panel.keys[0] and "/" not in key and f"{key}/" in " ".join(panel.keys)
+    return "all" if whole else key.rpartition("/")[2].replace("_", " ")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """A centred mean over about a tenth of the points (at least 3), narrower at both ends.
+
+    >>> running_mean([0.0, 3.0, 0.0])
+    [1.5, 1.0, 1.5]
+    """
+    half = max(1, len(values) // 20)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    bounds = [(max(0, i - half), min(len(values), i + half + 1)) for i in range(len(values))]
+    return [float(sums[end] - sums[start]) / (end - start) for start, end in bounds]
+
+
+def curve(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: Format = "svg") -> bytes | None:
+    """One panel over the steps: faint raw points, a running mean over them. None where no row has its keys."""
+    series = series_of(panel, rows)
+    if not series:
+        return None
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        _draw(figure.subplots(), panel, series)
+        return _saved(figure, fmt)
+
+
+def curves(rows: Sequence[Mapping[str, Any]], *, fmt: Format = "png", columns: int = 3) -> bytes | None:
+    """Every panel that the rows (lines of metrics.jsonl, in order) can fill, as one picture of small multiples."""
+    filled = [(panel, series) for panel in PANELS if (series := series_of(panel, rows))]
+    if not filled:
+        return None
+    lines = math.ceil(len(filled) / columns)
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * lines), layout="constrained")
+        axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+        for place, (panel, series) in zip(axes, filled, strict=False):
+            _draw(place, panel, series)
+        for place in axes[len(filled) :]:
+            place.set_axis_off()
+        return _saved(figure, fmt)
+
+
+def _draw(axes: Axes, panel: Panel, series: Series) -> None:
+    for i, (name, (steps, values)) in enumerate(series.items()):
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        axes.plot(steps, values, ".", color=colour, markersize=4.0, alpha=0.35, markeredgewidth=0)
+        axes.plot(steps, running_mean(values), color=colour, linestyle=style, linewidth=1.6, label=name)
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    axes.set_xlabel("step")
+    axes.grid(axis="y")
+    positive = any(value > 0 for _, values in series.values() for value in values)
+    if panel.log and positive:
+        axes.set_yscale("log")
+    if panel.top is not None:
+        axes.set_ylim(-0.03, panel.top * 1.03)
+    if len(series) > 1:
+        axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
+
+
+# ---- bars ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A value with its interval and, where known, the floor that knowing nothing reaches.
+
+    >>> Bar(value=0.5, low=0.3, high=0.7, floor=0.2).value
+    0.5
+    """
+
+    value: float
+    low: float
+    high: float
+    floor: float | None = None
+
+
+def bars(
+    title: str, rows: Mapping[str, Mapping[str, Bar]], *, unit: str = "accuracy, 95 % interval", fmt: Format = "svg"
+) -> bytes:
+    """Horizontal bars with intervals: `rows[row][series]`. A dotted tick marks the floor; the axis is [0, 1]."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    height = 0.8 / max(len(names), 1)
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(4.6, 1.0 + 0.26 * (len(rows) * len(names) + len(rows) * 0.6)), layout="constrained")
+        axes = figure.subplots()
+        for i, name in enumerate(names):
+            shift = (i - (len(names) - 1) / 2) * height
+            places = [(at + shift, row[name]) for at, row in enumerate(rows.values()) if name in row]
+            _draw_bars(axes, places, name, COLOURS[i % len(COLOURS)], height)
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.set_title(title)
+        axes.set_xlabel(unit)
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+        axes.margins(y=0.02)
+        if len(names) > 1:
+            figure.legend(loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.2)
+        return _saved(figure, fmt)
+
+
+def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colour: str, height: float) -> None:
+    for j, (at, bar) in enumerate(places):
+        label = name if j == 0 else "_nolegend_"
+        axes.barh(at, bar.value, height=height * 0.86, color=colour, alpha=0.75, label=label)
+        axes.plot([bar.low, bar.high], [at, at], color=INK, linewidth=1.0)
+        if bar.floor is not None:
+            axes.plot(
+                [bar.floor] * 2, [at - height / 2, at + height / 2], color=INK, linewidth=1.2, linestyle=(0, (1, 1))
+            )
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _saved(figure: Figure, fmt: Format) -> bytes:
+    buffer = io.BytesIO()
+    plain: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
+    figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=plain)
+    return buffer.getvalue()
+
+
+def themed(svg: bytes) -> str:
+    """An SVG to stand inside a page: its colours are the page's text colour and its variables --s1, --s2, ...
+
+    Where the page doesn't define a variable, the colour stays as drawn.
+    """
+    text = svg.decode()
+    text = text[text.index("<svg") :]
+    text = text.replace(INK, "currentColor").replace(FAINT, "var(--line, #8a8b8c)")
+    for i, colour in enumerate(COLOURS, start=1):
+        text = text.replace(colour, f"var(--s{i}, {colour})")
+    return text.replace("<svg ", '<svg role="img" ', 1)
