@@ -102,9 +102,7 @@ def test_an_agent_that_alters_the_past_is_caught(renderer):
     async def forgetful(task, ctx):
         episode = await direct(task, ctx)
         first, *rest = episode.ledger.segments
-        return replace(
-            episode, ledger=replace(episode.ledger, segments=(replace(first, tokens=(*first.tokens, 5)), *rest))
-        )
+        return replace(episode, ledger=Ledger(segments=(replace(first, tokens=(*first.tokens, 5)), *rest)))
 
     with pytest.raises(AssertionError, match="not what the engine was given"):
         asyncio.run(check_agent(forgetful, renderer))

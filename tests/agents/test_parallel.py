@@ -1,0 +1,332 @@
+"""The loop, by the parallel agent: turns, calls, limits, ends, seeds, and who is told what."""
+
+import asyncio
+import functools
+
+import pytest
+
+from saccade.agents.direct import direct
+from saccade.agents.parallel import FORCED_ANSWER, parallel
+from saccade.agents.reasoning import reasoning
+from saccade.engines.scripted import scripted
+from saccade.errors import DataError, MediaError
+from saccade.ledger import Ledger, Origin
+from saccade.protocols import Context
+from saccade.testing import PaintedMedia
+from saccade.types import Completion, End, Kind, Media, Sampling, Stop, Task, seed_of
+
+TASK = Task(id="t", question="What is it?", media=(Media(path="clip.mp4"),), kind=Kind.OPEN, gold="red")
+ANSWER = "I know.</think><answer>red</answer>"
+
+
+def call(start, end=None, name="crop_video"):
+    arguments = f'{{"start_time": {start}, "end_time": {start + 4 if end is None else end}}}'
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+def is_child(ledger):
+    return all(segment.origin is Origin.PROMPT for segment in ledger.segments)
+
+
+def script(renderer, *replies, child="nothing"):
+    """The main agent says `replies` in turn, every sub-agent `child` (a text, or a function of its ledger)."""
+
+    def say(ledger):
+        if is_child(ledger):
+            return child(ledger) if callable(child) else child
+        return replies[sum(segment.sampled for segment in ledger.segments)]
+
+    return scripted(renderer, replies=say)
+
+
+def attempt(renderer, engine, agent=parallel, task=TASK, **settings):
+    changes = {key: settings.pop(key) for key in ("frames", "watch", "deadline", "seed") if key in settings}
+    sampling = Sampling(max_tokens=settings.pop("max_tokens", 200))
+    given = {"engine": engine, "renderer": renderer, "media": PaintedMedia(), "sampling": sampling, "seed": 5}
+    return asyncio.run(agent(task, Context(**{**given, **changes}), **settings))
+
+
+def text(renderer, segment):
+    return renderer.decode(segment.tokens)
+
+
+def test_an_answer_ends_it(renderer):
+    episode = attempt(renderer, script(renderer, ANSWER))
+    assert (episode.end, episode.answer, episode.agent) == (End.ANSWERED, "red", "parallel")
+    prompt, forced, said = episode.ledger.segments
+    assert (forced.origin, text(renderer, forced)) == (Origin.FORCED, "<think>\n")
+    assert episode.turns[0].reply.forced == "<think>\n"
+    assert said.tokens[-1] in renderer.stop_ids
+    assert "crop_video" in text(renderer, prompt)
+
+
+@pytest.mark.parametrize(("frames", "shown"), [(None, 64), (4, 4), (8, 8), (1000, 256)])
+def test_the_prompt_shows_min_of_k_and_the_videos_frames(renderer, frames, shown):
+    episode = attempt(renderer, script(renderer, ANSWER), frames=frames)
+    assert len(episode.ledger.pictures()) == episode.frames == shown
+    prompt = text(renderer, episode.ledger.segments[0])
+    assert prompt.count(" seconds><|vision_start|>") == shown
+    assert prompt.index("<|vision_end|>What is it?") > 0
+
+
+def test_calls_of_a_turn_are_answered_in_order_in_one_tool_turn(renderer):
+    def child(ledger):
+        return f"seen {ledger.pictures()[0].time}"
+
+    engine = script(renderer, f"Look.</think>{call(40)}{call(8)}{call(20)}", ANSWER, child=child)
+    episode = attempt(renderer, engine)
+    results = episode.turns[0].results
+    assert [result.text for result in results] == ["seen 40.5", "seen 8.5", "seen 20.5"]
+    assert [result.child for result in results] == [0, 1, 2]
+    assert [one.ledger.pictures()[0].time for one in episode.children] == [40.5, 8.5, 20.5]
+    tool_turns = [segment for segment in episode.ledger.segments if segment.origin is Origin.TOOL]
+    assert len(tool_turns) == 1
+    assert text(renderer, tool_turns[0]).count("<tool_response>") == 3
+    assert [one.origin.value for one in episode.ledger.segments] == [
+        *("prompt", "forced", "sampled", "tool", "forced", "sampled")
+    ]
+
+
+def test_calls_run_at_the_same_time(renderer):
+    async def waits(ledger, sampling):
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return await plain(ledger, sampling)
+
+    running = most = 0
+    engine = script(renderer, f"</think>{call(0)}{call(8)}{call(16)}{call(24)}", ANSWER)
+    plain, engine.generate = engine.generate, waits
+    attempt(renderer, engine)
+    assert most == 4
+
+
+def test_results_do_not_depend_on_who_finishes_first(renderer):
+    def slow_first(order):
+        engine = script(renderer, f"</think>{call(0)}{call(8)}", ANSWER, child=lambda led: f"{led.pictures()[0].time}")
+        plain = engine.generate
+
+        async def generate(ledger, sampling):
+            if is_child(ledger):
+                await asyncio.sleep(0.02 * order[int(ledger.pictures()[0].time // 8)])
+            return await plain(ledger, sampling)
+
+        engine.generate = generate
+        return attempt(renderer, engine)
+
+    assert slow_first([1, 0]).ledger == slow_first([0, 1]).ledger
+
+
+def test_too_many_calls_are_answered_not_dropped(renderer):
+    engine = script(renderer, "</think>" + "".join(call(8 * n) for n in range(7)), ANSWER)
+    results = attempt(renderer, engine, max_calls=5).turns[0].results
+    assert [result.ok for result in results] == [True] * 5 + [False] * 2
+    assert all("too many calls: 5 per turn" in result.error for result in results[5:])
+
+
+def test_a_malformed_call_voids_nothing(renderer):
+    said = f"</think><tool_call>{{oops</tool_call>{call(0)}<tool_call>{call(8)}{call(9, name='zoom')}{call(9, 3)}"
+    episode = attempt(renderer, script(renderer, said, ANSWER), max_calls=2)
+    errors = [result.error for result in episode.turns[0].results]
+    assert [error is None for error in errors] == [False, True, False, True, False, False]
+    assert "can't be read" in errors[0]
+    assert "not closed" in errors[2]
+    assert errors[4] == "there is no tool 'zoom'; there is crop_video"
+    assert "too many" in errors[5]
+    assert episode.end is End.ANSWERED
+    shown = text(renderer, episode.ledger.segments[3])
+    assert shown.count("Error: ") == 4
+
+
+def test_the_leaked_form_runs_too(renderer):
+    said = "</think><tool_code>print(crop_video(3, end_time=9))</tool_code>"
+    episode = attempt(renderer, script(renderer, said, ANSWER, child="red"))
+    assert [result.text for result in episode.results] == ["red"]
+
+
+def test_sequential_dispatch_serves_one_call_per_turn(renderer):
+    engine = script(renderer, f"</think>{call(0)}{call(8)}", f"</think>{call(8)}", ANSWER)
+    episode = attempt(renderer, engine, dispatch="sequential")
+    first, second, _ = episode.turns
+    assert [result.ok for result in first.results] == [True, False]
+    assert "1 call per turn" in first.results[1].error
+    assert second.results[0].ok
+
+
+def test_an_answer_beside_calls_ends_it_and_the_calls_are_not_run(renderer):
+    episode = attempt(renderer, script(renderer, f"</think>{call(0)}<answer>red</answer>"))
+    assert (episode.end, episode.results, episode.children) == (End.ANSWERED, (), ())
+
+
+def test_after_the_last_tool_turn_an_answer_is_demanded(renderer):
+    look = f"</think>{call(0)}"
+    episode = attempt(renderer, script(renderer, look, look, look), max_turns=2)
+    assert episode.end is End.MAX_TURNS
+    assert [len(turn.results) for turn in episode.turns] == [1, 1, 0]
+    first, second = [text(renderer, one) for one in episode.ledger.segments if one.origin is Origin.TOOL]
+    assert FORCED_ANSWER not in first
+    assert FORCED_ANSWER in second
+
+
+def test_with_the_tools_off_the_prompt_has_no_schemas_and_the_model_is_told(renderer):
+    episode = attempt(renderer, script(renderer, f"</think>{call(0)}", ANSWER), tools=())
+    assert "<tools>" not in text(renderer, episode.ledger.segments[0])
+    assert episode.results[0].error == "there is no tool 'crop_video'; answer without tools"
+    assert (episode.end, episode.children) == (End.ANSWERED, ())
+    hidden = attempt(renderer, script(renderer, ANSWER), tool_schemas=False)
+    assert hidden.ledger == attempt(renderer, script(renderer, ANSWER), tools=()).ledger
+
+
+@pytest.mark.parametrize(
+    ("said", "changes", "end"),
+    [
+        ("I give up.", {}, End.NO_ANSWER),
+        ("so " * 99, {"max_tokens": 9}, End.LENGTH),
+        (f"{ANSWER} and so on", {"max_tokens": 30}, End.ANSWERED),
+        ("so " * 400, {"context_tokens": 700}, End.CONTEXT_FULL),
+        (ANSWER, {"context_tokens": 100}, End.CONTEXT_FULL),
+    ],
+)
+def test_ends(renderer, said, changes, end):
+    max_tokens = changes.pop("max_tokens", 4000)
+    episode = attempt(renderer, script(renderer, said), frames=4, max_tokens=max_tokens, **changes)
+    assert episode.end is end
+    assert len(episode.ledger) <= changes.get("context_tokens", 10**6)
+
+
+def test_a_tool_turn_that_does_not_fit_is_left_out_whole(renderer):
+    engine = script(renderer, f"</think>{call(0)}", ANSWER, child="word " * 60)
+    whole = attempt(renderer, engine, frames=4)
+    lengths = [sum(segment.repeats) for segment in whole.ledger.segments]
+    limit = sum(lengths[:4])  # room for the results, none for a reply
+    episode = attempt(renderer, engine, frames=4, context_tokens=limit)
+    assert episode.end is End.CONTEXT_FULL
+    assert episode.ledger.segments == whole.ledger.segments[:3]
+    assert episode.results == episode.turns[0].results != ()
+
+
+class Broken(scripted):
+    """Fails, or stops, from its nth reply on."""
+
+    def __init__(self, renderer, after, stop=None):
+        super().__init__(renderer, replies=lambda led: "seen" if is_child(led) else f"</think>{call(0)}{call(8)}")
+        self.left, self.stop = after, stop
+
+    async def generate(self, ledger, sampling):
+        self.left -= 1
+        if self.left < 0 and self.stop:
+            return Completion(tokens=(), logprobs=(), version=0, stop=self.stop)
+        return await super().generate(ledger, sampling) if self.left >= 0 else self._next_fails()
+
+    def _next_fails(self):
+        self._closed = True
+        return self._next(Ledger())
+
+
+@pytest.mark.parametrize(
+    ("after", "stop", "end"),
+    [
+        (0, None, End.ABORTED),
+        (0, Stop.ABORTED, End.ABORTED),
+        (2, None, End.TOOL_BROKEN),
+        (2, Stop.ABORTED, End.TOOL_BROKEN),
+        (3, None, End.ABORTED),
+    ],
+)
+def test_a_failure_of_the_engine_is_not_the_policys_fault(renderer, after, stop, end):
+    episode = attempt(renderer, Broken(renderer, after, stop))
+    assert episode.end is end
+    assert bool(episode.error) == (after > 0 or stop is None)
+
+
+def test_a_forbidden_id_aborts(renderer):
+    class Sees(scripted):
+        async def generate(self, ledger, sampling):
+            return Completion(tokens=renderer.forbidden_ids[:1], logprobs=(-1.0,), version=0, stop=Stop.LENGTH)
+
+    episode = attempt(renderer, Sees(renderer))
+    assert episode.end is End.ABORTED
+    assert "forbidden" in episode.error
+
+
+def test_the_deadline_aborts(renderer):
+    async def body():
+        engine = scripted(renderer, replies=lambda ledger: ANSWER, seconds=5)
+        sampling, soon = Sampling(), asyncio.get_running_loop().time() + 0.05
+        ctx = Context(engine=engine, renderer=renderer, media=PaintedMedia(), sampling=sampling, seed=5, deadline=soon)
+        return await parallel(TASK, ctx)
+
+    episode = asyncio.run(body())
+    assert episode.end is End.ABORTED
+    assert "deadline" in episode.error
+
+
+def test_seeds_come_from_turn_and_place(renderer):
+    seeds = []
+
+    class Notes(scripted):
+        async def generate(self, ledger, sampling):
+            seeds.append(sampling.seed)
+            assert sampling.stop_ids == renderer.stop_ids
+            assert sampling.forbidden_ids == renderer.forbidden_ids
+            return await super().generate(ledger, sampling)
+
+    replies = (f"</think>{call(0)}<tool_call>oops</tool_call>{call(8)}", "seen", "seen", ANSWER)
+    attempt(renderer, Notes(renderer, replies=replies), seed=9)
+    assert seeds == [seed_of(9, 0), seed_of(9, "child", 0, 0), seed_of(9, "child", 0, 2), seed_of(9, 1)]
+
+
+def test_children_are_plain_episodes(renderer):
+    episode = attempt(renderer, script(renderer, f"</think>{call(0)}", ANSWER, child="red at 3"))
+    (child,) = episode.children
+    assert (child.task.id, child.agent, child.end, child.frames) == ("t/0.0", "sub", End.ANSWERED, 4)
+    assert [segment.origin for segment in child.ledger.segments] == [Origin.PROMPT, Origin.SAMPLED]
+    whole = episode.usage
+    assert whole.sampled_tokens == sum(len(one.ledger.sampled_tokens()) for one in episode.walk())
+    assert whole.visual_tokens == sum(slot.tokens for one in episode.walk() for slot in one.ledger.slots())
+    assert whole.prompt_tokens + whole.sampled_tokens == sum(len(one.ledger) for one in episode.walk())
+
+
+def test_watchers_see_it_happen(renderer):
+    events = []
+    attempt(
+        renderer,
+        script(renderer, f"</think>{call(0)}{call(8)}", ANSWER),
+        watch=lambda event, data: events.append((event, data)),
+    )
+    names = [event for event, _ in events]
+    assert names == ["turn", "reply", "calls", "result", "result", "results", "turn", "reply", "end"]
+    served = [data for event, data in events if event == "result"]
+    assert [(data["index"], data["call"].arguments["start_time"]) for data in served] == [(0, 0), (1, 8)]
+
+
+def test_options_are_shown_by_letter(renderer):
+    task = Task(id="c", question="Which?", media=(), kind=Kind.CHOICE, gold="A", choices=("red", "blue"))
+    episode = attempt(renderer, script(renderer, ANSWER), task=task)
+    assert "Which?\nA. red\nB. blue" in text(renderer, episode.ledger.segments[0])
+    assert episode.frames == 0
+
+
+def test_what_the_user_must_mend_is_raised(renderer):
+    two = Task(id="t", question="?", media=TASK.media * 2, kind=Kind.OPEN, gold="")
+    with pytest.raises(DataError, match="has 2 media"):
+        attempt(renderer, script(renderer, ANSWER), task=two)
+    missing = Task(id="t", question="?", media=(Media(path="missing.mp4"),), kind=Kind.OPEN, gold="")
+    with pytest.raises(MediaError, match=r"missing\.mp4"):
+        attempt(renderer, script(renderer, ANSWER), task=missing)
+
+
+@pytest.mark.parametrize(("agent", "forced"), [(direct, ""), (reasoning, "<think>\n")])
+def test_single_turn_agents(renderer, agent, forced):
+    episode = attempt(renderer, script(renderer, "<answer>red</answer>"), agent=agent, frames=4)
+    assert (episode.end, episode.agent, episode.frames) == (End.ANSWERED, agent.__name__, 4)
+    assert episode.turns[0].reply.forced == forced
+    calls = attempt(renderer, script(renderer, call(0)), agent=agent)
+    assert (calls.end, calls.results) == (End.MAX_TURNS, ())
+
+
+def test_an_empty_system_text_is_left_out(renderer):
+    quiet = functools.partial(parallel, system="", tool_schemas=False)
+    episode = attempt(renderer, script(renderer, ANSWER), agent=quiet, frames=4)
+    assert text(renderer, episode.ledger.segments[0]).startswith("<|im_start|>user\n<8.0 seconds>")
