@@ -13,7 +13,7 @@ from saccade.config import Advantage
 from saccade.types import Group
 
 Estimator = Literal["mean", "mean_std", "leave_one_out"]
-_EPSILON = 1e-6
+_EPSILON = 1e-6  # added to a std before dividing
 
 
 def advantages(rewards_G: ArrayLike, estimator: Estimator) -> NDArray[np.float64]:
@@ -30,11 +30,12 @@ def advantages(rewards_G: ArrayLike, estimator: Estimator) -> NDArray[np.float64
     if values_G.ndim != 1 or not np.isfinite(values_G).all():
         raise ValueError(f"rewards must be a flat list of finite numbers, got {values_G.tolist()}")
     size = len(values_G)
-    if size < 2:
+    if size < 2:  # nothing to compare with
         return np.zeros_like(values_G)
     centred_G = values_G - values_G.mean()
     if estimator == "mean_std":
         return centred_G / (values_G.std() + _EPSILON)
+    # R - mean of the others = (R - mean of all) * G / (G - 1)
     return centred_G * size / (size - 1) if estimator == "leave_one_out" else centred_G
 
 

@@ -19,4 +19,5 @@ def draw(frames: Sequence[int], *, run_seed: int, epoch: int, task: Task) -> int
     """
     if any(budget < 1 for budget in frames):
         raise ConfigError(f"gating.frames holds {min(frames)}: every frame budget must be at least 1")
+    # 63 bits over a handful of budgets: the bias of the remainder is far below any count of tasks
     return frames[seed_of("gating", run_seed, epoch, task.id) % len(frames)] if frames else None

@@ -33,6 +33,7 @@ def token_weights(seq_N: Tensor, *, aggregation: Aggregation, sum_norm: float = 
     """
     if seq_N.numel() == 0:
         return torch.zeros_like(seq_N, dtype=torch.float32)
+    # place_N: index into S of each token's sequence
     _, place_N, length_S = torch.unique(seq_N, return_inverse=True, return_counts=True)
     if aggregation == "token_mean":
         divisor_N = torch.full_like(seq_N, seq_N.numel(), dtype=torch.float32)
@@ -77,6 +78,7 @@ def policy_loss(
 
     ratio_N = _ratio(logp_N, old_N)
     loss_N, clipped_N = _clipped(ratio_N, adv_N, settings)
+    # the trainer's own gap to the engine: detached, so it weighs tokens and has no gradient
     importance_N = _ratio(old_N, engine_N)
     if settings.importance_cap is not None:
         loss_N = loss_N * importance_N.clamp(max=settings.importance_cap)
@@ -142,10 +144,12 @@ def _ratio(logp_N: Tensor, base_N: Tensor) -> Tensor:
 
 def _clipped(ratio_N: Tensor, adv_N: Tensor, settings: Loss) -> tuple[Tensor, Tensor]:
     """The surrogate loss per token, and whether clipping took the token's gradient away."""
+    # the worse of both, so that a step is never paid for leaving the interval
     bounded_N = ratio_N.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     loss_N = torch.maximum(-adv_N * ratio_N, -adv_N * bounded_N)
     clipped_N = -adv_N * bounded_N > -adv_N * ratio_N
     if settings.dual_clip is not None:
+        # a bad action that became far more likely would otherwise weigh without bound
         ceiling_N = torch.where(adv_N < 0, -adv_N * settings.dual_clip, torch.inf)
         clipped_N = clipped_N | (loss_N > ceiling_N)
         loss_N = torch.minimum(loss_N, ceiling_N)

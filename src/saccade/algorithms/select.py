@@ -50,6 +50,7 @@ def select(groups: Sequence[Group], settings: Select, *, target: int) -> Selecti
     if unknown:
         known = ", ".join(end.value for end in End)
         raise ConfigError(f"rl.select.drop_ends holds {unknown[0]!r}: an episode ends as one of {known}")
+    # statistics of a group are derived from its members, so they are those of the survivors from here on
     whole = [_without(group, settings.drop_ends) for group in groups]
     compared = [group for group in whole if len(group.members) > 1]
     spread = [group for group in compared if group.spread > settings.min_spread]
@@ -72,6 +73,7 @@ def _rank(group: Group) -> tuple[float, str]:
 
 def _filtered(name: str, before: Sequence[Group], after: Sequence[Group]) -> Filtered:
     kept = [member for group in after for member in group.members]
+    # members are shared between the stages, never copied, so identity tells who is left
     left = {id(member) for member in kept}
     removed = [member for group in before for member in group.members if id(member) not in left]
     return Filtered(

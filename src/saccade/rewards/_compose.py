@@ -31,6 +31,7 @@ def compose(terms: Mapping[str, Term]) -> Callable[[Episode, Task], Score]:
     names = {Path(name).stem if name.endswith(".py") else name: name for name in terms}
     if len(names) < len(terms):
         raise ConfigError(f"two of the reward terms {', '.join(terms)} have one name: rename a file")
+    # correctness is decided once: a reward that builds on it can't use other settings than the accuracy term
     stated = names.get("accuracy")
     accuracy = plugins.bind("rewards", stated or "accuracy", terms[stated].settings if stated else {})
     weights = {part: terms[name].weight for part, name in names.items()}

@@ -13,6 +13,7 @@ def _compliant(reply: Reply) -> bool:
     blocks = [block for block in reply.blocks if block.kind is not BlockKind.TEXT or block.body.strip()]
     if not blocks or blocks[0].kind is not BlockKind.THINK or not blocks[0].closed:
         return False
+    # one answer or calls: an answer beside calls, or a second think, is neither
     rest = blocks[1:]
     if len(rest) == 1 and rest[0].kind is BlockKind.ANSWER:
         return rest[0].closed and bool(rest[0].body.strip())

@@ -22,6 +22,7 @@ def accuracy(
     `open` and `number` are the modes of those rewards, `tolerance` is that of exact numbers. Only `Episode.answer`
     is read: what tools printed is never graded.
     """
+    # judges are called as functions: this file names them, so a new kind is a branch here and a member of Kind
     if task.kind is Kind.CHOICE:
         return by_choice(episode, task)
     if task.kind is Kind.GROUNDING:

@@ -7,6 +7,8 @@ from saccade.errors import DataError
 from saccade.types import Episode, Task
 
 _LETTERS = "ABCDEFGHIJ"
+# All three are matched against `_plain` text. The repeat is bounded and its spaces are read in one way only, so that
+# a long answer can't make the match slow.
 _LEAD = r"(?:(?:the )?(?:(?:final|correct|best|right) )*(?:answer|option|choice)(?: is)?(?: ?: ?| )){0,3}"
 _LETTER = re.compile(rf"{_LEAD}[(\[]?([a-z])[)\].:]*")
 _LABELLED = re.compile(rf"{_LEAD}[(\[]?([a-z])(?:[)\]][.:]?|[.:]) ?(\S.*)")
@@ -37,9 +39,10 @@ def _named(answer: str, choices: tuple[str, ...]) -> str | None:
     letters = _LETTERS[: len(options)]
     if (alone := _LETTER.fullmatch(plain)) is not None:
         return _among(alone[1], letters)
+    # an option may itself look hedged ("A and B"), so its exact text is tried before anything is refused
     exact = [letter for letter, option in zip(letters, options, strict=True) if option and option == plain.rstrip(".")]
     if exact:
-        return exact[0] if len(exact) == 1 else None
+        return exact[0] if len(exact) == 1 else None  # two options of one text can't be told apart
     if (both := _LABELLED.fullmatch(plain)) is not None and (letter := _among(both[1], letters)) is not None:
         return letter if options[letters.index(letter)] == both[2].rstrip(".") else None
     return None

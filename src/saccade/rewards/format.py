@@ -56,6 +56,7 @@ def _base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
     blocks = [block for reply in replies for block in reply]
     think, opened, closed = (0.2, 0.3, 0.2) if answer_suffix else (0.3, 0.2, 0.1)
     answers = [block for block in blocks if block.kind is BlockKind.ANSWER and block.body.strip()]
+    # booleans are weights of 0 or 1 here
     total = think * any(_substantive(block) for block in blocks)
     total += opened * bool(answers) + closed * any(block.closed for block in answers)
     return total + 0.3 * any(_thought_before(reply, _parsed) for reply in replies)
@@ -63,7 +64,7 @@ def _base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
 
 def _anchor(replies: list[tuple[Block, ...]], alpha: float, beta: float, gamma: float) -> float:
     thinks = [block for reply in replies for block in reply if block.kind is BlockKind.THINK]
-    if not all(block.closed for block in thinks):
+    if not all(block.closed for block in thinks):  # so that no good turn can buy off one that was left open
         return -gamma
     flow = any(_thought_before(reply, _answered) for reply in replies)
     return alpha * any(_substantive(block) for block in thinks) + beta * flow

@@ -9,6 +9,8 @@ _TIME = r"(?:\d{1,3}:[0-5]\d:[0-5]\d|\d{1,4}:[0-5]\d|\d{1,7})(?:\.\d{1,9})?"
 _UNIT = r"(?:\s*(?:s|secs?|seconds?)\b)?"
 _BETWEEN = r"\s*(?:-|\u2013|\u2014|\u2212|~|\.\.+|to\b|and\b|until\b|till\b|[,;])\s*"
 _END = r"(?:['\"]?end(?:[_ ]?time)?['\"]?\s*[:=]?\s*)?"
+# What stands before and after decides whether it is a span at all: no sign or digit may touch the first time, no digit
+# and no other unit may follow the second.
 _SPAN = re.compile(
     rf"(?<![\w.:,\u2212-])({_TIME}){_UNIT}{_BETWEEN}{_END}({_TIME})"
     rf"(?![\d:]|\.\d)(?!\s*(?:m|mins?|minutes?|h|hours?|frames?|%)(?![a-z]))",

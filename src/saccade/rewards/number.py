@@ -13,6 +13,7 @@ _NAMES = (
     "eighteen nineteen twenty"
 )
 _WORDS = {name: float(value) for value, name in enumerate(_NAMES.split())}
+# A sign, then digits, a decimal or a word. Digits inside a word ("x4"), after a point or in a power are no numbers.
 _NUMBER = re.compile(
     r"(?<![\w.^])(?:\b(?:minus|negative)\s+|-\s*)?"
     rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?(?!\d*\s*\^)|\.\d+|\b(?:{'|'.join(_WORDS)})\b)"
@@ -48,6 +49,7 @@ def number(episode: Episode, task: Task, *, mode: Literal["mra", "exact"] = "mra
 def _read(answer: str) -> float | None:
     """The number that an answer holds, or None where it holds none or several."""
     folded = unicodedata.normalize("NFKC", _POWER.sub("^", answer)).casefold().replace("\u2212", "-")
+    # the same number twice ("4 (four)") is one answer, two numbers are a guess
     values = {_value(found) for found in _NUMBER.findall(folded)}
     return values.pop() if len(values) == 1 and not _UNREAD.search(folded) else None
 

@@ -8,6 +8,7 @@ from typing import Literal
 from saccade.types import Episode, Task
 
 _ARTICLES = frozenset({"a", "an", "the"})
+# A minus sign is kept where it can only be one: at the start of a word, never between two numbers ("3-5").
 _NEGATIVE = re.compile(r"\b(?:minus|negative)\s+(?=\.?\d)|^\s*-\s*(?=\.?\d)")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _TOKEN = re.compile(r"(?<![\w.)])-?(?:\d+(?:\.\d+)?|\.\d+)|\w+(?:'\w+)*")

@@ -38,6 +38,7 @@ def tools(
         return bonus * min(cap, sum(_counts(result, count) for result in episode.results)) * correct
     if not any(call.ok for turn in episode.turns for call in turn.reply.calls):
         return 0.0
+    # a failed call keeps the share for trying, so that exploring is never worse than not calling
     succeeded = any(result.ok for result in episode.results)
     return (0.3 if succeeded else 0.1) + 0.5 * correct
 
@@ -45,4 +46,5 @@ def tools(
 def _counts(result: ToolResult, count: _Count) -> bool:
     if count == "executed":
         return result.executed
+    # `pass` runs and succeeds; it must not earn the bonus
     return result.ok and (count == "succeeded" or bool(result.text.strip() or result.pictures))
