@@ -50,17 +50,9 @@ def iterate_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: b
         raise DataError(f"{source}: there is no such file")
     with source.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    yield _parse(line, kind, f"{source}, line {number}")
-                except _Torn:
-                    if torn_end and not line.endswith(b"\n"):
-                        return
-                    raise
-
-
-class _Torn(DataError):
-    """A line that isn't JSON."""
+            if not line.strip() or (torn_end and _torn(line)):
+                continue
+            yield _parse(line, kind, f"{source}, line {number}")
 
 
 def _line(item: Any) -> bytes:
@@ -81,7 +73,7 @@ def _parse(line: bytes, kind: type[Noun], where: str) -> Noun:
         value = json.loads(line)
     except ValueError as error:
         ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
-        raise _Torn(f"{where}: not valid JSON{ending}: {error}") from error
+        raise DataError(f"{where}: not valid JSON{ending}: {error}") from error
     try:
         item: Noun = _adapter(cast(Hashable, kind)).validate_python(value)
     except ValidationError as error:
@@ -106,8 +98,18 @@ def _mend(file: Any) -> None:
         return
     file.seek(0)
     last = file.read().rpartition(b"\n")[2]
-    try:
-        json.loads(last)
-        file.write(b"\n")
-    except ValueError:
+    if _torn(last):
         file.truncate(size - len(last))
+    else:
+        file.write(b"\n")
+
+
+def _torn(line: bytes) -> bool:
+    """Whether a line, the last of its file, was cut off while it was written."""
+    if line.endswith(b"\n"):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False

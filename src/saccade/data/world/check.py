@@ -26,7 +26,7 @@ def check_world(folder: str | os.PathLike[str]) -> WorldReport:
     """Check the world in `folder`: digests, leaks between splits, answers. Raises DataError for missing files."""
     root = Path(folder)
     labels = {split: read_labels(root, split) for split in SPLITS}
-    tasks = {split: read_tasks(root / split / "tasks.jsonl") if labels[split] else [] for split in SPLITS}
+    tasks = {split: read_tasks(root / split / "tasks.jsonl") for split in SPLITS}
     problems = [*_leaks(labels)]
     for split in SPLITS:
         for name, (digest, _) in labels[split].items():

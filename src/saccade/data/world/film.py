@@ -51,13 +51,14 @@ def stretch(path: Path, share: float, *, count: int, pixels: int, fps: float) ->
     Begins at `share` of what the clip has more than is needed; one that is too short is played forwards and backwards
     in turn. Raises MediaError for a clip that can't be decoded.
     """
-    clip = video.probe(str(path))
+    reel = video.survey(str(path))
+    clip = reel.clip
     start = max(0.0, clip.duration - count / fps) * share
     times = [_folded(start + i / fps, clip.duration) for i in range(count)]
     scale = pixels / min(clip.width, clip.height)
     width, height = max(pixels, round(clip.width * scale)), max(pixels, round(clip.height * scale))
     top, left = (height - pixels) // 2, (width - pixels) // 2
-    frames = video.decode(str(path), times, size=(width, height), threads=2)
+    frames = video.decode(reel, times, size=(width, height), threads=2)
     return np.stack([frame.pixels[top : top + pixels, left : left + pixels] for frame in frames])
 
 

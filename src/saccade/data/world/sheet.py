@@ -40,7 +40,7 @@ def _row(path: Path, labels: Labels, columns: int) -> Image.Image:
     times = sorted({*times, *((event.start + event.end) / 2 for event in everything)})
     row = Image.new("RGB", (len(times) * (CELL + GAP) + GAP, CELL + LINE + GAP), "white")
     pen = ImageDraw.Draw(row)
-    for i, (time, frame) in enumerate(zip(times, video.decode(str(path), times), strict=True)):
+    for i, (time, frame) in enumerate(zip(times, video.decode(video.survey(str(path)), times), strict=True)):
         left = GAP + i * (CELL + GAP)
         row.paste(Image.fromarray(frame.pixels).resize((CELL, CELL)), (left, 0))
         shown = next((event for event in everything if event.holds(time)), None)

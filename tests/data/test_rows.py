@@ -1,0 +1,67 @@
+from dataclasses import replace
+
+import pytest
+
+from saccade.data.rows import read_demos, read_tasks, write_tasks
+from saccade.errors import DataError
+from saccade.types import Demo, Kind, Media, Task
+
+
+def task(**changes):
+    base = Task(id="t1", question="Which?", media=(Media(path="clips/a.mp4"),), kind=Kind.OPEN, gold="red")
+    return replace(base, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "a.mp4").write_bytes(b"x")
+    return tmp_path
+
+
+def test_media_paths_are_joined_to_the_files_folder(folder):
+    write_tasks(folder / "tasks.jsonl", [task()])
+    (back,) = read_tasks(folder / "tasks.jsonl")
+    assert back.media[0].path == str(folder / "clips" / "a.mp4")
+    assert replace(back, media=task().media) == task()
+    assert back.digest == task().digest  # a moved data set keeps its seeds
+
+
+def test_absolute_paths_stay(folder):
+    there = str(folder / "clips" / "a.mp4")
+    write_tasks(folder / "tasks.jsonl", [task(media=(Media(path=there),))])
+    assert read_tasks(folder / "tasks.jsonl")[0].media[0].path == there
+
+
+def test_demonstrations_are_located_too(folder):
+    demo = Demo(task=task(), frames=4, replies=("x</think><answer>red</answer>",))
+    write_tasks(folder / "traces.jsonl", [demo, demo])
+    back = read_demos(folder / "traces.jsonl")
+    assert len(back) == 2
+    assert back[0].task.media[0].path == str(folder / "clips" / "a.mp4")
+
+
+@pytest.mark.parametrize(("read", "what"), [(read_tasks, "no task"), (read_demos, "no demonstration")])
+def test_an_empty_file_is_an_error(folder, read, what):
+    (folder / "rows.jsonl").write_text("\n")
+    with pytest.raises(DataError, match=what):
+        read(folder / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"media": (Media(path="clips/b.mp4"),)}, "task t2: media file .*b.mp4 is missing"),
+        ({"id": "t1"}, "the id was used before"),
+        ({"kind": Kind.CHOICE, "choices": ("red",), "gold": "A"}, "1 choices"),
+        ({"kind": Kind.CHOICE, "choices": ("red", "blue"), "gold": "C"}, "'C' is not one of the letters AB"),
+        ({"kind": Kind.CHOICE, "choices": ("red", "blue"), "gold": "AB"}, "'AB' is not one of the letters AB"),
+        ({"kind": Kind.GROUNDING, "gold": (5.0, 5.0)}, "not a span"),
+        ({"kind": Kind.NUMBER, "gold": "three"}, "not a number"),
+        ({"kind": Kind.OPEN, "gold": 3.0}, "not a text"),
+    ],
+)
+def test_a_task_that_cant_be_used_is_named(folder, changes, message):
+    write_tasks(folder / "tasks.jsonl", [task(), task(**{"id": "t2", **changes})])
+    with pytest.raises(DataError, match=message):
+        read_tasks(folder / "tasks.jsonl")
