@@ -25,7 +25,7 @@ def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     partial = target.with_name(target.name + ".part")
     with partial.open("wb") as file:
         file.writelines(_line(item) for item in items)
-    os.replace(partial, target)
+    os.replace(partial, target)  # atomic: a reader sees the old file or the new one
 
 
 def append(path: str | os.PathLike[str], item: Any) -> None:
@@ -56,6 +56,7 @@ def iterate_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: b
 
 
 def _line(item: Any) -> bytes:
+    # Python's own JSON keeps what pydantic's loses: infinities, lone surrogates.
     return json.dumps(item, default=_plain, separators=(",", ":")).encode() + b"\n"
 
 

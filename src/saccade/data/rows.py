@@ -66,6 +66,7 @@ def _problem(task: Task) -> str | None:
 
 
 def _located(tasks: Sequence[Task], source: Path) -> list[Task]:
+    # Many tasks share a file: each is looked for once.
     found: dict[str, bool] = {}
     located = []
     for task in tasks:

@@ -49,6 +49,7 @@ def _leaks(labels: dict[str, dict[str, tuple[str, Labels]]]) -> list[str]:
         for name, (digest, shown) in clips.items():
             for key in (f"file {digest}", f"events {signature(shown.events)}"):
                 places.setdefault(key, []).append(f"{split}/clips/{name}")
+    # Equal within a split is a repetition, not a leak.
     shared = {key: names for key, names in places.items() if len({name.split("/")[0] for name in names}) > 1}
     return [f"{', '.join(names)}: the same {key.split()[0]} in more than one split" for key, names in shared.items()]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from saccade.config import World
 from saccade.errors import ConfigError
 
+# Far apart in RGB, so that they survive compression and very small frames.
 PALETTE = {
     "red": (226, 38, 40),
     "green": (40, 186, 52),
@@ -60,6 +61,7 @@ def draw_labels(world: World, rng: random.Random) -> Labels:
     if not 1 <= least <= most:
         raise ConfigError(f"world.events {list(world.events)}: give least and most needles per clip, at least one")
     count = rng.randint(least, most)
+    # Needles and distractors share one set of starts, so that they never meet either.
     starts = _starts(world, count + world.distractors, rng)
     needles = sorted(rng.sample(range(len(starts)), count))
     colours = iter(_colours(count, rng))
@@ -78,6 +80,7 @@ def draw_labels(world: World, rng: random.Random) -> Labels:
 
 def _starts(world: World, count: int, rng: random.Random) -> list[float]:
     """Slots of one event length, no two of them neighbours: choose from the slots left over, then spread apart."""
+    # With `count` slots chosen out of slots - count + 1, adding 0, 1, 2, ... leaves a free one between any two.
     slots = int(world.seconds / world.event_seconds + 1e-9)
     if slots < 2 * count - 1:
         raise ConfigError(

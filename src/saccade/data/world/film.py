@@ -15,12 +15,14 @@ from saccade.errors import DataError, MediaError, boundary
 from saccade.media import video
 
 SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
-GROUP_SECONDS = 8  # between key frames, so that a reader can jump close to any time
+# An 8 s group of pictures costs few bits and lets a reader jump close to any time.
+GROUP_SECONDS = 8  # between key frames
 
 
 def write_clip(path: Path, frames: Frames, fps: float) -> None:
     """Encode uint8 RGB [time, height, width, 3]; the file appears complete or not at all."""
     rate = Fraction(fps).limit_denominator(1001)
+    # One thread, so that the bytes depend on the frames alone; "fastdecode" because a clip is read far more often.
     options = {"preset": "veryfast", "tune": "fastdecode", "crf": "20", "bf": "0", "threads": "1"}
     partial = path.with_name(path.name + ".part")
     with boundary(MediaError, f"{path} can't be written"), av.open(str(partial), "w", format="mp4") as container:

@@ -131,6 +131,7 @@ def _sources(world: World) -> dict[str, list[Path]]:
     found = hay(world.haystack) if world.haystack else []
     if len(found) < len(SPLITS):
         return dict.fromkeys(SPLITS, found)
+    # About a sixth of the sources each for test and validation.
     part = max(1, len(found) // 6)
     return {"train": found[2 * part :], "validation": found[part : 2 * part], "test": found[:part]}
 
@@ -148,6 +149,7 @@ def _claim(root: Path, world: World, seed: int) -> None:
         if changed:
             raise DataError(f"{root} holds another world (its {', '.join(changed)} differ); give a new folder")
         return
+    # Never write into a folder that is something else.
     if root.exists() and any(root.iterdir()):
         raise DataError(f"{root} is not empty and holds no world; give a new folder")
     root.mkdir(parents=True, exist_ok=True)
@@ -157,6 +159,7 @@ def _claim(root: Path, world: World, seed: int) -> None:
 
 def _write_rows(folder: Path, drawn: list[Labels], world: World, seed: int, split: str) -> None:
     tasks = tasks_of(world, drawn, seed=seed, split=split)
+    # Rows are cheap and follow from the seed: they are written anew on every call.
     entries = {}
     for index, labels in enumerate(drawn):
         name = f"{index:05d}.mp4"

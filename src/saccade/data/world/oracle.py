@@ -67,6 +67,7 @@ def trace(task: Task, times: Sequence[float], rng: random.Random, *, direct: flo
     Where the overview is enough, the attempt answers at once with probability `direct`, from what is seen there alone.
     """
     times = tuple(times)
+    # Labels of a direct answer come from the frames that are seen, never from the clip's whole truth.
     wanted = _wanted(task)
     if visible(task, times) and rng.random() < direct:
         seen = [event for event in wanted if any(event.holds(time) for time in times)]
@@ -155,6 +156,7 @@ def drill(task: Task, rng: random.Random, *, dense: float = 0.8) -> Ask:
     kind = rng.choice(("order", "count", "when", "at"))
     options = quarters(seconds)
     if kind == "at":
+        # A window as `at` asks for: around any second of some event.
         length = task.extras["event_seconds"]
         middle = rng.choice(events).start + rng.randrange(max(1, int(length)))
         options = [(max(0.0, middle - length), min(seconds, middle + length))]

@@ -33,11 +33,13 @@ def background(count: int, pixels: int, fps: float, seed: int) -> Frames:
     shade = _clouds(count, pixels, fps, rng) if rng.random() < 0.5 else _gradient(count, pixels, fps, rng)
     grain = rng.normal(0, 3, (pixels, pixels))
     grey = (level + 35 * shade + grain).astype(np.float32)
+    # Channel by channel: a third of the memory, and no broadcast over the last, short axis.
     return np.stack([np.clip(grey + channel, 0, 255).astype(np.uint8) for channel in tint], axis=-1)
 
 
 def _clouds(count: int, pixels: int, fps: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Smooth noise in [-1, 1] that slides by a pixel or so per second."""
+    # Noise at a few knots, blended by cosines in between, wraps around: the picture can slide for ever.
     cells = int(rng.integers(3, 6))
     knots = rng.uniform(-1, 1, (cells, cells))
     place = np.arange(pixels) * cells / pixels
@@ -63,6 +65,7 @@ def draw(frames: Frames, events: Sequence[Event], fps: float) -> None:
     """Draw each event, in place, on the frames whose times i/fps it holds."""
     pixels = frames.shape[1]
     for event in events:
+        # A frame i/fps shows the event if start <= i/fps < end; the small number is for times that aren't exact.
         body, ink = _stamp(event.shape, pixels, event.x, event.y, event.size)
         first = int(np.ceil(event.start * fps - 1e-9))
         last = int(np.ceil(event.end * fps - 1e-9))

@@ -24,6 +24,7 @@ from saccade.types import Kind, Media, Task
 KINDS = {"at": Kind.OPEN, "after": Kind.OPEN, "before": Kind.OPEN, "count": Kind.NUMBER, "order": Kind.CHOICE}
 KINDS["when"] = Kind.GROUNDING
 OPTIONS = 3  # of a choice
+# Together with their number among the answers these keep every count below 0.3 of all.
 FEW, SOME = 2.7, 1.8  # how often counts 0-1 and 2-… of one colour are asked, next to 1 for each count of all events
 
 
@@ -57,9 +58,10 @@ class Balance:
         left = {kind: list(pool) for kind, pool in pools.items() if pool}
         taken: Counter[str] = Counter()
         chosen: list[Question] = []
+        # First every kind twice at most, those that the whole split has least of before the others; then again.
         while left and len(chosen) < count:
             kind = min(left, key=lambda name: (taken[name] // 2, self._kinds[name]))
-            self._rng.shuffle(left[kind])
+            self._rng.shuffle(left[kind])  # ties are broken by chance
             best = min(left[kind], key=lambda item: self._slots[item.slot] / item.weight)
             chosen.append(best)
             taken[kind] += 1
@@ -225,11 +227,13 @@ def _needs(item: Question, labels: Labels, length: float) -> tuple[list[list[flo
         counted = [_pair(event) for event in events if item.target in (None, event.colour)]
         return counted, [0.0, labels.seconds]
     if item.kind == "order":
+        # The first of the options is enough, as long as nothing before it went unseen.
         first = next(event for event in events if event.colour in item.choices)
         return [_pair(first)], [0.0, max(0.0, first.start - length)]
     place = next(i for i, event in enumerate(events) if event.colour == item.target)
     if item.kind == "when":
         return [_pair(events[place])], [0.0, 0.0]
+    # Both neighbours, and nothing unseen between them; an event too close to either can't be.
     first, second = events[place : place + 2] if item.kind == "after" else events[place - 1 : place + 1]
     start, end = first.end + length, second.start - length
     return [_pair(first), _pair(second)], [start, max(start, end)]
@@ -270,6 +274,7 @@ def _best_constant(golds: Counter[Any]) -> float:
     total = sum(golds.values())
     if not all(isinstance(gold, tuple) for gold in golds):
         return max(golds.values()) / total
+    # The best constant span begins and ends where some gold spans do.
     bounds = sorted({bound for gold in golds for bound in gold})
     spans = itertools.combinations(bounds, 2)
     return max(sum(_iou(span, gold) * count for gold, count in golds.items()) for span in spans) / total

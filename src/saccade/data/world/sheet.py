@@ -43,6 +43,7 @@ def _row(path: Path, labels: Labels, columns: int) -> Image.Image:
     for i, (time, frame) in enumerate(zip(times, video.decode(video.survey(str(path)), times), strict=True)):
         left = GAP + i * (CELL + GAP)
         row.paste(Image.fromarray(frame.pixels).resize((CELL, CELL)), (left, 0))
+        # At most one event is ever shown at a time.
         shown = next((event for event in everything if event.holds(time)), None)
         if shown:
             pen.rectangle((left - 2, 0, left + CELL + 1, CELL - 1), outline=_frame(shown), width=3)
