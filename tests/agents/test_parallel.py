@@ -150,7 +150,7 @@ def test_sequential_dispatch_serves_one_call_per_turn(renderer):
     episode = attempt(renderer, engine, dispatch="sequential")
     first, second, _ = episode.turns
     assert [result.ok for result in first.results] == [True, False]
-    assert "1 call per turn" in first.results[1].error
+    assert "too many calls: 1 per turn" in first.results[1].error
     assert second.results[0].ok
 
 
@@ -319,10 +319,10 @@ def test_what_the_user_must_mend_is_raised(renderer):
 
 @pytest.mark.parametrize(("agent", "forced"), [(direct, ""), (reasoning, "<think>\n")])
 def test_single_turn_agents(renderer, agent, forced):
-    episode = attempt(renderer, script(renderer, "<answer>red</answer>"), agent=agent, frames=4)
+    episode = attempt(renderer, scripted(renderer, replies=("<answer>red</answer>",)), agent=agent, frames=4)
     assert (episode.end, episode.agent, episode.frames) == (End.ANSWERED, agent.__name__, 4)
     assert episode.turns[0].reply.forced == forced
-    calls = attempt(renderer, script(renderer, call(0)), agent=agent)
+    calls = attempt(renderer, scripted(renderer, replies=(call(0),)), agent=agent)
     assert (calls.end, calls.results) == (End.MAX_TURNS, ())
 
 
