@@ -2,9 +2,9 @@
 
 import pytest
 
-from saccade.cli import calm_threads
+from saccade.cli import settle
 
-calm_threads()
+settle()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import pytest
 
 from saccade import config, plugins
 from saccade.errors import ConfigError
+from saccade.rewards._compose import compose
 
 
 @pytest.mark.parametrize("name", config.recipe_names())
@@ -18,6 +19,7 @@ def test_packaged_recipes_load_and_survive_a_round_trip(name, tmp_path):
 def test_packaged_recipes_name_plugins_and_settings_that_exist(name):
     recipe = config.load_recipe(name)
     plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
+    compose(recipe.rewards)
     assert recipe.engine.name in plugins.names("engines")
 
 

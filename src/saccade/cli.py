@@ -32,10 +32,11 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def calm_threads() -> None:
-    """Say before torch is imported that waiting threads sleep: spinning ones make steps 5 to 10 times slower."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+def settle() -> None:
+    """What has to be said before torch is imported; the number of threads is the recipe's."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin make steps 5 to 10 times slower
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 class Commands(TyperGroup):
@@ -75,7 +76,7 @@ WorldPath = Annotated[Path | None, typer.Option("--world", help="A folder that `
 
 def main() -> None:
     """The entry point of `saccade`."""
-    calm_threads()
+    settle()
     app()
 
 
@@ -183,7 +184,7 @@ def model_tiny(
         raise RunError(f"{folder} already holds a model; choose another folder")
     with writing(folder):
         make_tiny(str(folder), family=family, seed=seed)
-    out.print(f"wrote {escape(str(folder))}")
+    out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
 
 
 @data_app.command("world")
@@ -205,7 +206,7 @@ def data_world(
             advance(sum(made.values()), f"{split} {done}/{total}")
 
         make_world(folder, world, seed=loaded.seed, progress=told)
-    out.print(f"wrote {escape(str(folder))}")
+    out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
 
 
 # ---- learning and judging ------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def sft(
 
         _finish(stage, training.train(stage, demos, folder=folder / "sft", log=log))
     run.mark_done("sft", {"checkpoint": str(_newest(folder))})
-    out.print(f"wrote {escape(str(_newest(folder)))}")
+    out.print(f"wrote {escape(str(_newest(folder)))}", soft_wrap=True)
 
 
 @app.command("eval")
@@ -268,7 +269,11 @@ def evaluate(
             on_done=lambda done, _: advance(done, ""),
         )
         _finish(stage, work)
-    out.print(report.table(report.compare(report.read_evaluations(folder)), title=str(folder)))
+    for grid in report.grids(report.compare(report.read_evaluations(folder))):
+        table = Table(*grid.header, title=grid.title)
+        for row in grid.rows:
+            table.add_row(*map(escape, row))
+        out.print(table)
 
 
 @app.command()

@@ -1,0 +1,120 @@
+"""The command line: light to start, one sentence for what the user can mend, resumable."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from saccade import cli, config
+from saccade.runlog import Run
+
+SMALL_WORLD = ["world.train=4", "world.validation=1", "world.test=2", "world.tasks_per_video=2"]
+SMALL_SFT = ["sft.steps=4", "sft.save_every=2", "sft.tokens_per_step=600", "sft.optim.warmup=1", "evaluation.limit=2"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def good(*arguments):
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_help_needs_nothing_heavy():
+    heavy = "[name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules]"
+    code = f"import sys; from saccade import cli\ntry: cli.main()\nfinally: print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+    assert all(command in done.stdout for command in ("doctor", "recipes", "model", "data", "sft", "eval", "ask"))
+
+
+def test_recipes_are_listed_and_shown(tmp_path):
+    assert all(name in good("recipes") for name in config.recipe_names())
+    (tmp_path / "mine.yaml").write_text(good("recipes", "show", "tiny/para_grpo", "seed=3"))
+    assert config.load_recipe(str(tmp_path / "mine.yaml")) == config.load_recipe("tiny/para_grpo", ["seed=3"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["recipes", "show", "tiny/paragrpo"], "did you mean 'tiny/para_grpo'"),
+        (["recipes", "show", "tiny/base", "rl.optm.lr=1"], "did you mean rl.optim.lr"),
+        (["sft", "tiny/base", "--out", "{}/run"], "--world"),
+        (["eval", "{}/none"], "there is no run at"),
+        (["ask", "{}/none", "clip.mp4", "Why?"], "there is no run at"),
+        (["model", "tiny", "{}/m", "--family", "nothing"], "no tiny model of the family 'nothing'"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_sentence(tmp_path, arguments, words):
+    done = run(*(argument.format(tmp_path) for argument in arguments))
+    assert done.exit_code == 1
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["recipes", "--nothing"], ["sft"]])
+def test_wrong_usage_is_typers_own(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_version_and_no_command():
+    assert good("--version").startswith("saccade 0")
+    assert run().exit_code == 2
+
+
+def test_a_model_is_not_overwritten(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    done = run("model", "tiny", tmp_path)
+    assert done.exit_code == 1
+    assert "already holds a model" in done.stderr
+
+
+def test_doctor_tries_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = good("doctor")
+    assert all(name in output for name in ("python", "torch", "transformers", "av", "threads", "device", "video"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_names_what_is_wrong(monkeypatch):
+    monkeypatch.setattr(cli, "version_of", lambda name: "0.1" if name == "torch" else "99")
+    done = run("doctor")
+    assert done.exit_code == 1
+    assert "mend torch, transformers" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "resumable"), [("sft", True), ("doctor", False)])
+def test_ctrl_c_says_how_to_go_on(monkeypatch, command, resumable):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load_recipe", stop)
+    monkeypatch.setattr(cli, "_symptoms", stop)
+    arguments = ["sft", "tiny/base", "--out", "runs/a b", "--resume"] if resumable else ["doctor"]
+    monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
+    done = run(*arguments)
+    assert done.exit_code == 130
+    assert ("saccade sft tiny/base --out 'runs/a b' --resume" in done.stderr) is resumable
+    assert done.stderr.startswith("\nStopped.")
+
+
+@pytest.mark.slow
+def test_from_nothing_to_an_answer(tmp_path):
+    model, world, folder = tmp_path / "model", tmp_path / "world", tmp_path / "run"
+    good("model", "tiny", model)
+    good("data", "world", world, *SMALL_WORLD)
+    start = ["sft", "tiny/para_grpo", *SMALL_SFT, "--model", model, "--world", world, "--out", folder]
+    assert "step-000004" in good(*start)
+    assert "already exists" in run(*start).stderr
+    good(*start, "--resume")
+    assert [line["step"] for line in Run.open(folder).metrics("sft")] == [1, 2, 3, 4]
+    assert "test" in good("eval", folder)
+    assert "2" in good("eval", folder, "evaluation.limit=2")
+    clip = next((world / "test" / "clips").iterdir())
+    assert "(" in good("ask", folder, clip, "How many flashes?")
+    assert json.loads((folder / "done" / "sft.json").read_text())["checkpoint"].endswith("step-000004")
