@@ -82,6 +82,7 @@ WELL_FORMED = [
     turn(think(""), answer()),
     turn(think(), text("\n"), call(), text(" "), call(), text("\n")),
     turn(think(), answer(), forced="<think>\n"),
+    turn(think("To answer I write <answer></answer>."), answer()),
 ]
 ILL_FORMED = [
     turn(),
@@ -102,6 +103,8 @@ ILL_FORMED = [
     turn(think(), call(), call(error="bad JSON")),
     turn(think(), call(form=Form.LEAKED)),
     turn(think(), call(closed=False)),
+    turn(think("I open <tool_call> here"), answer()),
+    turn(think(), answer("red</think>")),
 ]
 
 
@@ -121,6 +124,10 @@ def test_what_the_anchor_pays_for_and_the_grammar_does_not():
     collapsed = turn(think(), stray(), answer("yellow"), text("5555"))
     assert score(collapsed) == 1.0
     assert score(collapsed, mode="grammar") == 0.0
+
+
+def test_a_quoted_tag_costs_the_balance_bonus():
+    assert score(turn(think("I open <tool_call> here"), answer()), lam=0.0) == pytest.approx(0.7)
 
 
 def test_no_turn_is_not_well_formed():

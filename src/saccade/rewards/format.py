@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from saccade.rewards._grammar import compliant_turns
+from saccade.rewards._grammar import balanced, compliant_turns
 from saccade.types import Block, BlockKind, Episode, Reply, Task
 
 _SUBSTANTIVE = 10  # characters
-_PAIRED = frozenset({BlockKind.THINK, BlockKind.CALL, BlockKind.ANSWER})
 
 
 def format(
@@ -37,7 +36,8 @@ def format(
                    form; whether the call ran makes no difference here;
       left open    a THINK block that is not closed, in any turn; then no think counts as closed for the anchor;
       full flow    nothing left open, and in one turn a closed non-blank THINK before a closed non-blank answer;
-      balanced     every THINK, CALL and ANSWER block is closed and there is no STRAY tag, in any turn.
+      balanced     every THINK, CALL and ANSWER block is closed, there is no STRAY tag, and the bodies (but for those
+                   of calls) quote as many opening as closing tags, in every turn.
     A THINK block that the forced prefix opened counts like any other; with `think_prefix` false the prefix is hidden
     from this reward: such a block is a stray closing tag, or plain text if it was left open.
 
@@ -48,8 +48,8 @@ def format(
         return sum(turns) / max(1, len(turns))
     replies = [turn.reply.blocks if think_prefix else _unforced(turn.reply) for turn in episode.turns]
     total = _base(replies, answer_suffix) + lam * _anchor(replies, alpha, beta, gamma)
-    balanced = all(_balanced(block) for blocks in replies for block in blocks)
-    return min(1.0, total + 0.1 * (total > 0 and balanced))
+    whole = all(balanced(block) for blocks in replies for block in blocks)
+    return min(1.0, total + 0.1 * (total > 0 and whole))
 
 
 def _base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
@@ -90,10 +90,6 @@ def _parsed(block: Block) -> bool:
 
 def _answered(block: Block) -> bool:
     return block.kind is BlockKind.ANSWER and block.closed and bool(block.body.strip())
-
-
-def _balanced(block: Block) -> bool:
-    return block.closed if block.kind in _PAIRED else block.kind is not BlockKind.STRAY
 
 
 def _unforced(reply: Reply) -> tuple[Block, ...]:
