@@ -57,10 +57,12 @@ class Lru(Generic[K, V]):
             return held[0]
 
     def put(self, key: K, value: V, cost: int = 1) -> None:
-        """Hold `value`, and let go of the least recently used ones that no longer fit."""
+        """Hold `value` if it fits at all, and let go of the least recently used ones that no longer do."""
         with self._lock:
-            self.used += cost - self._held.pop(key, (None, 0))[1]
-            self._held[key] = (value, cost)
+            self.used -= self._held.pop(key, (None, 0))[1]
+            if cost > self.room:
+                return
+            self._held[key], self.used = (value, cost), self.used + cost
             while self.used > self.room:
                 self.used -= self._held.popitem(last=False)[1][1]
 

@@ -164,7 +164,7 @@ def _counted(rows: list[_Row], unit: float, rate: float) -> tuple[NDArray[np.flo
     step = float(np.median([row[3] for row in rows])) * unit or 1 / rate
     stamps = np.unique(np.array([row[1] for row in rows if row[1] is not None], np.int64))
     if len(stamps) < len(rows):
-        return np.arange(len(rows)) * step, step
+        return np.asarray(np.arange(len(rows)) * step, np.float64), step
     return np.asarray((stamps - stamps[0]) * unit, np.float64), step
 
 
