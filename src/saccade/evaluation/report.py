@@ -25,8 +25,13 @@ from saccade.evaluation.run import read_results
 from saccade.types import Scored, Task
 
 TOOLS_OFF = ", tools off"  # "X, tools off" is the no-tool control of "X"
-SHOWS, HIDES = "the overview shows the answer", "the overview can't show it"
-TITLES = {"kind": "Kind of answer", "question": "Question", "frames": "Frames in the overview", "overview": "Overview"}
+SHOWS, HIDES = "shown", "not shown"
+TITLES = {
+    "kind": "Kind of answer",
+    "question": "Question",
+    "frames": "Frames in the overview",
+    "overview": "The answer in the overview",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and for the page."""
         summaries = {name: asdict(summary) for name, summary in self.summaries.items()}
-        return {"summaries": summaries, "changes": [{**asdict(each), "clear": each.clear} for each in self.changes]}
+        return {"summaries": summaries, "changes": [{**asdict(each), "sure": each.clear} for each in self.changes]}
 
 
 def compare(

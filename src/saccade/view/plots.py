@@ -33,6 +33,7 @@ LOOK: dict[Any, Any] = {  # matplotlib's types want its key names, one by one
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
+    "axes.formatter.useoffset": False,
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
@@ -163,16 +164,18 @@ def _draw(axes: Axes, panel: Panel, series: Series) -> None:
     for i, (name, (steps, values)) in enumerate(series.items()):
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
         axes.plot(steps, values, ".", color=colour, markersize=4.0, alpha=0.35, markeredgewidth=0)
-        axes.plot(steps, running_mean(values), color=colour, linestyle=style, linewidth=1.6, label=name)
+        axes.plot(steps, running_mean(values), color=colour, linestyle=style, linewidth=1.6, label=_plain(name))
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     axes.set_xlabel("step")
     axes.grid(axis="y")
-    positive = any(value > 0 for _, values in series.values() for value in values)
-    if panel.log and positive:
+    low, high = (bound(value for _, values in series.values() for value in values) for bound in (min, max))
+    if panel.log and high > 0:
         axes.set_yscale("log")
-    if panel.top is not None:
+    elif panel.top is not None:
         axes.set_ylim(-0.03, panel.top * 1.03)
+    elif math.isclose(low, high, rel_tol=1e-6):  # a constant: show where it is, not its rounding errors
+        axes.set_ylim(min(0.0, 1.5 * low), max(0.0, 1.5 * high) or 1.0)
     if len(series) > 1:
         axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
 
@@ -194,41 +197,50 @@ class Bar:
     floor: float | None = None
 
 
-def bars(
-    title: str, rows: Mapping[str, Mapping[str, Bar]], *, unit: str = "accuracy, 95 % interval", fmt: Format = "svg"
-) -> bytes:
+def bars(rows: Mapping[str, Mapping[str, Bar]], *, unit: str = "accuracy, 95 % interval", fmt: Format = "svg") -> bytes:
     """Horizontal bars with intervals: `rows[row][series]`. A dotted tick marks the floor; the axis is [0, 1]."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     height = 0.8 / max(len(names), 1)
     with matplotlib.rc_context(LOOK):
-        figure = Figure(figsize=(4.6, 1.0 + 0.26 * (len(rows) * len(names) + len(rows) * 0.6)), layout="constrained")
+        figure = Figure(figsize=(5.4, 0.95 + 0.2 * len(rows) * (len(names) + 0.7)), layout="constrained")
         axes = figure.subplots()
         for i, name in enumerate(names):
             shift = (i - (len(names) - 1) / 2) * height
             places = [(at + shift, row[name]) for at, row in enumerate(rows.values()) if name in row]
-            _draw_bars(axes, places, name, COLOURS[i % len(COLOURS)], height)
-        axes.set_yticks(range(len(rows)), list(rows))
+            _draw_bars(axes, places, _plain(name), COLOURS[i % len(COLOURS)], height)
+        axes.set_yticks(range(len(rows)), [_plain(row) for row in rows])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
-        axes.set_title(title)
         axes.set_xlabel(unit)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.margins(y=0.02)
         if len(names) > 1:
-            figure.legend(loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.2)
+            figure.legend(loc="outside lower center", fontsize=7.5, ncols=4, handlelength=1.2)
         return _saved(figure, fmt)
 
 
 def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colour: str, height: float) -> None:
-    for j, (at, bar) in enumerate(places):
-        label = name if j == 0 else "_nolegend_"
-        axes.barh(at, bar.value, height=height * 0.86, color=colour, alpha=0.75, label=label)
-        axes.plot([bar.low, bar.high], [at, at], color=INK, linewidth=1.0)
-        if bar.floor is not None:
-            axes.plot(
-                [bar.floor] * 2, [at - height / 2, at + height / 2], color=INK, linewidth=1.2, linestyle=(0, (1, 1))
-            )
+    heights = [at for at, _ in places]
+    axes.barh(heights, [bar.value for _, bar in places], height=height * 0.86, color=colour, alpha=0.75, label=name)
+    axes.hlines(heights, [bar.low for _, bar in places], [bar.high for _, bar in places], color=INK, linewidth=1.0)
+    floors = [(at, bar.floor) for at, bar in places if bar.floor is not None]
+    known = "blind floor" in axes.get_legend_handles_labels()[1]
+    if floors:
+        axes.vlines(
+            [floor for _, floor in floors],
+            [at - height / 2 for at, _ in floors],
+            [at + height / 2 for at, _ in floors],
+            color=INK,
+            linewidth=1.2,
+            linestyle=(0, (1, 1)),
+            label="_nolegend_" if known else "blind floor",
+        )
+
+
+def _plain(name: str) -> str:
+    """A name that matplotlib neither reads as a formula nor hides from a legend."""
+    return name.replace("$", r"\$").replace("_", " ")
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
