@@ -1,0 +1,126 @@
+"""Keys and values of ragged rows, and what is kept of them between turns.
+
+Axis letters: L layers, H key-value heads, B rows, S positions, D head size. One tensor [L, 2, B, H, S, D] holds the
+rows in flight. A finished stretch of a conversation is kept as a block [L, 2, H, n, D]; conversations that share a
+prefix share its blocks.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """The rows in flight: `lengths[b]` positions of row b are filled.
+
+    A forward pass writes T new positions into each of the first `count` rows, behind what is there; positions behind
+    a row's length are garbage that the mask hides.
+    """
+
+    def __init__(self, *, shape: tuple[int, int, int], count: int, capacity: int, dtype: torch.dtype, device: torch.device):
+        layers, heads, dim = shape
+        self.data = torch.zeros(layers, 2, count, heads, capacity, dim, dtype=dtype, device=device)
+        self.lengths = torch.zeros(count, dtype=torch.long, device=device)
+        self.count = count
+        self.extent = 0
+        self._at: Tensor | None = None
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` positions per row; doubles, so that growing is rare."""
+        held = self.data.shape[4]
+        if capacity > held:
+            grown = self.data.new_zeros(*self.data.shape[:4], max(capacity, 2 * held), self.data.shape[5])
+            grown[..., :held, :] = self.data
+            self.data = grown
+
+    def load(self, row: int, blocks: Sequence[Tensor]) -> None:
+        """Fill a row from the blocks of its conversation."""
+        start = 0
+        for block in blocks:
+            self.data[:, :, row, :, start : start + block.shape[3]] = block
+            start += block.shape[3]
+        self.lengths[row] = start
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row over another, so that the rows in flight stay together at the front."""
+        length = int(self.lengths[source])
+        self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+        self.lengths[target] = length
+
+    def block(self, row: int, start: int, stop: int) -> Tensor:
+        """A copy of positions [start, stop) of a row: [L, 2, H, n, D]."""
+        return self.data[:, :, row, :, start:stop].clone()
+
+    def prepare(self, count: int, tokens: int, longest: int) -> None:
+        """Announce a forward pass over the first `count` rows with `tokens` new positions each.
+
+        `longest` is the largest length of these rows before the pass.
+        """
+        self.count, self.extent = count, longest + tokens
+        self.reserve(self.extent)
+        self._at = self.lengths[:count, None] + torch.arange(tokens, device=self.lengths.device)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [B, H, T, D]; returns all of them [B, H, S, D]."""
+        assert self._at is not None
+        rows = torch.arange(self.count, device=self._at.device)[:, None]
+        held = self.data[layer, :, : self.count]
+        held[0][rows, :, self._at] = key.transpose(1, 2)
+        held[1][rows, :, self._at] = value.transpose(1, 2)
+        return held[0, :, :, : self.extent], held[1, :, :, : self.extent]
+
+    def mask(self) -> Tensor:
+        """Which positions each new token sees [B, T, S]: all before it, and itself."""
+        assert self._at is not None
+        seen: Tensor = torch.arange(self.extent, device=self._at.device) <= self._at[..., None]
+        return seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A conversation up to some point: its blocks, how many tokens they cover, and the last hidden state [D].
+
+    After a prefill the whole ledger is covered and `last` predicts its continuation. After sampling the newest token
+    has not been through the model yet: one token less is covered, and there is no `last`.
+    """
+
+    blocks: tuple[Tensor, ...]
+    length: int
+    last: Tensor | None
+
+
+class Prefixes:
+    """Conversations kept by ledger key, least recently used dropped first, within a budget of tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._budget = tokens
+        self._held = 0
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def put(self, key: str, kept: Kept) -> None:
+        """Keep a conversation; its newest block is what counts against the budget."""
+        self._held -= self._size(self._kept.pop(key, None))
+        self._kept[key] = kept
+        self._held += self._size(kept)
+        while self._held > self._budget and len(self._kept) > 1:
+            self._held -= self._size(self._kept.popitem(last=False)[1])
+
+    def longest(self, keys: Sequence[str]) -> Kept | None:
+        """What is kept of the longest prefix among a ledger's keys."""
+        for key in reversed(keys):
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        return None
+
+    def clear(self) -> None:
+        """Forget everything, as new weights demand."""
+        self._kept.clear()
+        self._held = 0
+
+    @staticmethod
+    def _size(kept: Kept | None) -> int:
+        return kept.blocks[-1].shape[3] if kept and kept.blocks else 0

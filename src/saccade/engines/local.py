@@ -1,0 +1,57 @@
+"""The local engine: transformers in this process, with continuous batching and shared prefixes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from saccade.engines._local.scheduler import Scheduler
+from saccade.errors import EngineError
+from saccade.ledger import Ledger
+from saccade.model.backbone import Backbone
+from saccade.protocols import MediaLibrary
+from saccade.types import Completion, Sampling
+
+
+class local:  # noqa: N801 - a plugin bears the name of its file
+    """Samples from a backbone that lives in this process, and may be the very one that is being trained.
+
+    `rows` conversations are sampled at once; `kept_tokens` of keys and values are kept for later turns and shared
+    prompts; a prefill pass holds at most `pass_tokens` tokens. Results don't depend on what else is in the batch.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        media: MediaLibrary,
+        *,
+        rows: int = 256,
+        kept_tokens: int = 131072,
+        pass_tokens: int = 8192,
+    ) -> None:
+        self._backbone = backbone
+        self._scheduler = Scheduler(
+            backbone, media.pixels, rows=rows, kept_tokens=kept_tokens, pass_tokens=pass_tokens
+        )
+
+    @property
+    def version(self) -> int:
+        """The version of the weights it samples from."""
+        return self._scheduler.version
+
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """Sample a continuation; see protocols.Engine."""
+        if not ledger.segments:
+            raise EngineError("an empty ledger can't be continued; render a prompt first")
+        return await self._scheduler.submit(ledger, sampling)
+
+    async def publish(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Take new weights: a state dict, or None where the trainer shares this engine's own tensors."""
+        self._scheduler.forget()
+        if weights is not None:
+            self._backbone.model.load_state_dict(weights)
+        self._scheduler.version = version
+
+    async def close(self) -> None:
+        """Abort all requests."""
+        await self._scheduler.close()

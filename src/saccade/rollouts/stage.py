@@ -1,0 +1,62 @@
+"""Everything a rollout needs, made from a recipe: the same for training, evaluation and `saccade ask`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from saccade import plugins
+from saccade.config import Recipe
+from saccade.media.cache import Library
+from saccade.model.backbone import Backbone
+from saccade.protocols import Agent, Context, Engine
+from saccade.rewards._compose import compose
+from saccade.types import Episode, Sampling, Score, Task
+
+Watch = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The model, the media, the engine, the agent and the rewards of a recipe."""
+
+    recipe: Recipe
+    backbone: Backbone
+    media: Library
+    engine: Engine
+    agent: Agent
+    score: Callable[[Episode, Task], Score]
+
+    @staticmethod
+    def of(recipe: Recipe) -> "Stage":
+        """Load the model and bind the plugins; ConfigError or ModelError name what can't be used."""
+        agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
+        score = compose(recipe.rewards)
+        torch.set_num_threads(recipe.model.threads)
+        backbone = Backbone(recipe.model)
+        media = Library(workers=0 if backbone.device.type == "cpu" else 4)
+        engine = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=backbone, media=media)()
+        return Stage(recipe=recipe, backbone=backbone, media=media, engine=engine, agent=agent, score=score)
+
+    def context(
+        self, *, seed: int, frames: int | None = None, temperature: float | None = None, watch: Watch | None = None
+    ) -> Context:
+        """What one episode is given; `frames` is its budget K, `temperature` replaces the recipe's."""
+        renderer, settings = self.backbone.renderer, self.recipe.sampling
+        sampling = Sampling(
+            temperature=settings.temperature if temperature is None else temperature,
+            max_tokens=settings.max_tokens,
+            seed=seed,
+            stop_ids=renderer.stop_ids,
+            forbidden_ids=renderer.forbidden_ids,
+        )
+        return Context(
+            engine=self.engine,
+            renderer=renderer,
+            media=self.media,
+            sampling=sampling,
+            seed=seed,
+            frames=frames,
+            watch=watch,
+        )

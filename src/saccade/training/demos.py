@@ -1,0 +1,51 @@
+"""Demonstrations: what a good agent would say, as text, turned into exact ledgers by the agent itself.
+
+The agent runs as it always does; only its engine is another one, which rehearses the written replies. So prompts,
+frames, tool results, forced prefixes and sub-agents' conversations of SFT are those of RL and evaluation, token for
+token, and the loss mask comes from the ledger.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from saccade.ledger import Ledger
+from saccade.protocols import Agent, Context, Renderer
+from saccade.training.credit import sample_of
+from saccade.types import Completion, Demo, Sample, Sampling, Stop, seed_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """An engine that says what was written for each seed; a written reply that was never written is empty."""
+
+    renderer: Renderer
+    replies: Mapping[int, str]
+    version: int = 0
+
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """The reply written for this request's seed, ended by the family's first stop id."""
+        tokens = (*self.renderer.encode(self.replies.get(sampling.seed, "")), self.renderer.stop_ids[0])
+        return Completion(tokens=tokens, logprobs=(0.0,) * len(tokens), version=self.version, stop=Stop.STOP)
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Nothing to take."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+
+async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
+    """The conversations of a demonstration, both roles, with advantage 1 on every token that is to be learned."""
+    seed = seed_of("demo", demo.task.digest, demo.frames)
+    replies = {seed_of(seed, turn): text for turn, text in enumerate(demo.replies)}
+    for turn, texts in enumerate(demo.children):
+        replies.update({seed_of(seed, "child", turn, index): text for index, text in enumerate(texts)})
+    engine = Rehearsed(renderer=ctx.renderer, replies=replies)
+    episode = await agent(demo.task, replace(ctx, engine=engine, seed=seed, frames=demo.frames))
+    return [sample_of(conversation, 1.0) for conversation in episode.walk()]
+
+
+async def rehearse_all(demos: Sequence[Demo], agent: Agent, ctx: Context) -> list[list[Sample]]:
+    """The samples of several demonstrations, one list each, in order."""
+    return [await rehearse(demo, agent, ctx) for demo in demos]

@@ -1,0 +1,106 @@
+"""Supervised fine-tuning on demonstrations: both roles, packed, masks from the ledger.
+
+    demos ──draw──> rehearse (the agent, with the written replies) ──> samples ──> pack ──> forward, backward, step
+
+What a step learns from depends on the seed and the step's number alone, so a resumed run goes on as if never stopped.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from saccade.config import Sft
+from saccade.errors import DataError
+from saccade.rollouts.stage import Stage
+from saccade.training import checkpoint
+from saccade.training.demos import rehearse
+from saccade.training.optim import Optimizer, rate
+from saccade.training.pack import Batch, pack
+from saccade.training.step import StepReport, step
+from saccade.types import Demo, Sample, seed_of
+
+Log = Callable[[Mapping[str, float]], None]
+
+
+async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) -> None:
+    """Train `stage.backbone` in place for the recipe's steps; checkpoints go below `folder`.
+
+    Goes on from the newest checkpoint there (the stage must have been loaded from it). Raises DataError without demos.
+    """
+    settings, seed = stage.recipe.sft, stage.recipe.seed
+    if not demos:
+        raise DataError("there are no demonstrations to learn from; make a world or name a file of traces")
+    optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
+    last = checkpoint.newest(folder)
+    if last is not None:
+        last.restore(optimizer)
+    for number in range(optimizer.done, settings.steps):
+        begun = time.perf_counter()
+        samples = await draw(stage, demos, settings, seed_of(seed, "sft", number))
+        prepared = time.perf_counter()
+        report = learn(stage, samples, settings, optimizer)
+        log(_metrics(report, settings, number, prepared - begun, time.perf_counter() - prepared))
+        if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
+            checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
+
+
+async def draw(stage: Stage, demos: Sequence[Demo], settings: Sft, seed: int) -> list[Sample]:
+    """Demonstrations drawn at random until a step's tokens are full; sub-agents' up to their share of the tokens."""
+    rng = random.Random(seed)
+    main: list[Sample] = []
+    children: list[Sample] = []
+    context = stage.context(seed=seed)
+    while _tokens(main) + _tokens(children) < settings.tokens_per_step:
+        own, *rest = await rehearse(rng.choice(demos), stage.agent, context)
+        main.append(own)
+        rng.shuffle(rest)
+        children += list(_within(rest, settings.child_share * settings.tokens_per_step - _tokens(children)))
+    return main + children
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.ledger) for sample in samples)
+
+
+def _within(samples: Sequence[Sample], room: float) -> Iterator[Sample]:
+    for sample in samples:
+        room -= len(sample.ledger)
+        if room < 0:
+            return
+        yield sample
+
+
+def learn(stage: Stage, samples: Sequence[Sample], settings: Sft, optimizer: Optimizer) -> StepReport:
+    """One update on the mean negative log-likelihood of all tokens to be learned."""
+    batches = pack(
+        samples,
+        positions=stage.backbone.renderer.positions,
+        row_tokens=settings.row_tokens,
+        rows_per_pass=settings.rows_per_pass,
+    )
+    count = sum(len(batch.token_N) for batch in batches)
+
+    def loss(_: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, float]]:
+        return -logp_N.sum() / count, {}
+
+    with torch.enable_grad():
+        return step(stage.backbone, optimizer, batches, loss, pixels=stage.media.pixels)
+
+
+def _metrics(report: StepReport, settings: Sft, number: int, drawing: float, training: float) -> dict[str, float]:
+    return {
+        "step": number + 1,
+        "loss": report.loss,
+        "entropy": report.entropy,
+        "grad_norm": report.grad_norm,
+        "lr": rate(settings.optim, number, settings.steps),
+        "tokens": report.tokens,
+        "trained_tokens": report.trained_tokens,
+        "tokens_per_second": report.tokens / (drawing + training),
+        "seconds/draw": drawing,
+        "seconds/train": training,
+    }

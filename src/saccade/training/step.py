@@ -1,0 +1,88 @@
+"""One forward, backward and optimiser step over packed batches; it knows no algorithm's name.
+
+Axis letters: B rows, T tokens, N trained tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saccade.model.backbone import Backbone, Features, Pixels
+from saccade.training.optim import Optimizer
+from saccade.training.pack import Batch
+
+Loss = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, float]]]  # (batch, logp_N) -> loss, sums to log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a step measured: the loss, mean entropy (nats), the gradient's norm, tokens, and the loss's own sums."""
+
+    loss: float
+    entropy: float
+    grad_norm: float
+    tokens: int
+    trained_tokens: int
+    sums: Mapping[str, float]
+
+
+def forward(backbone: Backbone, batch: Batch, *, pixels: Pixels, temperature: float) -> tuple[Tensor, Tensor]:
+    """Logprobs [N] and entropies [N] (detached) of the trained tokens under the distribution that is sampled from."""
+    device = backbone.device
+    hidden = backbone.hidden(
+        torch.from_numpy(batch.ids_BT).to(device),
+        torch.from_numpy(batch.positions_3BT).to(device),
+        torch.from_numpy(batch.mask()).to(device),
+        features=_features(backbone, batch, pixels),
+    )
+    chosen = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.at_N).to(device)]
+    logp_NV = torch.log_softmax(backbone.logits(chosen) / (temperature or 1.0), dim=-1)
+    with torch.no_grad():
+        entropy = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
+    return logp_NV.gather(1, torch.from_numpy(batch.token_N).to(device)[:, None])[:, 0], entropy
+
+
+def _features(backbone: Backbone, batch: Batch, pixels: Pixels) -> Features | None:
+    """Each distinct picture goes through the vision tower once, however often the batch shows it."""
+    unique = {picture.key: picture for picture in batch.pictures}
+    if not unique:
+        return None
+    found = dict(zip(unique, backbone.features(list(unique.values()), pixels), strict=True))
+    return Features.cat([found[picture.key] for picture in batch.pictures])
+
+
+def step(
+    backbone: Backbone,
+    optimizer: Optimizer,
+    batches: Sequence[Batch],
+    loss: Loss,
+    *,
+    pixels: Pixels,
+    temperature: float = 1.0,
+) -> StepReport:
+    """Accumulate gradients over the micro-batches, then one update. The losses of the batches add up."""
+    backbone.model.train()
+    total, entropy, trained, tokens = 0.0, 0.0, 0, 0
+    sums: dict[str, float] = {}
+    for batch in batches:
+        logp_N, entropy_N = forward(backbone, batch, pixels=pixels, temperature=temperature)
+        value, measured = loss(batch, logp_N)
+        value.backward()
+        total += float(value.detach())
+        entropy += float(entropy_N.sum())
+        trained += len(batch.token_N)
+        tokens += int((batch.tree_BT >= 0).sum())
+        for name, number in measured.items():
+            sums[name] = max(sums.get(name, number), number) if name.endswith("max") else sums.get(name, 0.0) + number
+    norm = optimizer.step()
+    backbone.model.eval()
+    return StepReport(
+        loss=total,
+        entropy=entropy / max(trained, 1),
+        grad_norm=norm,
+        tokens=tokens,
+        trained_tokens=trained,
+        sums=sums,
+    )
