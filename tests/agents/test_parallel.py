@@ -330,3 +330,11 @@ def test_an_empty_system_text_is_left_out(renderer):
     quiet = functools.partial(parallel, system="", tool_schemas=False)
     episode = attempt(renderer, script(renderer, ANSWER), agent=quiet, frames=4)
     assert text(renderer, episode.ledger.segments[0]).startswith("<|im_start|>user\n<8.0 seconds>")
+
+
+def test_a_window_too_large_for_the_context_is_an_error_to_read(renderer):
+    lean = functools.partial(parallel, system="", tool_schemas=False, context_tokens=200)
+    episode = attempt(renderer, script(renderer, f"</think>{call(0, 16)}", ANSWER), agent=lean, frames=1)
+    assert "fill the context of 200 tokens" in episode.results[0].error
+    assert episode.end is End.ANSWERED
+    assert len(episode.ledger) <= 200

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from saccade.errors import DataError, EngineError
+from saccade.errors import DataError, EngineError, ToolError
 from saccade.ledger import Ledger, Segment
 from saccade.media.picks import uniform_times
 from saccade.plugins import load
@@ -105,12 +105,19 @@ class Talk:
         self.observe(segment)
 
     def observe(self, segment: Segment) -> None:
-        """Append a segment as a whole, or end the conversation where it leaves no room for a reply."""
-        ledger = Ledger(segments=(*self.ledger.segments, segment))
-        if len(ledger) >= self.plan.context_tokens:
-            self.end = End.CONTEXT_FULL
-        else:
+        """Append a segment as a whole and the forced prefix, or end the conversation where no reply would fit."""
+        ledger = Ledger(segments=(*self.ledger.segments, segment)).force(self.forced)
+        if len(ledger) < self.plan.context_tokens:
             self.ledger = ledger
+            return
+        # Budgets are spent on whole segments: nothing is ever cut through a picture.
+        self.end = End.CONTEXT_FULL
+        self.error = f"{len(ledger)} tokens leave no room for a reply in a context of {self.plan.context_tokens}"
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The prefix of every reply."""
+        return self.ctx.renderer.encode(THINK) if self.plan.think_prefix else ()
 
     async def take_turn(self) -> None:
         """One reply, and what it causes."""
@@ -126,7 +133,7 @@ class Talk:
             return
         try:
             results = await self.call_tools(reply.calls)
-        except EngineError as error:
+        except EngineError as error:  # a sub-agent's; the main agent is not to blame
             self.end, self.error = End.TOOL_BROKEN, str(error)
             self.turns.append(Turn(reply=reply))
             return
@@ -136,15 +143,10 @@ class Talk:
 
     async def say(self) -> tuple[Reply, End | None]:
         """Sample a reply; the episode's end, if this is it."""
-        renderer = self.ctx.renderer
-        forced = renderer.encode(THINK) if self.plan.think_prefix else ()
-        self.ledger = self.ledger.force(forced)
         room = self.plan.context_tokens - len(self.ledger)
-        if room < 1:
-            return Reply(text=""), End.CONTEXT_FULL
         completion = await generate(self.ctx, self.ledger, seed_of(self.ctx.seed, len(self.turns)), room)
         self.ledger = act(self.ledger, completion)
-        reply = renderer.parse(completion.tokens, forced=forced)
+        reply = self.ctx.renderer.parse(completion.tokens, forced=self.forced)
         return reply, self.verdict(reply, completion.stop, cramped=room < self.ctx.sampling.max_tokens)
 
     def verdict(self, reply: Reply, stop: Stop, *, cramped: bool) -> End | None:
@@ -152,7 +154,7 @@ class Talk:
         if stop is Stop.ABORTED:
             return End.ABORTED
         if reply.answer is not None:
-            return End.ANSWERED
+            return End.ANSWERED  # calls beside an answer are not run: nobody would read their results
         if stop is Stop.LENGTH:
             return End.CONTEXT_FULL if cramped else End.LENGTH
         if not reply.calls:
@@ -170,6 +172,7 @@ class Talk:
         """Serve the calls of one turn together. Raises EngineError where a sub-agent's engine failed."""
         self.tell("calls", turn=len(self.turns), calls=calls)
         refusals = self.refusals(calls)
+        # Children are kept in the order of the calls, whoever finishes first: a run is the same every time.
         served = await together([self.call_tool(i, calls[i], refusals[i]) for i in range(len(calls))])
         results = []
         for result, child in served:
@@ -182,6 +185,7 @@ class Talk:
     def refusals(self, calls: Sequence[Call]) -> list[str | None]:
         """Per call, why it isn't run, or None. Malformed calls don't count towards the limit of a turn."""
         limit = 1 if self.plan.one_call else self.plan.max_calls
+        # `None` marks a call that is run, so its count is the number of places taken.
         reasons: list[str | None] = []
         for call in calls:
             if call.error is not None:
@@ -252,6 +256,7 @@ async def opening(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, 
     parts: list[Any] = []
     for media in task.media:
         clip = await ctx.media.probe(media.path)
+        # A short video has fewer frames than the budget; none is shown twice.
         wanted = min(ctx.frames or plan.overview_frames, clip.frames)
         budget = Budget(min_pixels=plan.overview_pixels[0], max_pixels=plan.overview_pixels[1])
         times = uniform_times(clip.duration, wanted)
@@ -308,7 +313,8 @@ async def answer_messages(task: Task, messages: Sequence[Message], ctx: Context,
     ledger = Ledger(segments=(render_opening(ctx.renderer, tuple(messages), ()),))
     room = context_tokens - len(ledger)
     if room < 1:
-        raise DataError(f"the sub-agent's prompt of {len(ledger)} tokens fills the context of {context_tokens}")
+        # The question is the model's own and may be of any length: an error for it to read.
+        raise ToolError(f"the window and its question fill the context of {context_tokens} tokens; ask for less")
     completion = await generate(ctx, ledger, ctx.seed, room)
     if completion.stop is Stop.ABORTED:
         raise EngineError("the engine stopped before a sub-agent had answered")
@@ -338,6 +344,7 @@ async def generate(ctx: Context, ledger: Ledger, seed: int, room: int) -> Comple
         stop_ids=renderer.stop_ids,
         forbidden_ids=renderer.forbidden_ids,
     )
+    # Children run under the same deadline as their parent; without one the time-out never fires.
     try:
         async with asyncio.timeout_at(ctx.deadline):
             completion = await ctx.engine.generate(ledger, sampling)
@@ -371,5 +378,5 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
+        for task in tasks:  # `gather` alone would let the others run on
             task.cancel()

@@ -41,6 +41,7 @@ async def collect(
     async def one(place: int, task: Task) -> Group:
         async with gate:
             episodes = await run_group(task, agent, base, size=size, epoch=epoch, frames=frames(task))
+        # Outside the gate: while this group is scored the next one may begin.
         members = tuple(Scored(episode=episode, score=score(episode, task)) for episode in episodes)
         group = Group(task=task, members=members)
         if done is not None:

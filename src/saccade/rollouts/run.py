@@ -48,6 +48,7 @@ async def run_group(
     `base.seed` is the run's seed; an attempt's own is digested from it, the epoch (or step), the whole task and the
     attempt's index. Watchers are told the task's id and the index with every event.
     """
+    # One budget for the whole group: its members are compared with each other.
     budget = base.frames if frames is None else frames
     contexts = [
         replace(

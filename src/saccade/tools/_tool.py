@@ -78,6 +78,7 @@ class Argument:
 
     def check(self, value: Any) -> Any:
         """The value as the tool takes it. Raises ToolError for another type, NaN, or a number out of range."""
+        # JSON has one kind of number: 3 is a fine float, but True (an int to Python) is not.
         if self.type is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
         if type(value) is not self.type:
@@ -151,6 +152,7 @@ class FunctionTool:
     async def _run(self, arguments: Mapping[str, Any], ctx: ToolContext) -> Output:
         settings = {name: value for name, value in ctx.settings.items() if name in self._settings}
         limit = asyncio.get_running_loop().time() + self.seconds
+        # Whichever comes first; the sentence says which, since the model can only do something about its own.
         late = ctx.deadline is not None and ctx.deadline < limit
         try:
             async with asyncio.timeout_at(ctx.deadline if late else limit):
@@ -198,7 +200,7 @@ def _arguments(function: Callable[..., Any]) -> tuple[dict[str, Argument], froze
     arguments, settings = {}, set()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            settings.add(name)
+            settings.add(name)  # the recipe's, never the model's
             continue
         kind, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
         if kind not in JSON_TYPES:
