@@ -22,7 +22,7 @@ MARKS = [
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>"]
 SCHEMA = {"type": "function", "function": {"name": "crop_video", "description": 'Look "again" <b> é.'}}
 
-PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+PLAIN = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=12)  # so no marks
 TRICKY = st.lists(st.one_of(st.sampled_from([*MARKS, *TAGS, "\n", " "]), PLAIN), max_size=5).map("".join)
 SIDES = st.integers(1, 4).map(lambda tokens: 16 * tokens)
 PICTURES = st.builds(

@@ -36,7 +36,7 @@ _TAG = re.compile(r"<(/?)(" + "|".join(_KINDS) + r")>")
 _MAX_DEPTH = 16
 _MAX_CODE = 4096  # characters of a Python call: Python's own parser isn't safe on more
 _MAX_INT = 2**63
-_MAX_DIGITS = 20
+_MAX_DIGITS = 20  # Python refuses to read integers of some thousand digits, in words meant for programmers
 
 
 def parse(text: str, forced_length: int = 0) -> Reply:
@@ -54,6 +54,7 @@ def parse(text: str, forced_length: int = 0) -> Reply:
     blocks: list[Block] = []
     index, at = 0, 0
     while index < len(tags):
+        # `at` is where the text not yet in a block begins, `index` the first tag at or behind it.
         tag = tags[index]
         _add_text(blocks, text[at : tag.start()])
         if tag[1]:
@@ -73,6 +74,7 @@ def _partners(tags: Sequence[re.Match[str]]) -> list[int | None]:
     """For each tag, the index of the next tag of its name if that one closes, else None."""
     found: list[int | None] = [None] * len(tags)
     latest: dict[str, int] = {}
+    # From the end, so that every tag is looked at once: replies are attacks on quadratic parsers sooner or later.
     for index in range(len(tags) - 1, -1, -1):
         following = latest.get(tags[index][2])
         found[index] = following if following is not None and tags[following][1] else None
@@ -152,6 +154,7 @@ def _read_python(body: str) -> tuple[str, dict[str, Any]]:
     source = _text(body.strip())
     if len(source) > _MAX_CODE:
         raise ValueError(f"it is longer than {_MAX_CODE} characters")
+    # Odd escapes and operators warn while they are parsed; a model's spelling is nobody's warning.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call = _only_call(ast.parse(source, mode="eval").body)
@@ -208,6 +211,7 @@ def _number(value: int | float) -> int | float:
 
 
 def _text(value: str) -> str:
+    # JSON's \ud800 makes text that no file and no tokenizer can take.
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("a text is not valid Unicode")
     return value

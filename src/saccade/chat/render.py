@@ -57,6 +57,7 @@ class ChatRenderer:
         return Segment(tokens=tokens, origin=origin, slots=slots)
 
     def _closing(self, ledger: Ledger) -> Scaffold:
+        # Another stop token than the family's own end of turn leaves the turn open.
         last = ledger.segments[-1]
         ended = last.sampled and last.tokens[-1] == self._turn_end
         return Scaffold(self._family.turn_gap if ended else self._family.turn_end + self._family.turn_gap)
@@ -72,6 +73,7 @@ class ChatRenderer:
                 parts.append(piece)
             else:
                 parts += self._voice(piece)
+        # No text can hold the placeholder's id, so the placeholders found are the pictures given.
         tokens = self._tokens.encode(parts)
         places = [at for at, token in enumerate(tokens) if token == self._placeholder]
         slots = [
@@ -94,6 +96,7 @@ class ChatRenderer:
     def parse(self, tokens: Sequence[int], *, forced: Sequence[int] = ()) -> Reply:
         """One turn's ids, without the stop id that may end them, to a reply; never raises."""
         said = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
+        # Decoded apart, so that the forced prefix of the text is exactly what was forced.
         prefix = self.decode(forced)
         return parse(prefix + self.decode(said), len(prefix))
 

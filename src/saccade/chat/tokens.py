@@ -24,6 +24,7 @@ class Tokens:
         with boundary(ModelError, f"{path} can't be read"):
             data = json.loads(path.read_text(encoding="utf-8"))
             self._full = Tokenizer.from_str(json.dumps(data))
+            # Without its added tokens the same tokenizer spells `<|im_end|>` letter by letter.
             self._plain = Tokenizer.from_str(json.dumps({**data, "added_tokens": [], "post_processor": None}))
             self._ids = {entry["content"]: int(entry["id"]) for entry in data["added_tokens"]}
             structural = [entry["content"] for entry in data["added_tokens"] if not entry["special"]]
@@ -53,6 +54,7 @@ class Tokens:
         return self._cut(text, self._structural)
 
     def _cut(self, text: str, cutter: re.Pattern[str] | None) -> list[int | str]:
+        # A split by one group puts the separators, here the added tokens, at the odd places.
         parts = [text] if cutter is None else cutter.split(text)
         return [self._ids[part] if index % 2 else part for index, part in enumerate(parts) if part]
 
@@ -82,4 +84,5 @@ def _cutter(contents: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _utf8(text: str) -> str:
+    # Lone surrogates (a tool may print them) become question marks; the tokenizer would refuse them.
     return text.encode("utf-8", "replace").decode()

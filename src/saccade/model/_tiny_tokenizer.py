@@ -94,6 +94,7 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
     whole = sorted({*PHRASES, *phrases} - {*tags, ""}, key=lambda phrase: (-len(phrase), phrase))
     splitter = pre_tokenizers.Split(Regex(_pattern(whole)), "isolated")
     words = Counter(word for text in (CORPUS, *texts) for word, _ in splitter.pre_tokenize_str(text))
+    # Learned pieces serve unknown words alone: a known word or phrase is looked up before any merge (`ignore_merges`).
     vocabulary, merges = _learn([word for word in sorted(words) if len(word) > 1 and word not in whole])
     for word in (*whole, *sorted(words)):
         vocabulary.setdefault(_as_bytes(word), len(vocabulary))
@@ -117,6 +118,7 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
 
 def _pattern(phrases: Sequence[str]) -> str:
     """Phrases first (longest first), then a digit, a word, or any single character."""
+    # A phrase that ends in a letter must not be the beginning of a longer word.
     ends = [r"(?!\p{L})" if phrase[-1].isalpha() else "" for phrase in phrases]
     whole = [_quoted(phrase) + end for phrase, end in zip(phrases, ends, strict=True)]
     return "|".join([*whole, r"\p{N}", r"[\p{L}_]+", r"[\s\S]"])
@@ -130,6 +132,7 @@ def _learn(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]
     """All 256 bytes and a few hundred pieces of words, as byte-level BPE."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # Sorted, so that equal texts give equal ids on every machine.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=512, min_frequency=3, initial_alphabet=alphabet, show_progress=False)
     learner.train_from_iterator(words, trainer)

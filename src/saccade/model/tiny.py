@@ -40,7 +40,7 @@ _TEMPLATE = """
 {%- set system = content(messages[0]) if given else DEFAULT -%}
 {%- if tools or given or system -%}{{- '<|im_start|>system\n' + system -}}
   {%- if tools -%}
-    {%- if system -%}{{- '\n\n' -}}{%- endif -%}
+    {%- if given or system -%}{{- '\n\n' -}}{%- endif -%}
     {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with ' -}}
     {{- 'function signatures within <tools></tools> XML tags:\n<tools>' -}}
     {%- for tool in tools -%}{{- '\n' -}}{{- tool | tojson -}}{%- endfor -%}
@@ -92,6 +92,7 @@ def make_tiny(
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS.items()}
     text, vision = _text_sizes(len(tokenizer), hidden, layers), _vision_sizes(hidden, patch)
     config = make_config(text, vision, tie_word_embeddings=tied, **ids)
+    # The caller's random state stays as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("tiny", family, seed))
         model = model_type(config)
@@ -185,6 +186,7 @@ def _save(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, preprocessor: dict[str, Any]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    # Servers ask for a video processor too, although Saccade shows a video as timed pictures.
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, kind in (("preprocessor", "Qwen2VLImageProcessor"), ("video_preprocessor", "Qwen3VLVideoProcessor")):

@@ -44,10 +44,12 @@ class QwenFamily:
         system: list[Piece] = list(_parts(messages[0])) if given else []
         if not given and self.default_system is not None:
             system = [self.default_system]
+        # An empty system message still has its turn, and the blank line before the tools.
+        spoken = given or bool(system)
         if tools:
-            block = _tools(tools)
-            system = [*system, Scaffold("\n\n"), *block] if system else block
-        opening: list[Piece] = [] if not system and not given else _turn("system", system)
+            gap = [Scaffold("\n\n")] if spoken else []
+            system = [*system, *gap, *_tools(tools)]
+        opening = _turn("system", system) if spoken or tools else []
         return [*opening, *self.turns(messages[1:] if given else messages)]
 
     def turns(self, messages: Sequence[Message]) -> list[Piece]:
@@ -89,5 +91,6 @@ def _results(messages: list[Message]) -> list[Piece]:
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    # As the templates' own filter writes JSON: default separators, other alphabets unescaped.
     lines = "".join("\n" + json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
     return [Scaffold(_TOOLS_BEFORE), lines, Scaffold(_TOOLS_AFTER)]

@@ -60,6 +60,7 @@ class Vision:
         positions = np.empty((3, length), dtype=np.int64)
         done, place = 0, 0  # tokens written, and the position of the next
         for slot in slots:
+            # The text before the picture, then the picture itself, row by row.
             rows, columns = self.grid(slot.picture)
             if rows * columns != slot.tokens:
                 raise MediaError(f"{slot.picture.path} has {rows * columns} visual tokens, its slot {slot.tokens}")
@@ -75,6 +76,7 @@ class Vision:
     @cached_property
     def _levels(self) -> NDArray[np.float32]:
         """The normalised value of each of the 256 levels per channel [C, 256], in transformers' order of rounding."""
+        # Rescaled in float64, rounded, then normalised in float32: another order differs in the last bit.
         levels = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
         mean, std = (np.array(values, dtype=np.float32)[:, None] for values in (self.mean, self.std))
         return ((levels - mean) / std).astype(np.float32)
@@ -99,16 +101,18 @@ class Vision:
         """Pictures of one size [N, H, W, C] to patches, those of one visual token side by side."""
         count, height, width, channels = pixels.shape
         patch, merge = self.patch, self.merge
-        values = np.stack([self._levels[channel][pixels[..., channel]] for channel in range(channels)], axis=1)
-        cut = values.reshape(
-            count, channels, height // self.factor, merge, patch, width // self.factor, merge, patch
-        ).transpose(0, 2, 5, 3, 6, 1, 4, 7)
-        frames = np.repeat(cut[:, :, :, :, :, :, None], self.temporal, axis=6)
-        return frames.reshape(-1, channels * self.temporal * patch**2)
+        cut = pixels.reshape(count, height // self.factor, merge, patch, width // self.factor, merge, patch, channels)
+        # Cut and sort the bytes first: a quarter of the memory to move, and one table look-up per channel after it.
+        levels = np.ascontiguousarray(cut.transpose(0, 1, 4, 2, 5, 7, 3, 6)).reshape(-1, channels, patch**2)
+        values = np.empty((len(levels), channels, self.temporal, patch**2), dtype=np.float32)
+        for channel in range(channels):
+            values[:, channel] = self._levels[channel].take(levels[:, channel])[:, None]
+        return values.reshape(len(levels), -1)
 
 
 def read_vision(folder: str) -> Vision:
     """The geometry in a checkpoint's preprocessor config. Raises ModelError where it is missing or incomplete."""
+    # Newer versions of transformers save one file for all processors, with the pictures' settings nested in it.
     for name in ("preprocessor_config.json", "processor_config.json"):
         path = Path(folder) / name
         if path.is_file():
