@@ -119,7 +119,7 @@ def survey(path: str) -> Reel:
     identity = files.identity(path)
     first: VideoFrame | None = None
     rows: list[_Row] = []
-    with _opened(path) as (container, stream):
+    with boundary(MediaError, f"{path} can't be read as a video; re-encode it"), _opened(path) as (container, stream):
         for packet in _from_keyframe(_packets(container, stream)):
             if first is None:
                 first = next(_decoded(packet), None)
