@@ -76,6 +76,7 @@ async def check_tool(tool: FunctionTool, renderer: Renderer) -> None:
     untold = [name for name, schema in parameters["properties"].items() if not schema.get("description")]
     assert not untold, f"{tool.name}: annotate {untold} with a text that says what they are"
     fair = {name: _example(schema) for name, schema in parameters["properties"].items()}
+    # One mistake at a time: too many arguments, too few, the wrong types, numbers that are none.
     wrong: list[Mapping[str, Any]] = [{**fair, "no_such_argument": 1}, {**fair, str(len(fair)): 1}]
     wrong += [{key: value for key, value in fair.items() if key != name} for name in parameters["required"]]
     nothings: tuple[Any, ...] = (None, [], {"a": 1})
@@ -119,6 +120,7 @@ async def check_engine(engine: Engine, renderer: Renderer) -> None:
         *(_checked(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers))
     )
     assert alone == company, "the same ledger and seed gave other tokens in company than alone"
+    # At a high temperature every allowed id comes up sooner or later.
     hot = [_checked(engine, ledgers[0], replace(sampling, temperature=5.0, seed=seed)) for seed in range(8)]
     await asyncio.gather(*hot)
     only = await _checked(engine, ledgers[0], replace(sampling, max_tokens=1))
@@ -147,6 +149,7 @@ async def _checked(engine: Engine, ledger: Ledger, sampling: Sampling) -> tuple[
 async def _check_cancel(engine: Engine, ledger: Ledger, sampling: Sampling, alone: Sequence[tuple[int, ...]]) -> None:
     waiting = [asyncio.ensure_future(engine.generate(ledger, replace(sampling, seed=seed))) for seed in range(4)]
     await asyncio.sleep(0)
+    # The first goes on: its neighbours' leaving must not disturb it.
     for task in waiting[1:]:
         task.cancel()
     ends = await asyncio.gather(*waiting, return_exceptions=True)
@@ -245,6 +248,7 @@ async def check_agent(agent: Agent, renderer: Renderer, media: MediaLibrary | No
         shown = len(episode.ledger.segments[0].slots)
         assert episode.frames == shown == 4, f"the frame budget is 4, the prompt shows {shown}"
     assert (await agent(task, ctx)).ledger == episode.ledger, "the same seed gave another episode"
+    # An agent may end the episode itself or let the error through: `run_episode` makes an end of it.
     spent = scripted(renderer, replies=())
     try:
         end = (await agent(task, replace(ctx, engine=spent))).end
@@ -254,6 +258,7 @@ async def check_agent(agent: Agent, renderer: Renderer, media: MediaLibrary | No
 
 
 def _check_tokens(episode: Episode, engine: scripted, who: str) -> None:
+    # Equal keys mean equal prefixes, pictures included: each turn must continue just what the engine was given.
     said = {ledger.keys()[-1]: completion for ledger, completion in engine.served}
     for conversation in episode.walk():
         ledger = conversation.ledger

@@ -333,8 +333,8 @@ def test_an_empty_system_text_is_left_out(renderer):
 
 
 def test_a_window_too_large_for_the_context_is_an_error_to_read(renderer):
-    lean = functools.partial(parallel, system="", tool_schemas=False, context_tokens=200)
+    lean = functools.partial(parallel, system="", tool_schemas=False, crop_frames=(200, 200), context_tokens=800)
     episode = attempt(renderer, script(renderer, f"</think>{call(0, 16)}", ANSWER), agent=lean, frames=1)
-    assert "fill the context of 200 tokens" in episode.results[0].error
+    assert "fill the context of 800 tokens" in episode.results[0].error
     assert episode.end is End.ANSWERED
-    assert len(episode.ledger) <= 200
+    assert len(episode.ledger) <= 800

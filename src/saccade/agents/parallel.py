@@ -55,6 +55,7 @@ async def parallel(
         context_tokens=context_tokens,
         tools=tools,
         tool_schemas=tool_schemas,
+        # A tool takes those of these that its signature names.
         tool_settings={
             "crop_fps": crop_fps,
             "crop_frames": crop_frames,

@@ -34,7 +34,7 @@ class scripted:
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
         """The next reply; see protocols.Engine. Raises EngineError where none is left."""
         started = time.perf_counter()
-        text = self._next(ledger)
+        text = self._next(ledger)  # before the first wait: replies are dealt in order of arrival
         await asyncio.sleep(self._seconds)
         if self._closed:
             raise EngineError("the scripted engine was closed while a reply was under way")
@@ -44,6 +44,7 @@ class scripted:
         tokens = (said + sampling.stop_ids[:1])[: sampling.max_tokens]
         completion = Completion(
             tokens=tokens,
+            # Not of any distribution, but distinct, so that a misplaced one is seen.
             logprobs=tuple(-0.01 * (1 + token % 50) for token in tokens),
             version=self.version,
             stop=Stop.STOP if len(tokens) > len(said) else Stop.LENGTH,

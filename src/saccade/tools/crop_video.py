@@ -31,6 +31,7 @@ async def crop_video(
     clip = await ctx.media.probe(ctx.path)
     if end_time <= start_time:
         raise ToolError(f"end_time {end_time:g} must be after start_time {start_time:g}")
+    # Half of a window is still worth a look; a window elsewhere is a mistake to be told of.
     start, end = max(start_time, 0.0), min(end_time, clip.duration)
     if end <= start:
         asked = f"the window from {start_time:g} to {end_time:g}"
