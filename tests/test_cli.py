@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from saccade import cli, config
+from saccade import cli, config, doctor
 from saccade.runlog import Run
 
 SMALL_WORLD = ["world.train=4", "world.validation=1", "world.test=2", "world.tasks_per_video=2"]
@@ -82,7 +82,7 @@ def test_doctor_tries_this_machine(tmp_path, monkeypatch):
 
 
 def test_doctor_names_what_is_wrong(monkeypatch):
-    monkeypatch.setattr(cli, "version_of", lambda name: "0.1" if name == "torch" else "99")
+    monkeypatch.setattr(doctor, "version_of", lambda name: "0.1" if name == "torch" else "99")
     done = run("doctor")
     assert done.exit_code == 1
     assert "mend torch, transformers" in done.stderr
@@ -94,7 +94,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, command, resumable):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "load_recipe", stop)
-    monkeypatch.setattr(cli, "_symptoms", stop)
+    monkeypatch.setattr(doctor, "examine", stop)
     arguments = ["sft", "tiny/base", "--out", "runs/a b", "--resume"] if resumable else ["doctor"]
     monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
     done = run(*arguments)

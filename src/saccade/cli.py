@@ -1,15 +1,13 @@
 """The command line: `saccade --help`. Whatever is heavy is imported inside the command that needs it."""
 
-import asyncio
 import contextlib
 import os
 import shlex
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -19,12 +17,9 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from saccade import __version__
-from saccade.config import Recipe, dump, load_recipe, recipe_names, recipe_path
+from saccade.config import dump, load_recipe, recipe_names, recipe_path
 from saccade.errors import DataError, RunError, SaccadeError
-from saccade.runlog import Run, version_of, writing
-
-if TYPE_CHECKING:
-    from saccade.rollouts.stage import Stage
+from saccade.runlog import Run, writing
 
 QUIET_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
@@ -112,60 +107,16 @@ def recipes_show(name: RecipeName, settings: Settings = None) -> None:
 @app.command()
 def doctor() -> None:
     """Check this machine: versions against their bounds, threads, device, video, disk."""
+    from saccade.doctor import examine
+
     table, bad = Table("", "found", "wanted", "", box=None), []
-    for name, found, wanted, good in _symptoms():
-        table.add_row(name, escape(found), escape(wanted), "[green]ok[/green]" if good else "[red]no[/red]")
-        bad += [] if good else [name]
+    for each in examine():
+        verdict = "[green]ok[/green]" if each.good else "[red]no[/red]"
+        table.add_row(each.name, escape(each.found), escape(each.wanted), verdict)
+        bad += [] if each.good else [each.name]
     out.print(table)
     if bad:
         raise RunError(f"this machine can't run Saccade as it is: mend {', '.join(bad)}")
-
-
-def _symptoms() -> Iterator[tuple[str, str, str, bool]]:
-    """Name, what was found, what is wanted, whether that is good."""
-    import importlib.metadata
-    import platform
-
-    from packaging.requirements import Requirement
-
-    python = platform.python_version()
-    yield "python", python, ">=3.11", sys.version_info >= (3, 11)
-    for line in importlib.metadata.requires("saccade") or []:
-        wanted = Requirement(line)
-        if wanted.marker is None:
-            found = version_of(wanted.name)
-            good = found is not None and wanted.specifier.contains(found, prereleases=True)
-            yield wanted.name, found or "not installed", str(wanted.specifier), good
-    import torch
-
-    policy = os.environ.get("OMP_WAIT_POLICY", "not set")
-    yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores, waiting {policy}", "", True
-    cuda = torch.cuda.is_available()
-    yield "device", torch.cuda.get_device_name() if cuda else "cpu", "", True
-    for name, check in (("video", _films), ("this folder", _writes)):
-        try:
-            yield name, check(), "", True
-        except SaccadeError as error:
-            yield name, str(error), "", False
-
-
-def _films() -> str:
-    """Write a clip and read it back. Raises MediaError."""
-    import numpy as np
-
-    from saccade.data.world.film import write_clip
-    from saccade.media import video
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "clip.mp4"
-        write_clip(path, np.zeros((8, 32, 32, 3), np.uint8), 4.0)
-        clip = video.probe(str(path))
-    return f"H.264 written and read back, {clip.frames} frames"
-
-
-def _writes() -> str:
-    with writing(Path.cwd()), tempfile.TemporaryFile(dir=Path.cwd()):
-        return f"{Path.cwd()} can be written"
 
 
 # ---- making models and data ----------------------------------------------------------------------------------------
@@ -180,6 +131,7 @@ def model_tiny(
     """Make a randomly initialised checkpoint of about a million parameters."""
     from saccade.model.tiny import make_tiny
 
+    # Weights that were trained must not be lost to a repeated command.
     if (folder / "config.json").exists():
         raise RunError(f"{folder} already holds a model; choose another folder")
     with writing(folder):
@@ -198,6 +150,7 @@ def data_world(
 
     loaded = load_recipe(recipe, settings or ())
     world = loaded.world
+    # The maker counts per split; people want one bar.
     with progress("world", world.train + world.validation + world.test) as advance, writing(folder):
         made = dict.fromkeys(("train", "validation", "test"), 0)
 
@@ -222,22 +175,14 @@ def sft(
     resume: Resume = False,
 ) -> None:
     """Supervised fine-tuning on traces: the cold start."""
-    from saccade.data.rows import read_demos
-    from saccade.training import sft as training
+    from saccade import stages
 
-    loaded = _with_paths(load_recipe(recipe, settings or ()), model, world)
-    demos = read_demos(_named(folder / loaded.data.traces, loaded.data.traces, "data.traces"))
-    run = Run.create(folder, loaded, resume=resume)
-    stage = _stage(loaded, _newest(folder) or Path(loaded.model.path))
+    loaded = stages.with_paths(load_recipe(recipe, settings or ()), model=model, world=world)
     with progress("sft", loaded.sft.steps) as advance:
-
-        def log(values: Mapping[str, float]) -> None:
-            run.log("sft", int(values["step"]), values)
-            advance(int(values["step"]), f"loss {values['loss']:.3f}")
-
-        _finish(stage, training.train(stage, demos, folder=folder / "sft", log=log))
-    run.mark_done("sft", {"checkpoint": str(_newest(folder))})
-    out.print(f"wrote {escape(str(_newest(folder)))}", soft_wrap=True)
+        weights = stages.sft(
+            folder, loaded, resume=resume, on_step=lambda step, values: advance(step, f"loss {values['loss']:.3f}")
+        )
+    out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
 
 
 @app.command("eval")
@@ -249,26 +194,14 @@ def evaluate(
     name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
 ) -> None:
     """Evaluate a run's newest checkpoint; results stay in its folder, and all of them are shown side by side."""
-    from saccade.data.rows import read_tasks
-    from saccade.evaluation import report, run
+    from saccade import stages
+    from saccade.evaluation import report
 
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings or ())
-    rows = read_tasks(tasks or _named(folder / loaded.data.test, loaded.data.test, "data.test"))
-    weights = _weights(model) if model else _newest(folder) or Path(loaded.model.path)
-    stage = _stage(loaded, weights)
-    chosen = len(run.choose(rows, loaded.evaluation.limit))
-    with progress(f"eval {name}", chosen) as advance:
-        work = run.evaluate(
-            rows,
-            agent=stage.agent,
-            base=stage.context(seed=loaded.seed),
-            score=stage.score,
-            settings=loaded.evaluation,
-            path=folder / "evaluations" / f"{name}.jsonl",
-            identity={"weights": str(weights.resolve()), "agent": loaded.agent.model_dump(mode="json")},
-            on_done=lambda done, _: advance(done, ""),
+    with progress(f"eval {name}") as advance:
+        stages.evaluate(
+            folder, loaded, name=name, weights=model, tasks=tasks, on_done=lambda done, all_: advance(done, "", all_)
         )
-        _finish(stage, work)
     for grid in report.grids(report.compare(report.read_evaluations(folder))):
         table = Table(*grid.header, title=grid.title)
         for row in grid.rows:
@@ -285,14 +218,15 @@ def ask(
     model: ModelPath = None,
 ) -> None:
     """Ask a run's newest checkpoint about a video, and watch it look."""
+    from saccade import stages
     from saccade.rollouts.run import run_episode
     from saccade.types import Kind, Media, Task
 
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings or ())
-    stage = _stage(loaded, _weights(model) if model else _newest(folder) or Path(loaded.model.path))
+    stage = stages.load(loaded, stages.weights_of(model or folder))
     task = Task(id="ask", question=question, media=(Media(path=str(video)),), kind=Kind.OPEN, gold="")
     context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=_say)
-    episode = _finish(stage, run_episode(task, stage.agent, context))
+    episode = stages.finish(stage, run_episode(task, stage.agent, context))
     if episode.error is not None:
         raise DataError(f"the question could not be answered: {episode.error}")
     out.print(f"[bold]{escape(episode.answer or 'no answer')}[/bold] ({episode.end.value})")
@@ -310,78 +244,27 @@ def _say(event: str, data: Mapping[str, Any]) -> None:
 # ---- what commands share -------------------------------------------------------------------------------------------
 
 
-def _with_paths(recipe: Recipe, model: Path | None, world: Path | None) -> Recipe:
-    """The recipe with the places that options name, made absolute so that the run can be resumed from anywhere."""
-    if model is not None:
-        path = str(_weights(model).resolve())
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": path})})
-    if world is not None:
-        root = world.resolve()
-        places = {split: str(root / split / "tasks.jsonl") for split in ("train", "validation", "test")}
-        data = recipe.data.model_copy(update={**places, "traces": str(root / "train" / "traces.jsonl")})
-        recipe = recipe.model_copy(update={"data": data})
-    return recipe
+class Advance(Protocol):
+    """How a command's work tells how far it is."""
 
-
-def _named(path: Path, setting: str, key: str) -> Path:
-    if not setting:
-        raise DataError(f"the recipe names no {key}; give --world, or set {key}=FILE")
-    return path
-
-
-def _newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run: of its RL if there is one, else of its SFT."""
-    from saccade.training import checkpoint
-
-    found = checkpoint.newest(folder / "rl") or checkpoint.newest(folder / "sft")
-    return found.folder if found else None
-
-
-def _weights(path: Path) -> Path:
-    if not (path / "recipe.yaml").exists():
-        return path
-    newest = _newest(path)
-    if newest is None:
-        raise RunError(f"the run {path} has no checkpoint yet")
-    return newest
-
-
-def _stage(recipe: Recipe, weights: Path) -> "Stage":
-    from saccade.rollouts.stage import Stage
-
-    if weights == Path():
-        raise RunError("the recipe names no model; give --model, such as a folder that `saccade model tiny` made")
-    model = recipe.model.model_copy(update={"path": str(weights)})
-    return Stage.of(recipe.model_copy(update={"model": model}))
-
-
-def _finish(stage: "Stage", work: Coroutine[Any, Any, Any]) -> Any:
-    """Run the work of a stage to its end, and close the engine whatever happens."""
-
-    async def run() -> Any:
-        try:
-            return await work
-        finally:
-            await stage.engine.close()
-
-    return asyncio.run(run())
+    def __call__(self, done: int, remark: str, total: int | None = None) -> None:
+        """What is done, with a remark, and the total where it wasn't known before."""
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar on a terminal, a line every ten seconds elsewhere; the function takes what is done and a remark."""
-    if out.is_terminal:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(TextColumn("{task.description}"), *columns, TextColumn("{task.fields[remark]}")) as bar:
-            task = bar.add_task(label, total=total, remark="")
-            yield lambda done, remark: bar.update(task, completed=done, remark=remark)
-        return
+def progress(label: str, total: int | None = None) -> Iterator[Advance]:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    layout = (TextColumn("{task.description}"), *columns, TextColumn("{task.fields[remark]}"))
     told = 0.0
+    with Progress(*layout, console=out, disable=not out.is_terminal) as bar:
+        task = bar.add_task(label, total=total, remark="")
 
-    def tell(done: int, remark: str) -> None:
-        nonlocal told
-        if done >= total or time.monotonic() - told > QUIET_SECONDS:
-            told = time.monotonic()
-            print(f"{label} {done}/{total} {remark}".rstrip(), flush=True)
+        def advance(done: int, remark: str, total: int | None = total) -> None:
+            nonlocal told
+            bar.update(task, completed=done, total=total, remark=remark)
+            if not out.is_terminal and (done == total or time.monotonic() - told > QUIET_SECONDS):
+                told = time.monotonic()
+                print(f"{label} {done}/{total} {remark}".rstrip(), flush=True)
 
-    yield tell
+        yield advance

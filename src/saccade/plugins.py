@@ -72,6 +72,7 @@ def bind(folder: str, name: str, settings: Mapping[str, Any], **given: Any) -> f
     with boundary(ConfigError, f"the signature of {folder}/{name} can't be read"):
         parameters = inspect.signature(plugin, eval_str=True).parameters
     keyword_only = {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
+    # An engine names a backbone, a server's client doesn't: who binds needn't know which.
     wanted = {key: value for key, value in given.items() if key in parameters}
     open_to = {key: value for key, value in keyword_only.items() if key not in wanted and key not in AT_CALL}
     for key in settings:
@@ -95,6 +96,7 @@ def _checked(place: str, parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def _files(folder: str) -> tuple[str, ...]:
+    # Importing the folder's own __init__ is cheap: it holds no code; the plugins in it stay untouched.
     try:
         package = importlib.import_module(f"saccade.{folder}")
     except ModuleNotFoundError:
@@ -109,6 +111,7 @@ def _entries(folder: str) -> dict[str, EntryPoint]:
 def _from_path(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"there is no plugin file {path}")
+    # The name is digested from the whole path, so that two files called mine.py don't meet in sys.modules.
     spec = importlib.util.spec_from_file_location(f"saccade_plugin_{digest_of(str(path.resolve()))[:12]}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file")

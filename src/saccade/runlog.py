@@ -68,6 +68,7 @@ class Run:
         """Append one line to metrics.jsonl; numbers that aren't finite are written as null."""
         line = json.dumps(_finite({"stage": stage, "step": step, **values}), ensure_ascii=False) + "\n"
         path = self.path / "metrics.jsonl"
+        # One unbuffered write per line: a kill can tear the last line but never mix two.
         with writing(path), path.open("ab", buffering=0) as file:
             file.write(line.encode())
 
@@ -120,6 +121,7 @@ class Run:
 
 def write_text(path: Path, text: str) -> Path:
     """Write a file atomically, its folder included; RunError where that fails."""
+    # Beside the target, since a rename is atomic only within one file system.
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +163,7 @@ def _commit() -> str | None:
     """The commit of Saccade's own source tree (with -dirty where it was changed), None where it isn't one."""
     folder, name = Path(__file__).parent, Path(__file__).name
     try:
+        # An installed copy may lie inside somebody else's repository, whose commit would say nothing.
         tracked = subprocess.run(["git", "ls-files", "--error-unmatch", name], cwd=folder, capture_output=True)
         if tracked.returncode:
             return None

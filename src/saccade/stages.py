@@ -1,0 +1,127 @@
+"""The stages of a run's life as functions: what the commands, the demo and your own script share.
+
+sft(folder, recipe)       traces -> checkpoints in folder/sft
+evaluate(folder, recipe)  tasks -> folder/evaluations/<name>.jsonl
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from saccade.config import Recipe
+from saccade.data.rows import read_demos, read_tasks
+from saccade.errors import DataError, RunError
+from saccade.evaluation import run as evaluation_run
+from saccade.rollouts.stage import Stage
+from saccade.runlog import Run
+from saccade.training import checkpoint
+from saccade.training import sft as sft_training
+from saccade.types import Scored
+
+T = TypeVar("T")
+SPLITS = ("train", "validation", "test")
+
+
+def with_paths(recipe: Recipe, *, model: Path | None = None, world: Path | None = None) -> Recipe:
+    """The recipe with a model and a world's files filled in, absolute, so that it can be resumed from anywhere."""
+    if model is not None:
+        path = str(weights_of(model).resolve())
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": path})})
+    if world is not None:
+        root = world.resolve()
+        places = {split: str(root / split / "tasks.jsonl") for split in SPLITS}
+        data = recipe.data.model_copy(update={**places, "traces": str(root / "train" / "traces.jsonl")})
+        recipe = recipe.model_copy(update={"data": data})
+    return recipe
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run: of its RL if there is one, else of its SFT."""
+    found = checkpoint.newest(folder / "rl") or checkpoint.newest(folder / "sft")
+    return found.folder if found else None
+
+
+def weights_of(path: Path) -> Path:
+    """A checkpoint, where a run stands for its newest one. Raises RunError for a run that has none yet."""
+    if not (path / "recipe.yaml").exists():
+        return path
+    found = newest(path)
+    if found is None:
+        raise RunError(f"the run {path} has no checkpoint yet")
+    return found
+
+
+def load(recipe: Recipe, weights: Path) -> Stage:
+    """The stage of a recipe with these weights. Raises RunError where there are none (`Path()`)."""
+    if weights == Path():
+        raise RunError("the recipe names no model; give --model, such as a folder that `saccade model tiny` made")
+    model = recipe.model.model_copy(update={"path": str(weights)})
+    return Stage.of(recipe.model_copy(update={"model": model}))
+
+
+def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
+    """Run the work of a stage to its end, and close the engine whatever happens."""
+
+    async def whole() -> T:
+        try:
+            return await work
+        finally:
+            await stage.engine.close()
+
+    return asyncio.run(whole())
+
+
+def sft(
+    folder: Path, recipe: Recipe, *, resume: bool = False, on_step: Callable[[int, Mapping[str, float]], None]
+) -> Path:
+    """Fine-tune on the recipe's traces, resumed from the run's newest checkpoint; returns the last checkpoint."""
+    demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
+    # The folder becomes a run only after everything that could be wrong with its data was said.
+    run = Run.create(folder, recipe, resume=resume)
+    last = checkpoint.newest(folder / "sft")
+    stage = load(recipe, last.folder if last else Path(recipe.model.path))
+
+    def log(values: Mapping[str, float]) -> None:
+        run.log("sft", int(values["step"]), values)
+        on_step(int(values["step"]), values)
+
+    finish(stage, sft_training.train(stage, demos, folder=folder / "sft", log=log))
+    weights = checkpoint.checkpoints(folder / "sft")[-1].folder
+    run.mark_done("sft", {"checkpoint": str(weights)})
+    return weights
+
+
+def evaluate(
+    folder: Path,
+    recipe: Recipe,
+    *,
+    name: str,
+    weights: Path | None = None,
+    tasks: Path | None = None,
+    on_done: Callable[[int, int], None],
+) -> list[Scored]:
+    """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default).
+
+    The episodes are kept in `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
+    """
+    rows = read_tasks(tasks or _named(folder, recipe.data.test, "data.test"))
+    chosen = weights_of(weights) if weights else newest(folder) or Path(recipe.model.path)
+    stage = load(recipe, chosen)
+    work = evaluation_run.evaluate(
+        rows,
+        agent=stage.agent,
+        base=stage.context(seed=recipe.seed),
+        score=stage.score,
+        settings=recipe.evaluation,
+        path=folder / "evaluations" / f"{name}.jsonl",
+        identity={"weights": str(chosen.resolve()), "agent": recipe.agent.model_dump(mode="json")},
+        on_done=on_done,
+    )
+    return finish(stage, work)
+
+
+def _named(folder: Path, setting: str, key: str) -> Path:
+    if not setting:
+        raise DataError(f"the recipe names no {key}; give --world, or set {key}=FILE")
+    return folder / setting
