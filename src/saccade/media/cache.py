@@ -96,6 +96,7 @@ class Library:
         reel = await self._reel(path)
         size = fit(reel.clip.width, reel.clip.height, factor, budget)
         pictures = [self._named(reel, reel.moment(time), size) for time in times]
+        # no await from here to `_start`: nobody can begin the same frames in between
         absent = {picture.key: picture for picture in pictures if not self._ready(picture)}
         flying = {job for key in absent if (job := self._jobs.get(key))}
         fresh = {key: picture for key, picture in absent.items() if key not in self._jobs}
@@ -179,6 +180,7 @@ class Library:
             job: Future[V] = Future()
             job.set_result(work())
             return job
+        # entered before the callback is set, so that a job that is done at once is taken out again
         job = self._pool.submit(work)
         self._jobs.update(dict.fromkeys(keys, job))
         job.add_done_callback(lambda _: [self._jobs.pop(key, None) for key in keys])

@@ -85,6 +85,7 @@ class Reel:
         if not time <= self.clip.duration + GRACE:
             end = f"{self.clip.path} ends at {self.clip.duration:.1f} s"
             raise MediaError(f"{end}: it has no frame at {time:.1f} s; ask for an earlier time")
+        # a time rounded down to the millisecond lies before its frame, by half a millisecond at most
         number = int(np.searchsorted(self.times, time + 0.0005 + 1e-6, side="right")) - 1
         while number > 0 and min(self.times[number], rounded(self.times[number])) > time + 1e-6:
             number -= 1
@@ -130,6 +131,7 @@ def survey(path: str) -> Reel:
             raise MediaError(f"{path} holds no frame that can be decoded; download it again or re-encode it")
         width, height = _shown_size(first, stream)
         rate = float(stream.guessed_rate or stream.average_rate or 25)
+        # AVI holds decoding times only; what the demuxer makes of them is wrong where there are B-frames
         counted = container.format.name == "avi" or first.pts is None or any(row[0] is None for row in rows)
         unit = float(stream.time_base or 0)
     keys: tuple[tuple[int, int], ...] = ()
@@ -243,6 +245,7 @@ class _Tape:
         thrifty = bool(wanted) and context.name == "h264"
         for packet in packets:
             if thrifty:
+                # a non-reference frame that is not wanted can be left undecoded without changing any other
                 context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
             yield from _decoded(packet, strict=True)
 
@@ -251,6 +254,7 @@ def _seeking(tape: _Tape, wanted: list[int]) -> Iterator[tuple[float, VideoFrame
     """(time, frame) of each wanted number, by seeking to the keyframe before it where that saves decoding."""
     if tape.reel.counted:
         raise _Astray
+    # `place` is the label reached so far; `sound`: nothing since the last keyframe was damaged
     keys = [pts for pts, _ in tape.reel.keys]
     labels = tape.reel.labels[wanted].tolist()
     needed = frozenset(labels)
@@ -354,6 +358,7 @@ def _decoded(packet: _Packet, *, strict: bool = False) -> Iterator[VideoFrame]:
     except av.error.FFmpegError as error:
         if not strict:
             return
+        # frames that were whole may still wait for their turn in the decoder
         with suppress(av.error.FFmpegError):
             yield from context.decode(None)
         raise _Damaged((error.strerror or str(error)).lower()) from error
