@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,14 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
+from saccade.agents import parallel, reasoning
 from saccade.chat.render import load_renderer
+from saccade.data.world import phrases
+from saccade.data.world.events import COLOURS
 from saccade.errors import ModelError
 from saccade.ledger import Ledger, Picture
 from saccade.model.tiny import make_tiny
+from saccade.tools.crop_video import crop_video
 from saccade.types import Message
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
@@ -62,6 +67,13 @@ def test_words_are_the_same_everywhere_and_digits_are_apart(tokenizer):
         for context in (f" {word}", f"{word}.", f"<answer>{word}</answer>", f"\n{word}", f'"{word}"', f"{word}17"):
             assert token in tokenizer(context)["input_ids"], context
     assert tokenizer.tokenize("3710.5") == ["3", "7", "1", "0", ".", "5"]
+
+
+def test_the_packaged_agents_and_worlds_speak_in_whole_words(tokenizer):
+    said = [parallel.SYSTEM, parallel.FORCED_ANSWER, reasoning.SYSTEM, json.dumps(crop_video.schema)]
+    said += [*(text.replace("{target}", "") for text in phrases.QUESTIONS.values()), phrases.LOOK, *COLOURS]
+    for word in {word for text in said for word in re.findall(r"[A-Za-z]+(?:_[a-z]+)*", text)}:
+        assert len(tokenizer(word)["input_ids"]) == 1, word
 
 
 def test_the_protocol_is_short(folder, tokenizer):

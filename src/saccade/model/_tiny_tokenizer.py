@@ -71,7 +71,7 @@ PHRASES = (
     "\n\n",
 )
 
-# Words that every small world needs; what a world says beyond them comes with `vocabulary_text`.
+# Words of the packaged agents, tools and worlds; what others say beyond them comes with `vocabulary_text`.
 CORPUS = """
 system user assistant tool What Which How When Where Who Is Are Does Did The This There It In At Of
 what which how many much when where who is are was were do does did the a an in at of on and or not no none nothing
@@ -84,7 +84,11 @@ zero one two three four five six seven eight nine ten once twice
 think need know found find I Let me so because must wait call calls again same other each more less most least
 start_time end_time question name arguments description type string number required properties crop_video
 Give Answer Say Write Look Use Reply final your you it in as between every listed order list tags inside
-A B C D E F G H I J yes true false null error
+A B C D E F G H I J yes true false null error Error
+You No Think To about can few its questions these this there reply run turn closer closely briefly tools tool_call
+be begins given give has lasts lies lie needs needed outside out within now possible per too takes take failed
+argument arguments card character closed deadline deeply episode finish finite function key large nested object
+parameters read valid Python JSON dark light plain background sees seen saw yet still already done
 """
 
 
