@@ -75,18 +75,18 @@ def view_of(scored: Scored, album: Album, decode: Decode | None) -> dict[str, An
     episode, score = scored.episode, scored.score
     task, said = episode.task, list(talks(episode.ledger))
     return {
-        "id": shown_text(task.id),
-        "question": shown_text(task.question),
-        "choices": [f"{chr(65 + i)}. {shown_text(choice)}" for i, choice in enumerate(task.choices)],
-        "kind": shown_text(str(task.extras.get("question", task.kind.value))),
+        "id": task.id,
+        "question": task.question,
+        "choices": [f"{chr(65 + i)}. {choice}" for i, choice in enumerate(task.choices)],
+        "kind": str(task.extras.get("question", task.kind.value)),
         "gold": answer_text(task.gold),
-        "answer": None if episode.answer is None else shown_text(episode.answer),
+        "answer": episode.answer,
         "accuracy": score.parts.get("accuracy", 0.0),
         "value": score.value,
         "parts": sorted(score.parts.items()),
         "frames": episode.frames,
         "end": episode.end.value.replace("_", " "),
-        "error": None if episode.error is None else shown_text(episode.error),
+        "error": episode.error,
         "usage": episode.usage,
         "overview": frames_of(episode.ledger.segments[:1], album),
         "timeline": timeline(episode),
@@ -106,7 +106,7 @@ def answer_text(gold: Any) -> str:
     """
     if isinstance(gold, tuple | list):
         return "–".join(f"{bound:g}" for bound in gold) + " s"
-    return f"{gold:g}" if isinstance(gold, float | int) else shown_text(str(gold))
+    return f"{gold:g}" if isinstance(gold, float | int) else str(gold)
 
 
 def talks(ledger: Ledger) -> Iterator[tuple[Segment, ...]]:
@@ -125,7 +125,7 @@ def frames_of(segments: Sequence[Segment], album: Album) -> list[dict[str, Any]]
 def prompt_of(ledger: Ledger, decode: Decode | None) -> dict[str, Any]:
     """What the model was told first: its text, the placeholders of pictures as they stand, and its length."""
     first = ledger.segments[:1]
-    text = "" if decode is None or not first else shown_text(decode(first[0].tokens))
+    text = "" if decode is None or not first else decode(first[0].tokens)
     return {"text": text, "tokens": len(Ledger(segments=first)), "pictures": sum(len(each.slots) for each in first)}
 
 
@@ -161,11 +161,11 @@ def call_of(
     child = children[result.child] if result and result.child is not None and result.child < len(children) else None
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
     return {
-        "text": shown_text(f"{call.name}({arguments})" if call.ok else f"unreadable call: {call.error}"),
+        "text": f"{call.name}({arguments})" if call.ok else f"unreadable call: {call.error}",
         "leaked": call.form.value == "leaked",
         "ok": bool(result and result.ok),
         "ran": result is not None,
-        "said": "" if result is None else shown_text(result.error or result.text),
+        "said": "" if result is None else result.error or result.text,
         "seconds": 0.0 if result is None else result.seconds,
         "frames": [] if child is None else frames_of(child.ledger.segments[:1], album),
         "child": None if child is None else child_of(child, decode),
@@ -177,7 +177,7 @@ def child_of(child: Episode, decode: Decode | None) -> dict[str, Any]:
     reply = child.turns[-1].reply if child.turns else Reply(text="")
     segments = next(talks(child.ledger), ())
     return {
-        "question": shown_text(child.task.question),
+        "question": child.task.question,
         "pieces": pieces_of(reply, segments, decode),
         "sampled_tokens": len(child.ledger.sampled_tokens()),
         "prompt_tokens": len(child.ledger) - len(child.ledger.sampled_tokens()),
@@ -200,7 +200,7 @@ def pieces_of(reply: Reply, segments: Sequence[Segment], decode: Decode | None) 
     for text, origin, logprob in told:
         cuts = [at, *[i for i in range(at + 1, at + len(text)) if logprob is None and kinds[i] != kinds[i - 1]]]
         for start, end in zip(cuts, [*cuts[1:], at + len(text)], strict=True):
-            piece = {"text": shown_text(text[start - at : end - at]), "origin": origin}
+            piece = {"text": text[start - at : end - at], "origin": origin}
             found.append({**piece, "kind": kinds[start] if start < len(kinds) else "", **_surprise(logprob)})
         at += len(text)
     return [piece for piece in found if piece["text"]]
@@ -314,7 +314,7 @@ def _span(value: Any) -> tuple[float, float] | None:
 
 def _label(event: Sequence[Any]) -> str:
     name = f"{event[2]}, " if len(event) > 2 else ""
-    return shown_text(f"{name}{event[0]:g}–{event[1]:g} s")
+    return f"{name}{event[0]:g}–{event[1]:g} s"
 
 
 def _colour(event: Sequence[Any]) -> str | None:

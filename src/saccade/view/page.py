@@ -83,10 +83,10 @@ def render(
     album = Album(pixels=pixels)
     compared = comparison or {"summaries": {}, "changes": []}
     page = environment.get_template("report.html.j2").render(
-        title=shown_text(title),
+        title=title,
         css=Markup((STATIC / "report.css").read_text(encoding="utf-8")),
-        facts={key: shown_text(str(value)) for key, value in facts.items()},
-        recipe=shown_text(recipe),
+        facts={key: str(value) for key, value in facts.items()},
+        recipe=recipe,
         summaries=compared["summaries"],
         changes=compared["changes"],
         slices=_slices(compared["summaries"]),
@@ -94,7 +94,7 @@ def render(
         examples=_examples(evaluations, examples, album, decode),
         album=album,
     )
-    return "\n".join(line.rstrip() for line in page.strip().split("\n")) + "\n"
+    return shown_text("\n".join(line.rstrip() for line in page.strip().split("\n"))) + "\n"
 
 
 # ---- what lies in the folder ---------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def _plots(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, 
         drawn = [svg for panel in PANELS if (svg := curve(panel, rows)) is not None]
         if drawn:
             plots = [Markup(themed(svg)) for svg in drawn]
-            found.append({"title": STAGES.get(stage, shown_text(stage)), "steps": len(rows), "plots": plots})
+            found.append({"title": STAGES.get(stage, stage), "steps": len(rows), "plots": plots})
     return found
 
 
@@ -183,7 +183,7 @@ def _slices(summaries: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for name, summary in summaries.items():
             for row in summary["slices"].get(key, ()):
-                rows[shown_text(row["name"])][shown_text(name)] = row
+                rows[row["name"]][name] = row
         if len(rows) > 1:
             drawn = {slice_: {name: _bar(row) for name, row in each.items()} for slice_, each in rows.items()}
             found.append({"title": title, "plot": Markup(themed(bars(drawn))), "rows": rows})
@@ -225,9 +225,9 @@ def _examples(
     for other, scored in evaluations.items():
         for each in scored if other != name else ():
             said = each.episode.answer
-            verdict = (shown_text(other), "no answer" if said is None else answer_text(said))
+            verdict = (other, "no answer" if said is None else answer_text(said))
             others[each.episode.task.digest].append((*verdict, each.score.parts.get("accuracy", 0.0)))
     return [
-        {**view_of(each, album, decode), "evaluation": shown_text(name), "others": others[each.episode.task.digest][:4]}
+        {**view_of(each, album, decode), "evaluation": name, "others": others[each.episode.task.digest][:4]}
         for each in choose(evaluations.get(name, ()), count)
     ]

@@ -6,6 +6,7 @@ colours from the page around it, so that one picture serves a light and a dark p
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -169,15 +170,20 @@ def _draw(axes: Axes, panel: Panel, series: Series) -> None:
     axes.set_ylabel(panel.unit)
     axes.set_xlabel("step")
     axes.grid(axis="y")
-    low, high = (bound(value for _, values in series.values() for value in values) for bound in (min, max))
-    if panel.log and high > 0:
+    _limit(axes, panel, [value for _, values in series.values() for value in values])
+    if len(series) > 1:
+        axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
+
+
+def _limit(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
+    positive = [value for value in values if value > 0]
+    if panel.log and positive:
+        axes.set_ylim(min(positive) / 2, max(positive) * 2)
         axes.set_yscale("log")
     elif panel.top is not None:
         axes.set_ylim(-0.03, panel.top * 1.03)
-    elif math.isclose(low, high, rel_tol=1e-6):  # a constant: show where it is, not its rounding errors
-        axes.set_ylim(min(0.0, 1.5 * low), max(0.0, 1.5 * high) or 1.0)
-    if len(series) > 1:
-        axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
+    elif math.isclose(min(values), max(values), rel_tol=1e-6):  # a constant: show where it is, not rounding errors
+        axes.set_ylim(min(0.0, 1.5 * min(values)), max(0.0, 1.5 * max(values)) or 1.0)
 
 
 # ---- bars ----------------------------------------------------------------------------------------------------------
@@ -239,8 +245,9 @@ def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colou
 
 
 def _plain(name: str) -> str:
-    """A name that matplotlib neither reads as a formula nor hides from a legend."""
-    return name.replace("$", r"\$").replace("_", " ")
+    """A name that matplotlib neither reads as a formula nor hides from a legend, and that XML can hold."""
+    text = name.replace("$", r"\$").replace("_", " ")
+    return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -249,7 +256,9 @@ def _plain(name: str) -> str:
 def _saved(figure: Figure, fmt: Format) -> bytes:
     buffer = io.BytesIO()
     plain: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
-    figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=plain)
+    with warnings.catch_warnings():  # the reader's fonts draw an SVG's text, so a glyph missing here does no harm
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=plain)
     return buffer.getvalue()
 
 
