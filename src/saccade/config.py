@@ -113,6 +113,7 @@ class Sft(Section):
     steps: Count = 400
     tokens_per_step: Count = 4096  # expanded tokens, packed
     row_tokens: Count = 1024
+    rows_per_pass: Count = 8  # rows of a micro-batch
     optim: Optim = Optim()
     save_every: Count = 100
     child_share: float = 0.6  # share of a step's tokens that come from sub-agent traces

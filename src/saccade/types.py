@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Any
 
 from saccade.ledger import Ledger, Picture
@@ -81,8 +82,11 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """A stable digest of the whole task: the root of its seeds, cache keys and resume marks."""
-        return digest_of(asdict(self))
+        """A stable digest of the whole task: the root of its seeds, cache keys and resume marks.
+
+        Of a file's path only the name counts, so that a data set may move without changing a run.
+        """
+        return digest_of({**asdict(self), "media": [(PurePath(one.path).name, one.kind) for one in self.media]})
 
 
 def digest_of(*identity: Any) -> str:
@@ -97,6 +101,23 @@ def digest_of(*identity: Any) -> str:
 def seed_of(*identity: Any) -> int:
     """A 63-bit seed from a full identity; never Python's `hash`, which differs from process to process."""
     return int(digest_of(*identity)[:16], 16) >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """A demonstration for SFT, as text: what to say in each turn, and what the sub-agents of each tool turn say.
+
+    The agent's forced prefix is left out of `replies`; `children[t]` are in the order of turn t's calls.
+
+    >>> task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
+    >>> Demo(task=task, frames=8, replies=("I see: red</think><answer>red</answer>",)).children
+    ()
+    """
+
+    task: Task
+    frames: int | None
+    replies: tuple[str, ...]
+    children: tuple[tuple[str, ...], ...] = ()
 
 
 # ---- what the model says -------------------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ def learn(stage: Stage, samples: Sequence[Sample], settings: Sft, optimizer: Opt
     )
     count = sum(len(batch.token_N) for batch in batches)
 
-    def loss(_: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, float]]:
-        return -logp_N.sum() / count, {}
+    def loss(_: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return -logp_N.sum() / count, {"tokens": torch.tensor(float(len(logp_N)))}
 
     with torch.enable_grad():
         return step(stage.backbone, optimizer, batches, loss, pixels=stage.media.pixels)

@@ -9,23 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from saccade.algorithms.losses import merge_stats
 from saccade.model.backbone import Backbone, Features, Pixels
 from saccade.training.optim import Optimizer
 from saccade.training.pack import Batch
 
-Loss = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, float]]]  # (batch, logp_N) -> loss, sums to log
+Loss = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a step measured: the loss, mean entropy (nats), the gradient's norm, tokens, and the loss's own sums."""
+    """What a step measured: the loss, mean entropy (nats), the gradient's norm, tokens, the loss's own statistics."""
 
     loss: float
     entropy: float
     grad_norm: float
     tokens: int
     trained_tokens: int
-    sums: Mapping[str, float]
+    stats: Mapping[str, float]
 
 
 def forward(backbone: Backbone, batch: Batch, *, pixels: Pixels, temperature: float) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def step(
     """Accumulate gradients over the micro-batches, then one update. The losses of the batches add up."""
     backbone.model.train()
     total, entropy, trained, tokens = 0.0, 0.0, 0, 0
-    sums: dict[str, float] = {}
+    stats: list[Mapping[str, Tensor]] = []
     for batch in batches:
         logp_N, entropy_N = forward(backbone, batch, pixels=pixels, temperature=temperature)
         value, measured = loss(batch, logp_N)
@@ -74,8 +75,7 @@ def step(
         entropy += float(entropy_N.sum())
         trained += len(batch.token_N)
         tokens += int((batch.tree_BT >= 0).sum())
-        for name, number in measured.items():
-            sums[name] = max(sums.get(name, number), number) if name.endswith("max") else sums.get(name, 0.0) + number
+        stats.append(measured)
     norm = optimizer.step()
     backbone.model.eval()
     return StepReport(
@@ -84,5 +84,5 @@ def step(
         grad_norm=norm,
         tokens=tokens,
         trained_tokens=trained,
-        sums=sums,
+        stats=merge_stats(stats),
     )
