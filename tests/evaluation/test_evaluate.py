@@ -96,7 +96,16 @@ def test_more_repeats_keep_what_is_there(renderer, tmp_path):
     assert len(read_records(tmp_path / "a.jsonl")) == 16
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"tools": False}, {"identity": {"weights": "other"}}])
+def test_a_smaller_part_done_first_is_a_part_of_the_whole(renderer, tmp_path):
+    part = run(renderer, tmp_path / "a.jsonl", limit=3)
+    whole = run(renderer, tmp_path / "a.jsonl")
+    assert len(read_records(tmp_path / "a.jsonl")) == 8
+    assert all(each in whole for each in part)
+
+
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0.0}, {"frames": (4,)}, {"tools": False}, {"identity": {"weights": "other"}}]
+)
 def test_results_of_other_settings_are_not_mixed_in(renderer, tmp_path, change):
     run(renderer, tmp_path / "a.jsonl")
     with pytest.raises(RunError, match="other settings, weights or seed"):

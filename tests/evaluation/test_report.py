@@ -7,7 +7,7 @@ from evaluation_cases import scored, task
 
 from saccade.data.record import write_jsonl
 from saccade.errors import DataError
-from saccade.evaluation.report import compare, grids, markdown, read_evaluations
+from saccade.evaluation.report import compare, grids, markdown, read_evaluations, write_report
 from saccade.evaluation.run import Record
 from saccade.types import Task
 
@@ -82,15 +82,27 @@ def test_an_empty_evaluation_is_an_error():
         compare({"nothing": []})
 
 
-def test_evaluations_of_a_run_are_read_by_name(tmp_path):
-    with pytest.raises(DataError, match="holds no evaluation"):
-        read_evaluations(tmp_path)
-    (tmp_path / "evaluations").mkdir()
-    for name in ("b first", "a second"):
+def keep(folder, *names):
+    (folder / "evaluations").mkdir()
+    for name in names:
         rows = [
             Record(task=each.episode.task.digest, frames=4, repeat=0, under="u", scored=each) for each in evaluation(2)
         ]
-        write_jsonl(tmp_path / "evaluations" / f"{name}.jsonl", rows)
+        write_jsonl(folder / "evaluations" / f"{name}.jsonl", rows)
+
+
+def test_evaluations_of_a_run_are_read_by_name(tmp_path):
+    with pytest.raises(DataError, match="holds no evaluation"):
+        read_evaluations(tmp_path)
+    keep(tmp_path, "b first", "a second")
     found = read_evaluations(tmp_path)
     assert set(found) == {"a second", "b first"}
     assert found["b first"] == evaluation(2)
+
+
+def test_a_run_is_reported_as_page_text_and_numbers(tmp_path):
+    keep(tmp_path, "after SFT", "after RL")
+    page = write_report(tmp_path, facts={"recipe": "tiny/base"})
+    assert "tiny/base" in page.read_text()
+    assert "### Changes" in (tmp_path / "report.md").read_text()
+    assert set(json.loads((tmp_path / "comparison.json").read_text())["summaries"]) == {"after SFT", "after RL"}

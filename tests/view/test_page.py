@@ -207,13 +207,17 @@ def test_a_run_folder_becomes_a_page(tmp_path):
     (tmp_path / "done" / "sft.json").write_text('{"seconds": 302}')
     for stage in ("rl", "sft"):
         (tmp_path / stage).mkdir()
-        lines = [json.dumps({"step": step, "loss": 1.0, "reward": 0.5}) for step in (0, 1, 1)]
+        rows = [
+            {"step": step, "loss": 1.0, "reward": 0.5, "seconds/train": 30.0, "seconds/draw": 1} for step in (0, 1, 1)
+        ]
+        lines = [json.dumps(row) for row in rows]
         (tmp_path / stage / "metrics.jsonl").write_text("\n".join([*lines, '{"torn']))
     path = write(tmp_path, evaluations={}, comparison={"summaries": {}, "changes": []})
     text = html.unescape(path.read_text())
     assert path.name == "report.html"
     assert text.index("Supervised cold start") < text.index("Reinforcement learning")
-    assert facts_of(tmp_path) == {"seed": 0, "torch": "2.10", "starts": 2, "sft, wall time": "5 min 2 s"}
+    times = {"sft, wall time": "5 min 2 s", "rl, wall time": "1 min 2 s"}  # by its mark, and by its steps
+    assert facts_of(tmp_path) == {"seed": 0, "torch": "2.10", "starts": 2, **times}
     assert [len(rows) for rows in read_metrics(tmp_path).values()] == [2, 2]
 
 

@@ -4,7 +4,8 @@ Every number stands with its n, its 95 % interval and, where it is known, the bl
 answer scores. Differences are paired over tasks; those whose interval holds zero are not called a change.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from saccade.evaluation.metrics import (
     summarize,
 )
 from saccade.evaluation.run import read_results
+from saccade.ledger import Picture
+from saccade.runlog import write_text
 from saccade.types import Scored, Task
 
 TOOLS_OFF = ", tools off"  # "X, tools off" is the no-tool control of "X"
@@ -215,3 +218,24 @@ def read_evaluations(folder: Path) -> dict[str, list[Scored]]:
     if not found:
         raise DataError(f"{folder} holds no evaluation: evaluations/*.jsonl is missing or empty")
     return found
+
+
+def write_report(
+    folder: Path,
+    *,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    pixels: Callable[[Picture], Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
+    """Compare all evaluations of a run: comparison.json, report.md and report.html (returned) in its folder.
+
+    `decode` (a renderer's) lets the page show replies token by token, `pixels` (a media library's) the frames.
+    """
+    from saccade.view import page  # brings matplotlib, which a comparison in the terminal doesn't need
+
+    evaluations = read_evaluations(folder)
+    comparison = compare(evaluations)
+    write_text(folder / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
+    write_text(folder / "report.md", markdown(comparison))
+    plain = comparison.as_dict()
+    return page.write(folder, evaluations=evaluations, comparison=plain, decode=decode, pixels=pixels, facts=facts)

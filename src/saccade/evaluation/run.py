@@ -65,8 +65,10 @@ async def evaluate(
     broke is among the results, with its error; its accuracy counts as 0 (`metrics.accuracy_of`).
     """
     chosen = choose(tasks, settings.limit)
-    budgets = deal(chosen, settings.frames)
-    under = digest_of(base.seed, settings.model_dump(exclude={"limit", "repeat"}), dict(identity or {}))[:16]
+    budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
+    # What one attempt depends on, and nothing else: a larger limit or more repeats go on in the same file.
+    fixed = settings.model_dump(exclude={"limit", "repeat"})
+    under = digest_of(base.seed, fixed, base.sampling.max_tokens, dict(identity or {}))[:16]
     known = {record.key for record in read_records(path, under)}
     wanted = {task.id: [(task.digest, budgets[task.id], i) for i in range(settings.repeat)] for task in chosen}
     missing = [task for task in chosen if not known.issuperset(wanted[task.id])]

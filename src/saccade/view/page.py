@@ -101,16 +101,17 @@ def render(
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """Seed, versions and machine of the last start, and the seconds each finished stage took."""
+    """Seed, versions and machine of the last start, and how long each stage took, by its mark or its steps."""
     starts = _json(folder / "versions.json", [])
     last = starts[-1] if isinstance(starts, list) and starts else starts or {}
     found = {key: str(value)[:12] if key == "commit" else value for key, value in last.items() if value is not None}
     if isinstance(starts, list) and len(starts) > 1:
         found["starts"] = len(starts)
+    took = {stage: sum(map(_seconds, rows)) for stage, rows in read_metrics(folder).items()}
     for mark in sorted(folder.glob("done/*.json")):
         seconds = _json(mark, {}).get("seconds")
-        if isinstance(seconds, int | float):
-            found[f"{mark.stem}, wall time"] = spent(seconds)
+        took |= {mark.stem: seconds} if isinstance(seconds, int | float) else {}
+    found |= {f"{stage}, wall time": spent(seconds) for stage, seconds in took.items() if seconds > 0}
     return found
 
 
@@ -124,6 +125,13 @@ def read_metrics(folder: Path) -> dict[str, list[dict[str, Any]]]:
             found[stage][row.get("step", len(found[stage]))] = row
     order = [*(stage for stage in STAGES if stage in found), *(stage for stage in found if stage not in STAGES)]
     return {stage: [found[stage][step] for step in sorted(found[stage])] for stage in order}
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    """The seconds of a step: "seconds" where it is logged, else the sum of its parts."""
+    whole = row.get("seconds")
+    parts = [whole] if whole is not None else [value for key, value in row.items() if key.startswith("seconds/")]
+    return sum(value for value in parts if isinstance(value, int | float))
 
 
 def spent(seconds: float) -> str:
