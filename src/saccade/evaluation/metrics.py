@@ -149,6 +149,7 @@ def estimate(values: Sequence[float], clusters: Sequence[str], *, resamples: int
         by_task[cluster].append(value)
     sums = np.array([math.fsum(by_task[task]) for task in sorted(by_task)])
     counts = np.array([len(by_task[task]) for task in sorted(by_task)])
+    # One resample at a time: an index matrix of all of them would take gigabytes on a large benchmark.
     draws = np.random.default_rng(SEED)
     means = np.empty(resamples)
     for i in range(resamples):
@@ -163,6 +164,7 @@ def paired_difference(before: Sequence[Scored], after: Sequence[Scored]) -> Diff
 
     Attempts at one task are averaged first. Raises DataError where no task is in both.
     """
+    # Pairing takes out what makes some tasks harder than others, which is most of the variance.
     old, new = _task_means(before), _task_means(after)
     shared = sorted(old.keys() & new.keys())
     if not shared:
@@ -307,6 +309,7 @@ def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     behaviour = _behaviour(scored)
     found = {"reward": fmean(each.score.value for each in scored), "accuracy": fmean(map(accuracy_of, scored))}
+    # Compliance is a metric of its own, whether or not the recipe pays for it.
     parts = sorted({part for each in scored for part in each.score.parts} - {"compliance"})
     found |= {f"reward/{part}": fmean(each.score.parts.get(part, 0.0) for each in scored) for part in parts}
     found |= _by_slice(scored)
@@ -339,5 +342,6 @@ def _by_slice(scored: Sequence[Scored]) -> dict[str, float]:
             found.setdefault(f"accuracy/K={episode.frames}", []).append(right)
             found.setdefault(f"calls/K={episode.frames}", []).append(calls)
             called.setdefault(f"K={episode.frames}", ([], []))[calls > 0].append(each.score.value)
+    # Only where some called and some did not is there anything to compare.
     gains = {f"call_gain/{k}": fmean(yes) - fmean(no) for k, (no, yes) in called.items() if yes and no}
     return {**{key: fmean(values) for key, values in sorted(found.items())}, **dict(sorted(gains.items()))}

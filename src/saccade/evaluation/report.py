@@ -96,6 +96,7 @@ def compare(
 def _default_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     controls = [(name + TOOLS_OFF, name) for name in names if name + TOOLS_OFF in names]
     firsts = [(names[0], name) for name in names[1:]]
+    # What the tools are worth comes first; the same pair is not shown again the other way round.
     return controls + [pair for pair in firsts if pair not in controls and pair[::-1] not in controls]
 
 
@@ -108,6 +109,7 @@ def floors_of(tasks: Sequence[Task]) -> dict[str, float]:
 def shown_by_overview(scored: Scored) -> str | None:
     """Whether the frames of the prompt are enough to know the answer; None where the task can't tell."""
     task = scored.episode.task
+    # Worlds say what must be seen; other data sets do not, and then nothing is claimed.
     if not {"needs", "cover", "event_seconds"} <= task.extras.keys():
         return None
     return SHOWS if visible(task, overview_times(scored.episode)) else HIDES

@@ -78,7 +78,7 @@ async def evaluate(
         nonlocal finished
         with writing(path):
             for key, scored in zip(wanted[group.task.id], group.members, strict=True):
-                if key not in known:
+                if key not in known:  # of a group that was half written, the rest
                     append(path, Record(task=key[0], frames=key[1], repeat=key[2], under=under, scored=scored))
         finished += 1
         if on_done is not None:
@@ -96,6 +96,7 @@ async def evaluate(
         at_once=at_once,
         done=keep,
     )
+    # Everything is read back, so that a rerun and a first run return the very same values.
     results = {record.key: record.scored for record in read_records(path, under)}
     return [results[key] for task in chosen for key in wanted[task.id]]
 
@@ -104,6 +105,7 @@ def choose(tasks: Sequence[Task], limit: int) -> list[Task]:
     """At most `limit` tasks (0: all), the same ones on every machine, in their order in the file."""
     if not limit:
         return list(tasks)
+    # By digest and not from the top of the file, where a few clips have all the tasks.
     taken = sorted(tasks, key=lambda task: digest_of("limit", task.id))[:limit]
     kept = {task.id for task in taken}
     return [task for task in tasks if task.id in kept]

@@ -195,6 +195,7 @@ def pieces_of(reply: Reply, segments: Sequence[Segment], decode: Decode | None) 
         told: list[tuple[str, str, float | None]] = [(head, "forced", None), (tail, "sampled", None)]
     else:
         told = [piece for segment in segments for piece in _tokens(segment, decode)]
+    # Blocks have no places of their own, so they are found again in the text, in order.
     kinds = _kinds(reply, "".join(text for text, _, _ in told))
     found, at = [], 0
     for text, origin, logprob in told:
@@ -220,6 +221,7 @@ def _tokens(segment: Segment, decode: Decode) -> Iterator[tuple[str, str, float 
     if not segment.sampled:
         yield decode(segment.tokens), origin, None
         return
+    # A token can end within a character; such tokens wait for the next one and are shown together.
     held: list[int] = []
     total = 0.0
     for token, logprob in zip(segment.tokens[:MOST_TOKENS], logprobs, strict=False):
@@ -260,6 +262,7 @@ def timeline(episode: Episode) -> dict[str, Any] | None:
     events = [event for event in _listed(extras.get("events")) if _span(event)]
     gold = _span(episode.task.gold)
     ends = [*ticks, *(span[1] for span, _ in windows), *(event[1] for event in events), *([gold[1]] if gold else [])]
+    # Without a known length the line ends with the last thing on it.
     given = extras.get("seconds")
     length = float(given) if isinstance(given, int | float) and given > 0 else max(ends, default=0.0)
     if length <= 0:

@@ -80,7 +80,7 @@ def render(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    album = Album(pixels=pixels)
+    album = Album(pixels=pixels)  # filled by the examples; the template then writes each thumbnail once
     compared = comparison or {"summaries": {}, "changes": []}
     page = environment.get_template("report.html.j2").render(
         title=title,
@@ -163,7 +163,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     for line in _text(path).splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except ValueError:  # a line that a kill tore
             continue
         if isinstance(row, dict):
             rows.append(row)
@@ -192,7 +192,7 @@ def _slices(summaries: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, summary in summaries.items():
             for row in summary["slices"].get(key, ()):
                 rows[row["name"]][name] = row
-        if len(rows) > 1:
+        if len(rows) > 1:  # a single row says what the headline says
             drawn = {slice_: {name: _bar(row) for name, row in each.items()} for slice_, each in rows.items()}
             found.append({"title": title, "plot": Markup(themed(bars(drawn))), "rows": rows})
     return found
@@ -220,6 +220,7 @@ def choose(scored: Sequence[Scored], count: int) -> list[Scored]:
             kind = str(each.episode.task.extras.get("question"))
             ranks[id(each)], seen[kind] = seen[kind], seen[kind] + 1
         group.sort(key=lambda each: ranks[id(each)])
+    # One of each sort in turn, so that a few examples already show every way an episode can go.
     turns = itertools.zip_longest(*(sorts[sort] for sort in sorted(sorts)))
     return [each for turn in turns for each in turn if each is not None][:count]
 
@@ -228,6 +229,7 @@ def _examples(
     evaluations: Mapping[str, Sequence[Scored]], count: int, album: Album, decode: Decode | None
 ) -> list[dict[str, Any]]:
     with_tools = [name for name, scored in evaluations.items() if any(each.episode.results for each in scored)]
+    # The last evaluation that looked: the newest weights, doing what they were trained for.
     name = (with_tools or list(evaluations) or [""])[-1]
     others: defaultdict[str, list[tuple[str, str, float]]] = defaultdict(list)
     for other, scored in evaluations.items():
