@@ -12,6 +12,7 @@ from saccade.runlog import Run
 
 SMALL_WORLD = ["world.train=4", "world.validation=1", "world.test=2", "world.tasks_per_video=2"]
 SMALL_SFT = ["sft.steps=4", "sft.save_every=2", "sft.tokens_per_step=600", "sft.optim.warmup=1", "evaluation.limit=2"]
+SMALL_RL = ["rl.steps=2", "rl.save_every=1", "rl.prompts=2", "rl.group=2"]
 
 
 def run(*arguments):
@@ -29,7 +30,7 @@ def test_help_needs_nothing_heavy():
     code = f"import sys; from saccade import cli\ntry: cli.main()\nfinally: print({heavy})"
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
-    assert all(command in done.stdout for command in ("doctor", "recipes", "model", "data", "sft", "eval", "ask"))
+    assert all(command in done.stdout for command in ("doctor", "recipes", "model", "data", "sft", "train", "eval"))
 
 
 def test_recipes_are_listed_and_shown(tmp_path):
@@ -108,11 +109,13 @@ def test_from_nothing_to_an_answer(tmp_path):
     model, world, folder = tmp_path / "model", tmp_path / "world", tmp_path / "run"
     good("model", "tiny", model)
     good("data", "world", world, *SMALL_WORLD)
-    start = ["sft", "tiny/para_grpo", *SMALL_SFT, "--model", model, "--world", world, "--out", folder]
+    start = ["sft", "tiny/para_grpo", *SMALL_SFT, *SMALL_RL, "--model", model, "--world", world, "--out", folder]
     assert "step-000004" in good(*start)
     assert "already exists" in run(*start).stderr
     good(*start, "--resume")
     assert [line["step"] for line in Run.open(folder).metrics("sft")] == [1, 2, 3, 4]
+    assert "rl/step-000002" in good("train", *start[1:], "--resume")
+    assert [line["step"] for line in Run.open(folder).metrics("rl")] == [1, 2]
     assert "test" in good("eval", folder)
     assert "2" in good("eval", folder, "evaluation.limit=2")
     clip = next((world / "test" / "clips").iterdir())

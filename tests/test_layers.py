@@ -24,7 +24,10 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Single files of one layer may know each other; the folders of one layer may not.
 NEIGHBOURS = {part for level in (0, 1, 8) for part in LAYERS[level]}
 # A part that may know a neighbour nevertheless.
-ALLOWED = {("model", "chat"): "a checkpoint is weights and the words that go in and out of them"}
+ALLOWED = {
+    ("model", "chat"): "a checkpoint is weights and the words that go in and out of them",
+    ("training", "evaluation"): "a step of RL is measured by the very numbers of an evaluation",
+}
 # A part that may not know another although it lies above it.
 FORBIDDEN = {("agents", "engines"): "an agent knows an engine only as a protocol"}
 # Third-party packages that live behind one file (or folder), so that they can be exchanged.

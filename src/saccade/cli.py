@@ -185,6 +185,26 @@ def sft(
     out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
 
 
+@app.command()
+def train(
+    recipe: RecipeName,
+    settings: Settings = None,
+    folder: Out = Path("runs/rl"),
+    model: ModelPath = None,
+    world: WorldPath = None,
+    resume: Resume = False,
+) -> None:
+    """Reinforcement learning on tasks, from a model or from a run's newest checkpoint."""
+    from saccade import stages
+
+    loaded = stages.with_paths(load_recipe(recipe, settings or ()), model=model, world=world)
+    with progress("train", loaded.rl.steps) as advance:
+        weights = stages.rl(
+            folder, loaded, resume=resume, on_step=lambda step, values: advance(step, f"reward {values['reward']:.3f}")
+        )
+    out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
+
+
 @app.command("eval")
 def evaluate(
     folder: RunFolder,

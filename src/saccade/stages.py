@@ -5,6 +5,7 @@ evaluate(folder, recipe)  tasks -> folder/evaluations/<name>.jsonl
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -16,10 +17,12 @@ from saccade.evaluation import run as evaluation_run
 from saccade.rollouts.stage import Stage
 from saccade.runlog import Run
 from saccade.training import checkpoint
+from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
 from saccade.types import Scored
 
 T = TypeVar("T")
+OnStep = Callable[[int, Mapping[str, float]], None]
 SPLITS = ("train", "validation", "test")
 
 
@@ -38,7 +41,11 @@ def with_paths(recipe: Recipe, *, model: Path | None = None, world: Path | None 
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint of a run: of its RL if there is one, else of its SFT."""
-    found = checkpoint.newest(folder / "rl") or checkpoint.newest(folder / "sft")
+    return _latest(folder, "rl") or _latest(folder, "sft")
+
+
+def _latest(folder: Path, stage: str) -> Path | None:
+    found = checkpoint.newest(folder / stage)
     return found.folder if found else None
 
 
@@ -72,23 +79,40 @@ def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
     return asyncio.run(whole())
 
 
-def sft(
-    folder: Path, recipe: Recipe, *, resume: bool = False, on_step: Callable[[int, Mapping[str, float]], None]
-) -> Path:
+def sft(folder: Path, recipe: Recipe, *, resume: bool = False, on_step: OnStep) -> Path:
     """Fine-tune on the recipe's traces, resumed from the run's newest checkpoint; returns the last checkpoint."""
     demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
+    return _learn("sft", functools.partial(sft_training.train, demos=demos), folder, recipe, resume, on_step)
+
+
+def rl(folder: Path, recipe: Recipe, *, resume: bool = False, on_step: OnStep) -> Path:
+    """Reinforce on the recipe's training tasks, from the run's newest checkpoint; returns the last checkpoint.
+
+    In the folder of a finished `sft` run, with `resume`, it begins with that run's weights; else with the recipe's.
+    """
+    tasks = read_tasks(_named(folder, recipe.data.train, "data.train"))
+    return _learn("rl", functools.partial(rl_training.train, tasks=tasks), folder, recipe, resume, on_step)
+
+
+def _learn(
+    name: str,
+    train: Callable[..., Coroutine[None, None, None]],
+    folder: Path,
+    recipe: Recipe,
+    resume: bool,
+    on_step: OnStep,
+) -> Path:
     # The folder becomes a run only after everything that could be wrong with its data was said.
     run = Run.create(folder, recipe, resume=resume)
-    last = checkpoint.newest(folder / "sft")
-    stage = load(recipe, last.folder if last else Path(recipe.model.path))
+    stage = load(recipe, _latest(folder, name) or newest(folder) or Path(recipe.model.path))
 
     def log(values: Mapping[str, float]) -> None:
-        run.log("sft", int(values["step"]), values)
+        run.log(name, int(values["step"]), values)
         on_step(int(values["step"]), values)
 
-    finish(stage, sft_training.train(stage, demos, folder=folder / "sft", log=log))
-    weights = checkpoint.checkpoints(folder / "sft")[-1].folder
-    run.mark_done("sft", {"checkpoint": str(weights)})
+    finish(stage, train(stage, folder=folder / name, log=log))
+    weights = checkpoint.checkpoints(folder / name)[-1].folder
+    run.mark_done(name, {"checkpoint": str(weights)})
     return weights
 
 
