@@ -107,7 +107,8 @@ def seed_of(*identity: Any) -> int:
 class Demo:
     """A demonstration for SFT, as text: what to say in each turn, and what the sub-agents of each tool turn say.
 
-    The agent's forced prefix is left out of `replies`; `children[t]` are in the order of turn t's calls.
+    The agent's forced prefix is left out of `replies`; `children[t]` are in the order of turn t's calls. Where `main`
+    is false only the sub-agents' replies are to be learned.
 
     >>> task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
     >>> Demo(task=task, frames=8, replies=("I see: red</think><answer>red</answer>",)).children
@@ -118,6 +119,7 @@ class Demo:
     frames: int | None
     replies: tuple[str, ...]
     children: tuple[tuple[str, ...], ...] = ()
+    main: bool = True
 
 
 # ---- what the model says -------------------------------------------------------------------------------------------
@@ -212,11 +214,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy; its logprobs are those of temperature 1.
-
-    >>> Sampling(temperature=0.7, max_tokens=64, seed=1).temperature
-    0.7
-    """
+    """How to sample, such as `Sampling(temperature=0.7, seed=1)`; 0 is greedy, with the logprobs of temperature 1."""
 
     temperature: float = 1.0
     max_tokens: int = 256
@@ -227,11 +225,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine sampled: ids, one logprob each, the version of the weights, why it stopped.
-
-    >>> Completion(tokens=(5, 7), logprobs=(-0.1, -2.0), version=0, stop=Stop.STOP).stop.value
-    'stop'
-    """
+    """What an engine sampled: `Completion(tokens=(5, 7), logprobs=(-0.1, -2.0), version=0, stop=Stop.STOP)`."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -292,11 +286,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an episode cost, its children included.
-
-    >>> Usage(prompt_tokens=120, sampled_tokens=30, visual_tokens=64, seconds=0.4).visual_tokens
-    64
-    """
+    """What an episode cost with its children, such as `Usage(prompt_tokens=120, sampled_tokens=30, seconds=0.4)`."""
 
     prompt_tokens: int = 0
     sampled_tokens: int = 0

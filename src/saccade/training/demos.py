@@ -5,7 +5,7 @@ frames, tool results, forced prefixes and sub-agents' conversations of SFT are t
 token, and the loss mask comes from the ledger.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,9 +43,5 @@ async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
         replies.update({seed_of(seed, "child", turn, index): text for index, text in enumerate(texts)})
     engine = Rehearsed(renderer=ctx.renderer, replies=replies)
     episode = await agent(demo.task, replace(ctx, engine=engine, seed=seed, frames=demo.frames))
-    return [sample_of(conversation, 1.0) for conversation in episode.walk()]
-
-
-async def rehearse_all(demos: Sequence[Demo], agent: Agent, ctx: Context) -> list[list[Sample]]:
-    """The samples of several demonstrations, one list each, in order."""
-    return [await rehearse(demo, agent, ctx) for demo in demos]
+    own, *children = episode.walk()
+    return [sample_of(conversation, 1.0) for conversation in ((own, *children) if demo.main else children)]

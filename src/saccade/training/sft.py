@@ -55,10 +55,12 @@ async def draw(stage: Stage, demos: Sequence[Demo], settings: Sft, seed: int) ->
     children: list[Sample] = []
     context = stage.context(seed=seed)
     while _tokens(main) + _tokens(children) < settings.tokens_per_step:
-        own, *rest = await rehearse(rng.choice(demos), stage.agent, context)
-        main.append(own)
+        demo = rng.choice(demos)
+        samples = await rehearse(demo, stage.agent, context)
+        main += samples[: int(demo.main)]
+        rest = samples[int(demo.main) :]
         rng.shuffle(rest)
-        children += list(_within(rest, settings.child_share * settings.tokens_per_step - _tokens(children)))
+        children += _within(rest, settings.child_share * settings.tokens_per_step - _tokens(children))
     return main + children
 
 

@@ -27,7 +27,7 @@ from saccade.data.record import write_jsonl
 from saccade.data.rows import write_tasks
 from saccade.data.world.events import Event, Labels, draw_labels
 from saccade.data.world.film import hay, stretch, write_clip
-from saccade.data.world.oracle import demo, overview, trace
+from saccade.data.world.oracle import demo, overview, practice, trace
 from saccade.data.world.paint import Frames, background, draw
 from saccade.data.world.questions import Balance, draw_tasks
 from saccade.errors import ConfigError, DataError
@@ -105,12 +105,16 @@ def tasks_of(world: World, drawn: list[Labels], *, seed: int, split: str) -> lis
 
 
 def traces_of(tasks: list[Task], *, seed: int, direct: float = DIRECT) -> list[Demo]:
-    """One demonstration per task and frame budget; where the overview is enough, a share `direct` answers at once."""
+    """One demonstration per task and frame budget, and as many of sub-agents alone.
+
+    Where the overview is enough, a share `direct` answers at once.
+    """
     found = []
     for task in tasks:
         for frames in FRAME_BUDGETS:
             rng = random.Random(seed_of("trace", seed, task.id, frames))
             found.append(demo(task, trace(task, overview(task.extras["seconds"], frames), rng, direct=direct)))
+            found.append(practice(task, rng))
     return found
 
 

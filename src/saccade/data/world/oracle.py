@@ -1,13 +1,13 @@
 """What a perfect agent would say, in both roles, as text: the traces of the SFT cold start.
 
 The main agent answers at once where the overview is enough (sometimes); otherwise it calls, all windows in parallel:
-for `at` one window around the second, for every other question four windows that cover the clip. A sub-agent sees one
+for `at` the window of that second, for every other question four windows that cover the clip. A sub-agent sees one
 window and is asked for just what the main agent will copy.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.data.world import phrases
 from saccade.data.world.events import COLOURS, Event, within
@@ -91,7 +91,7 @@ def practice(task: Task, rng: random.Random, *, asks: int = WINDOWS, dense: floa
     drills = tuple(drill(task, rng, dense=dense) for _ in range(asks))
     seconds = task.extras["seconds"]
     found = Trace(task=task.id, times=overview(seconds, 1), plan="", asks=drills, think="", answer="")
-    return demo(task, found)
+    return replace(demo(task, found), main=False)
 
 
 def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:
@@ -109,11 +109,14 @@ def answer_text(task: Task) -> str:
 
 def windows(task: Task) -> list[tuple[float, float]]:
     """The windows (seconds) that the question is worth looking at."""
-    seconds, length = task.extras["seconds"], task.extras["event_seconds"]
     if task.extras["question"] == "at":
-        second = task.extras["second"]
-        return [(max(0.0, second - length), min(seconds, second + length))]
-    return quarters(seconds)
+        return [moment(task.extras["second"])]
+    return quarters(task.extras["seconds"])
+
+
+def moment(second: float) -> tuple[float, float]:
+    """The window of one second that begins at `second`: its start is copied from the question, digit for digit."""
+    return second, second + 1
 
 
 def quarters(seconds: float) -> list[tuple[float, float]]:
@@ -156,10 +159,8 @@ def drill(task: Task, rng: random.Random, *, dense: float = 0.8) -> Ask:
     kind = rng.choice(("order", "count", "when", "at"))
     options = quarters(seconds)
     if kind == "at":
-        # A window as `at` asks for: around any second of some event.
-        length = task.extras["event_seconds"]
-        middle = rng.choice(events).start + rng.randrange(max(1, int(length)))
-        options = [(max(0.0, middle - length), min(seconds, middle + length))]
+        # A window as `at` asks for: any second of some event.
+        options = [moment(rng.choice(events).start + rng.randrange(max(1, int(task.extras["event_seconds"]))))]
     busy = [window for window in options if any(within(events, *window))]
     packed = bool(busy) and rng.random() < dense
     start, end = rng.choice(busy if packed else options)

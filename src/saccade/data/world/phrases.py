@@ -23,6 +23,28 @@ QUESTIONS = {
 }
 
 
+# What a tiny tokenizer should have as one token each: the fixed parts of all that is said here.
+PIECES = (
+    LOOK,
+    "What colour is shown at second ",
+    "Which colour comes right after ",
+    "Which colour comes right before ",
+    "How many ",
+    " flashes?",
+    "How many flashes?",
+    "Which is shown first?",
+    "When is ",
+    " shown?",
+    "I see: ",
+    "Which colours?",
+    "Which ",
+    "When ",
+    "\nA. ",
+    "\nB. ",
+    "\nC. ",
+)
+
+
 def question(kind: str, *, target: str | None, second: float | None) -> str:
     """The question of a task.
 
