@@ -66,7 +66,9 @@ class Renderer(Protocol):
 class Engine(Protocol):
     """Tokens in, tokens out."""
 
-    version: int
+    @property
+    def version(self) -> int:
+        """The version of the weights it samples from."""
 
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
         """Sample a continuation of the ledger. Cancelling the task frees what it holds."""

@@ -326,7 +326,7 @@ class Episode:
         return tuple(result for turn in self.turns for result in turn.results)
 
     def walk(self) -> Iterator["Episode"]:
-        """This episode and all below it, parents first."""
+        """The episode and all below it, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()

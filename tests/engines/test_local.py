@@ -37,7 +37,8 @@ def backbone(request, tmp_path_factory) -> Backbone:
 
 def prompt(backbone: Backbone, number: int, pictures: int = 3) -> Ledger:
     side = backbone.renderer.factor
-    parts = [part for n in range(pictures) for part in (f"<{n}.5 seconds>", picture(100 * number + n, side * (1 + n % 2), side))]
+    shown = [picture(100 * number + n, side * (1 + n % 2), side) for n in range(pictures)]
+    parts = [part for n, frame in enumerate(shown) for part in (f"<{n}.5 seconds>", frame)]
     message = Message(role="user", parts=(*parts, f"What is shown at second {number}?"))
     segment = backbone.renderer.render(Ledger(), [message])
     return Ledger().observe(segment.tokens, slots=segment.slots).force(backbone.renderer.encode("<think>\n"))
@@ -170,7 +171,8 @@ def test_stop_ids_length_and_forbidden_tokens(backbone):
 
 def test_cancelling_frees_the_row(backbone):
     async def body(engine):
-        slow = asyncio.create_task(engine.generate(prompt(backbone, 1), sampling(backbone, 1, max_tokens=10**6, stop_ids=())))
+        endless = sampling(backbone, 1, max_tokens=10**6, stop_ids=())
+        slow = asyncio.create_task(engine.generate(prompt(backbone, 1), endless))
         for _ in range(20):
             await asyncio.sleep(0)
         slow.cancel()

@@ -53,7 +53,8 @@ def conversations(backbone: Backbone, seed: int = 0) -> list[Sample]:
         for member in range(4):
             ledger = acted(start, rng, int(rng.integers(3, 12)))
             for _ in range(member % 3):
-                ledger = observed(ledger, backbone, Message(role="tool", parts=("seen ", picture(90 + member, backbone))))
+                result = Message(role="tool", parts=("seen ", picture(90 + member, backbone)))
+                ledger = observed(ledger, backbone, result)
                 ledger = acted(ledger.force(backbone.renderer.encode("<think>\n")), rng, int(rng.integers(2, 9)))
             samples.append(_sample(ledger, rng))
             child = observed(Ledger(), backbone, Message(role="user", parts=(picture(group, backbone), "what?")))
@@ -125,7 +126,10 @@ def test_a_picture_swap_moves_the_logprobs(backbone):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 80))
 def test_rows_hold_every_tree_once_and_keep_their_bound(lengths, row_tokens):
-    ledgers = [Ledger().observe((n, 1)).act((2,) * length, logprobs=(0.0,) * length, version=0) for n, length in enumerate(lengths)]
+    ledgers = [
+        Ledger().observe((n, 1)).act((2,) * length, logprobs=(0.0,) * length, version=0)
+        for n, length in enumerate(lengths)
+    ]
     samples = [Sample(ledger=ledger, advantages=(0.0,) * len(ledger)) for ledger in ledgers]
     rows = fill(plant(samples, row_tokens), row_tokens)
     assert sorted(member for row in rows for tree in row for member in tree.members) == list(range(len(samples)))

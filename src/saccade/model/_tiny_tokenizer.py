@@ -8,6 +8,7 @@ then to bytes, so nothing is out of vocabulary.
 import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -110,7 +111,8 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
-    return PreTrainedTokenizerFast(
+    build: Any = PreTrainedTokenizerFast
+    wrapped: PreTrainedTokenizerFast = build(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -118,6 +120,7 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )
+    return wrapped
 
 
 def _pattern(phrases: Sequence[str]) -> str:

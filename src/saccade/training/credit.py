@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import NDArray
 
 from saccade.types import Episode, Group, Sample
 
 
 def samples_of(
-    groups: Sequence[Group], credits: Sequence[ArrayLike], children: Literal["none", "shared"]
+    groups: Sequence[Group], credits: Sequence[NDArray[np.float64]], children: Literal["none", "shared"]
 ) -> list[Sample]:
     """One sample per conversation that is trained; `credits` holds one array [G] of advantages per group.
 
@@ -19,7 +20,7 @@ def samples_of(
     return [
         sample_of(conversation, float(value))
         for group, values in zip(groups, credits, strict=True)
-        for member, value in zip(group.members, values, strict=True)  # type: ignore[arg-type]
+        for member, value in zip(group.members, values, strict=True)
         for conversation in _trained(member.episode, children)
     ]
 

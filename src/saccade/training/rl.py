@@ -24,8 +24,8 @@ from saccade.algorithms.losses import policy_loss, token_weights
 from saccade.algorithms.select import Selection, select
 from saccade.config import Rl
 from saccade.errors import DataError, EngineError
-from saccade.rollouts.collect import collect
 from saccade.evaluation.metrics import step_metrics
+from saccade.rollouts.collect import collect
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.credit import samples_of
@@ -121,8 +121,9 @@ def learn(stage: Stage, samples: Sequence[Sample], settings: Rl, optimizer: Opti
         torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
         aggregation=settings.loss.aggregation,
         sum_norm=settings.loss.sum_norm,
-    ).split([len(batch.token_N) for batch in batches])
-    weight_of = {id(batch): weight for batch, weight in zip(batches, weights, strict=True)}
+    )
+    parts = torch.split(weights, [len(batch.token_N) for batch in batches])
+    weight_of = {id(batch): part for batch, part in zip(batches, parts, strict=True)}
     proximal = _proximal(stage, batches) if settings.updates > 1 else {}
 
     def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
