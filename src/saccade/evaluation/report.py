@@ -39,7 +39,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One evaluation minus another.
+    """One evaluation minus another; `where` names the part of the tasks that it speaks of ("": all).
 
     >>> delta = Difference(mean=0.2, low=0.1, high=0.3, n=8, better=3, worse=1, unpaired=0)
     >>> Change(before="after SFT", after="after RL", difference=delta).clear
@@ -49,6 +49,7 @@ class Change:
     before: str
     after: str
     difference: Difference
+    where: str = ""
 
     @property
     def clear(self) -> bool:
@@ -77,7 +78,8 @@ def compare(
     evaluations: Mapping[str, Sequence[Scored]], *, pairs: Sequence[tuple[str, str]] | None = None
 ) -> Comparison:
     """Compare named evaluations. `pairs` are (before, after); by default each with the first, and each with its
-    control of the name "<name>, tools off". Pairs that share no task are left out. DataError for an empty evaluation.
+    control of the name "<name>, tools off". A control is compared where the overview shows the answer and where it does
+    not as well. Pairs that share no task are left out. DataError for an empty evaluation.
     """
     summaries = {}
     for name, scored in evaluations.items():
@@ -87,10 +89,17 @@ def compare(
         summaries[name] = summarize(scored, floors=floors, slices={"overview": shown_by_overview})
     changes = []
     for before, after in _default_pairs(list(evaluations)) if pairs is None else pairs:
-        old, new = evaluations[before], evaluations[after]
-        if {each.episode.task.digest for each in old} & {each.episode.task.digest for each in new}:
-            changes.append(Change(before=before, after=after, difference=paired_difference(old, new)))
+        # Where nothing more can be learned by looking, tools can only be worth nothing: the two parts say which it is.
+        for where in ("", SHOWS, HIDES) if before == after + TOOLS_OFF else ("",):
+            old, new = _part(evaluations[before], where), _part(evaluations[after], where)
+            if {each.episode.task.digest for each in old} & {each.episode.task.digest for each in new}:
+                difference = paired_difference(old, new)
+                changes.append(Change(before=before, after=after, difference=difference, where=where))
     return Comparison(summaries=summaries, changes=tuple(changes))
+
+
+def _part(scored: Sequence[Scored], where: str) -> list[Scored]:
+    return [each for each in scored if not where or shown_by_overview(each) == where]
 
 
 def _default_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -136,7 +145,7 @@ def grids(comparison: Comparison) -> list[Grid]:
     names = tuple(comparison.summaries)
     found = [Grid(title="Evaluation", header=("", *names), rows=tuple(map(tuple, _headline(comparison))))]
     if comparison.changes:
-        rows = tuple((f"{each.after} − {each.before}", *_change(each)) for each in comparison.changes)
+        rows = tuple((_label(each), *_change(each)) for each in comparison.changes)
         header = ("", "accuracy", "tasks", "better / worse", "clear of zero")
         found.append(Grid(title="Changes", header=header, rows=rows))
     for title, lines in _slices(comparison):
@@ -193,9 +202,13 @@ def _slice_row(name: str, rows: Sequence[Row | None]) -> list[str]:
     return [name, *cells, _maybe(floors[0])]
 
 
+def _label(change: Change) -> str:
+    where = f", answer {change.where}" if change.where else ""
+    return f"{change.after} − {change.before}{where}"
+
+
 def _change(change: Change) -> list[str]:
-    delta = change.difference
-    mean = f"{delta.mean:+.2f} [{delta.low:+.2f}, {delta.high:+.2f}]"
+    delta, mean = change.difference, gained(change.difference)
     left_out = f" ({delta.unpaired} unpaired)" if delta.unpaired else ""
     return [mean, f"{delta.n}{left_out}", f"{delta.better} / {delta.worse}", "yes" if change.clear else "no"]
 
@@ -203,6 +216,11 @@ def _change(change: Change) -> list[str]:
 def ranged(estimate: Estimate) -> str:
     """A mean with its interval: 0.50 [0.25, 0.75]."""
     return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def gained(difference: Difference) -> str:
+    """A difference with its interval: +0.20 [+0.10, +0.30]."""
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
 def _maybe(value: float | None) -> str:
@@ -225,19 +243,23 @@ def read_evaluations(folder: Path) -> dict[str, list[Scored]]:
 def write_report(
     folder: Path,
     *,
+    evaluations: Mapping[str, Sequence[Scored]] | None = None,
+    comparison: Comparison | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
     pixels: Callable[[Picture], Any] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Compare all evaluations of a run: comparison.json, report.md and report.html (returned) in its folder.
+    """Write comparison.json, report.md and report.html (returned) into a run's folder.
 
-    `decode` (a renderer's) lets the page show replies token by token, `pixels` (a media library's) the frames.
+    `evaluations` are the run's by default, `comparison` theirs. `decode` (a renderer's) lets the page show replies token
+    by token, `pixels` (a media library's) the frames. `facts` stand in all three.
     """
     from saccade.view import page  # brings matplotlib, which a comparison in the terminal doesn't need
 
-    evaluations = read_evaluations(folder)
-    comparison = compare(evaluations)
-    write_text(folder / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
-    write_text(folder / "report.md", markdown(comparison))
-    plain = comparison.as_dict()
-    return page.write(folder, evaluations=evaluations, comparison=plain, decode=decode, pixels=pixels, facts=facts)
+    evaluations = read_evaluations(folder) if evaluations is None else evaluations
+    comparison = compare(evaluations) if comparison is None else comparison
+    plain, known = comparison.as_dict(), dict(facts or {})
+    write_text(folder / "comparison.json", json.dumps({**plain, "facts": known}, indent=1) + "\n")
+    listed = "".join(f"- {key}: {value}\n" for key, value in known.items())
+    write_text(folder / "report.md", "\n".join(filter(None, (listed, markdown(comparison)))))
+    return page.write(folder, evaluations=evaluations, comparison=plain, decode=decode, pixels=pixels, facts=known)

@@ -225,10 +225,15 @@ def choose(scored: Sequence[Scored], count: int) -> list[Scored]:
     return [each for turn in turns for each in turn if each is not None][:count]
 
 
+def _looked(scored: Scored) -> bool:
+    return any(result.executed for result in scored.episode.results)
+
+
 def _examples(
     evaluations: Mapping[str, Sequence[Scored]], count: int, album: Album, decode: Decode | None
 ) -> list[dict[str, Any]]:
-    with_tools = [name for name, scored in evaluations.items() if any(each.episode.results for each in scored)]
+    # A call that was refused, as with the tools off, looked at nothing.
+    with_tools = [name for name, scored in evaluations.items() if any(map(_looked, scored))]
     # The last evaluation that looked: the newest weights, doing what they were trained for.
     name = (with_tools or list(evaluations) or [""])[-1]
     others: defaultdict[str, list[tuple[str, str, float]]] = defaultdict(list)
