@@ -38,7 +38,7 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count = 2
     activation_checkpointing: bool = False
-    lora_rank: int = 0
+    lora_rank: Annotated[int, Field(ge=0)] = 0  # of adapters on the text model's linear layers; 0 = train all weights
 
 
 class World(Section):

@@ -1,11 +1,10 @@
 """The local engine: transformers in this process, with continuous batching and shared prefixes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
-from saccade.engines._local.scheduler import Scheduler
+from saccade.engines._local.scheduler import Limits, Scheduler
 from saccade.errors import EngineError
 from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
@@ -13,11 +12,13 @@ from saccade.protocols import MediaLibrary
 from saccade.types import Completion, Sampling
 
 
-class local:  # noqa: N801 - a plugin bears the name of its file
+class local:
     """Samples from a backbone that lives in this process, and may be the very one that is being trained.
 
-    `rows` conversations are sampled at once; `kept_tokens` of keys and values are kept for later turns and shared
-    prompts; a prefill pass holds at most `pass_tokens` tokens. Results don't depend on what else is in the batch.
+    At most `rows` conversations are sampled at once, and fewer where rows times the length of the longest would exceed
+    `flight_tokens` of keys and values; `kept_tokens` of them are kept for later turns and shared prompts. A prefill
+    pass holds at most `pass_tokens` new tokens; `feature_bytes` bound what is kept of the vision tower's work. Memory
+    is taken as it is needed. Results don't depend on what else is in the batch.
     """
 
     def __init__(
@@ -26,13 +27,20 @@ class local:  # noqa: N801 - a plugin bears the name of its file
         media: MediaLibrary,
         *,
         rows: int = 256,
+        flight_tokens: int = 262144,
         kept_tokens: int = 131072,
         pass_tokens: int = 8192,
+        feature_bytes: int = 2**31,
     ) -> None:
         self._backbone = backbone
-        self._scheduler = Scheduler(
-            backbone, media.pixels, rows=rows, kept_tokens=kept_tokens, pass_tokens=pass_tokens
+        limits = Limits(
+            rows=rows,
+            flight_tokens=flight_tokens,
+            kept_tokens=kept_tokens,
+            pass_tokens=pass_tokens,
+            feature_bytes=feature_bytes,
         )
+        self._scheduler = Scheduler(backbone, media.pixels, limits)
 
     @property
     def version(self) -> int:

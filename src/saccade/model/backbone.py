@@ -1,12 +1,14 @@
 """A checkpoint as engine and trainer both see it: features of pictures, hidden states, logits.
 
-Axis letters: B rows, T tokens of a row, S keys a query may see, N chosen tokens, V vocabulary, D hidden size, P pictures.
+Axis letters: B rows, T tokens of a row, S keys a query may see, N chosen tokens, V vocabulary, D hidden size.
 
 transformers' own modules do the computing. Attention is a function registered through its public attention interface,
 which reads an explicit mask and, when sampling, an explicit key-value store; positions are explicit too, so nothing
 depends on state that a module remembers from its last call.
 """
 
+import functools
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AutoModelForImageTextToText
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AutoModelForImageTextToText, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from saccade.chat.render import ChatRenderer, load_renderer
 from saccade.config import Model
 from saccade.errors import ModelError, boundary
 from saccade.ledger import Picture
+from saccade.model import _adapters
 
 _WORDS = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor: they go with the weights
+_ATTENTION = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
+_QUERIES = 2048  # of one call of attention: its scores and mask must fit where kernels keep them whole
+_VISUAL_TOKENS = 4096  # of one pass of the vision tower: about 80 frames of 50,176 pixels
 Pixels = Callable[[Picture], np.ndarray]  # uint8 RGB [height, width, 3]
 
 
@@ -47,7 +55,10 @@ def attend(
     store: KeyValueStore | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Grouped-query attention under an explicit mask: query [B, heads, T, dim] -> [B, T, heads, dim]."""
+    """Grouped-query attention under an explicit mask: query [B, heads, T, dim] -> [B, T, heads, dim].
+
+    The mask is causal in the order of the tokens, the T queries being the last of the S keys.
+    """
     if store is not None:
         layer: Any = module.layer_idx
         key, value = store.write(layer, key, value)
@@ -57,11 +68,55 @@ def attend(
         folded = query.reshape(B, key.shape[1], -1, dim)
         out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
         return out.reshape(B, 1, heads, dim), None
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2), None
+    if query.is_cuda:  # kernels that take both a mask and groups keep all scores in memory
+        key, value = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (key, value))
+    parts: list[Tensor] = []
+    past = key.shape[2] - T
+    for start in range(0, T, _QUERIES):
+        stop = min(start + _QUERIES, T)
+        seen = past + stop  # no later key is visible
+        part = scaled_dot_product_attention(
+            query[:, :, start:stop],
+            key[:, :, :seen],
+            value[:, :, :seen],
+            attn_mask=mask[:, :, start:stop, :seen],
+            scale=scaling,
+            enable_gqa=not query.is_cuda,
+        )
+        parts.append(part.transpose(1, 2))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None
+
+
+def attend_pictures(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float,
+    cu_seq_lens_q: Tensor,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention within each picture (or window): [1, heads, N, dim] -> [1, N, heads, dim], equal lengths together.
+
+    `cu_seq_lens_q` holds where each begins and the last ends. A run of pictures of one size is one call, not many.
+    """
+    out, start = [], 0
+    for length, run in itertools.groupby(cu_seq_lens_q.diff().tolist()):
+        stop = start + length * len(list(run))
+        shape = (query.shape[1], -1, length, query.shape[3])
+        query_part, key_part, value_part = (
+            t[0, :, start:stop].reshape(shape).transpose(0, 1) for t in (query, key, value)
+        )
+        seen = scaled_dot_product_attention(query_part, key_part, value_part, scale=scaling)
+        out.append(seen.transpose(1, 2).flatten(0, 1))
+        start = stop
+    return torch.cat(out)[None], None
 
 
 AttentionInterface.register("saccade", attend)
+# transformers hands packed pictures as a whole to implementations whose name says "flash", and one by one to others.
+AttentionInterface.register("saccade_flash", attend_pictures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +125,11 @@ class Features:
 
     tokens: Tensor
     deepstack: tuple[Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        """What they take of memory."""
+        return sum(part.nbytes for part in (self.tokens, *self.deepstack))
 
     @staticmethod
     def cat(parts: Sequence["Features"]) -> "Features":
@@ -84,24 +144,27 @@ class Features:
 class Backbone:
     """A loaded checkpoint with its renderer.
 
-    Raises ModelError for a folder that is not a model this package can use.
+    `settings.lora_rank` > 0 freezes the model and trains adapters on the linear layers of its text model (see
+    `_adapters`). `model` is one in memory, used in place of the folder's weights and moved to the device. Raises
+    ModelError for a folder that is not a model this package can use.
     """
 
-    def __init__(self, settings: Model) -> None:
+    def __init__(self, settings: Model, model: PreTrainedModel | None = None) -> None:
         self.settings = settings
         self.renderer: ChatRenderer = load_renderer(settings.path)
         self.device = torch.device(settings.device)
-        dtype = getattr(torch, settings.dtype)
-        with boundary(ModelError, f"{settings.path} can't be loaded as a model"):
-            self.model: Any = AutoModelForImageTextToText.from_pretrained(
-                settings.path,
-                dtype=dtype,
-                attn_implementation={"text_config": "saccade", "vision_config": "sdpa", "": "sdpa"},
-                local_files_only=True,
-            ).to(self.device)
+        with boundary(ModelError, f"{settings.path} can't be loaded as a model on the device {settings.device!r}"):
+            dtype = getattr(torch, settings.dtype)
+            loaded: Any = model if model is not None else _read(settings.path, dtype)
+            self.model: Any = loaded.to(self.device, dtype)
+        self.model.set_attn_implementation(_ATTENTION)
+        self.model.model.visual.config._attn_implementation = "saccade_flash"
         self.model.eval()
         if settings.activation_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _checkpoint_layers(self.model)
+        if settings.lora_rank:
+            _adapters.attach(self.model, self.model.model.language_model, settings.lora_rank)
+            _adapters.resume(self.model, Path(settings.path))
         self.text: Any = self.model.model.language_model
         self.image_token: int = self.model.config.image_token_id
         forbidden = torch.tensor(self.renderer.forbidden_ids, dtype=torch.long)
@@ -115,24 +178,44 @@ class Backbone:
         return config.num_hidden_layers, config.num_key_value_heads, width
 
     @property
+    def vocabulary(self) -> int:
+        """How many logits there are per token."""
+        size: int = self.model.lm_head.out_features
+        return size
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, each once."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder that opens like the one that was loaded."""
+        """Write a Hugging Face folder that opens like the one that was loaded; adapters are merged into its weights."""
         with boundary(ModelError, f"the model can't be written to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=_adapters.merged(self.model))
+            if self.settings.lora_rank:
+                _adapters.save(self.model, folder)
             for file in Path(self.settings.path).iterdir():
                 if file.suffix in _WORDS and not (folder / file.name).exists():
                     shutil.copy(file, folder)
 
     def features(self, pictures: Sequence[Picture], pixels: Pixels) -> list[Features]:
-        """The features of each picture, computed in one pass of the vision tower."""
-        if not pictures:
-            return []
-        values, grids = self.renderer.patches([pixels(picture) for picture in pictures])
+        """The features of each picture, in passes of the vision tower that are bounded in size."""
+        found: list[Features] = []
+        chosen: list[Picture] = []
+        room = _VISUAL_TOKENS
+        for picture in pictures:
+            tokens = self.renderer.visual_tokens(picture)
+            if chosen and tokens > room:
+                found += self._look([pixels(each) for each in chosen])
+                chosen, room = [], _VISUAL_TOKENS
+            chosen.append(picture)
+            room -= tokens
+        return found + self._look([pixels(each) for each in chosen]) if chosen else found
+
+    def _look(self, images: Sequence[np.ndarray]) -> list[Features]:
+        """One pass of the vision tower."""
+        values, grids = self.renderer.patches(images)
         out = self.model.model.get_image_features(
             torch.from_numpy(values).to(self.device, self.model.dtype),
             torch.from_numpy(grids).to(self.device),
@@ -177,6 +260,22 @@ class Backbone:
         """Logits [N, V] in float32; tokens that may never be sampled are −inf, for sampler and trainer alike."""
         logits: Tensor = self.model.lm_head(hidden_ND).float()
         return logits.index_fill(-1, self.forbidden, float("-inf"))
+
+
+def _read(folder: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a folder, on the CPU."""
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
+
+
+def _checkpoint_layers(model: nn.Module) -> None:
+    """Let every layer, in training, keep its input alone and compute the rest again in the backward pass.
+
+    The model's own switch also lets embeddings want gradients, and a frozen vision tower would be differentiated.
+    """
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    for part in layers:
+        part.gradient_checkpointing = True
+        part._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
 
 
 def _deep(out: Any) -> list[Any]:

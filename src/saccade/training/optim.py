@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.config import Optim
 
@@ -27,14 +27,27 @@ def rate(settings: Optim, step: int, steps: int) -> float:
 
 
 class Optimizer:
-    """Updates the parameters of a model by its settings; state goes to and comes from checkpoints."""
+    """Updates the trainable parameters of a model by its settings; state goes to and comes from checkpoints.
+
+    A parameter that isn't float32 is updated through a float32 copy: a step of RL is far smaller than what bfloat16
+    can tell apart, and would be lost.
+    """
 
     def __init__(self, model: nn.Module, settings: Optim, steps: int) -> None:
         self._settings, self._steps, self.done = settings, steps, 0
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices, rest = _split(model.named_parameters(), settings.name == "muon")
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        updated = {name: _exact(parameter) for name, parameter in named.items()}
+        self._updated = list(updated.values())
+        self._copies = [(named[name], copy) for name, copy in updated.items() if copy is not named[name]]
+        matrices, rest = _split(updated.items(), settings.name == "muon")
         self._parts: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(rest, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+            torch.optim.AdamW(
+                rest,
+                lr=settings.lr,
+                betas=settings.betas,
+                weight_decay=settings.weight_decay,
+                fused=all(parameter.is_cuda for parameter in rest),  # the other ways copy all gradients first
+            )
         ]
         if matrices:
             muon = torch.optim.Muon(
@@ -48,34 +61,46 @@ class Optimizer:
 
     def step(self) -> float:
         """Clip, update, clear the gradients; returns the gradient's norm before clipping."""
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm))
+        for parameter, copy in self._copies:
+            copy.grad = None if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
+        norm = float(nn.utils.clip_grad_norm_(self._updated, self._settings.clip_norm))
         lr = rate(self._settings, self.done, self._steps)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = lr
             part.step()
             part.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            # Rounded for the model alone; the copy keeps what rounding loses.
+            for parameter, copy in self._copies:
+                parameter.copy_(copy)
         self.done += 1
         return norm
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs."""
-        return {"done": self.done, "parts": [part.state_dict() for part in self._parts]}
+        parts = [part.state_dict() for part in self._parts]
+        return {"done": self.done, "parts": parts, "copies": [copy for _, copy in self._copies]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self.done = state["done"]
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(saved)
+        for (_, copy), exact in zip(self._copies, state["copies"], strict=True):
+            copy.copy_(exact)
 
 
-def _split(
-    named: Iterable[tuple[str, nn.Parameter]], muon: bool
-) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _exact(parameter: nn.Parameter) -> Tensor:
+    return parameter if parameter.dtype == torch.float32 else parameter.detach().float()
+
+
+def _split(named: Iterable[tuple[str, Tensor]], muon: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Matrices inside layers and blocks for Muon; embeddings, norms, biases and the rest for AdamW."""
-    matrices, rest = [], []
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
     for name, parameter in named:
-        if parameter.requires_grad:
-            inside = muon and parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
-            (matrices if inside else rest).append(parameter)
+        inside = muon and parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
+        (matrices if inside else rest).append(parameter)
     return matrices, rest

@@ -52,15 +52,6 @@ class Batch:
     sample_N: np.ndarray
     version_N: np.ndarray
 
-    def mask(self) -> np.ndarray:
-        """Which tokens each token sees: bool [B, T, T]."""
-        T = self.ids_BT.shape[1]
-        tree, branch = self.tree_BT, self.branch_BT
-        related = tree[:, :, None] == tree[:, None, :]
-        visible = (branch[:, None, :] == 0) | (branch[:, :, None] == branch[:, None, :])
-        seen: np.ndarray = related & visible & np.tril(np.ones((T, T), dtype=bool))
-        return seen
-
 
 def plant(samples: Sequence[Sample], row_tokens: int) -> list[Tree]:
     """Group samples by their common prefix; a tree longer than a row is split, its prefix repeated."""
@@ -108,9 +99,7 @@ def fill(trees: Sequence[Tree], row_tokens: int) -> list[list[Tree]]:
     return rows
 
 
-def pack(
-    samples: Sequence[Sample], *, positions: Positions, row_tokens: int, rows_per_pass: int
-) -> list[Batch]:
+def pack(samples: Sequence[Sample], *, positions: Positions, row_tokens: int, rows_per_pass: int) -> list[Batch]:
     """Samples to micro-batches of at most `rows_per_pass` rows of similar length."""
     rows = fill(plant(samples, row_tokens), row_tokens)
     rows.sort(key=lambda row: -sum(tree.tokens for tree in row))

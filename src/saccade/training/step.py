@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from saccade.algorithms.losses import merge_stats
-from saccade.model.backbone import Backbone, Features, Pixels
+from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
 from saccade.training.optim import Optimizer
 from saccade.training.pack import Batch
 
+_LOGITS = 2**27  # of one piece of the trained tokens: half a GiB in float32
 Loss = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
 
 
@@ -35,14 +37,35 @@ def forward(backbone: Backbone, batch: Batch, *, pixels: Pixels, temperature: fl
     hidden = backbone.hidden(
         torch.from_numpy(batch.ids_BT).to(device),
         torch.from_numpy(batch.positions_3BT).to(device),
-        torch.from_numpy(batch.mask()).to(device),
+        visible(torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)),
         features=_features(backbone, batch, pixels),
     )
-    chosen = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.at_N).to(device)]
-    logp_NV = torch.log_softmax(backbone.logits(chosen) / (temperature or 1.0), dim=-1)
+    chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.at_N).to(device)]
+    token_N = torch.from_numpy(batch.token_N).to(device)
+    size = max(1, _LOGITS // backbone.vocabulary)
+    pieces = list(zip(torch.split(chosen_ND, size), torch.split(token_N, size), strict=True))
+    if len(pieces) == 1:
+        return _score(backbone, chosen_ND, token_N, temperature)
+    # Logits of a large vocabulary are made again in the backward pass, one piece at a time, rather than all kept.
+    scored = [checkpoint(_score, backbone, *piece, temperature, use_reentrant=False) for piece in pieces]
+    logp, entropy = zip(*scored, strict=True)
+    return torch.cat(logp), torch.cat(entropy)
+
+
+def visible(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
+    """Which tokens of its row each token sees (see `pack`): bool [B, T, T]."""
+    T = tree_BT.shape[1]
+    # In place: a row of 20,000 tokens has a mask of 400 MB.
+    seen_BTT = tree_BT[:, :, None] == tree_BT[:, None, :]
+    seen_BTT &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
+    return seen_BTT.logical_and_(torch.ones(T, T, dtype=torch.bool, device=tree_BT.device).tril())
+
+
+def _score(backbone: Backbone, hidden_ND: Tensor, token_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logp_NV = log_probabilities(backbone.logits(hidden_ND), temperature)
     with torch.no_grad():
-        entropy = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
-    return logp_NV.gather(1, torch.from_numpy(batch.token_N).to(device)[:, None])[:, 0], entropy
+        entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
+    return logp_NV.gather(1, token_N[:, None])[:, 0], entropy_N
 
 
 def _features(backbone: Backbone, batch: Batch, pixels: Pixels) -> Features | None:
@@ -70,7 +93,7 @@ def step(
     for batch in batches:
         logp_N, entropy_N = forward(backbone, batch, pixels=pixels, temperature=temperature)
         value, measured = loss(batch, logp_N)
-        value.backward()
+        torch.autograd.backward(value)
         total += float(value.detach())
         entropy += float(entropy_N.sum())
         trained += len(batch.token_N)

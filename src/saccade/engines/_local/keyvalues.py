@@ -5,7 +5,7 @@ rows in flight. A finished stretch of a conversation is kept as a block [L, 2, H
 prefix share its blocks.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,25 +16,37 @@ from torch import Tensor
 class Rows:
     """The rows in flight: `lengths[b]` positions of row b are filled.
 
-    A forward pass writes T new positions into each of the first `count` rows, behind what is there; positions behind
-    a row's length are garbage that the mask hides.
+    It begins empty and grows with what is asked of it. A forward pass writes T new positions into each of the first
+    `count` rows, behind what is there; positions behind a row's length are garbage that the mask hides.
     """
 
-    def __init__(self, *, shape: tuple[int, int, int], count: int, capacity: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, *, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         layers, heads, dim = shape
-        self.data = torch.zeros(layers, 2, count, heads, capacity, dim, dtype=dtype, device=device)
-        self.lengths = torch.zeros(count, dtype=torch.long, device=device)
-        self.count = count
+        self.data = torch.zeros(layers, 2, 0, heads, 0, dim, dtype=dtype, device=device)
+        self.lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self.count = 0
         self.extent = 0
         self._at: Tensor | None = None
 
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` positions per row; doubles, so that growing is rare."""
-        held = self.data.shape[4]
-        if capacity > held:
-            grown = self.data.new_zeros(*self.data.shape[:4], max(capacity, 2 * held), self.data.shape[5])
-            grown[..., :held, :] = self.data
-            self.data = grown
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Make room for `rows` rows of `capacity` positions; grows by a quarter at least, so that growing is rare."""
+        layers, two, held_rows, heads, held, dim = self.data.shape
+        if rows <= held_rows and capacity <= held:
+            return
+        rows, capacity = _grown(held_rows, rows), _grown(held, capacity)
+        # Zeros, not whatever memory holds: a masked key weighs nothing, but nothing times NaN is NaN.
+        data = self.data.new_zeros(layers, two, rows, heads, capacity, dim)
+        data[:, :, :held_rows, :, :held] = self.data
+        lengths = self.lengths.new_zeros(rows)
+        lengths[:held_rows] = self.lengths
+        self.data, self.lengths = data, lengths
+
+    def shrink(self, most: int) -> None:
+        """Let go of the memory, none of it being in use, where it is more than `most` bytes."""
+        if self.data.nbytes > most:
+            layers, two, _, heads, _, dim = self.data.shape
+            self.data = self.data.new_zeros(layers, two, 0, heads, 0, dim)
+            self.lengths = self.lengths.new_zeros(0)
 
     def load(self, row: int, blocks: Sequence[Tensor]) -> None:
         """Fill a row from the blocks of its conversation."""
@@ -60,7 +72,7 @@ class Rows:
         `longest` is the largest length of these rows before the pass.
         """
         self.count, self.extent = count, longest + tokens
-        self.reserve(self.extent)
+        self.reserve(count, self.extent)
         self._at = self.lengths[:count, None] + torch.arange(tokens, device=self.lengths.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,6 +89,10 @@ class Rows:
         assert self._at is not None
         seen: Tensor = torch.arange(self.extent, device=self._at.device) <= self._at[..., None]
         return seen
+
+
+def _grown(held: int, wanted: int) -> int:
+    return held if wanted <= held else max(wanted, held + held // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +115,26 @@ class Prefixes:
         self._budget = tokens
         self._held = 0
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._users: Counter[int] = Counter()  # how many conversations hold each block
 
     def put(self, key: str, kept: Kept) -> None:
-        """Keep a conversation; its newest block is what counts against the budget."""
-        self._held -= self._size(self._kept.pop(key, None))
+        """Keep a conversation; a block counts against the budget once, whoever shares it."""
+        self._drop(key)
         self._kept[key] = kept
-        self._held += self._size(kept)
+        # A block lives as long as any conversation holds it, even where its own entry is gone.
+        for block in kept.blocks:
+            self._held += 0 if self._users[id(block)] else block.shape[3]
+            self._users[id(block)] += 1
         while self._held > self._budget and len(self._kept) > 1:
-            self._held -= self._size(self._kept.popitem(last=False)[1])
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: str) -> None:
+        kept = self._kept.pop(key, None)
+        for block in kept.blocks if kept else ():
+            self._users[id(block)] -= 1
+            if not self._users[id(block)]:
+                del self._users[id(block)]
+                self._held -= block.shape[3]
 
     def longest(self, keys: Sequence[str]) -> Kept | None:
         """What is kept of the longest prefix among a ledger's keys."""
@@ -119,8 +147,5 @@ class Prefixes:
     def clear(self) -> None:
         """Forget everything, as new weights demand."""
         self._kept.clear()
+        self._users.clear()
         self._held = 0
-
-    @staticmethod
-    def _size(kept: Kept | None) -> int:
-        return kept.blocks[-1].shape[3] if kept and kept.blocks else 0

@@ -23,9 +23,12 @@ from torch import Tensor
 
 from saccade.engines._local.keyvalues import Kept, Prefixes, Rows
 from saccade.errors import EngineError, boundary
-from saccade.ledger import Ledger
+from saccade.ledger import Ledger, Picture
+from saccade.media.cache import Lru
 from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
 from saccade.types import Completion, Sampling, Stop
+
+_IDLE_BYTES = 2**30  # of keys and values that an idle engine may hold on to
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,6 +36,7 @@ class Request:
     """A ledger that waits for, or is in, a row."""
 
     ledger: Ledger
+    length: int  # of the ledger, in expanded tokens
     sampling: Sampling
     future: "asyncio.Future[Completion]"
     keys: tuple[str, ...]
@@ -43,25 +47,44 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    @property
+    def new(self) -> int:
+        """How many of the ledger's tokens have no keys and values yet."""
+        return self.length - (self.prefix.length if self.prefix else 0)
+
+    @property
+    def most(self) -> int:
+        """How long its row may become."""
+        return self.length + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the engine may hold at once; see `local`."""
+
+    rows: int
+    flight_tokens: int
+    kept_tokens: int
+    pass_tokens: int
+    feature_bytes: int
+
 
 class Scheduler:
     """Batches requests over one backbone. See the drawing above."""
 
-    def __init__(self, backbone: Backbone, pixels: Pixels, *, rows: int, kept_tokens: int, pass_tokens: int) -> None:
-        self._backbone, self._pixels = backbone, pixels
-        self._row_limit, self._pass_tokens = rows, pass_tokens
-        self._shape = backbone.cache_shape
-        self._rows = self._new_rows(rows, 256)
-        self._prefixes = Prefixes(kept_tokens)
-        self._features: dict[str, Features] = {}
+    def __init__(self, backbone: Backbone, pixels: Pixels, limits: Limits) -> None:
+        self._backbone, self._pixels, self._limits = backbone, pixels, limits
+        self._rows = self._new_rows()
+        self._prefixes = Prefixes(limits.kept_tokens)
+        self._features: Lru[str, Features] = Lru(limits.feature_bytes)
         self._waiting: list[Request] = []
         self._active: list[Request] = []
         self._loop: asyncio.Task[None] | None = None
         self.version = 0
 
-    def _new_rows(self, count: int, capacity: int) -> Rows:
-        model = self._backbone.model
-        return Rows(shape=self._shape, count=count, capacity=capacity, dtype=model.dtype, device=self._backbone.device)
+    def _new_rows(self) -> Rows:
+        backbone = self._backbone
+        return Rows(shape=backbone.cache_shape, dtype=backbone.model.dtype, device=backbone.device)
 
     # ---- what the engine calls -------------------------------------------------------------------------------------
 
@@ -69,6 +92,7 @@ class Scheduler:
         """Wait for a continuation; cancelling frees the row at the next pass."""
         request = Request(
             ledger=ledger,
+            length=len(ledger),
             sampling=sampling,
             future=asyncio.get_running_loop().create_future(),
             keys=ledger.keys(),
@@ -85,7 +109,7 @@ class Scheduler:
         if self._active:
             raise EngineError(f"{len(self._active)} requests are in flight; new weights can be taken when they end")
         self._prefixes.clear()
-        self._features.clear()
+        self._features = Lru(self._limits.feature_bytes)
 
     async def close(self) -> None:
         """Abort what waits and what is in flight."""
@@ -104,6 +128,7 @@ class Scheduler:
                     self._drop_cancelled()
                     self._admit()
                     self._decode()
+                self._rows.shrink(_IDLE_BYTES)  # who shares the device may need it now
         except EngineError as error:
             for request in (*self._waiting, *self._active):
                 if not request.future.done():
@@ -126,19 +151,29 @@ class Scheduler:
                 self._release(row)
 
     def _admit(self) -> None:
-        free = self._row_limit - len(self._active)
-        admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+        room = self._room()
+        admitted, self._waiting = self._waiting[:room], self._waiting[room:]
         if not admitted:
             return
         self._prefill(admitted)
         first = len(self._active)
+        self._rows.reserve(first + len(admitted), max(request.length for request in admitted) + 1)
         for row, request in enumerate(admitted, start=first):
             assert request.prefix is not None
-            self._rows.reserve(request.prefix.length + 1)
             self._rows.load(row, request.prefix.blocks)
         self._active += admitted
         lasts = [request.prefix.last for request in admitted if request.prefix is not None]
         self._take(torch.stack([last for last in lasts if last is not None]), first)
+
+    def _room(self) -> int:
+        """How many of those that wait can have a row, in order; one at least where none is in flight."""
+        longest = max((request.most for request in self._active), default=0)
+        for count, request in enumerate(self._waiting):
+            rows, longest = len(self._active) + count + 1, max(longest, request.most)
+            # All rows are as wide as the longest may become.
+            if rows > self._limits.rows or (rows > 1 and rows * longest > self._limits.flight_tokens):
+                return count
+        return len(self._waiting)
 
     def _decode(self) -> None:
         """One forward pass: the newest token of every row in flight."""
@@ -202,7 +237,7 @@ class Scheduler:
         work: dict[str, Request] = {}
         for request in requests:
             request.prefix = self._prefixes.longest(request.keys)
-            if request.prefix is None or request.prefix.last is None or request.prefix.length < len(request.ledger):
+            if request.prefix is None or request.prefix.last is None or request.new:
                 work.setdefault(request.keys[-1], request)
         done: dict[str, Request] = {}
         for batch in self._passes(work.values()):
@@ -217,11 +252,16 @@ class Scheduler:
         return int(self._backbone.renderer.positions(request.ledger)[:, -1].max()) + 1
 
     def _passes(self, requests: Iterable[Request]) -> list[list[Request]]:
-        """Split into passes of similar lengths, each within the token budget when padded."""
+        """Split into passes of similar lengths, each within the token budget when padded.
+
+        The past that a pass works on is copied beside it, and may be four times as much.
+        """
         batches: list[list[Request]] = []
-        for request in sorted(requests, key=_new_tokens, reverse=True):
+        budget = self._limits.pass_tokens
+        for request in sorted(requests, key=lambda request: request.new, reverse=True):
             batch = batches[-1] if batches else []
-            if batch and (len(batch) + 1) * _new_tokens(batch[0]) <= self._pass_tokens:
+            size, longest = len(batch) + 1, max(each.length for each in (*batch, request))
+            if batch and size * batch[0].new <= budget and size * longest <= 4 * budget:
                 batch.append(request)
             else:
                 batches.append([request])
@@ -235,7 +275,8 @@ class Scheduler:
         width = max(len(new) for new in news)
         ids = torch.zeros(len(batch), width, dtype=torch.long)
         positions = torch.zeros(3, len(batch), width, dtype=torch.long)
-        scratch = self._new_rows(len(batch), max(starts) + width)
+        scratch = self._new_rows()
+        scratch.reserve(len(batch), max(starts) + width)
         for row, (request, start, new) in enumerate(zip(batch, starts, news, strict=True)):
             ids[row, : len(new)] = torch.tensor(new)
             where = self._backbone.renderer.positions(request.ledger)
@@ -250,7 +291,8 @@ class Scheduler:
         for row, (request, start, new) in enumerate(zip(batch, starts, news, strict=True)):
             past = request.prefix.blocks if request.prefix else ()
             block = scratch.block(row, start, start + len(new))
-            request.prefix = Kept(blocks=(*past, block), length=start + len(new), last=hidden[row, len(new) - 1].clone())
+            last = hidden[row, len(new) - 1].clone()
+            request.prefix = Kept(blocks=(*past, block), length=start + len(new), last=last)
             self._prefixes.put(request.keys[-1], request.prefix)
 
     def _gather(self, batch: Sequence[Request], starts: Sequence[int]) -> Features | None:
@@ -263,17 +305,18 @@ class Scheduler:
         ]
         if not pictures:
             return None
-        missing = list({picture.key: picture for picture in pictures if picture.key not in self._features}.values())
-        if len(self._features) + len(missing) > 8192:
-            self._features.clear()
-            missing = list({picture.key: picture for picture in pictures}.values())
-        for picture, feature in zip(missing, self._backbone.features(missing, self._pixels), strict=True):
-            self._features[picture.key] = feature
-        return Features.cat([self._features[picture.key] for picture in pictures])
-
-
-def _new_tokens(request: Request) -> int:
-    return len(request.ledger) - (request.prefix.length if request.prefix else 0)
+        found: dict[str, Features] = {}
+        missing: dict[str, Picture] = {}
+        for picture in pictures:
+            held = self._features.get(picture.key)
+            if held is None:
+                missing[picture.key] = picture
+            else:
+                found[picture.key] = held
+        for key, feature in zip(missing, self._backbone.features(list(missing.values()), self._pixels), strict=True):
+            found[key] = feature
+            self._features.put(key, feature, feature.bytes)
+        return Features.cat([found[picture.key] for picture in pictures])
 
 
 def draw(logits_BV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:

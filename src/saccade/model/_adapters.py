@@ -1,0 +1,88 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on the linear layers of a text model, through peft.
+
+The adapters live inside the model, so that engine and trainer run the same module; a saved folder holds the merged
+weights, which need no peft to open, and beside them the adapters, so that training can go on from it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from saccade.errors import ModelError, boundary
+from saccade.types import seed_of
+
+FILE = "adapters.safetensors"
+_ADAPTER, _BASE = ".lora_", ".base_layer."
+
+
+def attach(model: nn.Module, text: nn.Module, rank: int) -> None:
+    """Freeze `model` and give every linear layer of `text` an adapter of that rank, scaled by 2 (alpha = 2 * rank).
+
+    Adapters begin as nothing: B is zero. They have the model's dtype. Raises ModelError where peft isn't installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ModelError("model.lora_rank needs the package peft: pip install 'saccade[lora]'") from None
+    # Injecting freezes the text model alone; the vision tower and the embeddings stay as they are, too.
+    model.requires_grad_(False)
+    linear = {name.rpartition(".")[2] for name, part in text.named_modules() if isinstance(part, nn.Linear)}
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(linear), init_lora_weights=True)
+    # The caller's random state stays as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of("lora", rank))
+        inject_adapter_in_model(config, text)
+
+
+def adapters(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' own weights by name; empty for a model without."""
+    return {name: value for name, value in model.state_dict().items() if _ADAPTER in name}
+
+
+@torch.no_grad()
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """The state that a model without adapters needs to compute the same: adapters added to the weights they adapt."""
+    state = {}
+    deltas = {f"{name}.base_layer.weight": layer for name, layer in _layers(model).items()}
+    for name, value in model.state_dict().items():
+        if _ADAPTER in name:
+            continue
+        if name in deltas:
+            # Added in float32 and rounded once.
+            value = (value.float() + deltas[name].get_delta_weight("default").float()).to(value.dtype)
+        state[name.replace(_BASE, ".")] = value
+    return state
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Write the adapters beside merged weights."""
+    save_file({name: value.contiguous() for name, value in adapters(model).items()}, folder / FILE)
+
+
+@torch.no_grad()
+def resume(model: nn.Module, folder: Path) -> None:
+    """Take up the adapters that were saved in `folder`, and take them out of its merged weights again.
+
+    Without such a file nothing happens. Raises ModelError where they are of another rank.
+    """
+    if not (folder / FILE).is_file():
+        return
+    with boundary(ModelError, f"{folder / FILE} can't be read"):
+        saved = load_file(folder / FILE)
+    # Every shape names its rank, so equal shapes are equal ranks.
+    own = adapters(model)
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
+        raise ModelError(f"{folder} has adapters of another rank than model.lora_rank; delete {FILE} to start new ones")
+    for name, value in saved.items():
+        own[name].copy_(value)
+    for layer in _layers(model).values():
+        weight: Tensor = layer.base_layer.weight
+        weight.copy_(weight.float() - layer.get_delta_weight("default").float())
+
+
+def _layers(model: nn.Module) -> dict[str, Any]:
+    """The adapted linear layers by name."""
+    return {name: part for name, part in model.named_modules() if "lora_A" in dict(part.named_children())}
