@@ -159,6 +159,7 @@ def sample(backbone: Backbone, tokens: int = 12):
 def test_bfloat16_samples_and_learns(folder):
     backbone, exact = opened(folder, dtype="bfloat16"), opened(folder)
     assert {p.dtype for p in backbone.model.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in backbone.text.rotary_emb.buffers()} == {torch.float32}  # positions would be rounded
     tokens, ours = sample(backbone)
     ledger = prompt(backbone, 0).act(tokens, logprobs=ours, version=0)
     batches = pack(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from saccade.engines._local.scheduler import Limits, Scheduler
+from saccade.engines._local.scheduler import Limits, Scheduler, Work
 from saccade.errors import EngineError
 from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
@@ -46,6 +46,11 @@ class local:
     def version(self) -> int:
         """The version of the weights it samples from."""
         return self._scheduler.version
+
+    @property
+    def work(self) -> Work:
+        """What it has done so far, and how long that took."""
+        return self._scheduler.work
 
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
         """Sample a continuation; see protocols.Engine."""

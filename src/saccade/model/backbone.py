@@ -145,8 +145,8 @@ class Backbone:
     """A loaded checkpoint with its renderer.
 
     `settings.lora_rank` > 0 freezes the model and trains adapters on the linear layers of its text model (see
-    `_adapters`). `model` is one in memory, used in place of the folder's weights and moved to the device. Raises
-    ModelError for a folder that is not a model this package can use.
+    `_adapters`). `model` is one in memory, of its own dtype, used in place of the folder's weights. Raises ModelError
+    for a folder that is not a model this package can use.
     """
 
     def __init__(self, settings: Model, model: PreTrainedModel | None = None) -> None:
@@ -154,9 +154,8 @@ class Backbone:
         self.renderer: ChatRenderer = load_renderer(settings.path)
         self.device = torch.device(settings.device)
         with boundary(ModelError, f"{settings.path} can't be loaded as a model on the device {settings.device!r}"):
-            dtype = getattr(torch, settings.dtype)
-            loaded: Any = model if model is not None else _read(settings.path, dtype)
-            self.model: Any = loaded.to(self.device, dtype)
+            loaded: Any = _read(settings) if model is None else model
+            self.model: Any = loaded.to(self.device)
         self.model.set_attn_implementation(_ATTENTION)
         self.model.model.visual.config._attn_implementation = "saccade_flash"
         self.model.eval()
@@ -262,9 +261,10 @@ class Backbone:
         return logits.index_fill(-1, self.forbidden, float("-inf"))
 
 
-def _read(folder: str, dtype: torch.dtype) -> PreTrainedModel:
+def _read(settings: Model) -> PreTrainedModel:
     """The model of a folder, on the CPU."""
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    dtype = getattr(torch, settings.dtype)
+    return AutoModelForImageTextToText.from_pretrained(settings.path, dtype=dtype, local_files_only=True)
 
 
 def _checkpoint_layers(model: nn.Module) -> None:

@@ -69,6 +69,16 @@ class Limits:
     feature_bytes: int
 
 
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """What the engine has done since it began: tokens that were new to it, tokens sampled, and the seconds of both."""
+
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+
+
 class Scheduler:
     """Batches requests over one backbone. See the drawing above."""
 
@@ -81,6 +91,7 @@ class Scheduler:
         self._active: list[Request] = []
         self._loop: asyncio.Task[None] | None = None
         self.version = 0
+        self.work = Work()
 
     def _new_rows(self) -> Rows:
         backbone = self._backbone
@@ -155,6 +166,7 @@ class Scheduler:
         admitted, self._waiting = self._waiting[:room], self._waiting[room:]
         if not admitted:
             return
+        begun = time.perf_counter()
         self._prefill(admitted)
         first = len(self._active)
         self._rows.reserve(first + len(admitted), max(request.length for request in admitted) + 1)
@@ -164,6 +176,7 @@ class Scheduler:
         self._active += admitted
         lasts = [request.prefix.last for request in admitted if request.prefix is not None]
         self._take(torch.stack([last for last in lasts if last is not None]), first)
+        self.work.prefill_seconds += time.perf_counter() - begun
 
     def _room(self) -> int:
         """How many of those that wait can have a row, in order; one at least where none is in flight."""
@@ -179,6 +192,7 @@ class Scheduler:
         """One forward pass: the newest token of every row in flight."""
         if not self._active:
             return
+        begun = time.perf_counter()
         count, device = len(self._active), self._backbone.device
         longest = max(request.prefix.length + len(request.tokens) for request in self._active if request.prefix) - 1
         self._rows.prepare(count, 1, longest)
@@ -189,6 +203,9 @@ class Scheduler:
         for request in self._active:
             request.position += 1
         self._take(hidden[:, 0], 0)
+        # Taking tokens waits for the device, so the clock tells its time too.
+        self.work.decode_seconds += time.perf_counter() - begun
+        self.work.decode_tokens += count
 
     def _take(self, hidden_BD: Tensor, first: int) -> None:
         """Sample the next token of rows `first`, `first + 1`, …; release those that end."""
@@ -239,6 +256,7 @@ class Scheduler:
             request.prefix = self._prefixes.longest(request.keys)
             if request.prefix is None or request.prefix.last is None or request.new:
                 work.setdefault(request.keys[-1], request)
+        self.work.prefill_tokens += sum(request.new for request in work.values())
         done: dict[str, Request] = {}
         for batch in self._passes(work.values()):
             self._forward(batch)
