@@ -116,7 +116,7 @@ class Sft(Section):
     rows_per_pass: Count = 8  # rows of a micro-batch
     optim: Optim = Optim()
     save_every: Count = 100
-    child_share: float = 0.6  # share of a step's tokens that come from sub-agent traces
+    per_scene: Count = 8  # demonstrations of one scene (media and frame budget) that are learned together
 
 
 class Advantage(Section):

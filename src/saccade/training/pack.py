@@ -5,11 +5,12 @@ Axis letters: B rows, T tokens of a row, N trained tokens.
     row    | prefix of tree 0 | branch 1 | branch 2 | prefix of tree 1 | branch 3 | padding |
     sees     itself, causally   prefix 0   prefix 0   itself             prefix 1   itself
 
-The prefix is the run of segments before the first sampled one (prompt and forced tokens); samples with equal pictures
-and equal tokens there share it. A branch's first token is predicted by the prefix's last. Positions are explicit, so
-each branch goes on from where the prefix ended. Losses and gradients equal those of one row per sample.
+A prefix ends before the first sampled token: the attempts of a group share their whole prompt, questions about the same
+frames share the frames. A branch's first token is predicted by the prefix's last. Positions are explicit, so each
+branch goes on from where the prefix ended. Losses and gradients equal those of one row per sample.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,11 +55,23 @@ class Batch:
 
 
 def plant(samples: Sequence[Sample], row_tokens: int) -> list[Tree]:
-    """Group samples by their common prefix; a tree longer than a row is split, its prefix repeated."""
-    groups: dict[str, list[int]] = {}
+    """Group samples by what they have in common; a tree longer than a row is split, its prefix repeated.
+
+    Samples with the same prompt share all of it. Samples that show the same pictures before they ask different
+    questions share what is equal up to there, wherever that makes fewer tokens.
+    """
+    scenes: dict[tuple[str, ...], dict[str, list[int]]] = {}
     for index, sample in enumerate(samples):
-        groups.setdefault(_prefix_key(sample.ledger), []).append(index)
-    return [tree for members in groups.values() for tree in _split(samples, members, row_tokens)]
+        prefix = _prefix(sample.ledger)
+        shown = tuple(picture.key for picture in prefix.pictures())
+        key = (prefix.keys() or ("",))[-1]
+        scenes.setdefault(shown or (key,), {}).setdefault(key, []).append(index)
+    return [
+        tree
+        for prompts in scenes.values()
+        for length, members in _shared(samples, list(prompts.values()))
+        for tree in _split(samples, length, members, row_tokens)
+    ]
 
 
 def _prefix(ledger: Ledger) -> Ledger:
@@ -66,12 +79,18 @@ def _prefix(ledger: Ledger) -> Ledger:
     return ledger.fork(sampled.index(True) if True in sampled else len(sampled))
 
 
-def _prefix_key(ledger: Ledger) -> str:
-    return (_prefix(ledger).keys() or ("",))[-1]
+def _shared(samples: Sequence[Sample], prompts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
+    """Groups of equal prompts, as (prefix length, members): each by itself, or all as one if that is less work."""
+    apart = [(len(_prefix(samples[members[0]].ledger)), members) for members in prompts]
+    heads = [_prefix(samples[members[0]].ledger).expanded() for members in prompts]
+    columns = zip(*heads, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+    everyone = [member for members in prompts for member in members]
+    saved_apart = sum(length * (len(members) - 1) for length, members in apart)
+    return [(common, everyone)] if common * (len(everyone) - 1) > saved_apart else apart
 
 
-def _split(samples: Sequence[Sample], members: Sequence[int], row_tokens: int) -> Iterator[Tree]:
-    length = len(_prefix(samples[members[0]].ledger))
+def _split(samples: Sequence[Sample], length: int, members: Sequence[int], row_tokens: int) -> Iterator[Tree]:
     chosen: list[int] = []
     tokens = length
     for member in members:

@@ -7,7 +7,7 @@ What a step learns from depends on the seed and the step's number alone, so a re
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.demos import rehearse
 from saccade.training.optim import Optimizer, rate
-from saccade.training.pack import Batch, pack
+from saccade.training.pack import Batch, pack, plant
 from saccade.training.step import StepReport, step
 from saccade.types import Demo, Sample, seed_of
 
@@ -34,13 +34,14 @@ async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) 
     settings, seed = stage.recipe.sft, stage.recipe.seed
     if not demos:
         raise DataError("there are no demonstrations to learn from; make a world or name a file of traces")
+    found = scenes(demos)
     optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
     last = checkpoint.newest(folder)
     if last is not None:
         last.restore(optimizer)
     for number in range(optimizer.done, settings.steps):
         begun = time.perf_counter()
-        samples = await draw(stage, demos, settings, seed_of(seed, "sft", number))
+        samples = await draw(stage, found, settings, seed_of(seed, "sft", number))
         prepared = time.perf_counter()
         report = learn(stage, samples, settings, optimizer)
         log(_metrics(report, settings, number, prepared - begun, time.perf_counter() - prepared))
@@ -48,32 +49,32 @@ async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) 
             checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
 
 
-async def draw(stage: Stage, demos: Sequence[Demo], settings: Sft, seed: int) -> list[Sample]:
-    """Demonstrations drawn at random until a step's tokens are full; sub-agents' up to their share of the tokens."""
-    rng = random.Random(seed)
-    main: list[Sample] = []
-    children: list[Sample] = []
-    context = stage.context(seed=seed)
-    while _tokens(main) + _tokens(children) < settings.tokens_per_step:
-        demo = rng.choice(demos)
-        samples = await rehearse(demo, stage.agent, context)
-        main += samples[: int(demo.main)]
-        rest = samples[int(demo.main) :]
-        rng.shuffle(rest)
-        children += _within(rest, settings.child_share * settings.tokens_per_step - _tokens(children))
-    return main + children
+Scenes = Mapping[tuple[object, ...], Sequence[Demo]]
 
 
-def _tokens(samples: Sequence[Sample]) -> int:
-    return sum(len(sample.ledger) for sample in samples)
+def scenes(demos: Sequence[Demo]) -> Scenes:
+    """Demonstrations by what they look at first (media and frame budget): those of one scene share its tokens."""
+    found: dict[tuple[object, ...], list[Demo]] = {}
+    for demo in demos:
+        found.setdefault((demo.task.media, demo.frames), []).append(demo)
+    return found
 
 
-def _within(samples: Sequence[Sample], room: float) -> Iterator[Sample]:
-    for sample in samples:
-        room -= len(sample.ledger)
-        if room < 0:
-            return
-        yield sample
+async def draw(stage: Stage, found: Scenes, settings: Sft, seed: int) -> list[Sample]:
+    """The conversations of scenes drawn at random, up to `settings.per_scene` of each, until a step's tokens are full.
+
+    Tokens are counted as packed, so that a shared prefix counts once.
+    """
+    rng, context = random.Random(seed), stage.context(seed=seed)
+    places, samples, tokens = list(found), list[Sample](), 0
+    while tokens < settings.tokens_per_step:
+        scene = found[rng.choice(places)]
+        fresh: list[Sample] = []
+        for demo in rng.sample(scene, min(len(scene), settings.per_scene)):
+            fresh += await rehearse(demo, stage.agent, context)
+        tokens += sum(tree.tokens for tree in plant(fresh, settings.row_tokens))
+        samples += fresh
+    return samples
 
 
 def learn(stage: Stage, samples: Sequence[Sample], settings: Sft, optimizer: Optimizer) -> StepReport:

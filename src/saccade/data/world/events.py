@@ -111,5 +111,5 @@ def _place(rng: random.Random) -> dict[str, float]:
 
 
 def within(events: Sequence[Event], start: float, end: float) -> Iterator[Event]:
-    """The events that begin in a window, its start included, its end not."""
-    return (event for event in events if start <= event.start < end)
+    """The events of which a window [start, end) shows something."""
+    return (event for event in events if event.start < end and event.end > start)

@@ -86,11 +86,12 @@ def demo(task: Task, found: Trace) -> Demo:
     return Demo(task=task, frames=frames, replies=(look, end), children=(tuple(each.reply for each in found.asks),))
 
 
-def practice(task: Task, rng: random.Random, *, asks: int = WINDOWS, dense: float = 0.8) -> Demo:
-    """Drills as a demonstration with one frame, to be learned from its sub-agents alone: the calls are random."""
-    drills = tuple(drill(task, rng, dense=dense) for _ in range(asks))
+def practice(task: Task, rng: random.Random, *, dense: float = 0.8) -> Demo:
+    """Drills on one window as a demonstration with one frame, to be learned from its sub-agents alone."""
     seconds = task.extras["seconds"]
-    found = Trace(task=task.id, times=overview(seconds, 1), plan="", asks=drills, think="", answer="")
+    found = Trace(
+        task=task.id, times=overview(seconds, 1), plan="", asks=drills(task, rng, dense=dense), think="", answer=""
+    )
     return replace(demo(task, found), main=False)
 
 
@@ -150,20 +151,17 @@ def _asked_for(kind: str, target: str | None, events: Sequence[Event]) -> list[E
     return list(events)
 
 
-def drill(task: Task, rng: random.Random, *, dense: float = 0.8) -> Ask:
-    """A call for the sub-agent to practise on: any sub-question on a window of the task's clip.
+def drills(task: Task, rng: random.Random, *, dense: float = 0.8) -> tuple[Ask, ...]:
+    """Every kind of sub-question about one window of the task's clip, for sub-agents to practise on.
 
-    With probability `dense` the window shows at least one event, and what is asked for is among those shown.
+    With probability `dense` the window shows an event. Colours that it shows, and one that it does not, are asked for.
     """
-    events, seconds = events_of(task), task.extras["seconds"]
-    kind = rng.choice(("order", "count", "when", "at"))
-    options = quarters(seconds)
-    if kind == "at":
-        # A window as `at` asks for: any second of some event.
-        options = [moment(rng.choice(events).start + rng.randrange(max(1, int(task.extras["event_seconds"]))))]
+    events, options = events_of(task), quarters(task.extras["seconds"])
     busy = [window for window in options if any(within(events, *window))]
-    packed = bool(busy) and rng.random() < dense
-    start, end = rng.choice(busy if packed else options)
-    shown = [event.colour for event in within(events, start, end)]
-    target = rng.choice(shown if packed and shown else COLOURS) if kind in ("count", "when") else None
-    return _ask(kind, target, _asked_for(kind, target, events), start, end)
+    start, end = rng.choice(busy if busy and rng.random() < dense else options)
+    shown = list(dict.fromkeys(event.colour for event in within(events, start, end)))
+    absent = rng.choice([colour for colour in COLOURS if colour not in shown])
+    rng.shuffle(shown)
+    kinds = [("order", None), ("count", rng.choice([*shown, absent])), ("when", absent)]
+    kinds += [("when", colour) for colour in shown[:2]]
+    return tuple(_ask(kind, target, _asked_for(kind, target, events), start, end) for kind, target in kinds)
