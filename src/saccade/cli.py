@@ -4,15 +4,13 @@ import contextlib
 import os
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -20,8 +18,9 @@ from saccade import __version__
 from saccade.config import dump, load_recipe, recipe_names, recipe_path
 from saccade.errors import DataError, RunError, SaccadeError
 from saccade.runlog import Run, writing
+from saccade.view.live import Advance, Watcher, lines, say, summary
 
-QUIET_SECONDS = 10.0  # between two lines of progress where there is no terminal
+LOG_WIDTH = 120  # columns of tables where there is no terminal
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -222,69 +221,89 @@ def evaluate(
         stages.evaluate(
             folder, loaded, name=name, weights=model, tasks=tasks, on_done=lambda done, all_: advance(done, "", all_)
         )
-    for grid in report.grids(report.compare(report.read_evaluations(folder))):
-        table = Table(*grid.header, title=grid.title)
-        for row in grid.rows:
-            table.add_row(*map(escape, row))
-        out.print(table)
+    show(report.grids(report.compare(report.read_evaluations(folder))))
 
 
 @app.command()
 def ask(
-    folder: RunFolder,
-    video: Annotated[Path, typer.Argument(help="A video.")],
-    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    question: Annotated[str, typer.Argument(help="What to ask about the video.")],
+    video: Annotated[Path, typer.Option("--video", help="A video file.")],
+    model: Annotated[Path, typer.Option("--model", help="A checkpoint, or a run whose newest one is meant.")],
     settings: Settings = None,
-    model: ModelPath = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe; by default the run's, or one that fits.")] = None,
 ) -> None:
-    """Ask a run's newest checkpoint about a video, and watch it look."""
+    """Ask a model about a video, and watch it think, look and answer."""
+    if not video.exists():
+        raise DataError(f"there is no file {video}; give --video the path of a video")
     from saccade import stages
+    from saccade.media.video import probe
     from saccade.rollouts.run import run_episode
     from saccade.types import Kind, Media, Task
 
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings or ())
-    stage = stages.load(loaded, stages.weights_of(model or folder))
+    probe(str(video))  # whatever is wrong with it is said before a model is loaded
+    home = stages.run_of(model)
+    name = recipe or (str(home / "recipe.yaml") if home else stages.fitting(model))
+    loaded = load_recipe(name, settings or ())
+    stage = stages.load(loaded, stages.weights_of(model))
     task = Task(id="ask", question=question, media=(Media(path=str(video)),), kind=Kind.OPEN, gold="")
-    context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=_say)
-    episode = stages.finish(stage, run_episode(task, stage.agent, context))
+    with contextlib.closing(Watcher(out)) as watcher:
+        context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=watcher)
+        episode = stages.finish(stage, run_episode(task, stage.agent, context))
     if episode.error is not None:
         raise DataError(f"the question could not be answered: {episode.error}")
-    out.print(f"[bold]{escape(episode.answer or 'no answer')}[/bold] ({episode.end.value})")
+    say(out, episode.answer or f"no answer ({episode.end.value})", style="bold")
+    say(out, summary(episode), style="dim")
 
 
-def _say(event: str, data: Mapping[str, Any]) -> None:
-    """Show what an episode does while it does it."""
-    if event == "reply":
-        out.print(escape(data["reply"].text), style="cyan")
-    elif event == "result":
-        result = data["result"]
-        out.print(f"  {escape(result.error or result.text)}", style="dim")
+# ---- everything at once --------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [SETTINGS]...", help="tiny/para_grpo by default, and settings for it."),
+    ] = None,
+    folder: Out = Path("runs/demo"),
+    seed: Annotated[int | None, typer.Option(help="The seed of everything: world, weights, sampling.")] = None,
+    resume: Resume = False,
+) -> None:
+    """From nothing to a trained agent and a report: world, model, SFT, RL, exams before and after."""
+    given = list(words or ())
+    name = given.pop(0) if given and "=" not in given[0] else None
+    settings = given if seed is None else [*given, f"seed={seed}"]
+    # A run knows its own recipe; one that was stopped before it began is begun.
+    resume = resume and (folder / "recipe.yaml").exists()
+    recipe = Run.open(folder).recipe if resume and not (name or settings) else None
+    if recipe is None:
+        recipe = load_recipe(name or "tiny/para_grpo", settings)
+    if (folder / "recipe.yaml").exists() and not resume:
+        raise RunError(f"{folder} holds a run already; go on with --resume, or choose another folder with --out")
+    from saccade.demo import demo as whole
+
+    with lines(out) as begin:
+        outcome = whole(folder, recipe, resume=resume, begin=begin)
+    show(outcome.tables)
+    say(out, f"The report: {outcome.page}")
 
 
 # ---- what commands share -------------------------------------------------------------------------------------------
 
 
-class Advance(Protocol):
-    """How a command's work tells how far it is."""
-
-    def __call__(self, done: int, remark: str, total: int | None = None) -> None:
-        """What is done, with a remark, and the total where it wasn't known before."""
-
-
 @contextlib.contextmanager
 def progress(label: str, total: int | None = None) -> Iterator[Advance]:
     """A bar on a terminal, a line every ten seconds elsewhere."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    layout = (TextColumn("{task.description}"), *columns, TextColumn("{task.fields[remark]}"))
-    told = 0.0
-    with Progress(*layout, console=out, disable=not out.is_terminal) as bar:
-        task = bar.add_task(label, total=total, remark="")
+    with lines(out) as begin:
+        yield begin(label, total)
 
-        def advance(done: int, remark: str, total: int | None = total) -> None:
-            nonlocal told
-            bar.update(task, completed=done, total=total, remark=remark)
-            if not out.is_terminal and (done == total or time.monotonic() - told > QUIET_SECONDS):
-                told = time.monotonic()
-                print(f"{label} {done}/{total} {remark}".rstrip(), flush=True)
 
-        yield advance
+def show(grids: Iterable[Any]) -> None:
+    """Tables of texts (`evaluation.report.Grid`)."""
+    if not out.is_terminal:
+        out.width = LOG_WIDTH
+    for grid in grids:
+        table = Table(*grid.header, title=grid.title, title_justify="left", box=None, header_style="dim")
+        for row in grid.rows:
+            table.add_row(*map(escape, row))
+        out.print()
+        out.print(table)

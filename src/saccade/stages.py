@@ -1,18 +1,20 @@
 """The stages of a run's life as functions: what the commands, the demo and your own script share.
 
 sft(folder, recipe)       traces -> checkpoints in folder/sft
-evaluate(folder, recipe)  tasks -> folder/evaluations/<name>.jsonl
+rl(folder, recipe)        tasks  -> checkpoints in folder/rl
+evaluate(folder, recipe)  tasks  -> folder/evaluations/<name>.jsonl
 """
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from saccade.config import Recipe
 from saccade.data.rows import read_demos, read_tasks
-from saccade.errors import DataError, RunError
+from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
 from saccade.rollouts.stage import Stage
 from saccade.runlog import Run
@@ -24,6 +26,7 @@ from saccade.types import Scored
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
 SPLITS = ("train", "validation", "test")
+TINY_TOKEN = 16  # pixels per side of a visual token of the tiny models; those of published ones are larger
 
 
 def with_paths(recipe: Recipe, *, model: Path | None = None, world: Path | None = None) -> Recipe:
@@ -41,10 +44,11 @@ def with_paths(recipe: Recipe, *, model: Path | None = None, world: Path | None 
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint of a run: of its RL if there is one, else of its SFT."""
-    return _latest(folder, "rl") or _latest(folder, "sft")
+    return latest(folder, "rl") or latest(folder, "sft")
 
 
-def _latest(folder: Path, stage: str) -> Path | None:
+def latest(folder: Path, stage: str) -> Path | None:
+    """The newest checkpoint of a stage of a run ("sft", "rl")."""
     found = checkpoint.newest(folder / stage)
     return found.folder if found else None
 
@@ -57,6 +61,22 @@ def weights_of(path: Path) -> Path:
     if found is None:
         raise RunError(f"the run {path} has no checkpoint yet")
     return found
+
+
+def run_of(model: Path) -> Path | None:
+    """The run that a checkpoint belongs to, or that `model` itself is, if any."""
+    places = (model, *model.resolve().parents[:2])
+    return next((place for place in places if (place / "recipe.yaml").is_file()), None)
+
+
+def fitting(model: Path) -> str:
+    """The packaged recipe for a checkpoint that belongs to no run, by the pixels of one visual token."""
+    try:
+        vision = json.loads((model / "config.json").read_text(encoding="utf-8"))["vision_config"]
+        side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{model} is not a model: it has no config.json that speaks of vision") from error
+    return "tiny/para_grpo" if side <= TINY_TOKEN else "paravt/para_grpo"
 
 
 def load(recipe: Recipe, weights: Path) -> Stage:
@@ -79,32 +99,38 @@ def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
     return asyncio.run(whole())
 
 
-def sft(folder: Path, recipe: Recipe, *, resume: bool = False, on_step: OnStep) -> Path:
-    """Fine-tune on the recipe's traces, resumed from the run's newest checkpoint; returns the last checkpoint."""
+def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
+    """Fine-tune on the recipe's traces, resumed from the run's newest checkpoint; returns the last checkpoint.
+
+    `run` is the run of the folder where it is open already.
+    """
     demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
-    return _learn("sft", functools.partial(sft_training.train, demos=demos), folder, recipe, resume, on_step)
+    # The folder becomes a run only after everything that could be wrong with its data was said.
+    run = run or Run.create(folder, recipe, resume=resume)
+    return _learn("sft", functools.partial(sft_training.train, demos=demos), run, on_step)
 
 
-def rl(folder: Path, recipe: Recipe, *, resume: bool = False, on_step: OnStep) -> Path:
+def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
     """Reinforce on the recipe's training tasks, from the run's newest checkpoint; returns the last checkpoint.
 
     In the folder of a finished `sft` run, with `resume`, it begins with that run's weights; else with the recipe's.
+    `run` is the run of the folder where it is open already.
     """
     tasks = read_tasks(_named(folder, recipe.data.train, "data.train"))
-    return _learn("rl", functools.partial(rl_training.train, tasks=tasks), folder, recipe, resume, on_step)
+    run = run or Run.create(folder, recipe, resume=resume)
+    return _learn("rl", functools.partial(rl_training.train, tasks=tasks), run, on_step)
 
 
-def _learn(
-    name: str,
-    train: Callable[..., Coroutine[None, None, None]],
-    folder: Path,
-    recipe: Recipe,
-    resume: bool,
-    on_step: OnStep,
-) -> Path:
-    # The folder becomes a run only after everything that could be wrong with its data was said.
-    run = Run.create(folder, recipe, resume=resume)
-    stage = load(recipe, _latest(folder, name) or newest(folder) or Path(recipe.model.path))
+def _learn(name: str, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep) -> Path:
+    folder, own = run.path, latest(run.path, name)
+    try:
+        stage = load(run.recipe, own or newest(folder) or Path(run.recipe.model.path))
+    except ModelError as error:
+        if own is None:
+            raise
+        raise RunError(
+            f"the checkpoint {own} can't be read; delete it to go on from the one before: {error}"
+        ) from error
 
     def log(values: Mapping[str, float]) -> None:
         run.log(name, int(values["step"]), values)
@@ -139,7 +165,7 @@ def evaluate(
         score=stage.score,
         settings=recipe.evaluation,
         path=folder / "evaluations" / f"{name}.jsonl",
-        identity={"weights": str(chosen.resolve()), "agent": recipe.agent.model_dump(mode="json")},
+        identity={"weights": str(chosen.resolve()), **recipe.model_dump(mode="json", include={"agent", "rewards"})},
         on_done=on_done,
     )
     return finish(stage, work)
