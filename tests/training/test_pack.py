@@ -42,13 +42,23 @@ def acted(ledger: Ledger, rng: np.random.Generator, length: int) -> Ledger:
     return ledger.act(tokens, logprobs=rng.normal(-2, 1, length).tolist(), version=int(rng.integers(0, 3)))
 
 
+def questions(backbone: Backbone, rng: np.random.Generator) -> list[Sample]:
+    """Four questions about the same frames, asked once each."""
+    frames = [part for n in range(6) for part in (f"<{n}.5 seconds>", picture(50 + n, backbone))]
+    asked = [Message(role="user", parts=(*frames, text)) for text in ("When?", "How many?", "When is red?", "Which?")]
+    return [_sample(acted(observed(Ledger(), backbone, message), rng, 6), rng) for message in asked]
+
+
 def conversations(backbone: Backbone, seed: int = 0) -> list[Sample]:
-    """Two groups of main conversations with pictures in prefix and branches and several turns, and their children."""
+    """Two groups of main conversations with pictures in prefix and branches and several turns, and their children.
+
+    Then different questions about the same frames.
+    """
     rng = np.random.default_rng(seed)
-    samples = []
-    for group in range(2):
+    samples = questions(backbone, rng)
+    for group, question in ((0, "When is red shown?"), (1, "When is red shown?")):
         parts = [part for n in range(3) for part in (f"<{n}.5 seconds>", picture(10 * group + n, backbone, 1 + n % 2))]
-        start = observed(Ledger(), backbone, Message(role="user", parts=(*parts, "When is red shown?")))
+        start = observed(Ledger(), backbone, Message(role="user", parts=(*parts, question)))
         start = start.force(backbone.renderer.encode("<think>\n"))
         for member in range(4):
             ledger = acted(start, rng, int(rng.integers(3, 12)))
@@ -106,7 +116,7 @@ def test_loss_and_gradients_equal_one_row_per_sample(backbone, row_tokens, rows)
 def test_prefixes_are_shared_and_nothing_is_lost(backbone):
     samples = conversations(backbone)
     trees = plant(samples, 4096)
-    assert sorted(len(tree.members) for tree in trees) == [4, 4, 4, 4]
+    assert sorted(len(tree.members) for tree in trees) == [4, 4, 4, 4, 4]
     [batch] = pack(samples, positions=backbone.renderer.positions, row_tokens=10**6, rows_per_pass=8)
     assert (batch.tree_BT >= 0).sum() < sum(len(sample.ledger) for sample in samples)
     ours = {index: batch.token_N[batch.sample_N == index].tolist() for index in range(len(samples))}
