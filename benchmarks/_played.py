@@ -1,0 +1,190 @@
+"""What `gpu_step.py` measures with: a model of any size with random weights, and what is played around it."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from saccade.chat.render import ChatRenderer
+from saccade.engines.local import local
+from saccade.ledger import Ledger, Picture
+from saccade.media.image import fit
+from saccade.protocols import Budget, Clip
+from saccade.types import (
+    Block,
+    BlockKind,
+    Call,
+    Completion,
+    Episode,
+    Form,
+    Reply,
+    Sampling,
+    Score,
+    Stop,
+    Task,
+    seed_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The model's shape and the step's; the defaults are Qwen3-VL-8B's and ParaVT's."""
+
+    layers: int = 36
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    intermediate: int = 12288
+    vocabulary: int = 151936
+    vision_depth: int = 27
+    vision_hidden: int = 1152
+    vision_heads: int = 16
+    vision_intermediate: int = 4304
+    patch: int = 16
+    vision_positions: int = 2304
+    frames: int = 64
+    pixels: int = 50176
+    group: int = 8
+    crops: int = 2
+    crop_frames: int = 16
+    new_tokens: int = 512
+    row_tokens: int = 16384
+
+    @property
+    def deepstack(self) -> list[int]:
+        """Which vision layers feed the first text layers: [8, 16, 24] of 27."""
+        step = max(1, self.vision_depth * 8 // 27)
+        return [step, 2 * step, 3 * step]
+
+
+SCALES = {
+    "qwen3-vl-8b": Sizes(),
+    "tiny": Sizes(
+        layers=2,
+        hidden=64,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        intermediate=128,
+        vocabulary=2048,
+        vision_depth=5,
+        vision_hidden=32,
+        vision_heads=2,
+        vision_intermediate=64,
+        vision_positions=64,
+        frames=4,
+        pixels=2048,
+        group=3,
+        crops=2,
+        crop_frames=2,
+        new_tokens=12,
+        row_tokens=512,
+    ),
+}
+
+
+# ---- the model -----------------------------------------------------------------------------------------------------
+
+
+def make_model(sizes: Sizes, folder: str, device: str, dtype: torch.dtype) -> Qwen3VLForConditionalGeneration:
+    """Random weights, made on the device; tokens and pictures are those of the folder's tokenizer and processor."""
+    half = sizes.head_dim // 2
+    side = half * 20 // 64
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True}
+    given = Qwen3VLConfig.from_pretrained(folder)
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": sizes.vocabulary,
+            "hidden_size": sizes.hidden,
+            "intermediate_size": sizes.intermediate,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {**rope, "mrope_section": [half - 2 * side, side, side]},
+            "pad_token_id": None,
+        },
+        vision_config={
+            "depth": sizes.vision_depth,
+            "hidden_size": sizes.vision_hidden,
+            "intermediate_size": sizes.vision_intermediate,
+            "num_heads": sizes.vision_heads,
+            "patch_size": sizes.patch,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": sizes.hidden,
+            "num_position_embeddings": sizes.vision_positions,
+            "deepstack_visual_indexes": sizes.deepstack,
+        },
+        tie_word_embeddings=False,
+        **{name: value for name, value in given.to_dict().items() if name.endswith("_token_id")},
+    )
+    with torch.device(device), torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Qwen3VLForConditionalGeneration._from_config(config, dtype=dtype)
+
+
+# ---- what is played ------------------------------------------------------------------------------------------------
+
+
+class Noise:
+    """A five-minute clip of 640x360 that exists only here: pixels are noise, so that no decoder is measured."""
+
+    async def probe(self, path: str) -> Clip:
+        """What the clip is."""
+        return Clip(path=path, digest=path, duration=300.0, frames=9000, width=640, height=360)
+
+    async def frames(self, path: str, times: Sequence[float], *, factor: int, budget: Budget) -> list[Picture]:
+        """One picture per time."""
+        width, height = fit(640, 360, factor, budget)
+        return [Picture(path=path, digest=path, time=round(time, 3), width=width, height=height) for time in times]
+
+    def pixels(self, picture: Picture) -> np.ndarray:
+        """Noise, uint8 RGB."""
+        rng = np.random.default_rng(seed_of(picture.key))
+        return rng.integers(0, 256, (picture.height, picture.width, 3), dtype=np.uint8)
+
+
+class Caller(ChatRenderer):
+    """A renderer that reads every reply of the main agent as calls, and every reply of a sub-agent as a sentence."""
+
+    def __init__(self, given: ChatRenderer, sizes: Sizes) -> None:
+        vars(self).update(vars(given))
+        self._crops, self._seconds = sizes.crops, sizes.crop_frames
+
+    def parse(self, tokens: Sequence[int], *, forced: Sequence[int] = ()) -> Reply:
+        """Where the calls look is drawn from the tokens, so that attempts differ as real ones do."""
+        if not forced:
+            return Reply(text="A red disc appears, then a blue square crosses it from the left. " * 6)
+        rng = np.random.default_rng(seed_of(list(tokens)))
+        starts = rng.uniform(0, 300 - self._seconds, self._crops).round(1).tolist()
+        calls = [
+            Call(
+                name="crop_video",
+                arguments={"start_time": start, "end_time": start + self._seconds, "question": "What is shown?"},
+                form=Form.TRAINED,
+            )
+            for start in starts
+        ]
+        return Reply(
+            text="", blocks=tuple(Block(kind=BlockKind.CALL, body="", closed=True, call=call) for call in calls)
+        )
+
+
+class Full(local):
+    """The local engine, with replies that never stop before their last token."""
+
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """Sample all of `max_tokens`."""
+        done = await super().generate(ledger, dataclasses.replace(sampling, stop_ids=()))
+        return dataclasses.replace(done, stop=Stop.STOP)
+
+
+def score(episode: Episode, task: Task) -> Score:
+    """A value drawn from what was said."""
+    return Score(value=seed_of(list(episode.ledger.sampled_tokens())) / 2**63, parts={})

@@ -1,0 +1,292 @@
+"""One step of RL on one device: a model of Qwen3-VL-8B's shape with random weights, at the published settings.
+
+    python benchmarks/gpu_step.py --device cuda
+    python benchmarks/gpu_step.py --scale tiny --device cpu --dtype float32 --peak-tflops 1     a dry run
+
+The weights are made on the device. A prompt of 64 frames is attempted 8 times: a reply of 512 tokens, crops that
+sub-agents answer at the same time (16 frames and 512 tokens each), another reply; agent, tool, engine, packing, loss
+and optimiser are those of a training run. Only two things are played: every reply runs to its last token, and is then
+read as calls, since random weights don't say anything. All weights are trained with AdamW where they fit, else adapters
+(LoRA) of rank 64.
+
+Model FLOPs utilisation (training) = model FLOPs / (seconds * peak), with
+
+    model FLOPs = text: W * tokens * 2 * linear weights of the layers  +  3 * 4 * layers * heads * head_dim * pairs
+                + head: W * trained tokens * 2 * hidden * vocabulary
+                + vision: V * (patches * 2 * linear weights of the blocks + 4 * depth * hidden * pairs of patches
+                               + visual tokens * 2 * linear weights of the mergers)
+
+where a pair is a token and one that it sees; W = 3 for weights that are trained (forward, and backward to inputs and
+weights), 2 for frozen ones (forward, backward to inputs); V = 3, or 1 where the vision tower is frozen; adapters count
+as trained weights. Shared prefixes count once, since they are computed once; what activation checkpointing computes
+again doesn't count (PaLM, arXiv 2204.02311, appendix B). The peak is the device's dense bfloat16 peak, by its name in
+PEAKS below; for another device, or another dtype, give --peak-tflops.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from _common import machine, parser, peak_gib, show
+from _played import SCALES, Caller, Full, Noise, Sizes, make_model, score
+from torch import nn
+
+from saccade import plugins
+from saccade.algorithms.advantages import credit
+from saccade.config import Recipe, load_recipe
+from saccade.model.backbone import Backbone
+from saccade.model.tiny import make_tiny
+from saccade.rollouts.stage import Stage
+from saccade.training.credit import samples_of
+from saccade.training.optim import Optimizer
+from saccade.training.pack import Batch, pack
+from saccade.training.rl import learn, roll_out
+from saccade.training.step import StepReport, visible
+from saccade.types import Group, Kind, Media, MediaKind, Sample, Task
+
+# Dense bfloat16 peak in TFLOPS, from the makers' data sheets; the first name that the device's name holds counts.
+PEAKS = {
+    "B200": 2250,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H200": 989,
+    "H100": 989,
+    "H800": 989,
+    "A100": 312,
+    "A800": 312,
+    "L40S": 362,
+    "RTX 4090": 165,
+    "L40": 181,
+    "L4": 121,
+}
+
+
+# ---- the step ------------------------------------------------------------------------------------------------------
+
+
+def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recipe:
+    """The published recipe at the benchmark's shape."""
+    agent = {
+        "max_turns": 1,
+        "overview_frames": sizes.frames,
+        "overview_pixels": [784, sizes.pixels],
+        "crop_frames": [1, sizes.crop_frames],
+        "crop_pixels": [784, sizes.pixels],
+    }
+    changes = {
+        "model.path": folder,
+        "model.device": options.device,
+        "model.dtype": options.dtype,
+        "model.threads": options.threads,
+        "model.lora_rank": 0 if options.lora_rank is None else options.lora_rank,
+        "sampling.max_tokens": sizes.new_tokens,
+        "gating.frames": [],
+        "rl.prompts": 1,
+        "rl.group": sizes.group,
+        "rl.row_tokens": sizes.row_tokens,
+        **{f"agent.settings.{name}": value for name, value in agent.items()},
+    }
+    return load_recipe("paravt/para_grpo", [f"{key}={value}" for key, value in changes.items()])
+
+
+def make_stage(options: argparse.Namespace, sizes: Sizes, folder: str) -> Stage:
+    """A stage as `Stage.of` makes it, but for the weights, the clip and what is played."""
+    torch.set_num_threads(options.threads)
+    make_tiny(folder, patch=sizes.patch, layers=1)
+    model = make_model(sizes, folder, options.device, getattr(torch, options.dtype))
+    if options.lora_rank is None:
+        options.lora_rank = 0 if fits(model, options.device) else 64
+    recipe = make_recipe(options, sizes, folder)
+    backbone = Backbone(recipe.model, model)
+    backbone.renderer = Caller(backbone.renderer, sizes)
+    media = Noise()
+    agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
+    engine = Full(backbone, media, kept_tokens=options.kept_tokens, flight_tokens=options.flight_tokens)
+    return Stage(recipe=recipe, backbone=backbone, media=media, engine=engine, agent=agent, score=score)
+
+
+def fits(model: nn.Module, device: str) -> bool:
+    """Whether all weights can be trained: they, gradients, float32 copies of both, two moments; and 24 GiB to work."""
+    if not device.startswith("cuda"):
+        return True
+    size = next(model.parameters()).element_size()
+    each = 16 if size == 4 else size + 4 + 4 + 8
+    needed = each * sum(parameter.numel() for parameter in model.parameters()) + 24 * 2**30
+    return needed <= torch.cuda.get_device_properties(device).total_memory
+
+
+class Phases:
+    """Seconds and peak memory by phase."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = {}
+        self.peak_gib: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what runs inside."""
+        self._settle()
+        begun = time.perf_counter()
+        yield
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize(self._device)
+        self.seconds[name] = time.perf_counter() - begun
+        self.peak_gib[name] = peak_gib(self._device)
+
+    def _settle(self) -> None:
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+
+async def one_step(stage: Stage, optimizer: Optimizer, number: int, phases: Phases) -> tuple[list[Sample], StepReport]:
+    """Roll out, learn, publish: the body of `saccade.training.rl.train`."""
+    settings = stage.recipe.rl
+    task = Task(
+        id="clip",
+        question="When does the red disc appear for the second time?",
+        media=(Media(path="noise", kind=MediaKind.VIDEO),),
+        kind=Kind.OPEN,
+        gold="",
+    )
+    with phases.phase("rollout"):
+        groups = await roll_out(stage, [task], number)
+    check(groups, stage)
+    with phases.phase("train"):
+        samples = samples_of(groups, credit(groups, settings.advantage), settings.advantage.children)
+        report = learn(stage, samples, settings, optimizer)
+    with phases.phase("publish"):
+        await stage.engine.publish(None, number + 1)
+    return samples, report
+
+
+def check(groups: Sequence[Group], stage: Stage) -> None:
+    """Every attempt has the shape that the figures speak of."""
+    for member in groups[0].members:
+        episode = member.episode
+        calls = sum(len(turn.results) for turn in episode.turns)
+        if len(episode.turns) != 2 or len(episode.children) != calls:
+            raise SystemExit(f"an attempt went wrong ({episode.end.value}): {episode.error or episode.results}")
+
+
+# ---- the figures ---------------------------------------------------------------------------------------------------
+
+
+def linear_weights(*modules: nn.Module) -> tuple[int, int]:
+    """Weights of linear layers: of the model's own, and of adapters."""
+    own = adapters = 0
+    for module in modules:
+        for name, part in module.named_modules():
+            size = part.weight.numel() if isinstance(part, nn.Linear) else 0
+            if ".lora_" in name:
+                adapters += size
+            else:
+                own += size
+    return own, adapters
+
+
+def model_flops(backbone: Backbone, batches: Sequence[Batch]) -> float:
+    """Model FLOPs of one training step; see the top of the file."""
+    text, visual = backbone.text.config, backbone.model.model.visual
+    weights, adapters = linear_weights(backbone.text.layers)
+    frozen = backbone.settings.lora_rank > 0
+    W, V = (2, 1) if frozen else (3, 3)
+    blocks, _ = linear_weights(visual.blocks)
+    mergers, _ = linear_weights(visual.merger, visual.deepstack_merger_list)
+    total = 0.0
+    for batch in batches:
+        tree, branch = (torch.from_numpy(array).to(backbone.device) for array in (batch.tree_BT, batch.branch_BT))
+        real = tree >= 0
+        pairs = int((visible(tree, branch) & real[:, :, None]).sum())
+        total += int(real.sum()) * 2 * (W * weights + 3 * adapters)
+        total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * backbone.cache_shape[2] * pairs
+        total += W * len(batch.token_N) * 2 * text.hidden_size * text.vocab_size
+        for picture in {picture.key: picture for picture in batch.pictures}.values():
+            tokens = backbone.renderer.visual_tokens(picture)
+            patches = tokens * visual.spatial_merge_size**2
+            attention = 4 * visual.config.depth * visual.config.hidden_size * patches**2
+            total += V * (patches * 2 * blocks + attention + tokens * 2 * mergers)
+    return total
+
+
+def peak_tflops(options: argparse.Namespace) -> float:
+    """The device's peak: as given, or by its name. Exits where neither is known."""
+    if options.peak_tflops is not None:
+        return options.peak_tflops
+    name = machine(options.device)["device"]
+    found = [peak for known, peak in PEAKS.items() if known in name]
+    if not found or options.dtype != "bfloat16":
+        raise SystemExit(f"the {options.dtype} peak of {name!r} isn't known; give it with --peak-tflops")
+    return float(found[0])
+
+
+def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str, Any]:
+    """Warm up with short replies, then measure one whole step."""
+    peak = peak_tflops(options)
+    phases = Phases(options.device)
+    with phases.phase("load"):
+        stage = make_stage(options, sizes, folder)
+        optimizer = Optimizer(stage.backbone.model, stage.recipe.rl.optim, steps=2)
+    short = stage.recipe.model_copy(update={"sampling": stage.recipe.sampling.model_copy(update={"max_tokens": 8})})
+    asyncio.run(one_step(dataclasses.replace(stage, recipe=short), optimizer, 0, Phases(options.device)))
+    before = dataclasses.replace(stage.engine.work)
+    samples, report = asyncio.run(one_step(stage, optimizer, 1, phases))
+    work = stage.engine.work
+    settings = stage.recipe.rl
+    positions = stage.backbone.renderer.positions
+    batches = pack(samples, positions=positions, row_tokens=settings.row_tokens, rows_per_pass=settings.rows_per_pass)
+    flops = model_flops(stage.backbone, batches)
+    parameters = sum(parameter.numel() for parameter in stage.backbone.model.parameters())
+    return {
+        "parameters (billions)": parameters / 1e9,
+        "trained": f"adapters of rank {options.lora_rank}" if options.lora_rank else "all weights",
+        "dtype": options.dtype,
+        "conversations": len(samples),
+        "longest conversation": max(len(sample.ledger) for sample in samples),
+        "decode tokens/s": (work.decode_tokens - before.decode_tokens) / (work.decode_seconds - before.decode_seconds),
+        "prefill tokens/s": (work.prefill_tokens - before.prefill_tokens)
+        / (work.prefill_seconds - before.prefill_seconds),
+        "sampled tokens": sum(len(sample.ledger.sampled_tokens()) for sample in samples),
+        "prefilled tokens": work.prefill_tokens - before.prefill_tokens,
+        "packed tokens": report.tokens,
+        "training tokens/s": report.tokens / phases.seconds["train"],
+        "training TFLOP": flops / 1e12,
+        "peak TFLOPS": peak,
+        "model FLOPs utilisation": flops / phases.seconds["train"] / (peak * 1e12),
+        "logprob gap, mean": report.stats["logprob_gap_mean"],
+        "logprob gap, max": report.stats["logprob_gap_max"],
+        **{f"{name} seconds": value for name, value in phases.seconds.items()},
+        **{f"{name} peak GiB": value for name, value in phases.peak_gib.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and show."""
+    options = parser(__doc__)
+    options.add_argument("--scale", choices=sorted(SCALES), default="qwen3-vl-8b")
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    options.add_argument("--lora-rank", type=int, help="0 trains all weights; without it, what fits decides")
+    options.add_argument("--peak-tflops", type=float, help="the device's dense peak for this dtype")
+    options.add_argument("--kept-tokens", type=int, default=65536, help="of keys and values kept between turns")
+    options.add_argument("--flight-tokens", type=int, default=131072, help="of keys and values of the rows in flight")
+    for size in dataclasses.fields(Sizes):
+        options.add_argument(f"--{size.name.replace('_', '-')}", type=int)
+    chosen = options.parse_args(arguments)
+    given = {size.name: getattr(chosen, size.name) for size in dataclasses.fields(Sizes)}
+    sizes = dataclasses.replace(SCALES[chosen.scale], **{k: v for k, v in given.items() if v is not None})
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(chosen, sizes, folder)
+    rows = [{"figure": name, "value": value} for name, value in figures.items()]
+    show(f"One step of RL, {chosen.scale}", rows, machine(chosen.device), chosen.out)
+
+
+if __name__ == "__main__":
+    main()

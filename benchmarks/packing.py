@@ -1,0 +1,91 @@
+"""A training step with shared-prefix packing beside one padded row per sample: the same samples, loss and gradients.
+
+    python benchmarks/packing.py
+
+A group of 8 attempts at one prompt: frames with their times, a question, and a reply of about 95 tokens each. Forward,
+backward and AdamW of a tiny model. Both sides encode each picture once; a trainer that sends every row's own pictures
+through the vision tower is slower than what is shown here.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from _common import alternate, compared, machine, parser, show
+from local_engine import Noise, prompts
+from torch import Tensor
+
+from saccade.config import Model, Optim
+from saccade.model.backbone import Backbone
+from saccade.model.tiny import make_tiny
+from saccade.training.optim import Optimizer
+from saccade.training.pack import Batch, Tree, _batch, pack
+from saccade.training.step import step
+from saccade.types import Sample
+
+
+def group(backbone: Backbone, frames: int, size: int, reply: int) -> list[Sample]:
+    """Attempts at one prompt, with replies of different lengths and advantages of both signs."""
+    rng = np.random.default_rng(frames)
+    [prompt] = prompts(backbone, 1, frames)
+    samples = []
+    for index in range(size):
+        tokens = rng.integers(0, 250, reply + int(rng.integers(-8, 9))).tolist()
+        ledger = prompt.act(tokens, logprobs=[-5.0] * len(tokens), version=0)
+        value = 1.0 if index % 2 else -1.0
+        samples.append(Sample(ledger=ledger, advantages=tuple(value * sampled for sampled in ledger.mask())))
+    return samples
+
+
+def padded(samples: Sequence[Sample], backbone: Backbone) -> list[Batch]:
+    """One row per sample, all as long as the longest."""
+    rows = [[Tree(length=0, members=(i,), tokens=len(sample.ledger))] for i, sample in enumerate(samples)]
+    return [_batch(samples, rows, backbone.renderer.positions)]
+
+
+def packed(samples: Sequence[Sample], backbone: Backbone) -> list[Batch]:
+    """The group as one tree."""
+    return pack(samples, positions=backbone.renderer.positions, row_tokens=10**6, rows_per_pass=8)
+
+
+def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The policy gradient's loss."""
+    advantage_N = torch.from_numpy(batch.advantage_N)
+    return -(advantage_N * logp_N).mean(), {"tokens": torch.tensor(float(len(logp_N)))}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each length of the prefix in turn."""
+    options = parser(__doc__)
+    options.add_argument("--frames", type=int, nargs="+", default=[53, 110, 210], help="of the prompt")
+    options.add_argument("--group", type=int, default=8)
+    options.add_argument("--reply", type=int, default=95, help="tokens per attempt, about")
+    chosen = options.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny(folder)
+        backbone = Backbone(Model(path=folder))
+    optimizer = Optimizer(backbone.model, Optim(lr=1e-6), steps=10**6)
+    rows = []
+    for frames in chosen.frames:
+        samples = group(backbone, frames, chosen.group, chosen.reply)
+
+        sides = {
+            make.__name__: lambda make=make, samples=samples: step(
+                backbone, optimizer, make(samples, backbone), loss, pixels=Noise().pixels
+            )
+            for make in (packed, padded)
+        }
+        losses = [side().loss for side in sides.values()]
+        assert abs(losses[0] - losses[1]) < 1e-2, losses
+        seconds = alternate(sides, chosen.rounds)
+        [tree], [whole] = packed(samples, backbone), padded(samples, backbone)
+        prefix = int((tree.branch_BT == 0).sum())
+        row = compared(f"prefix {prefix}, {chosen.group} replies", seconds)
+        rows.append({**row, "tokens packed": tree.ids_BT.size, "tokens padded": whole.ids_BT.size})
+    show("Training step, tiny model", rows, machine(), chosen.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Every benchmark runs, at a size that takes seconds, and says what it measured."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs a benchmark with arguments and returns its rows; torch's threads stay as they were."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    threads = torch.get_num_threads()
+
+    def call(name, *arguments):
+        out = tmp_path / f"{name}.json"
+        importlib.import_module(name).main([*arguments, "--threads", "1", "--out", str(out)])
+        written = json.loads(out.read_text())
+        assert {"device", "torch", "transformers"} <= written["machine"].keys()
+        return written["rows"]
+
+    yield call
+    torch.set_num_threads(threads)
+    for name in [name for name, module in sys.modules.items() if str(FOLDER) in str(vars(module).get("__file__"))]:
+        del sys.modules[name]
+
+
+def step(run, *arguments):
+    rows = run("gpu_step", "--scale", "tiny", "--device", "cpu", *arguments)
+    return {row["figure"]: row["value"] for row in rows}
+
+
+def test_one_step_in_float32(run):
+    figures = step(run, "--dtype", "float32", "--peak-tflops", "1")
+    # Three attempts with two replies of 12 tokens and two crops, each answered by a sub-agent in 12 tokens.
+    assert figures["conversations"] == 3 * (1 + 2)
+    assert figures["sampled tokens"] == 3 * (2 + 2) * 12
+    assert figures["trained"] == "all weights"
+    assert 0 < figures["logprob gap, max"] < 1e-4
+    utilisation = figures["training TFLOP"] / figures["train seconds"]
+    assert figures["model FLOPs utilisation"] == pytest.approx(utilisation)
+    assert all(figures[name] > 0 for name in ("decode tokens/s", "prefill tokens/s", "training tokens/s"))
+    assert {f"{phase} peak GiB" for phase in ("load", "rollout", "train", "publish")} <= figures.keys()
+
+
+def test_one_step_with_adapters_in_bfloat16(run):
+    pytest.importorskip("peft", reason="peft is missing: pip install peft")
+    figures = step(run, "--dtype", "bfloat16", "--peak-tflops", "1", "--lora-rank", "4", "--layers", "3")
+    assert figures["trained"] == "adapters of rank 4"
+    assert 0 < figures["logprob gap, max"] < 0.1
+
+
+def test_an_unknown_device_asks_for_its_peak(run):
+    with pytest.raises(SystemExit, match="give it with --peak-tflops"):
+        step(run)
+
+
+def test_flops_are_those_worked_out_by_hand(run, tiny_folder):
+    """One row of text: 2 FLOPs per weight and token, 4 per pair, head and layer; thrice with the backward pass."""
+    gpu_step = importlib.import_module("gpu_step")
+    from saccade.config import Model
+    from saccade.ledger import Ledger
+    from saccade.model.backbone import Backbone
+    from saccade.training.pack import pack
+    from saccade.types import Sample
+
+    backbone = Backbone(Model(path=tiny_folder, threads=1))
+    ledger = Ledger().observe((1, 2, 3)).act((4, 5), logprobs=(0.0, 0.0), version=0)
+    sample = Sample(ledger=ledger, advantages=(0.0,) * 5)
+    batches = pack([sample], positions=backbone.renderer.positions, row_tokens=64, rows_per_pass=1)
+    # Per layer: query and output 128 x 128, key and value 128 x 64, three matrices 128 x 384 of the MLP.
+    weights = 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)
+    head = 2 * 2 * 128 * backbone.vocabulary
+    attention = 4 * 4 * 4 * 32 * 15  # layers, heads, their size, pairs
+    assert gpu_step.model_flops(backbone, batches) == 3 * (5 * 2 * weights + head + attention)
+
+
+def test_the_published_shape_is_an_eight_billion_model(run):
+    played = importlib.import_module("_played")
+    sizes = played.SCALES["qwen3-vl-8b"]
+    assert sizes.deepstack == [8, 16, 24]
+    assert (sizes.layers, sizes.hidden, sizes.heads * sizes.head_dim) == (36, 4096, 4096)
+
+
+def test_the_8b_model_has_the_weights_of_the_published_one(run, tiny_folder):
+    played = importlib.import_module("_played")
+    model = played.make_model(played.SCALES["qwen3-vl-8b"], tiny_folder, "meta", torch.bfloat16)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == pytest.approx(8.767e9, rel=1e-3)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
+
+
+def test_packing(run):
+    [row] = run("packing", "--rounds", "1", "--frames", "6", "--group", "3", "--reply", "12")
+    assert row["tokens packed"] < row["tokens padded"]
+
+
+def test_local_engine(run):
+    rows = run("local_engine", "--rounds", "1", "--rows", "2", "4", "--new-tokens", "6", "--attempts", "2")
+    assert [row["case"].split()[0] for row in rows] == ["2", "4"]
+    assert all(row["saccade tokens/s"] > 0 for row in rows)
+
+
+def test_media(run):
+    [row] = run("media", "--rounds", "1", "--seconds", "12", "--frames", "6")
+    assert row["saccade s"] > 0
