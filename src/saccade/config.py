@@ -116,7 +116,8 @@ class Sft(Section):
     rows_per_pass: Count = 8  # rows of a micro-batch
     optim: Optim = Optim()
     save_every: Count = 100
-    per_scene: Count = 8  # demonstrations of one scene (media and frame budget) that are learned together
+    per_scene: Count = 4  # demonstrations of one scene (media and frame budget) that are learned together
+    practice: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of scenes for sub-agents alone, where the data has any
 
 
 class Advantage(Section):

@@ -17,7 +17,7 @@ from saccade.data.world import check_world, contact_sheet, make_world
 from saccade.data.world.events import COLOURS, PALETTE, Event
 from saccade.data.world.film import stretch, write_clip
 from saccade.data.world.make import SPLITS, draw_world, read_labels, tasks_of, traces_of
-from saccade.data.world.oracle import drill, overview, practice, trace
+from saccade.data.world.oracle import drills, glances, overview, practice, trace
 from saccade.data.world.paint import background
 from saccade.data.world.questions import KINDS, answer_of, blind_floor, events_of, visible
 from saccade.errors import ConfigError, DataError
@@ -281,7 +281,7 @@ def test_traces_with_tools_copy_what_the_sub_agents_say(default_tasks):
 def test_sub_agents_can_see_what_they_say(default_tasks):
     rng = random.Random(3)
     for task in default_tasks["validation"]:
-        asks = [drill(task, rng), *trace(task, overview(64, 8), rng, direct=0.0).asks]
+        asks = [*drills(task, rng, 0.8), *glances(task, rng, 0.8), *trace(task, overview(64, 8), rng, direct=0.0).asks]
         for ask in asks:
             assert 0 <= ask.start < ask.end <= 64
             times = window_times(ask.start, ask.end)
@@ -291,21 +291,24 @@ def test_sub_agents_can_see_what_they_say(default_tasks):
             wanted = [e for e in seen if asked in ("colours", e.colour)]
             said = [f"{e.start:g}-{e.end:g}" if ask.question.startswith("When") else e.colour for e in wanted]
             assert ask.reply == (" ".join(said) or "none")
-            if ask.question.startswith("When") or len(wanted) == len(seen):
+            if ask.end - ask.start > 1 and (ask.question.startswith("When") or len(wanted) == len(seen)):
                 inside = [e for e in seen if ask.start <= e.start and e.end <= ask.end]
                 assert inside == seen  # no event is cut by a window's edge
 
 
 def test_drills_are_mostly_about_something(default_tasks):
     rng = random.Random(4)
-    replies = [drill(task, rng).reply for task in default_tasks["train"][:400]]
-    assert 0.05 < replies.count("none") / len(replies) < 0.3
+    chosen = default_tasks["train"][:400]
+    for drill, least, most in ((drills, 0.2, 0.5), (glances, 0.1, 0.3)):
+        replies = [ask.reply for task in chosen for ask in drill(task, rng, 0.8)]
+        assert least < replies.count("none") / len(replies) < most
 
 
 def test_demonstrations_are_well_formed(default_tasks):
     demos = traces_of(default_tasks["validation"][:40], seed=0)
     demos += [practice(task, random.Random(5)) for task in default_tasks["validation"][:5]]
-    assert len(demos) == 165
+    assert len(demos) == 40 * 4 * 2 + 5
+    assert sum(not demo.main for demo in demos) == 40 * 4 + 5
     for demo in demos:
         replies = [parse("<think>\n" + text, 8) for text in demo.replies]
         assert all(block.closed for reply in replies for block in reply.blocks)
@@ -318,7 +321,7 @@ def test_demonstrations_are_well_formed(default_tasks):
 def test_traces_are_drawn_by_seed(default_tasks):
     tasks = default_tasks["test"][:30]
     assert traces_of(tasks, seed=0) == traces_of(tasks, seed=0) != traces_of(tasks, seed=1)
-    assert not any(demo.children for demo in traces_of(tasks, seed=0, direct=1.0) if demo.frames == 32)
+    assert not any(demo.main and demo.children for demo in traces_of(tasks, seed=0, direct=1.0) if demo.frames == 32)
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
@@ -405,7 +408,7 @@ def test_rows_on_disk(small):
     tasks = read_tasks(small / "train" / "tasks.jsonl")
     demos = read_demos(small / "train" / "traces.jsonl")
     assert len(tasks) == 32
-    assert len(demos) == 128
+    assert len(demos) == 2 * 128
     assert {demo.task.digest for demo in demos} == {task.digest for task in tasks}
     assert not (small / "test" / "traces.jsonl").exists()
     settings = json.loads((small / "world.json").read_text())

@@ -56,19 +56,23 @@ def scenes(demos: Sequence[Demo]) -> Scenes:
     """Demonstrations by what they look at first (media and frame budget): those of one scene share its tokens."""
     found: dict[tuple[object, ...], list[Demo]] = {}
     for demo in demos:
-        found.setdefault((demo.task.media, demo.frames), []).append(demo)
+        found.setdefault((demo.task.media, demo.frames, demo.main), []).append(demo)
     return found
 
 
 async def draw(stage: Stage, found: Scenes, settings: Sft, seed: int) -> list[Sample]:
     """The conversations of scenes drawn at random, up to `settings.per_scene` of each, until a step's tokens are full.
 
-    Tokens are counted as packed, so that a shared prefix counts once.
+    A share `settings.practice` of the scenes is of those for sub-agents alone, where there are any. Tokens are counted
+    as packed, so that a shared prefix counts once.
     """
     rng, context = random.Random(seed), stage.context(seed=seed)
-    places, samples, tokens = list(found), list[Sample](), 0
+    whole = [place for place, demos in found.items() if demos[0].main]
+    drills = [place for place, demos in found.items() if not demos[0].main]
+    samples, tokens = list[Sample](), 0
     while tokens < settings.tokens_per_step:
-        scene = found[rng.choice(places)]
+        practised = not whole or (drills and rng.random() < settings.practice)
+        scene = found[rng.choice(drills if practised else whole)]
         fresh: list[Sample] = []
         for demo in rng.sample(scene, min(len(scene), settings.per_scene)):
             fresh += await rehearse(demo, stage.agent, context)

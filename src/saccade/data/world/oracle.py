@@ -87,11 +87,9 @@ def demo(task: Task, found: Trace) -> Demo:
 
 
 def practice(task: Task, rng: random.Random, *, dense: float = 0.8) -> Demo:
-    """Drills on one window as a demonstration with one frame, to be learned from its sub-agents alone."""
-    seconds = task.extras["seconds"]
-    found = Trace(
-        task=task.id, times=overview(seconds, 1), plan="", asks=drills(task, rng, dense=dense), think="", answer=""
-    )
+    """Drills as a demonstration with one frame, to be learned from its sub-agents alone: one window, or moments."""
+    asks = rng.choice((drills, glances))(task, rng, dense)
+    found = Trace(task=task.id, times=overview(task.extras["seconds"], 1), plan="", asks=asks, think="", answer="")
     return replace(demo(task, found), main=False)
 
 
@@ -151,7 +149,7 @@ def _asked_for(kind: str, target: str | None, events: Sequence[Event]) -> list[E
     return list(events)
 
 
-def drills(task: Task, rng: random.Random, *, dense: float = 0.8) -> tuple[Ask, ...]:
+def drills(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
     """Every kind of sub-question about one window of the task's clip, for sub-agents to practise on.
 
     With probability `dense` the window shows an event. Colours that it shows, and one that it does not, are asked for.
@@ -165,3 +163,15 @@ def drills(task: Task, rng: random.Random, *, dense: float = 0.8) -> tuple[Ask, 
     kinds = [("order", None), ("count", rng.choice([*shown, absent])), ("when", absent)]
     kinds += [("when", colour) for colour in shown[:2]]
     return tuple(_ask(kind, target, _asked_for(kind, target, events), start, end) for kind, target in kinds)
+
+
+def glances(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
+    """What colour is at each of five moments; each shows an event with probability `dense`.
+
+    A single frame is where seeing is learned first.
+    """
+    events, length = events_of(task), max(1, int(task.extras["event_seconds"]))
+    seconds = [rng.choice(events).start + rng.randrange(length) for _ in range(5)]
+    elsewhere = [float(rng.randrange(max(1, int(task.extras["seconds"])))) for _ in seconds]
+    chosen = [at if rng.random() < dense else other for at, other in zip(seconds, elsewhere, strict=True)]
+    return tuple(_ask("at", None, events, *moment(second)) for second in chosen)
