@@ -9,7 +9,6 @@ depends on state that a module remembers from its last call.
 
 import functools
 import itertools
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +155,9 @@ class Backbone:
         with boundary(ModelError, f"{settings.path} can't be loaded as a model on the device {settings.device!r}"):
             loaded: Any = _read(settings) if model is None else model
             self.model: Any = loaded.to(self.device)
+            # Kept here: a run deletes the checkpoint it was loaded from as soon as it has written newer ones.
+            files = [file for file in Path(settings.path).iterdir() if file.suffix in _WORDS]
+            self._words = {file.name: file.read_bytes() for file in files}
         self.model.set_attn_implementation(_ATTENTION)
         self.model.model.visual.config._attn_implementation = "saccade_flash"
         self.model.eval()
@@ -194,9 +196,9 @@ class Backbone:
             self.model.save_pretrained(folder, state_dict=_adapters.merged(self.model))
             if self.settings.lora_rank:
                 _adapters.save(self.model, folder)
-            for file in Path(self.settings.path).iterdir():
-                if file.suffix in _WORDS and not (folder / file.name).exists():
-                    shutil.copy(file, folder)
+            for name, content in self._words.items():
+                if not (folder / name).exists():
+                    (folder / name).write_bytes(content)
 
     def features(self, pictures: Sequence[Picture], pixels: Pixels) -> list[Features]:
         """The features of each picture, in passes of the vision tower that are bounded in size."""
