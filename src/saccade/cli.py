@@ -251,7 +251,8 @@ def ask(
         episode = stages.finish(stage, run_episode(task, stage.agent, context))
     if episode.error is not None:
         raise DataError(f"the question could not be answered: {episode.error}")
-    say(out, episode.answer or f"no answer ({episode.end.value})", style="bold")
+    said = f"Answer: {episode.answer}" if episode.answer else f"No answer ({episode.end.value})"
+    say(out, said, style="bold")
     say(out, summary(episode), style="dim")
 
 

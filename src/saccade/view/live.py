@@ -18,7 +18,7 @@ from rich.text import Text
 from saccade.types import BlockKind, Call, Episode, Reply, ToolResult
 
 QUIET_SECONDS = 10.0  # between two lines of progress where there is no terminal
-CALL_WIDTH = 34  # columns of a terminal
+CALL_WIDTH = (20, 44)  # least and most columns of a terminal
 
 
 class Advance(Protocol):
@@ -80,6 +80,7 @@ class Watcher:
         self.console = console
         self._live: Live | None = None
         self._panels: list[Panel] = []
+        self._width = 0
         self._said: set[int] = set()
 
     def __call__(self, event: str, data: Mapping[str, Any]) -> None:
@@ -106,14 +107,15 @@ class Watcher:
                 say(self.console, block.body.strip(), style="italic cyan")
 
     def _calls(self, calls: tuple[Call, ...]) -> None:
-        self._said, self._panels = set(), [panel(call) for call in calls]
+        self._said, self._width = set(), self.console.width // max(1, len(calls)) - 1
+        self._panels = [panel(call, None, self._width) for call in calls]
         if self.console.is_terminal and calls:
             self._live = Live(self._side_by_side(), console=self.console, auto_refresh=False)
             self._live.start(refresh=True)
 
     def _result(self, index: int, call: Call, result: ToolResult) -> None:
         self._said.add(index)
-        self._panels[index] = panel(call, result)
+        self._panels[index] = panel(call, result, self._width)
         if self._live is not None:
             self._live.update(self._side_by_side(), refresh=True)
         else:
@@ -135,8 +137,8 @@ class Watcher:
         return Columns(self._panels, equal=True)
 
 
-def panel(call: Call, result: ToolResult | None = None) -> Panel:
-    """A call: its window, its question, and what came back, if anything did yet."""
+def panel(call: Call, result: ToolResult | None, width: int) -> Panel:
+    """A call: its window, its question, and what came back, if anything did yet; about `width` columns wide."""
     title, question = described(call)
     body = Text(clean(question), style="bold")
     if result is None:
@@ -146,7 +148,8 @@ def panel(call: Call, result: ToolResult | None = None) -> Panel:
     else:
         body.append(f"\n{clean(result.text) or '(nothing)'}", style="not bold green")
     taken = None if result is None else f"{result.seconds:.2f} s"
-    return Panel(body, title=Text(clean(title)), subtitle=taken, width=CALL_WIDTH)
+    least, most = CALL_WIDTH
+    return Panel(body, title=Text(clean(title)), subtitle=taken, width=min(max(width, least), most))
 
 
 def described(call: Call) -> tuple[str, str]:
