@@ -149,8 +149,6 @@ class Loss(Section):
     dual_clip: float | None = None
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
     sum_norm: Positive = 256.0  # the constant divisor of seq_mean_token_sum_norm
-    kl_reward: NotNegative = 0.0
-    kl_loss: NotNegative = 0.0
     importance_cap: float | None = 2.0  # truncated importance sampling for the trainer-engine gap; None = off
 
 
@@ -168,7 +166,6 @@ class Rl(Section):
     select: Select = Select()
     loss: Loss = Loss()
     save_every: Count = 20
-    eval_every: int = 0  # 0 = only at the end
 
 
 class Evaluation(Section):

@@ -114,14 +114,14 @@ def test_kl_in_the_loss():
     by_hand = math.exp(-0.5) + 0.5 - 1
     assert k3(logp, ref).tolist() == pytest.approx([by_hand, 0.0])
     assert k1(logp, ref).tolist() == pytest.approx([0.5, 0.0])
-    chosen = Loss(kl_loss=0.1)
-    loss, stats = policy_loss(logp, None, tensor([0.0, 0.0]), tensor([0.5, 0.5]), settings=chosen, ref_logp_N=ref)
+    given = {"settings": Loss(), "kl_weight": 0.1}
+    loss, stats = policy_loss(logp, None, tensor([0.0, 0.0]), tensor([0.5, 0.5]), ref_logp_N=ref, **given)
     loss.backward()
     assert loss.item() == pytest.approx(0.1 * by_hand / 2)
     assert logp.grad.tolist() == pytest.approx([0.05 * (1 - math.exp(-0.5)), 0.0])
     assert stats["kl"].item() == pytest.approx(by_hand / 2)
     with pytest.raises(ValueError, match="no reference logprobs"):
-        policy_loss(logp, None, tensor([0.0, 0.0]), tensor([0.5, 0.5]), settings=chosen)
+        policy_loss(logp, None, tensor([0.0, 0.0]), tensor([0.5, 0.5]), **given)
 
 
 @settings(deadline=None)
@@ -131,7 +131,7 @@ def test_micro_batches_add_up_to_the_whole_wherever_they_are_cut(count, cuts, ag
     logp, old, adv, engine, ref = torch.randn(5, count, dtype=torch.float64)
     logp.requires_grad_()
     weight = token_weights(torch.randint(0, 4, (count,)), aggregation=aggregation)
-    chosen = Loss(kl_loss=0.1, dual_clip=3.0, aggregation=aggregation)
+    chosen = Loss(dual_clip=3.0, aggregation=aggregation)
 
     def part(start, stop):
         return policy_loss(
@@ -142,6 +142,7 @@ def test_micro_batches_add_up_to_the_whole_wherever_they_are_cut(count, cuts, ag
             settings=chosen,
             engine_logp_N=engine[start:stop],
             ref_logp_N=ref[start:stop],
+            kl_weight=0.1,
         )
 
     whole, stats = part(0, count)

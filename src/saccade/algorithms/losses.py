@@ -53,12 +53,13 @@ def policy_loss(
     settings: Loss,
     engine_logp_N: Tensor | None = None,
     ref_logp_N: Tensor | None = None,
+    kl_weight: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss (a scalar with a gradient to `logp_N`) and detached scalar statistics.
 
     Per token, with r = exp(logp - old_logp): -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv
     1707.06347), for A < 0 at most -dual_clip A (arXiv 1912.09729), times the truncated importance weight
-    min(exp(old_logp - engine_logp), importance_cap), plus kl_loss * k3(logp, ref_logp); summed with `weight_N`, this
+    min(exp(old_logp - engine_logp), importance_cap), plus kl_weight * k3(logp, ref_logp); summed with `weight_N`, this
     micro-batch's slice of `token_weights`.
 
     `old_logp_N` is the trainer's before the update; None means the present one (one update per batch: r = 1).
@@ -66,7 +67,7 @@ def policy_loss(
     The statistics are means over tokens, or maxima where the name ends so: `clip_fraction`, `ratio_mean`, `ratio_max`,
     `approx_kl` (k3 of the update), `kl` (k3 to the reference, 0 without), `importance_mean`, `importance_max`,
     `importance_truncated` (both before truncation, measured even where `importance_cap` is None),
-    `logprob_gap_mean`, `logprob_gap_max` (|trainer - engine|); and `tokens`, their number. ValueError where `kl_loss`
+    `logprob_gap_mean`, `logprob_gap_max` (|trainer - engine|); and `tokens`, their number. ValueError where `kl_weight`
     is set without reference logprobs, or for unequal shapes.
     """
     logp_N = logp_N.to(torch.promote_types(logp_N.dtype, torch.float32))
@@ -86,9 +87,9 @@ def policy_loss(
     if ref_logp_N is not None:
         _same_shape(logp_N, ref_logp_N)
         kl_N = k3(logp_N, ref_logp_N)
-    elif settings.kl_loss > 0:
-        raise ValueError("rl.loss.kl_loss is above 0 but no reference logprobs were given")
-    loss = ((loss_N + settings.kl_loss * kl_N) * weight_N).sum()
+    elif kl_weight > 0:
+        raise ValueError("kl_weight is above 0 but no reference logprobs were given")
+    loss = ((loss_N + kl_weight * kl_N) * weight_N).sum()
 
     cap = _MEASURED_CAP if settings.importance_cap is None else settings.importance_cap
     gap_N = (old_N - engine_N).abs()

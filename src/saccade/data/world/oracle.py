@@ -110,7 +110,7 @@ def windows(task: Task) -> list[tuple[float, float]]:
     """The windows (seconds) that the question is worth looking at."""
     if task.extras["question"] == "at":
         return [moment(task.extras["second"])]
-    return quarters(task.extras["seconds"])
+    return parts(task.extras["seconds"], WINDOWS)
 
 
 def moment(second: float) -> tuple[float, float]:
@@ -118,9 +118,13 @@ def moment(second: float) -> tuple[float, float]:
     return second, second + 1
 
 
-def quarters(seconds: float) -> list[tuple[float, float]]:
-    """Equal windows that cover a clip."""
-    return [(i * seconds / WINDOWS, (i + 1) * seconds / WINDOWS) for i in range(WINDOWS)]
+def parts(seconds: float, count: int) -> list[tuple[float, float]]:
+    """Equal windows that cover a clip.
+
+    >>> parts(64, 4)[1]
+    (16.0, 32.0)
+    """
+    return [(i * seconds / count, (i + 1) * seconds / count) for i in range(count)]
 
 
 def ask(task: Task, start: float, end: float) -> Ask:
@@ -154,7 +158,9 @@ def drills(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
 
     With probability `dense` the window shows an event. Colours that it shows, and one that it does not, are asked for.
     """
-    events, options = events_of(task), quarters(task.extras["seconds"])
+    events, seconds, length = events_of(task), task.extras["seconds"], task.extras["event_seconds"]
+    # Short windows come first to a learner: few frames, and a time that is easy to find.
+    options = parts(seconds, WINDOWS if rng.random() < 0.5 else max(WINDOWS, round(seconds / (2 * length))))
     busy = [window for window in options if any(within(events, *window))]
     start, end = rng.choice(busy if busy and rng.random() < dense else options)
     shown = list(dict.fromkeys(event.colour for event in within(events, start, end)))
