@@ -212,7 +212,7 @@ def evaluate(
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
 ) -> None:
-    """Evaluate a run's newest checkpoint; results stay in its folder, and all of them are shown side by side."""
+    """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there."""
     from saccade import stages
     from saccade.evaluation import report
 
@@ -221,7 +221,9 @@ def evaluate(
         stages.evaluate(
             folder, loaded, name=name, weights=model, tasks=tasks, on_done=lambda done, all_: advance(done, "", all_)
         )
-    show(report.grids(report.compare(report.read_evaluations(folder))))
+    found = report.read_evaluations(folder)
+    whole = report.compare(found, pairs=[(other, name) for other in found if other != name])
+    show(report.grids(report.Comparison(summaries={name: whole.summaries[name]}, changes=whole.changes)))
 
 
 @app.command()
