@@ -25,29 +25,32 @@ def parser(text: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
     return options
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side, measured in turn so that whatever else the machine does falls on all of them alike.
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds by the clock and seconds of this process's CPU time, of each side, measured in turn.
 
-    The first round warms up and is not counted.
+    So whatever else the machine does falls on all sides alike. The first round warms up and is not counted.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name, side in sides.items():
-            begun = time.perf_counter()
+            begun = time.perf_counter(), time.process_time()
             side()
             if number:
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
     return seconds
 
 
-def compared(name: str, seconds: Mapping[str, Sequence[float]], *, tokens: int | None = None) -> dict[str, Any]:
-    """One line of a comparison: both medians, their ratio (how many times faster ours is), tokens/s where it counts."""
-    ours, theirs = (statistics.median(values) for values in seconds.values())
-    first, second = seconds
-    row = {"case": name, f"{first} s": ours, f"{second} s": theirs, "times faster": theirs / ours}
+def compared(
+    name: str, seconds: Mapping[str, Sequence[tuple[float, float]]], *, tokens: int | None = None
+) -> dict[str, Any]:
+    """One line of a comparison: medians, how many times faster ours (the first) is, and tokens/s where they count."""
+    wall = {side: statistics.median(each[0] for each in values) for side, values in seconds.items()}
+    busy = {f"{side} CPU s": statistics.median(each[1] for each in values) for side, values in seconds.items()}
+    ours, theirs = wall.values()
+    row = {"case": name, **{f"{side} s": value for side, value in wall.items()}, "times faster": theirs / ours, **busy}
     if tokens is not None:
-        row |= {f"{first} tokens/s": tokens / ours, f"{second} tokens/s": tokens / theirs}
-    return row | {"rounds": len(seconds[first])}
+        row |= {f"{side} tokens/s": tokens / value for side, value in wall.items()}
+    return row | {"rounds": min(len(values) for values in seconds.values())}
 
 
 def machine(device: str = "cpu") -> dict[str, str]:

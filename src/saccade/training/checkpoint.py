@@ -28,7 +28,7 @@ class Checkpoint:
     def restore(self, optimizer: Optimizer) -> dict[str, Any]:
         """Load the optimiser's state; returns what the stage noted beside it."""
         with boundary(RunError, f"the checkpoint {self.folder} can't be read; delete it to go on from the one before"):
-            optimizer.restore(torch.load(self.folder / "optimizer.pt", weights_only=True))
+            optimizer.restore(torch.load(self.folder / "optimizer.pt", map_location="cpu", weights_only=True))
             notes: dict[str, Any] = json.loads((self.folder / "notes.json").read_text())
         return notes
 
