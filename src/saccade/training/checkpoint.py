@@ -52,8 +52,10 @@ def save(folder: Path, *, step: int, backbone: Backbone, optimizer: Optimizer, n
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """The checkpoints below `folder`, oldest first."""
-    found = sorted(folder.glob("step-*")) if folder.is_dir() else []
-    return [Checkpoint(step=int(path.name.removeprefix("step-")), folder=path) for path in found]
+    named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
+    # Whatever else somebody keeps beside them, such as a copy, is none of ours.
+    found = [Checkpoint(step=int(step), folder=path) for step, path in named if step.isdecimal()]
+    return sorted(found, key=lambda one: one.step)
 
 
 def newest(folder: Path) -> Checkpoint | None:

@@ -9,23 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.ledger import Ledger
+from saccade.errors import DataError, EngineError
+from saccade.ledger import Ledger, Origin
 from saccade.protocols import Agent, Context, Renderer
 from saccade.training.credit import sample_of
-from saccade.types import Completion, Demo, Sample, Sampling, Stop, seed_of
+from saccade.types import Completion, Demo, End, Sample, Sampling, Stop, seed_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """An engine that says what was written for each seed; a written reply that was never written is empty."""
+    """An engine that says what was written for each seed. Raises EngineError where nothing was."""
 
     renderer: Renderer
     replies: Mapping[int, str]
     version: int = 0
 
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
-        """The reply written for this request's seed, ended by the family's first stop id."""
-        tokens = (*self.renderer.encode(self.replies.get(sampling.seed, "")), self.renderer.stop_ids[0])
+        """The rest of the reply written for this request's seed, ended by the family's first stop id."""
+        last, text = ledger.segments[-1], self.replies.get(sampling.seed, "")
+        if last.origin is Origin.FORCED:
+            text = text.removeprefix(self.renderer.decode(last.tokens))
+        tokens = (*self.renderer.encode(text), self.renderer.stop_ids[0])
         return Completion(tokens=tokens, logprobs=(0.0,) * len(tokens), version=self.version, stop=Stop.STOP)
 
     async def publish(self, weights: Any, version: int) -> None:
@@ -36,7 +40,10 @@ class Rehearsed:
 
 
 async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
-    """The conversations of a demonstration, both roles, with advantage 1 on every token that is to be learned."""
+    """The conversations of a demonstration, both roles, with advantage 1 on every token that is to be learned.
+
+    Raises DataError for a demonstration that has no reply where the agent asks for one, or nothing to learn.
+    """
     seed = seed_of("demo", demo.task.digest, demo.frames)
     replies = {seed_of(seed, turn): text for turn, text in enumerate(demo.replies)}
     for turn, texts in enumerate(demo.children):
@@ -44,4 +51,8 @@ async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
     engine = Rehearsed(renderer=ctx.renderer, replies=replies)
     episode = await agent(demo.task, replace(ctx, engine=engine, seed=seed, frames=demo.frames))
     own, *children = episode.walk()
-    return [sample_of(conversation, 1.0) for conversation in ((own, *children) if demo.main else children)]
+    learned = [each for each in ((own, *children) if demo.main else children) if each.ledger.sampled_tokens()]
+    if episode.end in (End.ABORTED, End.TOOL_BROKEN) or not learned:
+        reason = episode.error or "its calls reach no sub-agent"
+        raise DataError(f"the demonstration of task {demo.task.id} with {demo.frames} frames is of no use: {reason}")
+    return [sample_of(conversation, 1.0) for conversation in learned]

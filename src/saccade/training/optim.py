@@ -34,7 +34,7 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, settings: Optim, steps: int) -> None:
-        self._settings, self._steps, self.done = settings, steps, 0
+        self._settings, self._steps = settings, steps
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         updated = {name: _exact(parameter) for name, parameter in named.items()}
         self._updated = list(updated.values())
@@ -58,6 +58,13 @@ class Optimizer:
                 adjust_lr_fn="match_rms_adamw",
             )
             self._parts.append(muon)
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        """Step `number` (from 0) begins: its learning rate holds for all of its updates, be they none or several."""
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = rate(self._settings, number, self._steps)
 
     def step(self) -> float:
         """Clip, update, clear the gradients; returns the gradient's norm before clipping."""
@@ -65,27 +72,22 @@ class Optimizer:
             copy.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
         norm = float(nn.utils.clip_grad_norm_(self._updated, self._settings.clip_norm))
-        lr = rate(self._settings, self.done, self._steps)
         for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = lr
             part.step()
             part.zero_grad(set_to_none=True)
         with torch.no_grad():
             # Rounded for the model alone; the copy keeps what rounding loses.
             for parameter, copy in self._copies:
                 parameter.copy_(copy)
-        self.done += 1
         return norm
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs."""
+        """All that a resumed run needs, but for the number of its step."""
         parts = [part.state_dict() for part in self._parts]
-        return {"done": self.done, "parts": parts, "copies": [copy for _, copy in self._copies]}
+        return {"parts": parts, "copies": [copy for _, copy in self._copies]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        self.done = state["done"]
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(saved)
         for (_, copy), exact in zip(self._copies, state["copies"], strict=True):

@@ -12,6 +12,7 @@ import random
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from saccade.rollouts.collect import collect
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.credit import samples_of
-from saccade.training.optim import Optimizer
+from saccade.training.optim import Optimizer, rate
 from saccade.training.pack import Batch, pack
 from saccade.training.step import StepReport, forward, step
 from saccade.types import Group, Sample, Task, seed_of
@@ -47,8 +48,9 @@ async def train(
 ) -> None:
     """Train `stage.backbone` in place for the recipe's steps; checkpoints go below `folder`.
 
-    `log` gets one line of metrics a step, `seen` every step's groups. Goes on from the newest checkpoint in `folder`
-    (the stage must have been loaded from it). Raises DataError without tasks, EngineError where engine and trainer
+    `log` gets one line of metrics a step, `seen` every step's groups. A step of which no group is kept makes no update:
+    its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the stage must have been
+    loaded from it). Raises DataError without tasks, EngineError where engine and trainer
     disagree about a token.
     """
     settings = stage.recipe.rl
@@ -58,9 +60,12 @@ async def train(
     last = checkpoint.newest(folder)
     if last is not None:
         last.restore(optimizer)
-    await stage.engine.publish(None, optimizer.done)
-    for number in range(optimizer.done, settings.steps):
+    # The number of finished steps, whether or not each had something to learn, is the version of the weights.
+    done = last.step if last else 0
+    await stage.engine.publish(None, done)
+    for number in range(done, settings.steps):
         clock = Clock()
+        optimizer.begin(number)
         groups = await roll_out(stage, tasks, number)
         clock.lap("rollout")
         if seen is not None:
@@ -73,9 +78,9 @@ async def train(
         await stage.engine.publish(None, number + 1)
         clock.lap("publish")
         measured = {**step_metrics(groups), "punished": punished(chosen.kept, credits)}
+        measured |= {"lr": rate(settings.optim, number, settings.steps), "updates": settings.updates if report else 0}
         log({"step": number + 1, **measured, **_selection(chosen), **_learning(report), **clock.metrics(groups)})
         if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
-            optimizer.done = number + 1
             checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
 
 
@@ -142,7 +147,8 @@ def learn(stage: Stage, samples: Sequence[Sample], settings: Rl, optimizer: Opti
         step(backbone, optimizer, batches, loss, pixels=pixels, temperature=temperature)
         for _ in range(settings.updates)
     ]
-    return reports[0]
+    # Loss and norm as on-policy; what the ratios became shows after the last update alone.
+    return replace(reports[0], stats=reports[-1].stats)
 
 
 def _proximal(stage: Stage, batches: Sequence[Batch]) -> dict[int, Tensor]:

@@ -39,8 +39,9 @@ async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) 
     last = checkpoint.newest(folder)
     if last is not None:
         last.restore(optimizer)
-    for number in range(optimizer.done, settings.steps):
+    for number in range(last.step if last else 0, settings.steps):
         begun = time.perf_counter()
+        optimizer.begin(number)
         samples = await draw(stage, found, settings, seed_of(seed, "sft", number))
         prepared = time.perf_counter()
         report = learn(stage, samples, settings, optimizer)
