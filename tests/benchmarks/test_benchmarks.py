@@ -96,6 +96,33 @@ def test_the_8b_model_has_the_weights_of_the_published_one(run, tiny_folder):
     assert model.config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 
 
+def test_no_tensor_stays_behind_on_the_cpu(run, tiny_folder):
+    """A pass at the published shape on a device that holds no data, where a tensor of another device is an error."""
+    from saccade.config import Model
+    from saccade.engines._local.keyvalues import Rows
+    from saccade.model.backbone import Backbone
+    from saccade.training.step import visible
+
+    played = importlib.import_module("_played")
+    model = played.make_model(played.SCALES["qwen3-vl-8b"], tiny_folder, "meta", torch.bfloat16)
+    backbone = Backbone(Model(path=tiny_folder, device="meta", activation_checkpointing=True), model)
+    ids, positions = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in ((1, 5000), (3, 1, 5000)))
+    backbone.model.train()
+    hidden = backbone.hidden(ids, positions, visible(ids, ids))
+    backbone.logits(hidden[0, :100]).sum().backward()
+    assert all(layer.mlp.up_proj.weight.grad is not None for layer in backbone.text.layers)
+    backbone.model.eval()
+    rows = Rows(shape=backbone.cache_shape, dtype=torch.bfloat16, device=backbone.device)
+    rows.reserve(8, 5000)
+    assert rows.data.nbytes == 8 * 5000 * 36 * 2 * 8 * 128 * 2
+    with torch.no_grad():
+        for tokens in (300, 1):
+            rows.prepare(8, tokens, 4000)
+            new = ids[:, :tokens].expand(8, -1)
+            out = backbone.hidden(new, new.expand(3, -1, -1), rows.mask(), store=rows)
+            assert out.shape == (8, tokens, 4096)
+
+
 def test_packing(run):
     [row] = run("packing", "--rounds", "1", "--frames", "6", "--group", "3", "--reply", "12")
     assert row["tokens packed"] < row["tokens padded"]
