@@ -96,6 +96,7 @@ def test_the_8b_model_has_the_weights_of_the_published_one(run, tiny_folder):
     assert model.config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 
 
+@pytest.mark.slow
 def test_no_tensor_stays_behind_on_the_cpu(run, tiny_folder):
     """A pass at the published shape on a device that holds no data, where a tensor of another device is an error."""
     from saccade.config import Model
