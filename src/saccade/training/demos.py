@@ -26,7 +26,9 @@ class Rehearsed:
 
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
         """The rest of the reply written for this request's seed, ended by the family's first stop id."""
-        last, text = ledger.segments[-1], self.replies.get(sampling.seed, "")
+        if sampling.seed not in self.replies:
+            raise EngineError("it has fewer replies than turns, or a call that no sub-agent answers")
+        last, text = ledger.segments[-1], self.replies[sampling.seed]
         if last.origin is Origin.FORCED:
             text = text.removeprefix(self.renderer.decode(last.tokens))
         tokens = (*self.renderer.encode(text), self.renderer.stop_ids[0])
