@@ -107,11 +107,11 @@ def seed_of(*identity: Any) -> int:
 class Demo:
     """A demonstration for SFT, as text: what to say in each turn, and what the sub-agents of each tool turn say.
 
-    The agent's forced prefix is left out of `replies`; `children[t]` are in the order of turn t's calls. Where `main`
-    is false only the sub-agents' replies are to be learned.
+    `replies` are whole, whatever part of them an agent forces; `children[t]` are in the order of turn t's calls. Where
+    `main` is false only the sub-agents' replies are to be learned.
 
     >>> task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
-    >>> Demo(task=task, frames=8, replies=("I see: red</think><answer>red</answer>",)).children
+    >>> Demo(task=task, frames=8, replies=("<think>I see: red</think><answer>red</answer>",)).children
     ()
     """
 

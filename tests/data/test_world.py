@@ -310,7 +310,7 @@ def test_demonstrations_are_well_formed(default_tasks):
     assert len(demos) == 40 * 4 * 2 + 5
     assert sum(not demo.main for demo in demos) == 40 * 4 + 5
     for demo in demos:
-        replies = [parse("<think>\n" + text, 8) for text in demo.replies]
+        replies = [parse(text) for text in demo.replies]
         assert all(block.closed for reply in replies for block in reply.blocks)
         assert all(call.ok and call.name == "crop_video" for reply in replies for call in reply.calls)
         assert [len(reply.calls) for reply in replies[:-1]] == [len(texts) for texts in demo.children]

@@ -94,7 +94,8 @@ def practice(task: Task, rng: random.Random, *, dense: float = 0.8) -> Demo:
 
 
 def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:
-    think = phrases.sees(task.extras["question"], seen)
+    choice = task.choices["ABC".index(str(task.gold))] if task.choices else ""
+    think = phrases.sees(task.extras["question"], seen, choice)
     plan = phrases.LOOK if asks else ""
     return Trace(task=task.id, times=times, plan=plan, asks=asks, think=think, answer=answer_text(task))
 

@@ -26,6 +26,7 @@ QUESTIONS = {
 # What a tiny tokenizer should have as one token each: the fixed parts of all that is said here.
 PIECES = (
     LOOK,
+    " so ",
     "What colour is shown at second ",
     "Which colour comes right after ",
     "Which colour comes right before ",
@@ -88,21 +89,25 @@ def says(kind: str, events: Sequence[Event]) -> str:
     return " ".join(span(event.start, event.end) if kind == "when" else event.colour for event in events)
 
 
-def sees(kind: str, events: Sequence[Event]) -> str:
-    """What the main agent thinks before its answer: everything it was told or sees itself, copied in order."""
-    return f"I see: {says(kind, events)}"
+def sees(kind: str, events: Sequence[Event], choice: str = "") -> str:
+    """What the main agent thinks before its answer: all that it was told or sees itself, copied in order.
+
+    The option that it settles on, if it must name one by its letter, comes last: a letter is then one step away.
+    """
+    seen = f"I see: {says(kind, events)}"
+    return f"{seen} so {choice}" if choice else seen
 
 
-# ---- the shape of a reply, without the agent's forced `<think>` ------------------------------------------------------
+# ---- the shape of a reply --------------------------------------------------------------------------------------------
 
 
 def calling(think: str, calls: Sequence[tuple[float, float, str]]) -> str:
     """A reply that looks again: (start, end, question) per call.
 
     >>> calling("Hm.", [(0.0, 16.0, "When red?")])[:60]
-    'Hm.</think><tool_call>{"name": "crop_video", "arguments": {"'
+    '<think>\\nHm.</think><tool_call>{"name": "crop_video", "argume'
     """
-    return f"{think}</think>" + "".join(_call(*each) for each in calls)
+    return f"<think>\n{think}</think>" + "".join(_call(*each) for each in calls)
 
 
 def _call(start: float, end: float, question: str) -> str:
@@ -116,4 +121,4 @@ def _whole(value: float) -> float:
 
 def answering(think: str, answer: str) -> str:
     """A reply that ends the attempt."""
-    return f"{think}</think><answer>{answer}</answer>"
+    return f"<think>\n{think}</think><answer>{answer}</answer>"
