@@ -10,12 +10,16 @@ from commands import RL, SFT, WORLD, bad, good, run
 from saccade import cli, config, doctor
 from saccade.runlog import Run
 
+
 def test_help_needs_nothing_heavy():
     heavy = "[name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules]"
     code = f"import sys; from saccade import cli\ntry: cli.main()\nfinally: print({heavy})"
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
-    assert all(command in done.stdout for command in ("doctor", "recipes", "model", "data", "sft", "train", "eval", "ask", "demo"))
+    assert all(
+        command in done.stdout
+        for command in ("doctor", "recipes", "model", "data", "sft", "train", "eval", "ask", "demo")
+    )
 
 
 def test_recipes_are_listed_and_shown(tmp_path):

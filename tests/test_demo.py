@@ -40,7 +40,16 @@ def output(folder):
 def test_it_tells_what_it_does_and_ends_with_the_headline(output, folder):
     begun = [line[:4] for line in output.splitlines() if line[1:4] == "/7 "]
     assert list(dict.fromkeys(begun)) == [f"{place}/7 " for place in range(1, 8)]
-    for words in ("after SFT", "after RL", "tools off", "sampled", "blind floor", "gain by RL", "not shown", "peak memory"):
+    for words in (
+        "after SFT",
+        "after RL",
+        "tools off",
+        "sampled",
+        "blind floor",
+        "gain by RL",
+        "not shown",
+        "peak memory",
+    ):
         assert words in output
     assert "nats at most" in output
     assert output.rstrip().endswith(f"The report: {folder / 'report.html'}")

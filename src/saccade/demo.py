@@ -51,6 +51,7 @@ def demo(folder: Path, recipe: Recipe, *, resume: bool = False, begin: Begin) ->
     # Absolute paths, so that the run can be resumed and asked from anywhere.
     model = recipe.model.model_copy(update={"path": str(folder.resolve() / "model")})
     recipe = stages.with_paths(recipe.model_copy(update={"model": model}), world=folder / "world")
+    stages.check(recipe)
     run = Run.create(folder, recipe, resume=resume)
     job = Job(run=run)
     works = job.parts()

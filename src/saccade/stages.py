@@ -10,12 +10,15 @@ import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from saccade import plugins
+from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.data.rows import read_demos, read_tasks
 from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
+from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
 from saccade.runlog import Run
 from saccade.training import checkpoint
@@ -79,12 +82,23 @@ def fitting(model: Path) -> str:
     return "tiny/para_grpo" if side <= TINY_TOKEN else "paravt/para_grpo"
 
 
+def check(recipe: Recipe) -> None:
+    """See that the recipe's plugins and their settings can be used, before anything is made. Raises ConfigError."""
+    plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
+    plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None)
+    compose(recipe.rewards)
+
+
 def load(recipe: Recipe, weights: Path) -> Stage:
     """The stage of a recipe with these weights. Raises RunError where there are none (`Path()`)."""
     if weights == Path():
-        raise RunError("the recipe names no model; give --model, such as a folder that `saccade model tiny` made")
+        _no_model()
     model = recipe.model.model_copy(update={"path": str(weights)})
     return Stage.of(recipe.model_copy(update={"model": model}))
+
+
+def _no_model() -> NoReturn:
+    raise RunError("the recipe names no model; give --model, such as a folder that `saccade model tiny` made")
 
 
 def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
@@ -105,8 +119,7 @@ def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None =
     `run` is the run of the folder where it is open already.
     """
     demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
-    # The folder becomes a run only after everything that could be wrong with its data was said.
-    run = run or Run.create(folder, recipe, resume=resume)
+    run = run or _begun(folder, recipe, resume)
     return _learn("sft", functools.partial(sft_training.train, demos=demos), run, on_step)
 
 
@@ -117,8 +130,16 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     `run` is the run of the folder where it is open already.
     """
     tasks = read_tasks(_named(folder, recipe.data.train, "data.train"))
-    run = run or Run.create(folder, recipe, resume=resume)
+    run = run or _begun(folder, recipe, resume)
     return _learn("rl", functools.partial(rl_training.train, tasks=tasks), run, on_step)
+
+
+def _begun(folder: Path, recipe: Recipe, resume: bool) -> Run:
+    # A folder that became a run with a mistake in its recipe could only be deleted.
+    if not resume:
+        check(recipe)
+        load_renderer(recipe.model.path or _no_model())
+    return Run.create(folder, recipe, resume=resume)
 
 
 def _learn(name: str, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep) -> Path:

@@ -191,7 +191,7 @@ class Backbone:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that opens like the one that was loaded; adapters are merged into its weights."""
-        with boundary(ModelError, f"the model can't be written to {folder}"):
+        with boundary(ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             self.model.save_pretrained(folder, state_dict=_adapters.merged(self.model))
             if self.settings.lora_rank:
