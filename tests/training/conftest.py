@@ -12,7 +12,7 @@ SMALL = (
     "seed=5",
     "model.threads=1",
     "world={train: 3, validation: 1, test: 1, seconds: 16, events: [1, 2], pixels: 32, fps: 2, tasks_per_video: 4}",
-    "sampling.max_tokens=48",
+    "sampling={max_tokens: 64, temperature: 0.8}",
     "gating.frames=[4, 8]",
     "sft={steps: 4, tokens_per_step: 400, per_scene: 2, save_every: 2, optim: {warmup: 3}}",
     "rl={steps: 4, prompts: 2, group: 4, save_every: 2, optim: {lr: 1e-3, warmup: 3}}",
@@ -37,6 +37,6 @@ def schooled(home, tmp_path_factory):
     """The weights of the same model once it has learned to call: what RL needs to have children at all."""
     folder = tmp_path_factory.mktemp("schooled")
     calling = [demo for demo in home.demos if demo.main and demo.children][:6]
-    stage = home.stage("sft={steps: 60, tokens_per_step: 300, save_every: 60, optim: {warmup: 5}}")
+    stage = home.stage("sft={steps: 100, tokens_per_step: 300, save_every: 100, optim: {warmup: 5}}")
     home.sft(stage, folder, demos=calling)
-    return folder / "step-000060"
+    return folder / "step-000100"

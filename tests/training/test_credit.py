@@ -59,9 +59,9 @@ def test_what_was_never_sampled_is_no_sample():
 
 
 def test_groups_and_credits_must_match():
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         samples_of([group(episode(1))], [], "none")
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         samples_of([group(episode(1))], [np.array([1.0, 2.0])], "none")
 
 

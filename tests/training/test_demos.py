@@ -1,29 +1,22 @@
 """Demonstrations become exact ledgers: what is written is learned, in both roles, and nothing else is."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
-from training_cases import Killed, equal, weights
 
+from saccade.data.world import phrases
 from saccade.errors import DataError, MediaError
 from saccade.ledger import Origin
 from saccade.testing import PaintedMedia
 from saccade.training.demos import rehearse
 from saccade.training.pack import pack
-from saccade.training.sft import draw, learn, scenes
-from saccade.training.step import forward
-from saccade.types import Demo, Kind, Media, Sample, Task, seed_of
+from saccade.types import Demo, Kind, Media, Sample, Task
 
 THINK = "<think>\n"  # forced, so it is never learned
-LOOK = (
-    "I look.</think>"
-    '<tool_call>{"name": "crop_video", "arguments": {"start_time": 0, "end_time": 4, "question": "When red?"}}</tool_call>'
-    '<tool_call>{"name": "crop_video", "arguments": {"start_time": 4, "end_time": 8, "question": "When red?"}}</tool_call>'
-)
-ANSWER = "I see: 4-6</think><answer>4-6</answer>"
+LOOK = phrases.calling("I look.", [(0, 4, "When red?"), (4, 8, "When red?")]).removeprefix(THINK)
+ANSWER = phrases.answering("I see: 4-6", "4-6").removeprefix(THINK)
 TASK = Task(id="t-1", question="When?", media=(Media(path="clip.mp4"),), kind=Kind.GROUNDING, gold=(4.0, 6.0))
 DEMO = Demo(task=TASK, frames=2, replies=(THINK + LOOK, THINK + ANSWER), children=(("none", "4-6"),))
 
@@ -42,8 +35,7 @@ def learned(stage, sample) -> list[str]:
     """The text of each stretch that the sample trains."""
     ids, mask = sample.ledger.expanded(), [value != 0 for value in sample.advantages]
     edges = [0, *(i for i in range(1, len(ids)) if mask[i] != mask[i - 1]), len(ids)]
-    pairs = list(zip(edges, edges[1:], strict=False))
-    return [stage.backbone.renderer.decode(ids[low:high]) for low, high in pairs if mask[low]]
+    return [stage.backbone.renderer.decode(ids[low:high]) for low, high in itertools.pairwise(edges) if mask[low]]
 
 
 def test_both_roles_learn_their_replies_and_nothing_else(stage):

@@ -1,6 +1,7 @@
 """Runs of SFT and RL in a small world."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,10 +64,8 @@ def _log(die_at):
 
 
 def _run(training, rows):
-    try:
+    with contextlib.suppress(Killed):
         asyncio.run(training)
-    except Killed:
-        pass
     return rows
 
 
