@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,9 +47,17 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             resumable = command is not None and any("--resume" in option.opts for option in command.params)
-            again = shlex.join(["saccade", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+            again = shlex.join([_name(), *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
             err.print("\nStopped." + (f" Go on with: {escape(again)}" if resumable else ""), soft_wrap=True)
             raise typer.Exit(130) from None
+
+
+def _name() -> str:
+    """How this program can be called again: not everybody has its folder on the path."""
+    own, found = Path(sys.argv[0]), shutil.which("saccade")
+    if own.name != "saccade" or not own.exists() or (found is not None and own.samefile(found)):
+        return "saccade"
+    return os.path.relpath(own)
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
