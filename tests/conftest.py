@@ -6,6 +6,8 @@ from saccade.cli import settle
 
 settle()
 
+collect_ignore_glob = ["*conftest.py"]  # they hold no doctests, and modules of one name would clash
+
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
