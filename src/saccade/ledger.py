@@ -128,9 +128,7 @@ class Ledger:
 
     # ---- the three verbs -------------------------------------------------------------------------------------------
 
-    def observe(
-        self, tokens: Sequence[int], *, slots: Sequence[Slot] = (), origin: Origin = Origin.PROMPT
-    ) -> "Ledger":
+    def observe(self, tokens: Sequence[int], *, slots: Sequence[Slot] = (), origin: Origin = Origin.PROMPT) -> "Ledger":
         """Append what the environment said: a prompt, or results of tools."""
         return self._with(Segment(tokens=tuple(tokens), origin=origin, slots=tuple(slots)))
 
@@ -171,7 +169,9 @@ class Ledger:
 
     def logprobs(self) -> tuple[float, ...]:
         """Sampling logprobs, 0.0 where nothing was sampled; aligned with `expanded()`."""
-        return tuple(value for segment in self.segments for value in segment.logprobs or (0.0,) * len(segment.expanded()))
+        return tuple(
+            value for segment in self.segments for value in segment.logprobs or (0.0,) * len(segment.expanded())
+        )
 
     def versions(self) -> tuple[int, ...]:
         """Weight versions, −1 where nothing was sampled; aligned with `expanded()`."""

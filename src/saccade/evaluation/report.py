@@ -251,8 +251,8 @@ def write_report(
 ) -> Path:
     """Write comparison.json, report.md and report.html (returned) into a run's folder.
 
-    `evaluations` are the run's by default, `comparison` theirs. `decode` (a renderer's) lets the page show replies token
-    by token, `pixels` (a media library's) the frames. `facts` stand in all three.
+    `evaluations` are the run's by default, `comparison` theirs. `decode` (a renderer's) lets the page show replies
+    token by token, `pixels` (a media library's) the frames. `facts` stand in all three.
     """
     from saccade.view import page  # brings matplotlib, which a comparison in the terminal doesn't need
 

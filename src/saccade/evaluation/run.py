@@ -142,7 +142,8 @@ def read_records(path: Path, under: str | None = None) -> list[Record]:
         return []
     records = read_jsonl(path, Record, torn_end=True)
     if under is not None and any(record.under != under for record in records):
-        raise RunError(f"{path} holds results of other settings, weights or seed; delete it or give this evaluation another name")
+        mend = "delete it or give this evaluation another name"
+        raise RunError(f"{path} holds results of other settings, weights or seed; {mend}")
     return records
 
 

@@ -102,10 +102,10 @@ def sees(kind: str, events: Sequence[Event], choice: str = "") -> str:
 
 
 def calling(think: str, calls: Sequence[tuple[float, float, str]]) -> str:
-    """A reply that looks again: (start, end, question) per call.
+    r"""A reply that looks again: (start, end, question) per call.
 
     >>> calling("Hm.", [(0.0, 16.0, "When red?")])[:60]
-    '<think>\\nHm.</think><tool_call>{"name": "crop_video", "argume'
+    '<think>\nHm.</think><tool_call>{"name": "crop_video", "argume'
     """
     return f"<think>\n{think}</think>" + "".join(_call(*each) for each in calls)
 
