@@ -99,14 +99,22 @@ def test_no_demonstrations_are_an_error(home, tmp_path):
 # ---- what a step draws -----------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_full_and_depends_on_its_seed_alone(drawn, home):
+def test_what_a_step_draws_depends_on_its_seed_alone(drawn, home):
     stage, samples = drawn
     found = scenes(home.demos)
     again, other = (asyncio.run(draw(stage, found, stage.recipe.sft, seed=seed)) for seed in (1, 2))
     assert again == samples
     assert other != samples
-    packed = pack(samples, positions=stage.backbone.renderer.positions, row_tokens=1024, rows_per_pass=8)
-    assert 900 <= sum(int((batch.tree_BT >= 0).sum()) for batch in packed) < 2500
+
+
+def test_scenes_are_drawn_until_the_step_is_full(drawn, home):
+    stage, samples = drawn
+    sizes = [stage.recipe.sft.model_copy(update={"tokens_per_step": size}) for size in (1, 300, 900)]
+    drawings = [asyncio.run(draw(stage, scenes(home.demos), settings, seed=1)) for settings in sizes]
+    assert 0 < len(drawings[0]) < len(drawings[1]) < len(drawings[2])
+    assert all(samples[: len(drawing)] == drawing for drawing in drawings)
+    first = {picture.path for sample in drawings[0] for picture in sample.ledger.pictures()}
+    assert len(first) == 1  # one scene, which is of one clip
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
