@@ -9,6 +9,7 @@ import torch
 
 from saccade.config import Model
 from saccade.engines.local import local
+from saccade.errors import EngineError, MediaError
 from saccade.ledger import Ledger, Picture
 from saccade.model.backbone import Backbone
 from saccade.model.tiny import make_tiny
@@ -181,6 +182,40 @@ def test_cancelling_frees_the_row(backbone):
         return await engine.generate(prompt(backbone, 2), sampling(backbone, 2, max_tokens=5, stop_ids=()))
 
     assert len(run(backbone, body, rows=1).tokens) == 5
+
+
+@pytest.mark.parametrize("error", [MediaError("the clip has changed"), RuntimeError("out of memory")])
+def test_a_failure_reaches_everybody_and_is_over(backbone, error):
+    class Broken(Pixels):
+        def pixels(self, picture: Picture) -> np.ndarray:
+            raise error
+
+    async def body(engine):
+        engine._scheduler._pixels = Broken().pixels
+        asked = [engine.generate(prompt(backbone, n), sampling(backbone, n)) for n in range(3)]
+        said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), timeout=10)
+        engine._scheduler._pixels = Pixels().pixels
+        return said, await engine.generate(prompt(backbone, 1), sampling(backbone, 1, max_tokens=3, stop_ids=()))
+
+    said, after = run(backbone, body, rows=2)
+    assert all(isinstance(each, EngineError) and str(error) in str(each) for each in said)
+    assert len(after.tokens) == 3
+
+
+def test_others_can_learn_while_it_samples_and_weights_ignore_what_was_cancelled(backbone):
+    async def body(engine):
+        slow = asyncio.create_task(engine.generate(prompt(backbone, 1), sampling(backbone, 1, max_tokens=10**6)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        free = not torch.is_inference_mode_enabled()
+        with pytest.raises(EngineError, match="in flight"):
+            await engine.publish(None, version=1)
+        slow.cancel()
+        await asyncio.sleep(0)
+        await engine.publish(None, version=1)
+        return free
+
+    assert run(backbone, body)
 
 
 def test_new_weights_clear_what_was_kept(backbone):

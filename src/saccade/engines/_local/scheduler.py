@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from saccade.engines._local.keyvalues import Kept, Prefixes, Rows
-from saccade.errors import EngineError, boundary
+from saccade.errors import EngineError, SaccadeError, boundary
 from saccade.ledger import Ledger, Picture
 from saccade.media.cache import Lru
 from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
@@ -116,7 +116,8 @@ class Scheduler:
         return await request.future
 
     def forget(self) -> None:
-        """Drop all that was computed from old weights. Nothing may be in flight."""
+        """Drop all that was computed from old weights. Nothing may be in flight but what was cancelled."""
+        self._drop_cancelled()
         if self._active:
             raise EngineError(f"{len(self._active)} requests are in flight; new weights can be taken when they end")
         self._prefixes.clear()
@@ -133,14 +134,16 @@ class Scheduler:
 
     async def _run(self) -> None:
         try:
-            with boundary(EngineError, "the local engine failed"), torch.inference_mode():
+            with boundary(EngineError, "the local engine failed"):
                 while self._waiting or self._active:
                     await self._settle()
-                    self._drop_cancelled()
-                    self._admit()
-                    self._decode()
+                    # Never around a wait: whoever acts in it may want gradients.
+                    with torch.inference_mode():
+                        self._drop_cancelled()
+                        self._admit()
+                        self._decode()
                 self._rows.shrink(_IDLE_BYTES)  # who shares the device may need it now
-        except EngineError as error:
+        except SaccadeError as error:  # also of the media: a clip may have changed or gone
             for request in (*self._waiting, *self._active):
                 if not request.future.done():
                     request.future.set_exception(EngineError(str(error)))
@@ -163,7 +166,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         room = self._room()
-        admitted, self._waiting = self._waiting[:room], self._waiting[room:]
+        admitted = self._waiting[:room]
         if not admitted:
             return
         begun = time.perf_counter()
@@ -173,6 +176,8 @@ class Scheduler:
         for row, request in enumerate(admitted, start=first):
             assert request.prefix is not None
             self._rows.load(row, request.prefix.blocks)
+        # Not before: if anything above fails, they must be among those that are told.
+        self._waiting = self._waiting[room:]
         self._active += admitted
         lasts = [request.prefix.last for request in admitted if request.prefix is not None]
         self._take(torch.stack([last for last in lasts if last is not None]), first)
