@@ -50,8 +50,7 @@ async def train(
 
     `log` gets one line of metrics a step, `seen` every step's groups. A step of which no group is kept makes no update:
     its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the stage must have been
-    loaded from it). Raises DataError without tasks, EngineError where engine and trainer
-    disagree about a token.
+    loaded from it). Raises DataError without tasks, EngineError where engine and trainer disagree about a token.
     """
     settings = stage.recipe.rl
     if not tasks:
@@ -193,7 +192,11 @@ class Clock:
 
 def _selection(chosen: Selection) -> dict[str, float]:
     kept = {"groups/kept": float(len(chosen.kept)), "groups/missing": float(chosen.missing)}
-    return kept | {f"groups/dropped/{one.name}": float(one.groups[1]) for one in chosen.report}
+    for one in chosen.report:
+        kept[f"groups/dropped/{one.name}"] = float(one.groups[1])
+        kept[f"episodes/dropped/{one.name}"] = float(one.episodes[1])
+        kept[f"correct/kept/{one.name}"], kept[f"correct/dropped/{one.name}"] = one.correct
+    return kept
 
 
 def _learning(report: StepReport | None) -> dict[str, float]:
