@@ -19,6 +19,8 @@ from saccade.plugins import nearest
 PACKAGED = Path(__file__).parent / "recipes"
 
 Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -38,7 +40,7 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count = 2
     activation_checkpointing: bool = False
-    lora_rank: Annotated[int, Field(ge=0)] = 0  # of adapters on the text model's linear layers; 0 = train all weights
+    lora_rank: Whole = 0  # of adapters on the text model's linear layers; 0 = train all weights
 
 
 class World(Section):
@@ -50,7 +52,7 @@ class World(Section):
     seconds: Positive = 64.0  # length of a clip
     event_seconds: Positive = 2.0
     events: tuple[int, int] = (2, 4)  # least and most needles per clip
-    distractors: int = 0  # needles of another shape family that no question asks for
+    distractors: Whole = 0  # needles of another shape family that no question asks for
     pixels: Count = 64  # sides of the video
     fps: Positive = 4.0
     tasks_per_video: Count = 8
@@ -89,7 +91,7 @@ class Sampling(Section):
 
 
 class Gating(Section):
-    """Frame budgets K that are drawn per prompt and epoch (methods section 4); empty = the agent's own budget."""
+    """Frame budgets K that are drawn per prompt and epoch; empty = the agent's own budget."""
 
     frames: tuple[int, ...] = ()
 
@@ -102,9 +104,9 @@ class Optim(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: NotNegative = 0.0
     clip_norm: Positive = 1.0
-    warmup: int = 0  # steps of linear warm-up
+    warmup: Whole = 0  # steps of linear warm-up
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    decay_from: float = 0.0  # share of the steps after which cosine or linear decay begins
+    decay_from: Share = 0.0  # of the steps, after which cosine or linear decay begins
 
 
 class Sft(Section):
@@ -117,11 +119,11 @@ class Sft(Section):
     optim: Optim = Optim()
     save_every: Count = 100
     per_scene: Count = 4  # demonstrations of one scene (media and frame budget) that are learned together
-    practice: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of scenes for sub-agents alone, where the data has any
+    practice: Share = 0.5  # share of scenes for sub-agents alone, where the data has any
 
 
 class Advantage(Section):
-    """Credit (methods section 5)."""
+    """Credit."""
 
     estimator: Literal["mean", "mean_std", "leave_one_out"] = "mean_std"
     whiten: bool = False
@@ -132,17 +134,16 @@ class Advantage(Section):
 
 
 class Select(Section):
-    """Which groups are learned from (methods section 5)."""
+    """Which groups are learned from."""
 
     oversample: Annotated[float, Field(ge=1)] = 1.0
     drop_ends: tuple[str, ...] = ("tool_broken", "aborted")
     min_spread: float = 1e-6
     rank: Literal["none", "std"] = "none"
-    max_rounds: Count = 1
 
 
 class Loss(Section):
-    """The clipped policy loss (methods section 6)."""
+    """The clipped policy loss."""
 
     clip_low: NotNegative = 0.2
     clip_high: NotNegative = 0.2
@@ -171,7 +172,7 @@ class Rl(Section):
 class Evaluation(Section):
     """How a model is evaluated."""
 
-    limit: int = 0  # tasks; 0 = all
+    limit: Whole = 0  # tasks; 0 = all
     repeat: Count = 1
     temperature: NotNegative = 0.0
     frames: tuple[int, ...] = ()  # budgets K, dealt over the tasks; empty = the agent's own

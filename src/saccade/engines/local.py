@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from saccade.config import Count
 from saccade.engines._local.scheduler import Limits, Scheduler, Work
 from saccade.errors import EngineError
 from saccade.ledger import Ledger
@@ -26,7 +27,7 @@ class local:
         backbone: Backbone,
         media: MediaLibrary,
         *,
-        rows: int = 256,
+        rows: Count = 256,
         flight_tokens: int = 262144,
         kept_tokens: int = 131072,
         pass_tokens: int = 8192,
