@@ -4,7 +4,7 @@
                                                   ▲                                                        │
                                                   └──────────────── the new weights ───────────────────────┘
 
-Run it with `python examples/rl_in_one_page.py`. It is made of the same pieces as the real loop, `saccade rl`
+Run it with `python examples/rl_in_one_page.py`. It is made of the same pieces as the real loop, `saccade train`
 (src/saccade/training/rl.py), and differs from it in these ways:
 
 - The ratio compares the trainer with the engine. The real loop compares with the trainer's own logprobs before the

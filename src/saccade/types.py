@@ -53,7 +53,7 @@ class Message:
 
 
 class Kind(StrEnum):
-    """How an answer is judged (methods section 2)."""
+    """How an answer is judged."""
 
     CHOICE = "choice"
     OPEN = "open"
@@ -126,7 +126,7 @@ class Demo:
 
 
 class Form(StrEnum):
-    """The surface form of a call: the trained one, or the leaked pretrained one (methods section 1.1)."""
+    """The surface form of a call: the trained one, or the leaked pretrained one."""
 
     TRAINED = "trained"
     LEAKED = "leaked"

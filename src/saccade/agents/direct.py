@@ -1,4 +1,4 @@
-"""The single-turn agent that answers at once: a baseline, and the control without tools (methods section 1.3)."""
+"""The single-turn agent that answers at once: a baseline, and the control without tools."""
 
 from saccade.agents._loop import Plan, attempt
 from saccade.protocols import Context

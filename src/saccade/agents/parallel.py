@@ -1,7 +1,7 @@
 """The parallel agent: an overview, then crops of the video that sub-agents answer at the same time.
 
-ParaVT, arXiv 2605.20342; methods section 1.1. `dispatch="sequential"` is the LongVT baseline, `tools=()` the control
-with the same weights and the tools off.
+ParaVT, arXiv 2605.20342. `dispatch="sequential"` is the LongVT baseline, `tools=()` the control with the same weights
+and the tools off.
 """
 
 from typing import Literal

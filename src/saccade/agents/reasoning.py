@@ -1,4 +1,4 @@
-"""The single-turn agent that thinks before it answers: `direct` with a forced `<think>` (methods section 1.3)."""
+"""The single-turn agent that thinks before it answers: `direct` with a forced `<think>`."""
 
 from saccade.agents.direct import direct
 from saccade.protocols import Context

@@ -1,4 +1,4 @@
-"""Advantages: how much better an episode did than its group (methods section 5).
+"""Advantages: how much better an episode did than its group.
 
 Axis letters: G episodes of one group, N episodes of a whole batch.
 """

@@ -1,4 +1,4 @@
-"""Frame-budget gating: how many frames an overview shows (ParaVT, arXiv 2605.20342; methods section 4)."""
+"""Frame-budget gating: how many frames an overview shows (ParaVT, arXiv 2605.20342)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The clipped policy loss on flat tensors of sampled tokens (methods section 6).
+"""The clipped policy loss on flat tensors of sampled tokens.
 
 Axis letters: N sampled tokens of a micro-batch or of a whole batch, S sequences. Tensors of logprobs are natural logs
 of the probability of the token that was sampled.

@@ -1,4 +1,4 @@
-"""Which groups are learned from: whole groups, filtered, ranked and cut to a target (methods section 5)."""
+"""Which groups are learned from: whole groups, filtered, ranked and cut to a target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -296,7 +296,7 @@ def at_k(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What one RL step's rollouts were worth and did: flat keys for the run's log (methods section 8).
+    """What one RL step's rollouts were worth and did: flat keys for the run's log.
 
     `reward`, `reward/<part>`, `accuracy`, `accuracy/<kind>`, `accuracy/question/<kind>`, `accuracy/K=<frames>`,
     `calls/K=<frames>`, `call_gain/K=<frames>` (mean reward of calling over skipping), `compliance`, `calls`,

@@ -1,4 +1,4 @@
-"""Evaluation: the rollout path of training, with another beginning and end (pain P18).
+"""Evaluation: the rollout path of training, with another beginning and end.
 
     tasks ── deal K ──> what the file lacks ──> collect ──> done(group) ──> append lines ──> read the file back
                               ▲                                                  │

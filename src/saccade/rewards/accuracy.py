@@ -1,4 +1,4 @@
-"""Whether the final answer is right, judged by the kind of the task (methods section 2)."""
+"""Whether the final answer is right, judged by the kind of the task."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Format compliance, the metric: one fixed definition for every recipe (methods section 3.3)."""
+"""Format compliance, the metric: one fixed definition for every recipe."""
 
 from saccade.rewards._grammar import compliant_turns
 from saccade.types import Episode, Task

@@ -22,7 +22,7 @@ def format(
     beta: float = 0.3,
     gamma: float = 0.3,
 ) -> float:
-    """R_fmt of methods section 3.1, read off the blocks of the main agent's turns; at most 1.0, perhaps below 0.
+    """R_fmt (ParaVT, arXiv 2605.20342), read off the blocks of the main agent's turns; at most 1.0, perhaps below 0.
 
     `anchored` = base + `lam` * anchor + balance, where `lam` = 0 is the vanilla reward. It is the sum of
       base     0.2 substantive think, 0.3 non-blank answer opened, 0.2 the same closed (without `answer_suffix` 0.3,

@@ -20,7 +20,7 @@ def tools(
     threshold: float | None = None,
     accuracy: Reward = plain_accuracy,
 ) -> float:
-    """R_tool of methods section 3.2, from what the host recorded; text that looks like a tool's response is nothing.
+    """R_tool, from what the host recorded; text that looks like a tool's response is nothing.
 
     `graded`: 0 without a call that parsed; else 0.1, or 0.3 if at least one call ran and succeeded, and +0.5 if the
     answer is correct. `accumulative`: `bonus` per call if the answer is correct, for at most `cap` calls (the turn

@@ -1,4 +1,4 @@
-"""Look again at a window of the video, through the eyes of a sub-agent with the same weights (methods section 1.1)."""
+"""Look again at a window of the video, through the eyes of a sub-agent with the same weights."""
 
 from typing import Annotated
 

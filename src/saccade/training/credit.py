@@ -15,7 +15,7 @@ def samples_of(
     """One sample per conversation that is trained; `credits` holds one array [G] of advantages per group.
 
     Each episode's own conversation is trained, and with `children="shared"` its sub-agents' too, with the advantage of
-    their parent (methods section 1.1). It lies on every token that was sampled, and on nothing else.
+    their parent. It lies on every token that was sampled, and on nothing else.
     """
     return [
         sample_of(conversation, float(value))
