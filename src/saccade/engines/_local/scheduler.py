@@ -137,11 +137,7 @@ class Scheduler:
             with boundary(EngineError, "the local engine failed"):
                 while self._waiting or self._active:
                     await self._settle()
-                    # Never around a wait: whoever acts in it may want gradients.
-                    with torch.inference_mode():
-                        self._drop_cancelled()
-                        self._admit()
-                        self._decode()
+                    self._advance()
                 self._rows.shrink(_IDLE_BYTES)  # who shares the device may need it now
         except SaccadeError as error:  # also of the media: a clip may have changed or gone
             for request in (*self._waiting, *self._active):
@@ -149,6 +145,12 @@ class Scheduler:
                     request.future.set_exception(EngineError(str(error)))
             self._waiting.clear()
             self._active.clear()
+
+    @torch.inference_mode()  # never around a wait: whoever acts in it may want gradients
+    def _advance(self) -> None:
+        self._drop_cancelled()
+        self._admit()
+        self._decode()
 
     async def _settle(self) -> None:
         """Let agents act until no new request comes: batches are then full, and the same every time."""
