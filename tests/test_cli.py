@@ -100,6 +100,7 @@ def test_from_nothing_to_an_answer(tmp_path):
     assert "accuracy" in good("eval", folder)
     output = good("eval", folder, "--name", "test, tools off", "evaluation.tools=false", "evaluation.limit=2")
     assert "test, tools off − test" in output
+    assert "can't be called 'a/b'" in bad("eval", folder, "--name", "a/b")
     clip = next((world / "test" / "clips").iterdir())
     for source in (folder, folder / "sft" / "step-000004", model):
         assert "visual tokens" in good("ask", "--video", clip, "How many flashes?", "--model", source)

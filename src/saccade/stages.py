@@ -175,7 +175,10 @@ def evaluate(
     """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default).
 
     The episodes are kept in `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
+    Raises DataError for a name that is no file's.
     """
+    if not name or Path(name).name != name:
+        raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
     rows = read_tasks(tasks or _named(folder, recipe.data.test, "data.test"))
     chosen = weights_of(weights) if weights else newest(folder) or Path(recipe.model.path)
     stage = load(recipe, chosen)
