@@ -280,7 +280,10 @@ def demo(
     seed: Annotated[int | None, typer.Option(help="The seed of everything: world, weights, sampling.")] = None,
     resume: Resume = False,
 ) -> None:
-    """From nothing to a trained agent and a report: world, model, SFT, RL, exams before and after."""
+    """From nothing to a trained agent and a report: world, model, SFT, exams, RL, the same exams.
+
+    The model and the data are the demo's own, whatever the recipe names.
+    """
     given = list(words or ())
     name = given.pop(0) if given and "=" not in given[0] else None
     settings = given if seed is None else [*given, f"seed={seed}"]

@@ -73,11 +73,11 @@ class Job:
     def parts(self) -> dict[str, tuple[str, Callable[[Tell], Facts]]]:
         """By name, in order: what a part does in plain words, and its work."""
         return {
-            "world": ("World: films with flashes at known times", self.make_world),
-            "model": ("Model: random weights, knows nothing", self.make_model),
-            "sft": ("Cold start: learn to look from examples", lambda tell: self.learn("sft", tell)),
+            "world": ("World: films with flashes in them", self.make_world),
+            "model": ("Model: random weights", self.make_model),
+            "sft": ("Cold start: learn from examples", lambda tell: self.learn("sft", tell)),
             "sft_exams": ("Exams after the cold start", lambda tell: self.examine(BEFORE, "sft", tell)),
-            "rl": ("Reinforcement: learn from own attempts", lambda tell: self.learn("rl", tell)),
+            "rl": ("Reinforcement: learn from attempts", lambda tell: self.learn("rl", tell)),
             "rl_exams": ("Exams after reinforcement", lambda tell: self.examine(AFTER, "rl", tell)),
         }
 

@@ -12,7 +12,7 @@ from rich.columns import Columns
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from saccade.types import BlockKind, Call, Episode, Reply, ToolResult
@@ -31,7 +31,7 @@ class Advance(Protocol):
 @contextlib.contextmanager
 def lines(console: Console) -> Iterator[Callable[..., Advance]]:
     """A line with a bar per part, begun by `begin(label, total)`; without a terminal a line of text now and then."""
-    columns = (BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (BarColumn(10), MofNCompleteColumn(), TimeRemainingColumn(compact=True, elapsed_when_finished=True))
     texts = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[remark]")]
     with Progress(texts[0], *columns, texts[1], console=console, disable=not console.is_terminal) as bar:
 
