@@ -137,7 +137,7 @@ class Select(Section):
     """Which groups are learned from."""
 
     oversample: Annotated[float, Field(ge=1)] = 1.0
-    drop_ends: tuple[str, ...] = ("tool_broken", "aborted")
+    drop_ends: tuple[str, ...] = ("tool_broken", "aborted", "length")
     min_spread: float = 1e-6
     rank: Literal["none", "std"] = "none"
 

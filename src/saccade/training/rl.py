@@ -33,7 +33,7 @@ from saccade.training.credit import samples_of
 from saccade.training.optim import Optimizer, rate
 from saccade.training.pack import Batch, pack
 from saccade.training.step import StepReport, forward, step
-from saccade.types import Group, Sample, Task, seed_of
+from saccade.types import End, Group, Sample, Task, seed_of
 
 Log = Callable[[Mapping[str, float]], None]
 
@@ -67,6 +67,7 @@ async def train(
         optimizer.begin(number)
         groups = await roll_out(stage, tasks, number)
         clock.lap("rollout")
+        _refuse_broken(groups, number)
         if seen is not None:
             seen(number, groups)
         chosen = select(groups, settings.select, target=settings.prompts)
@@ -81,6 +82,14 @@ async def train(
         log({"step": number + 1, **measured, **_selection(chosen), **_learning(report), **clock.metrics(groups)})
         if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
             checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
+
+
+def _refuse_broken(groups: Sequence[Group], number: int) -> None:
+    """Stop where no attempt of a step got anywhere: going on would only count steps. Raises EngineError."""
+    episodes = [member.episode for group in groups for member in group.members]
+    if all(episode.end in (End.ABORTED, End.TOOL_BROKEN) for episode in episodes):
+        reason = next((episode.error for episode in episodes if episode.error), "no reason given")
+        raise EngineError(f"all {len(episodes)} attempts of step {number + 1} broke, the first with: {reason}")
 
 
 async def roll_out(stage: Stage, tasks: Sequence[Task], number: int) -> list[Group]:
