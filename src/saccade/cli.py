@@ -154,20 +154,13 @@ def data_world(
     recipe: Annotated[str, typer.Option(help="The recipe whose `world` and `seed` are used.")] = "tiny/base",
 ) -> None:
     """Make a needle world: clips with events at known times, tasks with exact labels, traces to learn from."""
-    from saccade.data.world import make_world
+    from saccade import stages
 
     loaded = load_recipe(recipe, settings or ())
     world = loaded.world
-    # The maker counts per split; people want one bar.
-    with progress("world", world.train + world.validation + world.test) as advance, writing(folder):
-        made = dict.fromkeys(("train", "validation", "test"), 0)
-
-        def told(split: str, done: int, total: int) -> None:
-            made[split] = done
-            advance(sum(made.values()), f"{split} {done}/{total}")
-
-        make_world(folder, world, seed=loaded.seed, progress=told)
-    out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
+    with progress("world", world.train + world.validation + world.test) as advance:
+        found = stages.world(folder, loaded, told=advance)
+    out.print(f"wrote {escape(str(folder))}: {found.clips} clips, {found.tasks} tasks, sound", soft_wrap=True)
 
 
 # ---- learning and judging ------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from saccade import stages
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.data.rows import read_demos
-from saccade.data.world import check_world, contact_sheet, make_world, phrases
-from saccade.errors import DataError
+from saccade.data.world import phrases
 from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
 from saccade.media.cache import Library
@@ -108,20 +107,7 @@ class Job:
 
     def make_world(self, tell: Tell) -> Facts:
         """Clips, tasks and traces in OUT/world, checked; a picture of some clips in OUT/world/sheet.png."""
-        folder, world = self.run.path / "world", self.run.recipe.world
-        made, total = dict.fromkeys(stages.SPLITS, 0), world.train + world.validation + world.test
-
-        def told(split: str, done: int, _: int) -> None:
-            made[split] = done
-            tell(sum(made.values()), split, total)
-
-        with writing(folder):
-            make_world(folder, world, seed=self.run.recipe.seed, progress=told)
-            tell(total, "checking", total)
-            found = check_world(folder)
-            if found.problems:
-                raise DataError(f"the world {folder} is not sound: {found.problems[0]}; delete it and start again")
-            contact_sheet(folder, folder / "sheet.png")
+        found = stages.world(self.run.path / "world", self.run.recipe, told=tell)
         return {"clips": found.clips, "tasks": found.tasks, "floors": found.floors}
 
     def make_model(self, tell: Tell) -> Facts:

@@ -1,5 +1,6 @@
 """The stages of a run's life as functions: what the commands, the demo and your own script share.
 
+world(folder, recipe)     clips, tasks and traces, checked
 sft(folder, recipe)       traces -> checkpoints in folder/sft
 rl(folder, recipe)        tasks  -> checkpoints in folder/rl
 evaluate(folder, recipe)  tasks  -> folder/evaluations/<name>.jsonl
@@ -16,11 +17,13 @@ from saccade import plugins
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.data.rows import read_demos, read_tasks
+from saccade.data.world import check_world, contact_sheet, make_world
+from saccade.data.world.check import WorldReport
 from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
-from saccade.runlog import Run
+from saccade.runlog import Run, writing
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
@@ -111,6 +114,28 @@ def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
             await stage.engine.close()
 
     return asyncio.run(whole())
+
+
+def world(folder: Path, recipe: Recipe, *, told: Callable[[int, str, int], None]) -> WorldReport:
+    """Make a needle world, check it (labels, leakage between splits), and draw some of its clips in sheet.png.
+
+    `told(done, what, total)` counts the clips of all splits. Raises DataError for a world that is not sound.
+    """
+    made = dict.fromkeys(SPLITS, 0)
+    total = recipe.world.train + recipe.world.validation + recipe.world.test
+
+    def count(split: str, done: int, _: int) -> None:
+        made[split] = done
+        told(sum(made.values()), split, total)
+
+    with writing(folder):
+        make_world(folder, recipe.world, seed=recipe.seed, progress=count)
+        told(total, "checking", total)
+        found = check_world(folder)
+        if found.problems:
+            raise DataError(f"the world {folder} is not sound: {found.problems[0]}; delete it and start again")
+        contact_sheet(folder, folder / "sheet.png")
+    return found
 
 
 def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:

@@ -191,7 +191,8 @@ def test_selection_never_splits_a_group(drawn, target, rank):
     chosen = select(groups, Select(rank=rank), target=target)
     assert len(chosen.kept) + chosen.missing == target
     assert all(group.spread > 1e-6 and len(group.members) > 1 for group in (*chosen.kept, *chosen.spare))
-    whole = {group.task.id: [m for m in group.members if m.episode.end not in (B, End.ABORTED, End.LENGTH)] for group in groups}
+    gone = (B, End.ABORTED, End.LENGTH)
+    whole = {group.task.id: [m for m in group.members if m.episode.end not in gone] for group in groups}
     assert all(list(group.members) == whole[group.task.id] for group in (*chosen.kept, *chosen.spare))
     for before, after in itertools.pairwise(chosen.report):
         assert before.groups[0] == sum(after.groups)
