@@ -10,7 +10,7 @@ from saccade.view.plots import PANELS, Bar, Panel, bars, curve, curves, running_
 ROWS = [
     {"stage": "rl", "step": step, "reward": 1.0 + step, "reward/accuracy": 0.5, "accuracy": 0.5, "entropy": None}
     | {f"accuracy/K={k}": 0.4 for k in (16, 4, 8)}
-    | {"gap_mean": 1e-6, "gap_max": 0.0, "end/answered": 1.0}
+    | {"logprob_gap_mean": 1e-6, "logprob_gap_max": 0.0, "end/answered": 1.0}
     for step in range(12)
 ]
 BY_TITLE = {panel.title: panel for panel in PANELS}

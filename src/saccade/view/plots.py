@@ -80,7 +80,7 @@ PANELS = (
     Panel(title="Entropy", unit="nats per token", keys=("entropy",)),
     Panel(title="Gradient norm", unit="before clipping", keys=("grad_norm",)),
     Panel(title="Learning rate", unit="", keys=("lr",)),
-    Panel(title="Engine–trainer gap", unit="|Δ logprob|, nats", keys=("gap_mean", "gap_max"), log=True),
+    Panel(title="Engine–trainer gap", unit="|Δ logprob|, nats", keys=("logprob_gap_mean", "logprob_gap_max"), log=True),
     Panel(title="Clipped tokens", unit="share", keys=("clip_fraction",)),
     Panel(title="KL", unit="nats per token", keys=("kl", "kl/*")),
     Panel(title="Seconds per step", unit="s", keys=("seconds/*",)),
