@@ -97,7 +97,8 @@ async def roll_out(stage: Stage, tasks: Sequence[Task], number: int) -> list[Gro
     settings, seed, budgets = stage.recipe.rl, stage.recipe.seed, stage.recipe.gating.frames
     count = round(settings.prompts * settings.select.oversample)
     places = range(number * count, (number + 1) * count)
-    prompts = [tasks[order(len(tasks), seed, place // len(tasks))[place % len(tasks)]] for place in places]
+    orders = {epoch: order(len(tasks), seed, epoch) for epoch in {place // len(tasks) for place in places}}
+    prompts = [tasks[orders[place // len(tasks)][place % len(tasks)]] for place in places]
     epoch = number * count // len(tasks)
     return await collect(
         prompts,
