@@ -44,9 +44,10 @@ from saccade.model.backbone import Backbone
 from saccade.model.tiny import make_tiny
 from saccade.rollouts.stage import Stage
 from saccade.training.credit import samples_of
+from saccade.training.learn import learn
+from saccade.training.lots import roll_out
 from saccade.training.optim import Optimizer
 from saccade.training.pack import Batch, pack
-from saccade.training.rl import learn, roll_out
 from saccade.training.step import StepReport, visible
 from saccade.types import Group, Kind, Media, MediaKind, Sample, Task
 
@@ -76,8 +77,8 @@ def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recip
         "max_turns": 1,
         "overview_frames": sizes.frames,
         "overview_pixels": [784, sizes.pixels],
-        "crop_frames": [1, sizes.crop_frames],
-        "crop_pixels": [784, sizes.pixels],
+        "tools.crop_video.frames": [1, sizes.crop_frames],
+        "tools.crop_video.pixels": [784, sizes.pixels],
     }
     changes = {
         "model.path": folder,
@@ -157,7 +158,7 @@ async def one_step(stage: Stage, optimizer: Optimizer, number: int, phases: Phas
         gold="",
     )
     with phases.phase("rollout"):
-        groups = await roll_out(stage, [task], number)
+        groups = await roll_out(stage, [task], [number], number)
     check(groups, stage)
     with phases.phase("train"):
         samples = samples_of(groups, credit(groups, settings.advantage), settings.advantage.children)

@@ -8,10 +8,10 @@ Run it with `python examples/rl_in_one_page.py`. It is made of the same pieces a
 (src/saccade/training/rl.py), and differs from it in these ways:
 
 - The ratio compares the trainer with the engine. The real loop compares with the trainer's own logprobs before the
-  update, and lets the gap between trainer and engine weigh the tokens (truncated importance sampling). It may make
-  several updates per batch, clip dually, and average by sequence rather than by token.
+  update, and lets the gap between trainer and engine weigh the tokens. It may make several updates per batch, take
+  ratios of sequences, average by sequence, learn from older groups, and hold the policy to the weights it began with.
 - Every group is learned from. The real loop drops groups whose rewards are all alike and attempts that broke, and can
-  draw more prompts than it needs.
+  draw more prompts than it needs, in rounds.
 - Prompts come in the order of the file with one frame budget. The real loop shuffles them anew each epoch and draws a
   budget for each prompt.
 - Nothing is checked, kept or resumed. The real loop makes sure that each token it trains is the engine's own, writes

@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 from commands import SFT, SMALL, WORLD, bad, good
+from PIL import Image
 
 from saccade.data.world.film import write_clip
 from saccade.evaluation import run as evaluation_run
@@ -55,11 +56,15 @@ def no_frames(path):
         (lambda path: None, "there is no file"),
         (lambda path: path.mkdir(), "is not a file"),
         (lambda path: path.write_bytes(b""), "is empty"),
-        (lambda path: path.write_text("hello " * 100), "can't be read as a video"),
+        (
+            lambda path: path.write_text("hello " * 100),
+            "can't be read as a video (check that it is complete",
+        ),
+        (lambda path: still(path), "clip.mp4 is a still picture; give it with --image"),
         (no_frames, "video"),
         (lambda path: path.write_bytes(clip(path).read_bytes()[:400]), "video"),
     ],
-    ids=["none", "folder", "empty", "text", "no frames", "cut off"],
+    ids=["none", "folder", "empty", "text", "picture", "no frames", "cut off"],
 )
 def test_no_video(tmp_path, tiny_folder, make, words):
     path = tmp_path / "clip.mp4"
@@ -67,6 +72,101 @@ def test_no_video(tmp_path, tiny_folder, make, words):
     said = bad("ask", "What?", "--video", path, "--model", tiny_folder)
     assert words in said
     assert "clip.mp4" in said
+    assert "Errno" not in said
+    assert "file:" not in said
+
+
+def still(path, size=(64, 32)):
+    Image.new("RGB", size, "red").save(path, "JPEG")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "there is no file"),
+        (lambda path: path.mkdir(), "is not a file"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: path.write_text("hello " * 100), "can't be read as a picture"),
+        (lambda path: path.write_bytes(clip(path.with_name("a.mp4")).read_bytes()), "is a video; give it with --video"),
+        (lambda path: path.write_bytes(still(path).read_bytes()[:300]), "can't be read as a picture"),
+        (lambda path: still(path, (2, 900)), "too narrow"),
+    ],
+    ids=["none", "folder", "empty", "text", "video", "cut off", "narrow"],
+)
+def test_no_picture(tmp_path, tiny_folder, make, words):
+    path = tmp_path / "still.jpg"
+    make(path)
+    said = bad("ask", "What?", "--image", path, "--model", tiny_folder)
+    assert words in said
+    assert "still.jpg" in said
+
+
+def test_nothing_to_ask_or_to_look_at(tmp_path, tiny_folder):
+    assert "give --video or --image a file" in bad("ask", "What?", "--model", tiny_folder)
+    assert "the question is empty" in bad("ask", " ", "--image", still(tmp_path / "a.jpg"), "--model", tiny_folder)
+
+
+@pytest.mark.parametrize("agent", ["direct", "reasoning", "parallel"])
+def test_pictures_are_asked_about(tmp_path, tiny_folder, agent):
+    Image.new("RGBA", (40, 90), (0, 0, 255, 99)).save(tmp_path / "b.png")
+    looks = ["--image", still(tmp_path / "a.jpg"), "--image", tmp_path / "b.png", "--video", clip(tmp_path / "c.mp4")]
+    settings = [f"agent.name={agent}", "agent.settings.image_pixels=[256,2048]", "sampling.max_tokens=8"]
+    if agent != "parallel":  # the recipe's are those of the parallel agent
+        settings = [settings[0], "agent.settings=null", settings[2]]
+    assert "visual tokens read" in good("ask", "What?", *looks, "--model", tiny_folder, *settings)
+
+
+@pytest.fixture
+def judged(tmp_path, tiny_folder, world):
+    """A run that can be evaluated, and its world."""
+    mine, run = Path(shutil.copytree(world, tmp_path / "world")), tmp_path / "run"
+    start = ["tiny/para_grpo", *SFT, "sft.steps=1", "sampling.max_tokens=8", "--model", tiny_folder]
+    good("sft", *start, "--world", mine, "--out", run)
+    return run, mine / "test"
+
+
+def test_an_evaluation_of_pictures(judged, tmp_path):
+    run, _ = judged
+    task = {"question": "What?", "kind": "open", "gold": "red"}
+    pictures = [{"path": "a.jpg", "kind": "image"}, {"path": "b.png", "kind": "image"}]
+    still(tmp_path / "a.jpg"), still(tmp_path / "b.png", (32, 64))
+    rows = [{"id": str(count), "media": pictures[:count], **task} for count in (1, 2)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "2 / 2" in good("eval", run, "--tasks", tmp_path / "tasks.jsonl", "--name", "pictures")
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    said = good("eval", run, "--tasks", tmp_path / "tasks.jsonl", "--name", "pictures")
+    assert f"1 of 2 attempts broke and count as wrong ({tmp_path / 'b.png'} can't be read as a picture" in said
+    (tmp_path / "b.png").unlink()
+    said = bad("eval", run, "--tasks", tmp_path / "tasks.jsonl", "--name", "pictures")
+    assert f"task 2: media file {tmp_path / 'b.png'} is missing" in said
+
+
+def test_an_evaluation_of_videos_that_are_none(judged):
+    run, split = judged
+    clips = sorted((split / "clips").iterdir())
+    clips[0].write_text("hello")
+    said = good("eval", run)
+    assert f"2 of 4 attempts broke and count as wrong ({clips[0]} can't be read as a video" in said
+    clips[1].write_bytes(b"")
+    said = bad("eval", run)
+    assert "every attempt of the evaluation 'test' broke, the first with: " in said
+    clips[1].unlink()
+    assert "media file" in bad("eval", run)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks", "{}/none.jsonl"], "none.jsonl: there is no such file"),
+        (["--tasks", "{}/run/recipe.yaml"], "recipe.yaml, line 1: not valid JSON"),
+        (["--model", "{}/none"], "none is not a model: it has no config.json"),
+        (["evaluation.limits=3"], "did you mean evaluation.limit"),
+        (["--name", ""], "an evaluation can't be called ''"),
+    ],
+)
+def test_an_evaluation_that_cannot_begin(judged, tmp_path, words, said):
+    assert said in bad("eval", judged[0], *(word.format(tmp_path) for word in words))
 
 
 SCRIPT = r"""
@@ -125,6 +225,18 @@ def test_weights_that_are_cut_off(tmp_path, model, world):
     os.truncate(model / "model.safetensors", 1000)
     said = bad("sft", "tiny/para_grpo", "--model", model, "--world", world, "--out", tmp_path / "run")
     assert f"{model} can't be loaded as a model" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.device=gpu", "can't be loaded as a model on the device 'gpu'"),
+        ("engine.name=scripted", "the engine scripted can't be made from a recipe"),
+    ],
+)
+def test_a_device_or_an_engine_that_cannot_be_had(tmp_path, tiny_folder, setting, words):
+    video = clip(tmp_path / "a.mp4", frames=8)
+    assert words in bad("ask", "What?", "--video", video, "--model", tiny_folder, setting)
 
 
 # ---- recipes -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 from commands import RL, SFT, WORLD, bad, good, run
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from saccade import cli, config, doctor
 from saccade.runlog import Run
@@ -20,6 +22,21 @@ def test_help_needs_nothing_heavy():
         command in done.stdout
         for command in ("doctor", "recipes", "model", "data", "sft", "train", "eval", "ask", "demo")
     )
+
+
+def commands(group, *path):
+    """The words of every command and group below."""
+    for name, each in group.commands.items():
+        yield (*path, name)
+        if isinstance(each, TyperGroup):
+            yield from commands(each, *path, name)
+
+
+@pytest.mark.parametrize("words", commands(get_command(cli.app)), ids=" ".join)
+def test_every_command_has_help(words):
+    said = good(*words, "--help")
+    assert "Usage:" in said
+    assert run(*words, "--no-such-option").exit_code == 2
 
 
 def test_recipes_are_listed_and_shown(tmp_path):
@@ -63,6 +80,17 @@ def test_doctor_tries_this_machine(tmp_path, monkeypatch):
     output = good("doctor")
     assert all(name in output for name in ("python", "torch", "transformers", "av", "threads", "device", "video"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_forgives_extras_that_are_missing_but_not_old_ones(monkeypatch):
+    kept = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("peft", "wandb") else kept(name))
+    found = {each.name: each for each in doctor.examine()}
+    assert found["peft"].good
+    assert found["peft"].found.startswith("not installed")
+    assert "pytest" not in found
+    monkeypatch.setattr(doctor, "version_of", lambda name: "0.1" if name == "peft" else kept(name))
+    assert "mend peft" in run("doctor").stderr
 
 
 def test_doctor_names_what_is_wrong(monkeypatch):

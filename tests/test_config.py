@@ -57,6 +57,10 @@ def test_null_drops_a_reward_term():
         ("rl.steps=0", ["rl.steps", "greater than or equal to 1"]),
         ("agent=parallel", ["agent", "a mapping of keys"]),
         ("gating.frames=[1, x]", ["gating.frames.1", "'x'", "integer"]),
+        ("gating.frames=[8, 0]", ["gating.frames.1", "0", "greater than or equal to 1"]),
+        ("evaluation.frames=[-4]", ["evaluation.frames.0", "greater than or equal to 1"]),
+        ("sft.optim.betas=[0.9, 1]", ["sft.optim.betas.1", "less than 1"]),
+        ("rl.select.drop_ends=[lenght]", ["rl.select.drop_ends.0", "'lenght'", "'length'"]),
         ("rl.steps", ["key=value"]),
         ("rl.optim.lr=[", ["valid YAML"]),
         ("model.path=", ["model.path", "None", "string"]),
@@ -107,3 +111,13 @@ def test_unknown_recipe_and_missing_file(tmp_path):
         config.load_recipe("tiny/paragrpo")
     with pytest.raises(ConfigError, match="no recipe file"):
         config.load_recipe(str(tmp_path / "none.yaml"))
+
+
+def test_another_plugin_does_not_inherit_settings():
+    recipe = config.load_recipe("tiny/para_grpo", ["agent.name=direct", "agent.settings.overview_frames=3"])
+    assert (recipe.agent.name, recipe.agent.settings) == ("direct", {"overview_frames": 3})
+    same = config.load_recipe("tiny/para_grpo", ["agent.name=parallel", "agent.settings.max_turns=1"])
+    assert same.agent.settings == {**config.load_recipe("tiny/para_grpo").agent.settings, "max_turns": 1}
+    assert (
+        config.load_recipe("tiny/para_grpo", ["sft.optim.name=adamw"]).sft.optim.lr == 3e-3
+    )  # optimisers share theirs

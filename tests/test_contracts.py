@@ -7,16 +7,29 @@ import pytest
 
 from saccade import plugins
 from saccade.agents.direct import direct
+from saccade.chat.render import load_renderer
 from saccade.config import Model
 from saccade.engines.scripted import scripted
 from saccade.errors import EngineError
 from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
-from saccade.rewards.accuracy import accuracy
-from saccade.testing import PaintedMedia, check_agent, check_engine, check_reward, check_tool, example_episodes
-from saccade.types import Completion, End, Kind, Stop
+from saccade.model.tiny import make_tiny
+from saccade.rewards._compose import bind
+from saccade.testing import (
+    PaintedMedia,
+    check_agent,
+    check_engine,
+    check_family,
+    check_reward,
+    check_tool,
+    example_episodes,
+)
+from saccade.types import Completion, End, Kind, Score, Stop, Ungraded
 
-KINDS = {"choice": Kind.CHOICE, "open": Kind.OPEN, "grounding": Kind.GROUNDING, "number": Kind.NUMBER}
+KINDS = {
+    **{"choice": (Kind.CHOICE,), "open": (Kind.OPEN,), "grounding": (Kind.GROUNDING,), "number": (Kind.NUMBER,)},
+    **{"math": (Kind.MATH,), "box": (Kind.BOX, Kind.POINT)},
+}
 
 
 @pytest.mark.parametrize("name", plugins.names("tools"))
@@ -31,8 +44,11 @@ def test_agent(name, renderer):
 
 @pytest.mark.parametrize("name", plugins.names("rewards"))
 def test_reward(name):
-    reward = plugins.bind("rewards", name, {}, accuracy=accuracy)
-    check_reward(reward, [KINDS[name]] if name in KINDS else list(Kind))
+    if name in ("accuracy", "math"):
+        pytest.importorskip("math_verify", reason="math-verify is missing: pip install 'saccade[math]'")
+    # nobody listens at port 9: what must be judged is ungraded, the rest has its reward
+    away = {"url": "http://127.0.0.1:9/v1", "model": "m", "retries": 0, "timeout": 5, "cache": None}
+    asyncio.run(check_reward(bind(name, {"judge": away}.get(name, {})), KINDS.get(name, tuple(Kind))))
 
 
 @pytest.mark.parametrize("name", plugins.names("engines"))
@@ -48,6 +64,12 @@ def test_engine(name, renderer, tiny_folder):
         await check_engine(plugins.load("engines", name)(**settings), renderer)
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("name", plugins.names("chat.families"))
+def test_family(name, tmp_path):
+    make_tiny(tmp_path / "model", family=name)
+    check_family(load_renderer(str(tmp_path / "model")))
 
 
 # ---- the checks themselves catch what they are for -----------------------------------------------------------------
@@ -93,9 +115,21 @@ def test_an_engine_that_depends_on_company_is_caught(renderer):
 def test_an_unsteady_reward_is_caught():
     values = iter(range(1000))
     with pytest.raises(AssertionError, match="two rewards"):
-        check_reward(lambda episode, task: next(values))
+        asyncio.run(check_reward(lambda episode, task: next(values)))
     with pytest.raises(AssertionError, match="nan"):
-        check_reward(lambda episode, task: float("nan"))
+        asyncio.run(check_reward(lambda episode, task: float("nan")))
+    with pytest.raises(AssertionError, match="inf"):
+        asyncio.run(check_reward(lambda episode, task: Score(value=1.0, parts={"mine": float("inf")})))
+    with pytest.raises(AssertionError, match="nan"):
+        asyncio.run(check_reward(lambda episode, task, *, accuracy: float("nan") if accuracy == 0.5 else 0.0))
+
+
+def test_a_reward_may_wait_and_may_not_know():
+    async def waits(episode, task):
+        await asyncio.sleep(0)
+        return Ungraded(reason="nobody knows") if episode.answer is None else 1.0
+
+    asyncio.run(check_reward(waits))
 
 
 def test_an_agent_that_alters_the_past_is_caught(renderer):

@@ -114,3 +114,21 @@ def test_the_run_is_like_any_other(folder):
     (folder / "evaluations" / "again.jsonl").unlink()
     clip = folder / "world" / "test" / "clips" / "00000.mp4"
     assert "visual tokens" in good("ask", "--video", clip, "How many flashes?", "--model", folder)
+
+
+def test_it_can_be_moved(folder, output, monkeypatch):
+    moved = folder.parent / "elsewhere"
+    folder.rename(moved)
+    try:
+        monkeypatch.chdir(moved)
+        before = {path: path.read_bytes() for path in (moved / "evaluations").iterdir()}
+        (moved / "done" / "rl_exams.json").unlink()
+        again = good("demo", "--out", ".", "--resume")
+        assert again[again.index("Accuracy on") : again.index("The run")] in output
+        assert before == {path: path.read_bytes() for path in (moved / "evaluations").iterdir()}
+        assert "data:image/jpeg" in (moved / "report.html").read_text()
+        good("eval", ".", "--name", "moved", "evaluation.limit=1")
+        assert "visual tokens" in good("ask", "What?", "--video", "world/test/clips/00000.mp4", "--model", ".")
+    finally:
+        moved.rename(folder)
+        (folder / "evaluations" / "moved.jsonl").unlink(missing_ok=True)

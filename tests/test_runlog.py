@@ -70,6 +70,15 @@ def test_resume_wants_a_run_and_the_same_recipe(run, tmp_path):
         Run.create(tmp_path / "none", other, resume=True)
 
 
+def test_what_may_change_does_and_is_written_down(run):
+    more = config.load_recipe("tiny/base", ["rl.steps=7", "rl.select.oversample=3", "track=[tensorboard]"])
+    assert Run.create(run.path, more, resume=True).recipe == Run.open(run.path).recipe == more
+    changed = json.loads((run.path / "versions.json").read_text())[1]["changed"]
+    assert changed == {"track": [[], ["tensorboard"]], "rl.steps": [100, 7], "rl.select.oversample": [1.5, 3.0]}
+    with pytest.raises(RunError, match=r"was started with rl\.steps=7, not 8"):
+        Run.create(run.path, config.load_recipe("tiny/base", ["rl.steps=8"]), resume=True, may_change=["track"])
+
+
 def test_folder_that_cannot_be_made(tmp_path, recipe, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"can't be written: .*directory.*; a part of the path is a file"):

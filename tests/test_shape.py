@@ -12,7 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "saccade"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PLUGIN_FOLDERS = ("agents", "engines", "rewards", "tools", "chat/families", "data/sources", "evaluation/benchmarks")
+PLUGIN_FOLDERS = (
+    "agents",
+    "engines",
+    "rewards",
+    "tools",
+    "trackers",
+    "chat/families",
+    "data/sources",
+    "evaluation/benchmarks",
+)
 
 FILE_LINES, PLUGIN_LINES, FUNCTION_LINES, NESTING, TWIN_LINES = 400, 150, 60, 3, 8
 DOCSTRING_SHARE, COMMENT_SHARE = (0.12, 0.22), (0.03, 0.08)

@@ -5,31 +5,31 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
 from saccade import __version__
-from saccade.config import dump, load_recipe, recipe_names, recipe_path
-from saccade.errors import DataError, RunError, SaccadeError
+from saccade.commands._terminal import RecipeName, Settings, err, out, progress, show
+from saccade.commands.lab import lab
+from saccade.commands.recipes import recipes
+from saccade.config import load_recipe
+from saccade.errors import DataError, MediaError, RunError, SaccadeError
 from saccade.runlog import Run, writing
-from saccade.view.live import Advance, Watcher, lines, say, summary
-
-LOG_WIDTH = 120  # columns of tables where there is no terminal
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+from saccade.view.live import Watcher, lines, say, summary
 
 
 def settle() -> None:
     """What has to be said before torch is imported; the number of threads is the recipe's."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin make steps 5 to 10 times slower
+    # Threads that spin long make steps 5 times slower where other processes compute; threads that never do, a third
+    # slower where none does. So they spin for some microseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -61,15 +61,13 @@ def _name() -> str:
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-recipes_app = typer.Typer(help="The recipes: list them, or show one in full.")
 model_app = typer.Typer(no_args_is_help=True, help="Make models.")
 data_app = typer.Typer(no_args_is_help=True, help="Make data.")
-app.add_typer(recipes_app, name="recipes")
+app.add_typer(recipes, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data_app, name="data")
+app.command("lab")(lab)
 
-Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
-RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")]
@@ -92,24 +90,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 # ---- looking around ------------------------------------------------------------------------------------------------
-
-
-@recipes_app.callback(invoke_without_command=True)
-def recipes(ctx: typer.Context) -> None:
-    """List the packaged recipes."""
-    if ctx.invoked_subcommand is not None:
-        return
-    table = Table("recipe", "what it is", box=None)
-    for name in recipe_names():
-        first = recipe_path(name).read_text(encoding="utf-8").splitlines()[0]
-        table.add_row(name, escape(first.removeprefix("# ")))
-    out.print(table)
-
-
-@recipes_app.command("show")
-def recipes_show(name: RecipeName, settings: Settings = None) -> None:
-    """Print a recipe with everything it extends and every default."""
-    print(dump(load_recipe(name, settings or ())), end="")
 
 
 @app.command()
@@ -153,57 +133,50 @@ def data_world(
     settings: Settings = None,
     recipe: Annotated[str, typer.Option(help="The recipe whose `world` and `seed` are used.")] = "tiny/base",
 ) -> None:
-    """Make a needle world: clips with events at known times, tasks with exact labels, traces to learn from."""
+    """Make a needle world: clips with events at known times (or, with world.media=image, pictures with small cards at
+    known places), tasks with exact labels, traces to learn from.
+    """
     from saccade import stages
 
     loaded = load_recipe(recipe, settings or ())
     world = loaded.world
     with progress("world", world.train + world.validation + world.test) as advance:
         found = stages.world(folder, loaded, told=advance)
-    out.print(f"wrote {escape(str(folder))}: {found.clips} clips, {found.tasks} tasks, sound", soft_wrap=True)
+    what = {"video": "clips", "image": "pictures"}[world.media]
+    out.print(f"wrote {escape(str(folder))}: {found.clips} {what}, {found.tasks} tasks, sound", soft_wrap=True)
 
 
 # ---- learning and judging ------------------------------------------------------------------------------------------
 
 
-@app.command()
-def sft(
-    recipe: RecipeName,
-    settings: Settings = None,
-    folder: Out = Path("runs/sft"),
-    model: ModelPath = None,
-    world: WorldPath = None,
-    resume: Resume = False,
-) -> None:
-    """Supervised fine-tuning on traces: the cold start."""
-    from saccade import stages
+def learning(stage: str, shown: str) -> Callable[..., None]:
+    """The command of a stage of training, which shows one of its metrics as it goes."""
 
-    loaded = stages.with_paths(load_recipe(recipe, settings or ()), model=model, world=world)
-    with progress("sft", loaded.sft.steps) as advance:
-        weights = stages.sft(
-            folder, loaded, resume=resume, on_step=lambda step, values: advance(step, f"loss {values['loss']:.3f}")
-        )
-    out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
+    def command(
+        recipe: RecipeName,
+        settings: Settings = None,
+        folder: Out = Path("runs") / stage,
+        model: ModelPath = None,
+        world: WorldPath = None,
+        resume: Resume = False,
+    ) -> None:
+        from saccade import stages
+
+        loaded = stages.with_paths(load_recipe(recipe, settings or ()), folder=folder, model=model, world=world)
+        learn, steps = {"sft": (stages.sft, loaded.sft.steps), "rl": (stages.rl, loaded.rl.steps)}[stage]
+        with progress(stage, steps) as advance:
+            weights = learn(
+                folder, loaded, resume=resume, on_step=lambda step, row: advance(step, f"{shown} {row[shown]:.3f}")
+            )
+        out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
+
+    return command
 
 
-@app.command()
-def train(
-    recipe: RecipeName,
-    settings: Settings = None,
-    folder: Out = Path("runs/rl"),
-    model: ModelPath = None,
-    world: WorldPath = None,
-    resume: Resume = False,
-) -> None:
-    """Reinforcement learning on tasks, from a model or from a run's newest checkpoint."""
-    from saccade import stages
-
-    loaded = stages.with_paths(load_recipe(recipe, settings or ()), model=model, world=world)
-    with progress("train", loaded.rl.steps) as advance:
-        weights = stages.rl(
-            folder, loaded, resume=resume, on_step=lambda step, values: advance(step, f"reward {values['reward']:.3f}")
-        )
-    out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
+app.command("sft", help="Supervised fine-tuning on traces: the cold start.")(learning("sft", "loss"))
+app.command("train", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
+    learning("rl", "reward")
+)
 
 
 @app.command("eval")
@@ -217,39 +190,53 @@ def evaluate(
     """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there."""
     from saccade import stages
     from saccade.evaluation import report
+    from saccade.evaluation.metrics import failed
+    from saccade.evaluation.run import read_ungraded
 
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings or ())
     with progress(f"eval {name}") as advance:
-        stages.evaluate(
+        scored = stages.evaluate(
             folder, loaded, name=name, weights=model, tasks=tasks, on_done=lambda done, all_: advance(done, "", all_)
         )
     found = report.read_evaluations(folder)
-    whole = report.compare(found, pairs=[(other, name) for other in found if other != name])
+    pairs = [(other, name) for other in found if other != name]
+    whole = report.compare(found, pairs=pairs, ungraded=report.count_ungraded(folder))
     show(report.grids(report.Comparison(summaries={name: whole.summaries[name]}, changes=whole.changes)))
+    broken = [str(each.episode.error) for each in scored if failed(each.episode)]
+    lost = [each.reason for each in read_ungraded(folder / "evaluations" / f"{name}.jsonl")]
+    for what, reasons in (("broke and count as wrong", broken), ("could not be graded", lost)):
+        if reasons:
+            count = f"{len(reasons)} of {len(scored) + len(lost)}"
+            say(out, f"{count} attempts {what} ({reasons[0]}); the same command tries them again")
 
 
 @app.command()
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask about the video.")],
-    video: Annotated[Path, typer.Option("--video", help="A video file.")],
+    question: Annotated[str, typer.Argument(help="What to ask.")],
     model: Annotated[Path, typer.Option("--model", help="A checkpoint, or a run whose newest one is meant.")],
     settings: Settings = None,
+    video: Annotated[list[Path] | None, typer.Option("--video", help="A video; may be given again.")] = None,
+    image: Annotated[list[Path] | None, typer.Option("--image", help="A still picture; may be given again.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe; by default the run's, or one that fits.")] = None,
 ) -> None:
-    """Ask a model about a video, and watch it think, look and answer."""
-    if not video.exists():
-        raise DataError(f"there is no file {video}; give --video the path of a video")
+    """Ask a model about videos or pictures, and watch it think, look and answer."""
+    for option, path in [*(("video", path) for path in video or ()), *(("image", path) for path in image or ())]:
+        if not path.exists():
+            raise DataError(f"there is no file {path}; give --{option} the path of a file")
+    if not question.strip():
+        raise DataError("the question is empty; say what you want to know")
+    if not video and not image:
+        raise DataError("there is nothing to look at; give --video or --image a file")
     from saccade import stages
-    from saccade.media.video import probe
     from saccade.rollouts.run import run_episode
-    from saccade.types import Kind, Media, Task
+    from saccade.types import Kind, Task
 
-    probe(str(video))  # whatever is wrong with it is said before a model is loaded
+    media = _media(video or (), image or ())  # whatever is wrong with it is said before a model is loaded
     home = stages.run_of(model)
     name = recipe or (str(home / "recipe.yaml") if home else stages.fitting(model))
-    loaded = load_recipe(name, settings or ())
+    loaded = stages.examined(load_recipe(name, settings or ()))
     stage = stages.load(loaded, stages.weights_of(model))
-    task = Task(id="ask", question=question, media=(Media(path=str(video)),), kind=Kind.OPEN, gold="")
+    task = Task(id="ask", question=question, media=media, kind=Kind.OPEN, gold="")
     with contextlib.closing(Watcher(out)) as watcher:
         context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=watcher)
         episode = stages.finish(stage, run_episode(task, stage.agent, context))
@@ -258,6 +245,26 @@ def ask(
     said = f"Answer: {episode.answer}" if episode.answer else f"No answer ({episode.end.value})"
     say(out, said, style="bold")
     say(out, summary(episode), style="dim")
+
+
+def _media(videos: Iterable[Path], images: Iterable[Path]) -> Any:
+    """The files as media of a task, each opened once. Raises MediaError for what is not what it is given as."""
+    from saccade.media import image, video
+    from saccade.types import Media, MediaKind
+
+    tries: dict[str, Callable[[str], Any]] = {"video": video.probe, "image": image.read}
+    words = {"video": "a video", "image": "a still picture"}
+    given = [*(("video", str(path)) for path in videos), *(("image", str(path)) for path in images)]
+    for kind, path in given:
+        other = "image" if kind == "video" else "video"
+        try:
+            tries[kind](path)
+        except MediaError:
+            with contextlib.suppress(MediaError):
+                tries[other](path)
+                raise DataError(f"{path} is {words[other]}; give it with --{other}") from None
+            raise
+    return tuple(Media(path=path, kind=MediaKind(kind)) for kind, path in given)
 
 
 # ---- everything at once --------------------------------------------------------------------------------------------
@@ -293,25 +300,3 @@ def demo(
         outcome = whole(folder, recipe, resume=resume, begin=begin)
     show(outcome.tables)
     say(out, f"The report: {outcome.page}")
-
-
-# ---- what commands share -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[Advance]:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
-    with lines(out) as begin:
-        yield begin(label, total)
-
-
-def show(grids: Iterable[Any]) -> None:
-    """Tables of texts (`evaluation.report.Grid`)."""
-    if not out.is_terminal:
-        out.width = LOG_WIDTH
-    for grid in grids:
-        table = Table(*grid.header, title=grid.title, title_justify="left", box=None, header_style="dim")
-        for row in grid.rows:
-            table.add_row(*map(escape, row))
-        out.print()
-        out.print(table)

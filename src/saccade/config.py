@@ -11,30 +11,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from saccade.errors import ConfigError
 from saccade.plugins import nearest
+from saccade.sections import Count as Count
+from saccade.sections import Decay, NotNegative, Positive
+from saccade.sections import Section as Section
+from saccade.sections import Share as Share
+from saccade.sections import Whole as Whole
+from saccade.sections import World as World
+from saccade.types import End
 
 PACKAGED = Path(__file__).parent / "recipes"
-
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-
-
-class Section(BaseModel):
-    """A part of a recipe: frozen, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Model(Section):
     """The checkpoint and where it lives. `tiny` settings are used when the demo makes one from scratch."""
 
     path: str = ""
+    published: str = ""  # the published model that these settings are for, such as Qwen3-VL-8B-Instruct
     family: str = "qwen3_vl"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -43,25 +39,8 @@ class Model(Section):
     lora_rank: Whole = 0  # of adapters on the text model's linear layers; 0 = train all weights
 
 
-class World(Section):
-    """A needle world (`saccade data world`): the dials of difficulty."""
-
-    train: Count = 256  # videos per split
-    validation: Count = 48
-    test: Count = 48
-    seconds: Positive = 64.0  # length of a clip
-    event_seconds: Positive = 2.0
-    events: tuple[int, int] = (2, 4)  # least and most needles per clip
-    distractors: Whole = 0  # needles of another shape family that no question asks for
-    pixels: Count = 64  # sides of the video
-    fps: Positive = 4.0
-    tasks_per_video: Count = 8
-    questions: tuple[str, ...] = ("at", "after", "before", "count", "order", "when")
-    haystack: str | None = None  # a folder of clips to hide the needles in
-
-
 class Data(Section):
-    """Files of tasks and traces (JSONL); relative paths start at the recipe's run folder."""
+    """Files of tasks and traces (JSONL); relative paths, like `model.path`, start at the recipe's run folder."""
 
     train: str = ""
     validation: str = ""
@@ -73,14 +52,14 @@ class Plugin(Section):
     """A plugin by name (or a path `./mine.py`) and its settings, typed by its own signature."""
 
     name: str
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Term(Section):
     """One term of the reward: its weight and its settings."""
 
     weight: float = 1.0
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Sampling(Section):
@@ -88,12 +67,13 @@ class Sampling(Section):
 
     temperature: NotNegative = 1.0
     max_tokens: Count = 256  # per turn
+    episode_seconds: NotNegative = 0.0  # after which an attempt is aborted; 0 = it may take as long as it likes
 
 
 class Gating(Section):
     """Frame budgets K that are drawn per prompt and epoch; empty = the agent's own budget."""
 
-    frames: tuple[int, ...] = ()
+    frames: tuple[Count, ...] = ()
 
 
 class Optim(Section):
@@ -101,7 +81,7 @@ class Optim(Section):
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: Positive = 1e-4
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: NotNegative = 0.0
     clip_norm: Positive = 1.0
     warmup: Whole = 0  # steps of linear warm-up
@@ -137,20 +117,53 @@ class Select(Section):
     """Which groups are learned from."""
 
     oversample: Annotated[float, Field(ge=1)] = 1.0
-    drop_ends: tuple[str, ...] = ("tool_broken", "aborted", "length")
-    min_spread: float = 1e-6
+    drop_ends: tuple[End, ...] = (End.TOOL_BROKEN, End.ABORTED, End.LENGTH)
+    must_show_image: bool = False  # drops episodes in which no tool showed a picture, to the model or to a sub-agent
+    max_tokens: Whole = 0  # drops episodes with a longer conversation, in expanded tokens; 0 = none
+    min_spread: float = 1e-6  # groups whose rewards spread no wider are dropped; below 0 = none is
+    correct_with_negative_advantage: bool = False  # drops such episodes; the others keep their advantages
     rank: Literal["none", "std"] = "none"
+    max_rounds: Count = 1  # of rolling out, while groups are missing
+    on_short: Literal["go_on", "stop"] = "go_on"  # where groups are still missing after the last round
+    spare: Literal["discard", "requeue"] = "discard"  # groups beyond the target; requeue = their prompts come next
 
 
 class Loss(Section):
-    """The clipped policy loss."""
+    """The clipped policy loss. A token's weight is its importance (trainer before the update / engine), truncated."""
 
+    ratio: Literal["token", "sequence"] = "token"  # sequence = GSPO; published with clips of 3e-4 and 4e-4
+    against: Literal["proximal", "behaviour"] = "proximal"  # the ratio's old policy: the trainer's, or the engine's
     clip_low: NotNegative = 0.2
     clip_high: NotNegative = 0.2
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
     sum_norm: Positive = 256.0  # the constant divisor of seq_mean_token_sum_norm
-    importance_cap: float | None = 2.0  # truncated importance sampling for the trainer-engine gap; None = off
+    importance_cap: Positive | None = 2.0  # of tokens from the present weights: engine mismatch alone; None = off
+    behaviour_cap: Positive | None = 5.0  # of tokens from older weights: mismatch and staleness; None = off
+
+    @model_validator(mode="after")
+    def _count_once(self) -> "Loss":
+        if self.against == "behaviour" and (self.importance_cap is not None or self.behaviour_cap is not None):
+            raise ValueError(
+                "rl.loss.against=behaviour puts the engine's gap into the ratio, and a cap would count it twice: set "
+                "rl.loss.importance_cap and rl.loss.behaviour_cap to null, or against=proximal"
+            )
+        return self
+
+
+class Kl(Section):
+    """How the policy is held to the weights that RL began with; they are kept where a coefficient is above 0."""
+
+    loss: NotNegative = 0.0  # coefficient of k3 in the loss
+    reward: NotNegative = 0.0  # coefficient of a penalty per token in the reward; 0.01 = ParaVT's
+    estimator: Literal["k1", "k3"] = "k1"  # of the penalty in the reward
+    keep: Literal["device", "cpu"] = "device"  # where the first weights wait
+
+    @model_validator(mode="after")
+    def _count_once(self) -> "Kl":
+        if self.loss and self.reward:
+            raise ValueError("rl.kl.loss and rl.kl.reward would count one distance twice: set one of them to 0")
+        return self
 
 
 class Rl(Section):
@@ -160,12 +173,14 @@ class Rl(Section):
     prompts: Count = 8  # groups per step
     group: Count = 8  # attempts per group
     updates: Count = 1  # optimiser steps per batch
+    staleness: Whole = 0  # how many versions ago a step's groups are sampled, to try what lateness does
     row_tokens: Count = 1024
     rows_per_pass: Count = 8  # rows of a micro-batch
     optim: Optim = Optim()
     advantage: Advantage = Advantage()
     select: Select = Select()
     loss: Loss = Loss()
+    kl: Kl = Kl()
     save_every: Count = 20
 
 
@@ -175,14 +190,16 @@ class Evaluation(Section):
     limit: Whole = 0  # tasks; 0 = all
     repeat: Count = 1
     temperature: NotNegative = 0.0
-    frames: tuple[int, ...] = ()  # budgets K, dealt over the tasks; empty = the agent's own
+    frames: tuple[Count, ...] = ()  # budgets K, dealt over the tasks; empty = the agent's own
     tools: bool = True
+    agent: dict[str, Any] = Field(default_factory=dict)  # settings that the agent has otherwise, such as more turns
 
 
 class Recipe(Section):
     """Every setting of a run."""
 
     seed: int = 0
+    track: tuple[str, ...] = ()  # who is told of each step beside metrics.jsonl, such as tensorboard and wandb
     model: Model = Model()
     world: World = World()
     data: Data = Data()
@@ -190,7 +207,7 @@ class Recipe(Section):
     engine: Plugin = Plugin(name="local")
     sampling: Sampling = Sampling()
     gating: Gating = Gating()
-    rewards: dict[str, Term] = {"accuracy": Term()}
+    rewards: dict[str, Term] = Field(default={"accuracy": Term()})
     sft: Sft = Sft()
     rl: Rl = Rl()
     evaluation: Evaluation = Evaluation()
@@ -220,7 +237,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by packaged name or path, with dotted overrides (`rl.optim.lr=1e-6`, values in YAML) laid over it.
 
     A mapping is merged key by key; anything else is replaced; `null` in place of a mapping removes it, which is how a
-    recipe drops a reward term of its base. Raises ConfigError with one sentence for whatever can't be used.
+    recipe drops a reward term of its base. Another plugin's name drops the settings of the one before. Raises
+    ConfigError with one sentence for whatever can't be used.
 
     >>> load_recipe("tiny/base", ["rl.optim.lr=1e-6"]).rl.optim.lr
     1e-06
@@ -232,6 +250,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         return Recipe.model_validate(merged)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "value_error":  # a rule between keys, which says all that there is to say
+            raise ConfigError(f"{name_or_path}: {first['ctx']['error']}") from error
         key = ".".join(str(part) for part in first["loc"])
         expected = re.sub(r"a valid dictionary or .*", "a mapping of keys", first["msg"])
         expected = expected.replace("Input should be", "it should be")
@@ -259,7 +279,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parsed(text: str, place: str) -> Any:
+def parsed(text: str, place: str) -> Any:
+    """A text of YAML as plain values; ConfigError, naming `place`, where it is none."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -276,7 +297,7 @@ def _resolved(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the recipe {path} can't be read: {error}") from error
-    own = _parsed(text, str(path)) or {}
+    own = parsed(text, str(path)) or {}
     if not isinstance(own, dict):
         raise ConfigError(f"the recipe {path} must be a mapping of keys")
     extends = own.pop("extends", [])
@@ -296,7 +317,7 @@ def _override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"the override {text!r} must be written as key=value, such as rl.optim.lr=1e-6")
-    nested: Any = _parsed(value, f"the override {text!r}")
+    nested: Any = parsed(value, f"the override {text!r}")
     for part in reversed(key.split(".")):
         nested = {part: nested}
     _check_keys(nested, f"the override {text!r}")
@@ -310,7 +331,9 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(old, dict) and value is None:
             del result[key]
         elif isinstance(old, dict) and isinstance(value, dict):
-            result[key] = _merged(old, value)
+            # Settings are those of the plugin that they were written for.
+            other = "settings" in old and value.get("name", old.get("name")) != old.get("name")
+            result[key] = _merged({"settings": {}} if other else old, value)
         else:
             result[key] = value
     return result

@@ -7,25 +7,29 @@ Every part leaves a mark when it is done and can go on where it was stopped, so 
 passed over, and the report is written anew from what lies in the folder.
 """
 
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade import stages
+import torch
+
+from saccade import plugins, stages
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.data.rows import read_demos
-from saccade.data.world import phrases
+from saccade.data.world import pieces
 from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
+from saccade.evaluation.run import has_tools
 from saccade.media.cache import Library
 from saccade.model.tiny import make_tiny
-from saccade.runlog import Run, writing
+from saccade.runlog import MAY_CHANGE, Run, writing
+from saccade.training.clock import memory
 from saccade.view.page import spent
 
+WORLDS = {"video": "films with flashes in them", "image": "pictures with small cards in them"}
 SAMPLED = ", sampled"  # the exam at the temperature of training
 BEFORE, AFTER = "after SFT", "after RL"
 EXAMS = (SAMPLED, "", TOOLS_OFF)
@@ -35,6 +39,7 @@ PAIRS = [(BEFORE + exam, AFTER + exam) for exam in EXAMS] + [(name + TOOLS_OFF, 
 Tell = Callable[..., None]  # (done, remark, total): how far a part is; see view.live.Advance
 Begin = Callable[[str], Tell]  # a line for a part, and how to tell it how far the part is
 Facts = Mapping[str, Any]
+ENDS = {"sft": "sft", "evaluation": "sft_exams", "rl": "rl"}  # a recipe's section, and the first part that used it up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +52,17 @@ class Outcome:
 
 def demo(folder: Path, recipe: Recipe, *, resume: bool = False, begin: Begin) -> Outcome:
     """Do, or go on with, the whole job in `folder`. Raises SaccadeError for what the user can mend."""
-    # Absolute paths, so that the run can be resumed and asked from anywhere.
-    model = recipe.model.model_copy(update={"path": str(folder.resolve() / "model")})
-    recipe = stages.with_paths(recipe.model_copy(update={"model": model}), world=folder / "world")
+    recipe = stages.with_paths(recipe, folder=folder, model=folder / "model", world=folder / "world")
+    if resume:  # a run keeps its own way of saying where its parts lie
+        own = Run.open(folder).recipe
+        model = recipe.model.model_copy(update={"path": own.model.path})
+        recipe = recipe.model_copy(update={"model": model, "data": own.data})
     stages.check(recipe)
-    run = Run.create(folder, recipe, resume=resume)
+    # What a finished part did is done; the recipe must go on saying how.
+    before = Run(path=folder, recipe=recipe)
+    ended = {part for part, mark in ENDS.items() if before.is_done(mark)}
+    may_change = [key for key in MAY_CHANGE if key.split(".")[0] not in ended]
+    run = Run.create(folder, recipe, resume=resume, may_change=may_change)
     job = Job(run=run)
     works = job.parts()
     for place, (name, (says, work)) in enumerate(works.items(), 1):
@@ -72,7 +83,7 @@ class Job:
     def parts(self) -> dict[str, tuple[str, Callable[[Tell], Facts]]]:
         """By name, in order: what a part does in plain words, and its work."""
         return {
-            "world": ("World: films with flashes in them", self.make_world),
+            "world": (f"World: {WORLDS[self.run.recipe.world.media]}", self.make_world),
             "model": ("Model: random weights", self.make_model),
             "sft": ("Cold start: learn from examples", lambda tell: self.learn("sft", tell)),
             "sft_exams": ("Exams after the cold start", lambda tell: self.examine(BEFORE, "sft", tell)),
@@ -88,8 +99,8 @@ class Job:
         finally:
             earlier[name] = earlier.get(name, 0.0) + time.monotonic() - begun
             self.run.write_json("seconds.json", earlier)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        self.run.mark_done(name, {**facts, "seconds": earlier[name], "memory_gib": peak})
+        peak = memory(torch.device("cpu"))
+        self.run.mark_done(name, {**facts, "seconds": earlier[name], **peak})
 
     def seconds(self) -> dict[str, float]:
         """What each part has taken so far."""
@@ -106,7 +117,7 @@ class Job:
     # ---- the parts -------------------------------------------------------------------------------------------------
 
     def make_world(self, tell: Tell) -> Facts:
-        """Clips, tasks and traces in OUT/world, checked; a picture of some clips in OUT/world/sheet.png."""
+        """Videos or pictures, tasks and traces in OUT/world, checked; some of them in OUT/world/sheet.png."""
         found = stages.world(self.run.path / "world", self.run.recipe, told=tell)
         return {"clips": found.clips, "tasks": found.tasks, "floors": found.floors}
 
@@ -114,12 +125,14 @@ class Job:
         """A tiny checkpoint in OUT/model that has the world's words as tokens."""
         recipe = self.run.recipe
         texts: dict[str, None] = {}
-        for each in read_demos(recipe.data.traces):
+        for each in read_demos(self.run.path / recipe.data.traces):
             said = (*each.replies, *(text for turn in each.children for text in turn))
             texts |= dict.fromkeys((each.task.question, *each.task.choices, *said))
-        family, folder = recipe.model.family, recipe.model.path
-        with writing(Path(folder)):
-            make_tiny(folder, family=family, seed=recipe.seed, vocabulary_text=tuple(texts), phrases=phrases.PIECES)
+        family, folder = recipe.model.family, self.run.path / recipe.model.path
+        with writing(folder):
+            make_tiny(
+                str(folder), family=family, seed=recipe.seed, vocabulary_text=tuple(texts), phrases=pieces(recipe.world)
+            )
         return {}
 
     def learn(self, name: str, tell: Tell) -> Facts:
@@ -132,7 +145,8 @@ class Job:
         def told(step: int, values: Mapping[str, float]) -> None:
             tell(step, f"{shown} {values[shown]:.2f}", steps)
 
-        return {"checkpoint": str(learn(self.run.path, self.run.recipe, run=self.run, on_step=told))}
+        weights = learn(self.run.path, self.run.recipe, run=self.run, on_step=told)
+        return {"checkpoint": weights.relative_to(self.run.path).as_posix()}
 
     def examine(self, name: str, stage: str, tell: Tell) -> Facts:
         """Three evaluations of a stage's last weights: at the training temperature, greedy, greedy without tools."""
@@ -142,11 +156,12 @@ class Job:
             "": {"temperature": 0.0},
             TOOLS_OFF: {"temperature": 0.0, "tools": False},
         }
-        for place, exam in enumerate(EXAMS):
+        exams = self.exams()
+        for place, exam in enumerate(exams):
             settings = recipe.evaluation.model_copy(update=changed[exam])
 
             def told(done: int, all_: int, place: int = place, exam: str = exam) -> None:
-                tell(place * all_ + done, _called(exam), len(EXAMS) * all_)
+                tell(place * all_ + done, _called(exam), len(exams) * all_)
 
             stages.evaluate(
                 folder,
@@ -157,14 +172,20 @@ class Job:
             )
         return {}
 
+    def exams(self) -> tuple[str, ...]:
+        """The exams that this agent can sit: one that has no tools can't be without them."""
+        agent = plugins.load("agents", self.run.recipe.agent.name)
+        return EXAMS if has_tools(agent) else (SAMPLED, "")
+
     def report(self, tell: Tell) -> Outcome:
         """comparison.json, report.md and report.html, and the tables for the terminal."""
         folder = self.run.path
         found = report.read_evaluations(folder)
-        evaluations = {name + exam: found[name + exam] for name in (BEFORE, AFTER) for exam in EXAMS}
-        comparison = report.compare(evaluations, pairs=PAIRS)
+        evaluations = {name + exam: found[name + exam] for name in (BEFORE, AFTER) for exam in self.exams()}
+        pairs = [pair for pair in PAIRS if set(pair) <= set(evaluations)]
+        comparison = report.compare(evaluations, pairs=pairs, ungraded=report.count_ungraded(folder))
         facts = self.facts()
-        renderer = load_renderer(self.run.recipe.model.path)
+        renderer = load_renderer(str(folder / self.run.recipe.model.path))
         with writing(folder):
             page = report.write_report(
                 folder,
@@ -196,30 +217,34 @@ def headline(comparison: Comparison) -> list[Grid]:
     found = comparison.summaries
     changes = {(each.before, each.after, each.where): report.gained(each.difference) for each in comparison.changes}
     rows: list[tuple[str, ...]] = []
-    for exam in EXAMS:
+    for exam in (exam for exam in EXAMS if AFTER + exam in found):
         before, after = (report.ranged(found[name + exam].accuracy) for name in (BEFORE, AFTER))
         gain = changes.get((BEFORE + exam, AFTER + exam, ""), "–")
         rows.append((_called(exam), before, after, gain, str(found[AFTER + exam].tasks)))
     rows.append(("blind floor", *[_plain(found[AFTER].floor)] * 2, "", ""))
+    formats = [f"{found[name + SAMPLED].compliance.mean:.2f}" for name in (BEFORE, AFTER)]
+    looks = [f"{found[name].visual_tokens:.1f}" for name in (BEFORE, AFTER)]
+    rows += [("format, sampled", *formats, "", ""), ("visual tokens, greedy", *looks, "", "")]
     worth = [
         (says, *(changes.get((name + TOOLS_OFF, name, where), "–") for name in (BEFORE, AFTER)))
         for says, where in (("all", ""), *((where, where) for where in (report.SHOWS, report.HIDES)))
     ]
     header = ("", BEFORE, AFTER, "gain by RL, paired", "n")
+    tools = Grid(
+        title="Greedy with tools minus without, by whether the overview shows the answer",
+        header=("", BEFORE, AFTER),
+        rows=tuple(worth),
+    )
     return [
         Grid(title="Accuracy on held-out questions, 95 % intervals", header=header, rows=tuple(rows)),
-        Grid(
-            title="Greedy with tools minus without, by whether the overview shows the answer",
-            header=("", BEFORE, AFTER),
-            rows=tuple(worth),
-        ),
+        *([tools] if AFTER + TOOLS_OFF in found else []),
         _by_question(comparison),
     ]
 
 
 def _by_question(comparison: Comparison) -> Grid:
     """Greedy accuracy by kind of question, the blind floor beside."""
-    names = (BEFORE, AFTER, AFTER + TOOLS_OFF)
+    names = [name for name in (BEFORE, AFTER, AFTER + TOOLS_OFF) if name in comparison.summaries]
     tables = [{row.name: row for row in comparison.summaries[name].slices["question"]} for name in names]
     rows: list[tuple[str, ...]] = []
     for kind, last in tables[1].items():

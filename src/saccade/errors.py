@@ -7,6 +7,7 @@
     ├── ModelError          a checkpoint, a tokenizer, weights
     ├── EngineError         what samples tokens
     ├── ToolError           what the model called
+    ├── SandboxError        what runs the model's code
     └── RunError            a run folder
 
 Inside Saccade errors are data wherever work can go on without the part that failed (a tool result, an episode's
@@ -44,6 +45,10 @@ class EngineError(SaccadeError):
 
 class ToolError(SaccadeError):
     """A tool call that can't be served; its text is shown to the model."""
+
+
+class SandboxError(SaccadeError):
+    """A sandbox that can't be started or that failed; never the fault of the code that runs in it."""
 
 
 class RunError(SaccadeError):

@@ -9,7 +9,7 @@ placeholder once per visual token (what a forward pass takes). Masks and logprob
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,12 +23,16 @@ class Origin(StrEnum):
     TOOL = "tool"
 
 
+Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two stand just outside
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A reference to pixels: never the pixels themselves.
 
     `path` and `time` (seconds; None for a still image) say where they come from, `digest` is the content digest of the
-    file, `width` and `height` (pixels) are the size the model sees.
+    file, `width` and `height` (pixels) are the size the model sees. Of a part of a still image `box` holds the left,
+    top, right and bottom side, in pixels of the file.
 
     >>> frame = Picture(path="clip.mp4", digest="9f2c", time=12.5, width=64, height=32)
     >>> frame.key
@@ -40,11 +44,13 @@ class Picture:
     time: float | None
     width: int
     height: int
+    box: Box | None = None
 
     @property
     def key(self) -> str:
         """The identity of the pixels: equal keys mean equal pixels."""
-        return f"{self.digest}@{self.time}:{self.width}x{self.height}"
+        part = "" if self.box is None else f"{list(self.box)}"
+        return f"{self.digest}@{self.time}{part}:{self.width}x{self.height}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +205,6 @@ class Ledger:
     def pictures(self) -> tuple[Picture, ...]:
         """The pictures in order, one per placeholder."""
         return tuple(slot.picture for segment in self.segments for slot in segment.slots)
-
-    def text(self, decode: Callable[[Sequence[int]], str]) -> str:
-        """The conversation as text, for people; nothing in Saccade reads it back."""
-        return decode(self.compact())
 
     def keys(self) -> tuple[str, ...]:
         """A digest per segment of everything up to its end: equal keys mean equal prefixes, pictures included."""

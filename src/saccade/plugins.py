@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from saccade.errors import ConfigError, boundary
 from saccade.types import digest_of
 
-AT_CALL = frozenset({"ctx"})  # keyword-only parameters that are given with every call, so never settings
+AT_CALL = frozenset({"ctx", "accuracy"})  # keyword-only parameters that are given with every call, so never settings
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from saccade.ledger import Ledger, Picture, Segment
-from saccade.types import Completion, Episode, Message, Reply, Sampling, Task, ToolResult
+from saccade.ledger import Box, Ledger, Picture, Segment
+from saccade.types import Completion, Episode, Message, Reply, Sampling, Score, Task, Ungraded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,15 @@ class MediaLibrary(Protocol):
 
     async def frames(self, path: str, times: Sequence[float], *, factor: int, budget: Budget) -> list[Picture]:
         """One picture per time (seconds), sides multiples of `factor`; each carries the TRUE time of its frame."""
+
+    async def size(self, path: str) -> tuple[int, int]:
+        """Width and height (pixels) of the still picture in the file at `path`, as it stands upright."""
+
+    async def image(self, path: str, *, factor: int, budget: Budget, box: Box | None = None) -> Picture:
+        """The still picture in the file at `path`, or a box of it (pixels), sized like a frame; it has no time."""
+
+    async def keep(self, pixels: Any, *, factor: int, budget: Budget) -> Picture:
+        """A picture that a tool made (uint8 RGB [height, width, 3]), sized like a frame and kept as a file."""
 
     def pixels(self, picture: Picture) -> Any:
         """The pixels, uint8 RGB [height, width, 3] as a numpy array; decoded again if no longer cached."""
@@ -84,8 +93,9 @@ class Engine(Protocol):
 class Context:
     """What an agent, and through it a tool, is given for one episode.
 
-    `seed` is the episode's own; `frames` is the frame budget K that gating drew (None: the agent's setting);
-    `deadline` is in seconds of the event loop's clock; `watch` is told of events as they happen, for live display.
+    `seed` is the episode's own; `frames` is the frame budget K that gating drew (None: the agent's setting). `seconds`
+    is how long an episode may take; from them whoever starts it sets the `deadline`, in seconds of the event loop's
+    clock, at which it ends as aborted. `watch` is told of events as they happen, for live display.
     """
 
     engine: Engine
@@ -94,6 +104,7 @@ class Context:
     sampling: Sampling
     seed: int
     frames: int | None = None
+    seconds: float | None = None
     deadline: float | None = None
     watch: Callable[[str, Mapping[str, Any]], None] | None = None
 
@@ -105,15 +116,24 @@ class Agent(Protocol):
         """Attempt the task once. Raises only for what the user must mend; all else is the episode's `end`."""
 
 
-class Tool(Protocol):
-    """What the model may call."""
-
-    def __call__(self, arguments: Mapping[str, Any], *, ctx: Any) -> Awaitable[tuple[ToolResult, Episode | None]]:
-        """Serve one call; the episode is the sub-agent's that answered it, if one did."""
+Grade = float | Score | Ungraded
+Settled = Score | Ungraded
 
 
 class Reward(Protocol):
-    """What an episode is worth, by one measure."""
+    """What an episode is worth, by one measure: a function, or a class whose instances are called.
 
-    def __call__(self, episode: Episode, task: Task) -> float:
-        """A value, usually in [0, 1]. Pure: the same episode has the same reward."""
+    A class takes its settings, and holds what costs time to make (a judge's client). A reward with a keyword-only
+    parameter `accuracy: float` is given what the recipe's accuracy term said of the episode.
+    """
+
+    def __call__(self, episode: Episode, task: Task) -> Grade | Awaitable[Grade]:
+        """A value, usually in [0, 1]; the same episode has the same reward.
+
+        `Ungraded` where it can't be known (never 0 then), and a `Score` where some of it is to be credited apart from
+        the rest, under names of its own. Whoever waits for something (a server, a process) is awaited.
+        """
+
+
+# All rewards of a recipe together: the score of an episode, or why there is none; see `rewards._compose.compose`.
+Scorer = Callable[[Episode, Task], Settled | Awaitable[Settled]]

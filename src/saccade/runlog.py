@@ -1,7 +1,7 @@
 """The run folder: everything a run leaves behind, written so that a killed run can be read and resumed.
 
 recipe.yaml      the resolved recipe, every default written out
-versions.json    one entry per start: seed, versions, platform, commit
+versions.json    one entry per start: seed, versions, platform, commit, and what the recipe changed since
 metrics.jsonl    one line per step, appended and flushed
 done/*.json      one mark per finished stage
 """
@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,17 @@ from typing import Any
 from saccade.config import Recipe, dump, load_recipe
 from saccade.errors import RunError
 
+# What may change when a run goes on: who watches it, how far it goes, what it keeps and how it is evaluated, how it
+# shares the machine, and how hard it looks for groups. All else would make two experiments of one.
+MAY_CHANGE = (
+    "track",
+    "engine",
+    "evaluation",
+    "model.threads",
+    "model.activation_checkpointing",
+    *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
+    "rl.select",
+)
 MENDS = {
     errno.ENOSPC: "free some space, then go on with --resume",
     errno.EROFS: "choose another folder with --out",
@@ -38,20 +49,27 @@ class Run:
     recipe: Recipe
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Recipe, *, resume: bool = False) -> "Run":
-        """Start a run, or go on with one; an existing run needs `resume` and the recipe that it was started with."""
+    def create(
+        cls, path: str | Path, recipe: Recipe, *, resume: bool = False, may_change: Collection[str] = MAY_CHANGE
+    ) -> "Run":
+        """Start a run, or go on with one; an existing run needs `resume` and the recipe that it was started with.
+
+        Only what lies at or below the keys `may_change` may differ; versions.json then says what did.
+        """
         run = cls(path=Path(path), recipe=recipe)
         exists = (run.path / "recipe.yaml").exists()
         if exists and not resume:
             raise RunError(f"the run {path} already exists; go on with --resume, or choose another folder with --out")
+        changed = {}
         if resume:
-            _check_same(cls.open(path).recipe, recipe, str(path))
+            changed = _changed(cls.open(path).recipe, recipe, str(path), may_change)
             run._drop_torn_line()
         with writing(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
         starts = run.read_json("versions.json") if exists else []
-        run.write_json("versions.json", [*starts, {"seed": recipe.seed, **versions()}])
-        if not exists:  # last, since this file is what makes the folder a run
+        note = {"changed": changed} if changed else {}
+        run.write_json("versions.json", [*starts, {"seed": recipe.seed, **versions(), **note}])
+        if changed or not exists:  # last, since this file is what makes the folder a run
             run.write_text("recipe.yaml", dump(recipe))
         return run
 
@@ -173,12 +191,17 @@ def _commit() -> str | None:
         return None
 
 
-def _check_same(old: Recipe, new: Recipe, path: str) -> None:
+def _changed(old: Recipe, new: Recipe, path: str, may: Collection[str]) -> dict[str, tuple[Any, Any]]:
+    """The keys that differ, each with the value before and now. Raises RunError for one that may not."""
+    found = {}
     for key, before, now in _differences(old.model_dump(mode="json"), new.model_dump(mode="json"), ""):
-        raise RunError(
-            f"the run {path} was started with {key}={before}, not {now}; resume with the same recipe, or choose "
-            "another folder with --out"
-        )
+        if not any(f"{key}.".startswith(f"{free}.") for free in may):
+            raise RunError(
+                f"the run {path} was started with {key}={before}, not {now}; resume with the same recipe, or choose "
+                "another folder with --out"
+            )
+        found[key] = (before, now)
+    return found
 
 
 def _differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:

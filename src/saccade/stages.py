@@ -11,19 +11,26 @@ import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from saccade import plugins
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
+from saccade.data.record import seen_from
 from saccade.data.rows import read_demos, read_tasks
 from saccade.data.world import check_world, contact_sheet, make_world
 from saccade.data.world.check import WorldReport
+from saccade.data.world.folder import SPLITS
+from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
+from saccade.evaluation.metrics import failed
+from saccade.media import files
+from saccade.model.digest import weights_digest
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
 from saccade.runlog import Run, writing
+from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
@@ -31,21 +38,37 @@ from saccade.types import Scored
 
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
-SPLITS = ("train", "validation", "test")
+PICTURES = "pictures"  # where a run keeps what its tools made
 TINY_TOKEN = 16  # pixels per side of a visual token of the tiny models; those of published ones are larger
 
 
-def with_paths(recipe: Recipe, *, model: Path | None = None, world: Path | None = None) -> Recipe:
-    """The recipe with a model and a world's files filled in, absolute, so that it can be resumed from anywhere."""
+def with_paths(
+    recipe: Recipe, *, folder: Path | None = None, model: Path | None = None, world: Path | None = None
+) -> Recipe:
+    """The recipe with a model and a world's files filled in, as the run in `folder` keeps them.
+
+    Below the run's folder paths are relative to it, so that it can be moved as a whole; all others are absolute, so
+    that it can be resumed from anywhere. A relative path of the recipe's own model starts at the run's folder if there
+    is one, else here.
+    """
     if model is not None:
-        path = str(weights_of(model).resolve())
+        model = weights_of(model)
+    elif recipe.model.path:
+        inside = None if folder is None else folder / recipe.model.path
+        model = inside if inside is not None and inside.exists() else Path(recipe.model.path)
+    if model is not None:
+        path = _kept(model, folder)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": path})})
     if world is not None:
-        root = world.resolve()
-        places = {split: str(root / split / "tasks.jsonl") for split in SPLITS}
-        data = recipe.data.model_copy(update={**places, "traces": str(root / "train" / "traces.jsonl")})
-        recipe = recipe.model_copy(update={"data": data})
+        places = {split: _kept(world / split / "tasks.jsonl", folder) for split in SPLITS}
+        traces = _kept(world / "train" / "traces.jsonl", folder)
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={**places, "traces": traces})})
     return recipe
+
+
+def _kept(path: Path, folder: Path | None) -> str:
+    root = None if folder is None else folder.resolve()
+    return seen_from(root or Path(), str(path.resolve()), root)
 
 
 def newest(folder: Path) -> Path | None:
@@ -87,21 +110,33 @@ def fitting(model: Path) -> str:
 
 def check(recipe: Recipe) -> None:
     """See that the recipe's plugins and their settings can be used, before anything is made. Raises ConfigError."""
-    plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
+    for each in (recipe, examined(recipe)):
+        plugins.bind("agents", each.agent.name, each.agent.settings)
     plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None)
     compose(recipe.rewards)
+    plugins.load("chat.families", recipe.model.family)
+    check_trackers(recipe.track)
+
+
+def examined(recipe: Recipe) -> Recipe:
+    """The recipe as evaluation uses it: the agent with the settings that evaluation has otherwise."""
+    settings = {**recipe.agent.settings, **recipe.evaluation.agent}
+    return recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"settings": settings})})
 
 
 def load(recipe: Recipe, weights: Path) -> Stage:
-    """The stage of a recipe with these weights. Raises RunError where there are none (`Path()`)."""
-    if weights == Path():
-        _no_model()
+    """The stage of a recipe with these weights."""
     model = recipe.model.model_copy(update={"path": str(weights)})
     return Stage.of(recipe.model_copy(update={"model": model}))
 
 
-def _no_model() -> NoReturn:
-    raise RunError("the recipe names no model; give --model, such as a folder that `saccade model tiny` made")
+def _model(folder: Path, recipe: Recipe) -> Path:
+    """The model that a run begins with. Raises RunError where the recipe names none."""
+    if not recipe.model.path:
+        published = recipe.model.published
+        such = f"a folder with {published}" if published else "a folder that `saccade model tiny` made"
+        raise RunError(f"the recipe names no model; give --model, such as {such}")
+    return folder / recipe.model.path
 
 
 def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
@@ -117,9 +152,10 @@ def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
 
 
 def world(folder: Path, recipe: Recipe, *, told: Callable[[int, str, int], None]) -> WorldReport:
-    """Make a needle world, check it (labels, leakage between splits), and draw some of its clips in sheet.png.
+    """Make a needle world, check it (labels, leakage between splits), and draw some of it in sheet.png.
 
-    `told(done, what, total)` counts the clips of all splits. Raises DataError for a world that is not sound.
+    The traces of videos are for the frame budgets that the recipe trains with, where it names any. `told(done, what,
+    total)` counts the videos or pictures of all splits. Raises DataError for a world that is not sound.
     """
     made = dict.fromkeys(SPLITS, 0)
     total = recipe.world.train + recipe.world.validation + recipe.world.test
@@ -129,7 +165,8 @@ def world(folder: Path, recipe: Recipe, *, told: Callable[[int, str, int], None]
         told(sum(made.values()), split, total)
 
     with writing(folder):
-        make_world(folder, recipe.world, seed=recipe.seed, progress=count)
+        budgets = recipe.gating.frames or FRAME_BUDGETS
+        make_world(folder, recipe.world, seed=recipe.seed, budgets=budgets, progress=count)
         told(total, "checking", total)
         found = check_world(folder)
         if found.problems:
@@ -152,10 +189,15 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     """Reinforce on the recipe's training tasks, from the run's newest checkpoint; returns the last checkpoint.
 
     In the folder of a finished `sft` run, with `resume`, it begins with that run's weights; else with the recipe's.
-    `run` is the run of the folder where it is open already.
+    `run` is the run of the folder where it is open already. Raises RunError where the folder's `sft` was stopped
+    halfway.
     """
     tasks = read_tasks(_named(folder, recipe.data.train, "data.train"))
     run = run or _begun(folder, recipe, resume)
+    # Half a cold start would be taken for a whole one, and nobody would ever know.
+    if (folder / "sft").exists() and not run.is_done("sft") and latest(folder, "rl") is None:
+        mend = f"finish it first with `saccade sft … --out {folder} --resume`"
+        raise RunError(f"the SFT in {folder} was stopped before its end; {mend}")
     return _learn("rl", functools.partial(rl_training.train, tasks=tasks), run, on_step)
 
 
@@ -163,14 +205,14 @@ def _begun(folder: Path, recipe: Recipe, resume: bool) -> Run:
     # A folder that became a run with a mistake in its recipe could only be deleted.
     if not resume:
         check(recipe)
-        load_renderer(recipe.model.path or _no_model())
+        load_renderer(str(_model(folder, recipe)))
     return Run.create(folder, recipe, resume=resume)
 
 
 def _learn(name: str, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep) -> Path:
     folder, own = run.path, latest(run.path, name)
     try:
-        stage = load(run.recipe, own or newest(folder) or Path(run.recipe.model.path))
+        stage = load(run.recipe, own or newest(folder) or _model(folder, run.recipe))
     except ModelError as error:
         if own is None:
             raise
@@ -178,13 +220,19 @@ def _learn(name: str, train: Callable[..., Coroutine[None, None, None]], run: Ru
             f"the checkpoint {own} can't be read; delete it to go on from the one before: {error}"
         ) from error
 
-    def log(values: Mapping[str, float]) -> None:
-        run.log(name, int(values["step"]), values)
-        on_step(int(values["step"]), values)
+    stage.media.made = str(folder.resolve() / PICTURES)
+    with writing(folder / name):
+        (folder / name).mkdir(exist_ok=True)  # says that the stage was begun, whenever it is stopped
+    with telling(run) as tell:
 
-    finish(stage, train(stage, folder=folder / name, log=log))
+        def log(values: Mapping[str, float]) -> None:
+            run.log(name, int(values["step"]), values)
+            tell(name, int(values["step"]), values)
+            on_step(int(values["step"]), values)
+
+        finish(stage, train(stage, folder=folder / name, log=log))
     weights = checkpoint.checkpoints(folder / name)[-1].folder
-    run.mark_done(name, {"checkpoint": str(weights)})
+    run.mark_done(name, {"checkpoint": weights.relative_to(folder).as_posix()})
     return weights
 
 
@@ -195,29 +243,65 @@ def evaluate(
     name: str,
     weights: Path | None = None,
     tasks: Path | None = None,
+    at_once: int = 512,
     on_done: Callable[[int, int], None],
 ) -> list[Scored]:
-    """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default).
+    """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default), `at_once` at a time.
 
     The episodes are kept in `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
-    Raises DataError for a name that is no file's.
+    Raises DataError for a name that is no file's, and RunError where no attempt could be graded or every one broke.
     """
     if not name or Path(name).name != name:
         raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
     rows = read_tasks(tasks or _named(folder, recipe.data.test, "data.test"))
-    chosen = weights_of(weights) if weights else newest(folder) or Path(recipe.model.path)
+    recipe = examined(recipe)
+    chosen = weights_of(weights) if weights else newest(folder) or _model(folder, recipe)
     stage = load(recipe, chosen)
+    stage.media.made = str(folder.resolve() / PICTURES)
+    path = folder / "evaluations" / f"{name}.jsonl"
     work = evaluation_run.evaluate(
         rows,
         agent=stage.agent,
         base=stage.context(seed=recipe.seed),
         score=stage.score,
         settings=recipe.evaluation,
-        path=folder / "evaluations" / f"{name}.jsonl",
-        identity={"weights": str(chosen.resolve()), **recipe.model_dump(mode="json", include={"agent", "rewards"})},
+        path=path,
+        root=folder,
+        identity=identity(recipe, chosen),
+        at_once=at_once,
         on_done=on_done,
     )
-    return finish(stage, work)
+    found = finish(stage, work)
+    if not found:
+        reason = evaluation_run.read_ungraded(path)[0].reason
+        raise RunError(f"no attempt of the evaluation {name!r} could be graded ({reason}); mend that and try again")
+    if all(failed(each.episode) for each in found):
+        reason = next((each.episode.error for each in found if each.episode.error), "no reason given")
+        raise RunError(f"every attempt of the evaluation {name!r} broke, the first with: {reason}")
+    return found
+
+
+def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:
+    """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
+    # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits.
+    return {
+        "weights": weights_digest(weights),
+        "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),
+        "engine": _contents(recipe.engine.name),
+        "agent": _contents(recipe.agent.model_dump(mode="json")),
+        "rewards": _contents(recipe.model_dump(mode="json")["rewards"]),
+    }
+
+
+def _contents(value: Any) -> Any:
+    """The value with the path of every plugin file, as `./mine.py`, replaced by a digest of what it holds."""
+    if isinstance(value, Mapping):
+        return {_contents(key): _contents(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_contents(each) for each in value]
+    if isinstance(value, str) and value.endswith(".py"):
+        return f"{Path(value).name} {files.digest(value)}"
+    return value
 
 
 def _named(folder: Path, setting: str, key: str) -> Path:

@@ -2,13 +2,15 @@
 
     await check_tool(tool, renderer)            wrong arguments and unreadable media are results that the model can read
     await check_engine(engine, renderer)        what is sampled is what is returned; a seed decides, company doesn't
-    check_reward(reward)                        pure, finite, and at ease with every way an episode can end
+    check_family(renderer)                      turns extend, marks can't be spoken, a picture is as long as it says
+    await check_reward(reward)                  steady, finite, and at ease with every way an episode can end
     await check_agent(agent, renderer)          every script ends in an episode whose tokens are the engine's own
 
 Each raises AssertionError with one sentence. No test framework is needed.
 """
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from saccade.chat.render import ChatRenderer
 from saccade.engines.scripted import scripted
 from saccade.errors import EngineError, MediaError
-from saccade.ledger import Ledger, Picture
-from saccade.protocols import Agent, Budget, Clip, Context, Engine, MediaLibrary, Renderer, Reward
+from saccade.ledger import Box, Ledger, Origin, Picture
+from saccade.protocols import Agent, Budget, Clip, Context, Engine, Grade, MediaLibrary, Renderer, Reward
 from saccade.tools._tool import FunctionTool, ToolContext
 from saccade.types import (
     Block,
@@ -33,11 +36,15 @@ from saccade.types import (
     Message,
     Reply,
     Sampling,
+    Score,
     Stop,
     Task,
     ToolResult,
     Turn,
+    Ungraded,
+    digest_of,
 )
+from saccade.waiting import settled
 
 
 class PaintedMedia:
@@ -57,6 +64,20 @@ class PaintedMedia:
         """One square per time, of one visual token each."""
         digest = (await self.probe(path)).digest
         return [Picture(path=path, digest=digest, time=time, width=factor, height=factor) for time in times]
+
+    async def size(self, path: str) -> tuple[int, int]:
+        """Every picture has as many pixels as a clip's frames."""
+        clip = await self.probe(path)
+        return clip.width, clip.height
+
+    async def image(self, path: str, *, factor: int, budget: Budget, box: Box | None = None) -> Picture:
+        """One square of one visual token, without a time."""
+        return replace((await self.frames(path, [0.0], factor=factor, budget=budget))[0], time=None, box=box)
+
+    async def keep(self, pixels: Any, *, factor: int, budget: Budget) -> Picture:
+        """One square of one visual token, known by the pixels that were given."""
+        digest = digest_of(pixels.tolist())[:32]
+        return Picture(path="made.png", digest=digest, time=None, width=factor, height=factor)
 
     def pixels(self, picture: Picture) -> Any:
         """uint8 [height, width, 3], all of the colour that the time stands for."""
@@ -162,15 +183,62 @@ def _prompt(renderer: Renderer, text: str) -> Ledger:
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=(text,)),)),))
 
 
+# ---- chat families -------------------------------------------------------------------------------------------------
+
+
+def check_family(renderer: ChatRenderer) -> None:
+    """A family's renderer with any checkpoint: ids, turns, pictures, and replies of any shape."""
+    marks = {*renderer.stop_ids, *renderer.forbidden_ids}
+    assert renderer.stop_ids, "a family must have an id that ends a turn"
+    assert len(marks) == len(renderer.stop_ids) + len(renderer.forbidden_ids), "an id both ends turns and is forbidden"
+    sides = renderer.factor * 2, renderer.factor
+    frames = [Picture(path="a", digest="d", time=at, width=sides[0], height=sides[1]) for at in (0.5, 1.5)]
+    for text in ("What is shown?", "".join(renderer.decode([mark]) for mark in sorted(marks)), "", "<think>\n ünïcode"):
+        system, asked = Message(role="system", parts=(text,)), Message(role="user", parts=(frames[0], text))
+        ledger = Ledger(segments=(renderer.render(Ledger(), (system, asked)),))
+        plain = Ledger(segments=(renderer.render(Ledger(), (replace(system, parts=("a",)), asked)),))
+        said = [sum(token in marks for token in each.compact()) for each in (ledger, plain)]
+        assert said[0] == said[1], f"the text {text!r} became a mark of a turn or of a picture"
+        assert len(ledger.slots()) == 1, "each picture needs one place, and nothing else may have one"
+        assert len(ledger) - len(ledger.compact()) == renderer.visual_tokens(frames[0]) - 1
+        assert renderer.positions(ledger).shape == (3, len(ledger)), "positions must be [3, tokens]"
+        reply = (*renderer.encode(text), renderer.stop_ids[0])
+        turn = ledger.act(reply, logprobs=[-1.0] * len(reply), version=0)
+        told = renderer.render(turn, (Message(role="tool", parts=(text, frames[1])),))
+        assert told.origin is Origin.TOOL, "what a tool says must bear the origin TOOL"
+        assert [slot.picture for slot in told.slots] == frames[1:], "only the new is rendered"
+    called = renderer.parse(renderer.encode('<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>'))
+    assert [(call.name, call.arguments) for call in called.calls] == [("a", {"b": 1})], "a call must be parsed"
+    assert renderer.parse(renderer.encode("<answer>red</answer>")).answer == "red", "an answer must be parsed"
+    for start in range(0, 256, 16):  # any ids at all
+        renderer.parse(tuple(range(start, start + 16)), forced=tuple(range(start)))
+
+
 # ---- rewards -------------------------------------------------------------------------------------------------------
 
 
-def check_reward(reward: Reward, kinds: Sequence[Kind] = tuple(Kind)) -> None:
-    """The same episode has the same finite reward, however it ended, for tasks of the kinds that it judges."""
+async def check_reward(reward: Reward, kinds: Sequence[Kind] = tuple(Kind)) -> None:
+    """The same episode has the same finite reward, however it ended, for tasks of the kinds that it judges.
+
+    A reward that takes `accuracy` is asked with 0, 0.5 and 1. `Ungraded` is no value: it may be another the next time.
+    """
+    given: list[dict[str, float]] = [{}]
+    if "accuracy" in inspect.signature(reward).parameters:
+        given = [{"accuracy": right} for right in (0.0, 0.5, 1.0)]
     for episode in example_episodes(kinds):
-        value = reward(episode, episode.task)
-        assert math.isfinite(value), f"an episode that ended as {episode.end} got the reward {value}"
-        assert reward(episode, episode.task) == value, f"an episode that ended as {episode.end} got two rewards"
+        for known in given:
+            first, second = await _twice(reward, episode, known)
+            if isinstance(first, Ungraded) or isinstance(second, Ungraded):
+                continue
+            values = [first.value, *first.parts.values()] if isinstance(first, Score) else [first]
+            assert all(map(math.isfinite, values)), f"an episode that ended as {episode.end} got the reward {first}"
+            assert first == second, f"an episode that ended as {episode.end} got two rewards, {first} and {second}"
+
+
+async def _twice(reward: Reward, episode: Episode, known: Mapping[str, float]) -> tuple[Grade, Grade]:
+    first: Grade = await settled(reward(episode, episode.task, **known))
+    second: Grade = await settled(reward(episode, episode.task, **known))
+    return first, second
 
 
 def example_episodes(kinds: Sequence[Kind] = tuple(Kind)) -> list[Episode]:
@@ -183,6 +251,9 @@ _GOLDS: Mapping[Kind, tuple[Any, Any]] = {
     Kind.OPEN: ("red", "red"),
     Kind.GROUNDING: ((3.0, 5.0), "3.0-5.0"),
     Kind.NUMBER: (2.0, 2),
+    Kind.MATH: ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}}"),
+    Kind.BOX: ((0.25, 0.25, 0.75, 0.5), "[0.25, 0.25, 0.75, 0.5]"),
+    Kind.POINT: ((0.25, 0.25, 0.75, 0.5), "(0.5, 0.3)"),
 }
 
 
@@ -231,7 +302,7 @@ _SCRIPTS: Mapping[str, Callable[[Ledger], str]] = {
 
 
 async def check_agent(agent: Agent, renderer: Renderer, media: MediaLibrary | None = None) -> None:
-    """Whatever the model says there is an episode; what was sampled is the engine's own; K frames are shown."""
+    """Whatever the model says there is an episode; what was sampled is the engine's own; K frames or none are shown."""
     task = Task(id="check", question="?", media=(Media(path="clip.mp4"),), kind=Kind.OPEN, gold="red")
     for name, script in _SCRIPTS.items():
         engine = scripted(renderer, replies=script)
@@ -246,7 +317,9 @@ async def check_agent(agent: Agent, renderer: Renderer, media: MediaLibrary | No
         episode = await agent(task, ctx)
         _check_tokens(episode, engine, f"a model that {name}")
         shown = len(episode.ledger.segments[0].slots)
-        assert episode.frames == shown == 4, f"the frame budget is 4, the prompt shows {shown}"
+        # An agent that looks on demand shows none to begin with.
+        assert shown in (0, 4), f"the frame budget is 4, the prompt shows {shown}"
+        assert episode.frames == shown, f"the prompt shows {shown} frames, the episode says {episode.frames}"
     assert (await agent(task, ctx)).ledger == episode.ledger, "the same seed gave another episode"
     # An agent may end the episode itself or let the error through: `run_episode` makes an end of it.
     spent = scripted(renderer, replies=())

@@ -25,11 +25,7 @@ class MediaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A file that a task is about.
-
-    >>> Media(path="clips/0001.mp4").kind.value
-    'video'
-    """
+    """A file that a task is about, such as `Media(path="clips/0001.mp4")`."""
 
     path: str
     kind: MediaKind = MediaKind.VIDEO
@@ -37,11 +33,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message: a role and its parts, each a text or a picture.
-
-    >>> Message(role="user", parts=("What is shown at second 7?",)).text
-    'What is shown at second 7?'
-    """
+    """One message, such as `Message(role="user", parts=("What is this?", frame))`: a part is a text or a picture."""
 
     role: str  # system | user | assistant | tool
     parts: tuple[str | Picture, ...]
@@ -59,14 +51,18 @@ class Kind(StrEnum):
     OPEN = "open"
     GROUNDING = "grounding"
     NUMBER = "number"
+    MATH = "math"
+    BOX = "box"
+    POINT = "point"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A question with its media, kind and gold answer.
 
-    `gold` is a letter (choice), a text (open), a pair of seconds (grounding) or a number; `choices` are the option
-    texts in order; `extras` holds whatever else a data set says, untouched.
+    `gold` is a letter (choice), a text (open), a formula (math), a pair of seconds (grounding), a number, or the four
+    sides of a box (box, point: see the reward `box`); `choices` are the option texts in order; `extras` holds whatever
+    else a data set says, untouched.
 
     >>> Task(id="w-1", question="When is red shown?", media=(), kind=Kind.GROUNDING, gold=(3.0, 5.0)).digest[:12]
     'e7b33662fea1'
@@ -76,7 +72,7 @@ class Task:
     question: str
     media: tuple[Media, ...]
     kind: Kind
-    gold: str | float | tuple[float, float]
+    gold: str | float | tuple[float, ...]
     choices: tuple[str, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
 
@@ -107,12 +103,8 @@ def seed_of(*identity: Any) -> int:
 class Demo:
     """A demonstration for SFT, as text: what to say in each turn, and what the sub-agents of each tool turn say.
 
-    `replies` are whole, whatever part of them an agent forces; `children[t]` are in the order of turn t's calls. Where
-    `main` is false only the sub-agents' replies are to be learned.
-
-    >>> task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
-    >>> Demo(task=task, frames=8, replies=("<think>I see: red</think><answer>red</answer>",)).children
-    ()
+    `replies` are whole, whatever part of them an agent forces, such as `("<think>Red.</think><answer>red</answer>",)`;
+    `children[t]` are in the order of turn t's calls. Where `main` is false only the sub-agents' replies are learned.
     """
 
     task: Task
@@ -134,10 +126,9 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One tool call as the model wrote it; `error` says why a malformed one can't be run.
+    """One tool call as the model wrote it, such as `Call(name="zoom", arguments={"x": 3}, form=Form.TRAINED)`.
 
-    >>> Call(name="crop_video", arguments={"start_time": 3, "end_time": 9}, form=Form.TRAINED).ok
-    True
+    `error` says why a malformed one can't be run.
     """
 
     name: str
@@ -163,11 +154,7 @@ class BlockKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A stretch of a reply: its body without the tags, and whether its closing tag was there.
-
-    >>> Block(kind=BlockKind.ANSWER, body="red", closed=True).body
-    'red'
-    """
+    """A stretch of a reply, such as `Block(kind=BlockKind.ANSWER, body="red", closed=True)`: the body has no tags."""
 
     kind: BlockKind
     body: str
@@ -241,10 +228,8 @@ class Completion:
 class ToolResult:
     """What came back from one call: text, pictures, or an error the model can read; never an exception.
 
-    `executed` says that the tool really ran to its end, by the host's own record.
-
-    >>> ToolResult(error="end_time must be after start_time").ok
-    False
+    `executed` says that the tool really ran to its end, by the host's own record. `ToolResult(error="no such file").ok`
+    is False.
     """
 
     text: str = ""
@@ -262,11 +247,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One reply and what it caused: `results[i]` answers `reply.calls[i]`; empty when no call was run.
-
-    >>> Turn(reply=Reply(text="<answer>red</answer>"), results=()).results
-    ()
-    """
+    """One reply and what it caused: `results[i]` answers `reply.calls[i]`; empty when no call was run."""
 
     reply: Reply
     results: tuple[ToolResult, ...] = ()
@@ -337,7 +318,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What rewards say: the value that is trained on, and its named parts (unweighted).
+    """What rewards say: the value that is trained on, and its named parts (unweighted, but see `rewards._compose`).
 
     >>> Score(value=1.5, parts={"accuracy": 1.0, "format": 1.0}).parts["accuracy"]
     1.0
@@ -345,6 +326,13 @@ class Score:
 
     value: float
     parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ungraded:
+    """Why there is no score, such as `Ungraded(reason="the judge didn't answer")`: not known is not 0."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,11 +344,21 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unscored:
+    """An episode that could not be graded: the `index`-th attempt of its group; nothing is learned from it."""
+
+    episode: Episode
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The attempts at one task that are compared with each other."""
+    """The attempts at one task that are compared with each other, and those that could not be graded."""
 
     task: Task
     members: tuple[Scored, ...]
+    ungraded: tuple[Unscored, ...] = ()
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -368,15 +366,10 @@ class Group:
         return tuple(member.score.value for member in self.members)
 
     @property
-    def spread(self) -> float:
-        """The population standard deviation of the rewards."""
-        mean = sum(self.rewards) / len(self.rewards)
-        return float((sum((reward - mean) ** 2 for reward in self.rewards) / len(self.rewards)) ** 0.5)
-
-    @property
     def solved(self) -> float:
-        """The share of members whose accuracy is at least one half."""
-        return sum(member.score.parts.get("accuracy", 0.0) >= 0.5 for member in self.members) / len(self.members)
+        """The share of members whose accuracy is at least one half; 0.0 without members."""
+        right = sum(member.score.parts.get("accuracy", 0.0) >= 0.5 for member in self.members)
+        return right / (len(self.members) or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

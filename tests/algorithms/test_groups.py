@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from saccade.algorithms.advantages import advantages, credit, punished, shaped, whitened
 from saccade.algorithms.gating import draw
-from saccade.algorithms.select import select
+from saccade.algorithms.select import forgiven, select
 from saccade.config import Advantage, Select
 from saccade.errors import ConfigError
-from saccade.ledger import Ledger
-from saccade.types import End, Episode, Group, Kind, Score, Scored, Task
+from saccade.ledger import Ledger, Picture, Slot
+from saccade.types import End, Episode, Group, Kind, Reply, Score, Scored, Task, ToolResult, Turn
 
 ESTIMATORS = ("mean", "mean_std", "leave_one_out")
 rewards_st = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
@@ -123,6 +123,26 @@ def test_credit_whitens_over_the_batch():
     assert whitened([2.0, 2.0]).tolist() == [0.0, 0.0]
 
 
+@settings(deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_whitened_values_have_mean_0_and_std_1(values):
+    white = whitened(values)
+    assert white.mean() == pytest.approx(0.0, abs=1e-6)
+    spread = np.std(values)
+    assert white.std() == pytest.approx(spread / (spread + 1e-6), abs=1e-6)
+    assert whitened([]).tolist() == []
+
+
+@settings(deadline=None)
+@given(st.lists(rewards_st, min_size=1, max_size=5), st.sampled_from(ESTIMATORS), st.booleans())
+def test_credit_sums_to_zero_in_every_group_or_over_the_batch(drawn, estimator, whiten):
+    groups = [make_group(str(index), rewards) for index, rewards in enumerate(drawn)]
+    parts = credit(groups, Advantage(estimator=estimator, whiten=whiten, reward_clip=100.0))
+    assert [len(part) for part in parts] == [len(rewards) for rewards in drawn]
+    for part in [np.concatenate(parts)] if whiten else parts:
+        assert part.sum() == pytest.approx(0.0, abs=1e-4)
+
+
 def test_share_of_correct_episodes_that_are_punished():
     groups = [make_group("a", [1.2, 1, 1, 1]), make_group("b", [1, 0])]
     assert punished(groups, credit(groups, Advantage(estimator="mean"))) == pytest.approx(3 / 5)
@@ -170,14 +190,55 @@ def test_ties_go_by_task_id_whatever_the_order_of_members():
     assert [group.task.id for group in chosen.kept] == ["a", "b", "c"]
 
 
+def saw(picture: bool, *, child: bool = False, length: int = 1, below: int = 1):
+    """An episode of `length` expanded tokens whose tool showed a picture to it, or to a child of `below` tokens."""
+    task = make_task("w")
+    frame = Picture(path="a", digest="d", time=0.0, width=32, height=32)
+    slot = Slot(at=0, picture=frame, tokens=below)
+    under = Ledger().observe((9,), slots=(slot,)) if child else Ledger()
+    kids = (Episode(task=task, agent="sub", ledger=under, turns=(), end=OK),) if child else ()
+    turn = Turn(reply=Reply(text=""), results=(ToolResult(pictures=(frame,) if picture else (), executed=True),))
+    own = Ledger().observe((1,) * length)
+    return Episode(task=task, agent="direct", ledger=own, turns=(turn,), end=OK, children=kids)
+
+
+def group_of(*episodes):
+    scored = (Scored(episode=each, score=Score(value=float(place), parts={})) for place, each in enumerate(episodes))
+    return Group(task=make_task("w"), members=tuple(scored))
+
+
+def kept_places(chosen):
+    return [member.score.value for group in chosen.kept for member in group.members]
+
+
+def test_episodes_that_were_shown_nothing_can_be_dropped():
+    group = group_of(saw(True), saw(False), saw(False, child=True), saw(True, child=True))
+    chosen = select([group], Select(must_show_image=True), target=1)
+    assert kept_places(chosen) == [0.0, 2.0, 3.0]
+    assert {step.name: step.episodes for step in chosen.report}["image"] == (3, 1)
+    assert kept_places(select([group], Select(), target=1)) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_episodes_that_are_too_long_can_be_dropped():
+    """Visual tokens count, and so does every conversation below."""
+    group = group_of(saw(False, length=9), saw(False, length=8), saw(False, child=True, below=9), saw(False))
+    chosen = select([group], Select(max_tokens=8), target=1)
+    assert kept_places(chosen) == [1.0, 3.0]
+    assert [(step.name, step.episodes) for step in chosen.report][:2] == [("ends", (4, 0)), ("length", (2, 2))]
+
+
+def test_correct_episodes_with_a_negative_advantage_can_be_left_out():
+    """Of [1.2, 1, 1, 1] and [1, 0] three are; the statistics of the others stay, and the two groups do too."""
+    groups = [make_group("a", [1.2, 1, 1, 1]), make_group("b", [1, 0])]
+    credits = credit(groups, Advantage(estimator="mean"))
+    found = forgiven(groups, credits)
+    assert (found.name, found.groups) == ("correct_with_negative_advantage", (2, 0))
+    assert (found.episodes, found.correct) == ((3, 3), (pytest.approx(2 / 3), 1.0))
+
+
 def test_spread_is_compared_with_a_tolerance():
     groups = [make_group("noise", [0.1 + 0.2, 0.3, 0.3]), make_group("real", [0.3, 0.301])]
     assert [group.task.id for group in select(groups, Select(), target=2).kept] == ["real"]
-
-
-def test_an_unknown_end_is_named():
-    with pytest.raises(ConfigError, match="'broken'"):
-        select([], Select(drop_ends=("broken",)), target=1)
 
 
 group_st = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(list(End))), max_size=6)
@@ -190,7 +251,7 @@ def test_selection_never_splits_a_group(drawn, target, rank):
     groups = [make_group(f"t{index}", *pair) for index, pair in enumerate(pairs)]
     chosen = select(groups, Select(rank=rank), target=target)
     assert len(chosen.kept) + chosen.missing == target
-    assert all(group.spread > 1e-6 and len(group.members) > 1 for group in (*chosen.kept, *chosen.spare))
+    assert all(np.std(group.rewards) > 1e-6 and len(group.members) > 1 for group in (*chosen.kept, *chosen.spare))
     gone = (B, End.ABORTED, End.LENGTH)
     whole = {group.task.id: [m for m in group.members if m.episode.end not in gone] for group in groups}
     assert all(list(group.members) == whole[group.task.id] for group in (*chosen.kept, *chosen.spare))

@@ -8,8 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.algorithms.losses import k1, k3, merge_stats, policy_loss, token_weights
-from saccade.config import Loss
+from saccade.algorithms.losses import (
+    k1,
+    k3,
+    merge_stats,
+    policy_loss,
+    reward_to_go,
+    sequence_ratio,
+    token_weights,
+)
+from saccade.config import Loss, load_recipe
+from saccade.errors import ConfigError
 
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm")
 
@@ -109,6 +118,146 @@ def test_the_importance_weight_compares_the_old_policy_with_the_engine():
     assert (loss.item(), logp.grad.item()) == pytest.approx((-1.65, -1.65))
 
 
+def test_stale_tokens_have_a_cap_of_their_own():
+    """One weight per token: 4 and 8, of which the first token is fresh and the second stale."""
+    logp, adv, weight = tensor([-1.0, -1.0]), tensor([1.0, 1.0]), tensor([0.5, 0.5])
+    engine = tensor([-1.0 - math.log(4.0), -1.0 - math.log(8.0)])
+    stale = torch.tensor([False, True])
+
+    def loss(**chosen):
+        return policy_loss(logp, None, adv, weight, settings=Loss(**chosen), engine_logp_N=engine, stale_N=stale)
+
+    both, stats = loss()
+    assert both.item() == pytest.approx(-(2.0 + 5.0) / 2)
+    assert stats["importance_truncated"].item() == 1.0
+    assert loss(importance_cap=None)[0].item() == pytest.approx(-(1.0 + 5.0) / 2)
+    assert loss(behaviour_cap=None)[0].item() == pytest.approx(-(2.0 + 1.0) / 2)
+    assert loss(behaviour_cap=100.0)[0].item() == pytest.approx(-(2.0 + 8.0) / 2)
+    assert loss(importance_cap=None, behaviour_cap=None)[1]["importance_mean"].item() == pytest.approx(6.0)
+
+
+def test_against_the_behaviour_policy_the_gap_is_in_the_ratio_and_nowhere_else():
+    """PPO without decoupling: r = exp(-1 + 1.5) = 1.65, clipped at 1.2; no weight on top."""
+    logp, engine = tensor([-1.0]).requires_grad_(), tensor([-1.5])
+    chosen = Loss(against="behaviour", importance_cap=None, behaviour_cap=None)
+    loss, stats = policy_loss(logp, tensor([-1.0]), tensor([1.0]), tensor([1.0]), settings=chosen, engine_logp_N=engine)
+    assert loss.item() == pytest.approx(-1.2)
+    assert stats["ratio_mean"].item() == stats["importance_mean"].item() == pytest.approx(math.exp(0.5))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "rl.loss.against=behaviour",
+            "a cap would count it twice: set rl.loss.importance_cap and rl.loss.behaviour_cap",
+        ),
+        ("rl.loss={against: behaviour, importance_cap: null}", "a cap would count it twice"),
+        ("rl.kl={loss: 0.1, reward: 0.1}", "would count one distance twice: set one of them to 0"),
+    ],
+)
+def test_what_would_count_twice_is_refused_in_one_sentence(override, words):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("tiny/para_grpo", [override])
+    assert str(caught.value).startswith("tiny/para_grpo: rl.")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- sequence ratios -----------------------------------------------------------------------------------------------
+
+SEQUENCES = torch.tensor([7, 7, 2])
+NEW, OLD, ADV = tensor([-1.0, -2.0, -3.0]), tensor([-1.2, -2.0, -2.9]), tensor([2.0, 2.0, -1.0])
+
+
+def gspo(logp, adv=ADV, seq=SEQUENCES, **chosen):
+    weight = token_weights(seq, aggregation="seq_mean_token_mean").double()
+    return policy_loss(logp, OLD, adv, weight, settings=Loss(ratio="sequence", **chosen), seq_N=seq)
+
+
+def test_the_sequence_ratio_and_its_gradient_by_hand():
+    """Mean log ratios (0.2 + 0) / 2 = 0.1 and -0.1: s = e^0.1 with advantage 2, s = e^-0.1 with advantage -1."""
+    logp = NEW.clone().requires_grad_()
+    loss, stats = gspo(logp)
+    loss.backward()
+    up, down = math.exp(0.1), math.exp(-0.1)
+    assert loss.item() == pytest.approx(-(2 * up - down) / 2)
+    assert logp.grad.tolist() == pytest.approx([-up / 2, -up / 2, down / 2])
+    assert stats["ratio_mean"].item() == pytest.approx((2 * up + down) / 3)
+
+
+def test_loss_and_gradient_are_those_of_the_published_objective():
+    """Equation 5 of arXiv 2507.18071 written as it stands, with a gradient through s itself."""
+    ours, theirs = NEW.clone().requires_grad_(), NEW.clone().requires_grad_()
+    loss, _ = gspo(ours)
+    loss.backward()
+    s = torch.stack([(theirs - OLD)[:2].mean(), (theirs - OLD)[2:].mean()]).exp()
+    adv = tensor([2.0, -1.0])
+    published = -torch.minimum(s * adv, s.clamp(0.8, 1.2) * adv).mean()
+    published.backward()
+    assert loss.item() == pytest.approx(published.item())
+    assert ours.grad.tolist() == pytest.approx(theirs.grad.tolist())
+
+
+def test_a_sequence_is_clipped_as_a_whole():
+    """Token ratios 1.22 and 1.0: by tokens one is clipped, by sequences (1.105 < 1.2) none, at 1.05 both."""
+    assert gspo(NEW)[1]["clip_fraction"].item() == 0.0
+    logp = NEW.clone().requires_grad_()
+    loss, stats = gspo(logp, clip_high=0.05)
+    loss.backward()
+    assert stats["clip_fraction"].item() == pytest.approx(2 / 3)
+    assert logp.grad.tolist() == pytest.approx([0.0, 0.0, math.exp(-0.1) / 2])
+    by_token = policy_loss(NEW, OLD, ADV, tensor([1.0] * 3), settings=Loss(), seq_N=SEQUENCES)[1]
+    assert by_token["clip_fraction"].item() == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="which tokens are one sequence"):
+        policy_loss(NEW, OLD, ADV, ADV, settings=Loss(ratio="sequence"))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-5, 0), st.floats(-5, 0)), min_size=1, max_size=8))
+def test_of_sequences_of_one_token_the_ratio_is_the_tokens(pairs):
+    logp, old = tensor([one for one, _ in pairs]), tensor([two for _, two in pairs])
+    assert torch.allclose(sequence_ratio(logp, old, torch.arange(len(pairs))), (logp - old).exp())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 999), st.integers(0, 6))
+def test_whole_sequences_in_two_micro_batches_are_the_whole(lengths, seed, cut):
+    """Cut anywhere between sequences, with tokens of sequences in any order."""
+    torch.manual_seed(seed)
+    seq = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
+    seq = seq[torch.randperm(len(seq))]
+    logp, old, adv, engine = torch.randn(4, len(seq), dtype=torch.float64)
+    logp.requires_grad_()
+    weight = token_weights(seq, aggregation="seq_mean_token_mean").double()
+
+    def part(chosen):
+        return policy_loss(
+            logp[chosen],
+            old[chosen],
+            adv[chosen],
+            weight[chosen],
+            settings=Loss(ratio="sequence"),
+            engine_logp_N=engine[chosen],
+            seq_N=seq[chosen],
+        )[0]
+
+    whole = part(torch.ones_like(seq, dtype=torch.bool))
+    total = part(seq < cut) + part(seq >= cut)
+    assert total.item() == pytest.approx(whole.item(), rel=1e-9, abs=1e-12)
+    [one], [two] = torch.autograd.grad(whole, logp), torch.autograd.grad(total, logp)
+    assert torch.allclose(one, two)
+
+
+# ---- distance to the reference -------------------------------------------------------------------------------------
+
+
+def test_a_penalty_is_borne_by_what_came_before_it():
+    value, seq = tensor([1.0, 2.0, 4.0, 8.0, 16.0]), torch.tensor([3, 3, 3, 0, 0])
+    assert reward_to_go(value, seq).tolist() == [7.0, 6.0, 4.0, 24.0, 16.0]
+    assert reward_to_go(tensor([]), torch.tensor([], dtype=torch.long)).tolist() == []
+
+
 def test_kl_in_the_loss():
     logp, ref = tensor([-1.0, -2.0]).requires_grad_(), tensor([-1.5, -2.0])
     by_hand = math.exp(-0.5) + 0.5 - 1
@@ -120,6 +269,7 @@ def test_kl_in_the_loss():
     assert loss.item() == pytest.approx(0.1 * by_hand / 2)
     assert logp.grad.tolist() == pytest.approx([0.05 * (1 - math.exp(-0.5)), 0.0])
     assert stats["kl"].item() == pytest.approx(by_hand / 2)
+    assert "kl" not in policy_loss(logp, None, logp, logp, settings=Loss())[1], "there is nothing to be far from"
     with pytest.raises(ValueError, match="no reference logprobs"):
         policy_loss(logp, None, tensor([0.0, 0.0]), tensor([0.5, 0.5]), **given)
 

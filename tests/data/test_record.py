@@ -1,10 +1,11 @@
 import math
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saccade.data.record import append, read_jsonl, write_jsonl
+from saccade.data.record import append, read_jsonl, relocated, seen_from, write_jsonl
 from saccade.errors import DataError
 from saccade.ledger import Ledger, Origin, Picture, Slot
 from saccade.types import (
@@ -25,6 +26,7 @@ from saccade.types import (
     ToolResult,
     Turn,
     Usage,
+    digest_of,
 )
 
 TEXT = st.text(max_size=12)
@@ -123,6 +125,16 @@ def test_ledgers_come_back_identical(tmp_path, items):
     back = read_jsonl(tmp_path / "ledgers.jsonl", Ledger)
     assert back == items
     assert [ledger.keys() for ledger in back] == [ledger.keys() for ledger in items]
+
+
+@RELAXED
+@given(episode=FAMILIES)
+def test_what_moves_with_its_files_finds_them_again(tmp_path, episode):
+    inside = relocated(episode, lambda file: str(tmp_path / "run" / digest_of(file)))
+    written = relocated(inside, lambda file: seen_from(tmp_path / "run/rl/step", file, tmp_path / "run"))
+    moved = relocated(written, lambda file: os.path.normpath(tmp_path / "moved/rl/step" / file))
+    assert moved == relocated(episode, lambda file: str(tmp_path / "moved" / digest_of(file)))
+    assert relocated(inside, lambda file: seen_from(tmp_path / "other", file, tmp_path / "other")) == inside
 
 
 @RELAXED

@@ -33,6 +33,15 @@ def test_absolute_paths_stay(folder):
     assert read_tasks(folder / "tasks.jsonl")[0].media[0].path == there
 
 
+@pytest.mark.parametrize(
+    ("kind", "gold"),
+    [(Kind.MATH, r"\frac{1}{2}"), (Kind.BOX, (1.0, 2.0, 3.0, 4.0)), (Kind.POINT, (0.0, 0.0, 1.0, 1.0))],
+)
+def test_formulas_and_boxes_come_back(folder, kind, gold):
+    write_tasks(folder / "tasks.jsonl", [task(kind=kind, gold=gold)])
+    assert read_tasks(folder / "tasks.jsonl")[0].gold == gold
+
+
 def test_demonstrations_are_located_too(folder):
     demo = Demo(task=task(), frames=4, replies=("x</think><answer>red</answer>",))
     write_tasks(folder / "traces.jsonl", [demo, demo])
@@ -57,7 +66,13 @@ def test_an_empty_file_is_an_error(folder, read, what):
         ({"kind": Kind.CHOICE, "choices": ("red", "blue"), "gold": "C"}, "'C' is not one of the letters AB"),
         ({"kind": Kind.CHOICE, "choices": ("red", "blue"), "gold": "AB"}, "'AB' is not one of the letters AB"),
         ({"kind": Kind.GROUNDING, "gold": (5.0, 5.0)}, "not a span"),
+        ({"kind": Kind.GROUNDING, "gold": (5.0,)}, "not a span"),
+        ({"kind": Kind.GROUNDING, "gold": (1.0, 2.0, 3.0, 4.0)}, "not a span"),
+        ({"kind": Kind.BOX, "gold": (1.0, 2.0)}, "not a box"),
+        ({"kind": Kind.POINT, "gold": (1.0, 2.0, 3.0, 2.0)}, "not a box"),
+        ({"kind": Kind.MATH, "gold": " "}, "not a formula"),
         ({"kind": Kind.NUMBER, "gold": "three"}, "not a number"),
+        ({"kind": Kind.NUMBER, "gold": float("nan")}, "not a number"),
         ({"kind": Kind.OPEN, "gold": 3.0}, "not a text"),
     ],
 )

@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from saccade import stages
 from saccade.chat.parse import parse
-from saccade.config import World
+from saccade.config import World, load_recipe
 from saccade.data.record import read_jsonl
 from saccade.data.rows import read_demos, read_tasks, write_tasks
-from saccade.data.world import check_world, contact_sheet, make_world
+from saccade.data.world import check_world, make_world
 from saccade.data.world.events import COLOURS, PALETTE, Event
-from saccade.data.world.film import stretch, write_clip
-from saccade.data.world.make import SPLITS, draw_world, read_labels, tasks_of, traces_of
+from saccade.data.world.film import write_clip
+from saccade.data.world.floors import blind_floor
+from saccade.data.world.hay import PARTS, Source, Stretch, chosen, divided, frames_of, hay, overlaps, shown
+from saccade.data.world.make import SPLITS, draw_world, read_labels, read_sources, tasks_of, traces_of
 from saccade.data.world.oracle import drills, glances, overview, practice, trace
 from saccade.data.world.paint import background
-from saccade.data.world.questions import KINDS, answer_of, blind_floor, events_of, visible
+from saccade.data.world.questions import KINDS, answer_of, events_of, visible
+from saccade.data.world.sheet import contact_sheet
 from saccade.errors import ConfigError, DataError
 from saccade.media import video
 from saccade.media.picks import uniform_times, window_times
@@ -239,11 +243,14 @@ def test_visibility_at_the_published_budgets(default_tasks):
 # ---- the oracle ----------------------------------------------------------------------------------------------------
 
 
-def copied(found, task):
-    """The words that a last thought copies; the option that it settles on, if it must, has to be the right one."""
-    copy, _, settled = found.think.removeprefix("I see: ").partition(" so ")
-    assert settled == (task.choices["ABC".index(task.gold)] if task.choices else "")
-    return copy.split()
+def copied(found):
+    """The words that a last thought copies."""
+    return found.think.removeprefix("I see: ").split()
+
+
+def told_by(ask):
+    """The words of a sub-agent's reply that answer it: after a scan of times, the time that was found."""
+    return [word for word in ask.reply.rpartition(" so ")[2].split() if word != "none"]
 
 
 def test_direct_traces_use_only_what_the_overview_shows(default_tasks):
@@ -252,18 +259,17 @@ def test_direct_traces_use_only_what_the_overview_shows(default_tasks):
         for frames in (4, 8, 16, 32):
             times = overview(64, frames)
             found = trace(task, times, rng, direct=1.0)
-            assert found.direct == visible(task, times)
+            # a frame does not show when an event begins and ends
+            assert found.direct == (visible(task, times) and task.extras["question"] != "when")
             if not found.direct:
                 continue
             direct += 1
             shown = [e for e in events_of(task) if any(e.holds(time) for time in times)]
-            words = copied(found, task)
-            if task.extras["question"] == "when":
-                assert words[0] in [f"{e.start:g}-{e.end:g}" for e in shown]
-            elif words != ["none"]:
+            words = copied(found)
+            if words != ["none"]:
                 remaining = iter(e.colour for e in shown)
                 assert all(word in remaining for word in words)  # a subsequence of what is seen
-    assert direct > 300
+    assert direct > 250
 
 
 def test_traces_with_tools_copy_what_the_sub_agents_say(default_tasks):
@@ -273,11 +279,12 @@ def test_traces_with_tools_copy_what_the_sub_agents_say(default_tasks):
         kind = task.extras["question"]
         assert found.plan
         assert len(found.asks) == (1 if kind == "at" else 4)
-        told = [word for ask in found.asks for word in ask.reply.split() if word != "none"]
-        assert copied(found, task) == (told or ["none"])
+        told = [word for ask in found.asks for word in told_by(ask)]
+        assert copied(found) == (told or ["none"])
         gold = {"count": str(len(told)), "when": told[0] if told else "", "at": told[0] if told else ""}
         if kind == "order":
-            assert task.choices["ABC".index(found.answer)] == next(word for word in told if word in task.choices)
+            assert found.answer == next(word for word in told if word in task.choices)
+            assert found.answer == task.choices["ABC".index(task.gold)]
         elif kind in ("after", "before"):
             step = 1 if kind == "after" else -1
             assert found.answer == told[told.index(task.extras["target"]) + step]
@@ -296,8 +303,16 @@ def test_sub_agents_can_see_what_they_say(default_tasks):
             seen = [e for e in events_of(task) if any(e.holds(time) for time in times)]
             asked = ask.question.removesuffix("?").split()[1]
             wanted = [e for e in seen if asked in ("colours", e.colour)]
-            said = [f"{e.start:g}-{e.end:g}" if ask.question.startswith("When") else e.colour for e in wanted]
-            assert ask.reply == (" ".join(said) or "none")
+            if ask.question.startswith("When"):
+                first = wanted[:1]
+                assert told_by(ask) == [f"{e.start:g}-{e.end:g}" for e in first]
+                scanned = [float(word) for word in ask.reply.partition(" so ")[0].split() if word != "none"]
+                assert [any(e.holds(time) for e in first) for time in scanned] == [False] * (len(scanned) - 1) + [
+                    True
+                ] * len(first)
+                assert all(ask.start <= time < ask.end for time in scanned)
+            else:
+                assert ask.reply == (" ".join(e.colour for e in wanted) or "none")
             if ask.end - ask.start > 1 and (ask.question.startswith("When") or len(wanted) == len(seen)):
                 inside = [e for e in seen if ask.start <= e.start and e.end <= ask.end]
                 assert inside == seen  # no event is cut by a window's edge
@@ -309,6 +324,13 @@ def test_drills_are_mostly_about_something(default_tasks):
     for drill, least, most in ((drills, 0.2, 0.5), (glances, 0.1, 0.3)):
         replies = [ask.reply for task in chosen for ask in drill(task, rng, 0.8)]
         assert least < replies.count("none") / len(replies) < most
+
+
+def test_a_window_that_shows_every_colour_is_drilled_too():
+    world = World(train=20, validation=1, test=1, event_seconds=1, events=(24, 30))
+    tasks = tasks_of(world, draw_world(world, seed=0)["train"], seed=0, split="train")
+    shown = {len({ask.question for ask in drills(task, random.Random(seed), 1.0)}) for seed, task in enumerate(tasks)}
+    assert min(shown) >= 3
 
 
 def test_demonstrations_are_well_formed(default_tasks):
@@ -328,7 +350,8 @@ def test_demonstrations_are_well_formed(default_tasks):
 def test_traces_are_drawn_by_seed(default_tasks):
     tasks = default_tasks["test"][:30]
     assert traces_of(tasks, seed=0) == traces_of(tasks, seed=0) != traces_of(tasks, seed=1)
-    assert not any(demo.main and demo.children for demo in traces_of(tasks, seed=0, direct=1.0) if demo.frames == 32)
+    whole = [task for task in tasks if task.extras["question"] != "when"]
+    assert not any(demo.main and demo.children for demo in traces_of(whole, seed=0, direct=1.0) if demo.frames == 32)
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
@@ -402,13 +425,17 @@ def test_another_world_is_never_mixed_in(small, tmp_path):
         ({"events": (3, 2)}, "least and most"),
         ({"events": (0, 2)}, "least and most"),
         ({"seconds": 8, "events": (4, 4)}, "5 events of 2 s don't fit 8 s"),
+        ({"event_seconds": 0.2}, "events of 0.2 s can fall between frames at 4 fps"),
         ({"questions": ("at", "why")}, "no question 'why'"),
         ({"questions": ("order:open",)}, "no question 'order:open'"),
+        ({"questions": ()}, "can't be asked of any clip of the split train"),
+        ({"questions": ("order",), "events": (1, 1)}, "can't be asked of any clip of the split train"),
     ],
 )
 def test_settings_that_cant_be_met(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         make_world(tmp_path / "w", replace_world(SMALL, **changes), seed=0)
+    assert not (tmp_path / "w").exists()  # so that the same command works once the settings are right
 
 
 def test_rows_on_disk(small):
@@ -510,17 +537,139 @@ def test_needles_lie_in_ones_own_clips(stack, tmp_path):
             assert colour_shown(frame.pixels) == expected
 
 
+def whole(path):
+    return Source(path=Path(path), digest="d")
+
+
 def test_a_stretch_is_the_clips_own_frames(stack):
-    source = str(stack / "2.mp4")
-    frames = stretch(Path(source), 1.0, count=40, pixels=64, fps=4.0)
-    originals = video.decode(video.survey(source), [60 + i / 4 for i in range(40)])
-    assert np.array_equal(frames, np.stack([frame.pixels for frame in originals]))
+    source, times = chosen([whole(stack / "2.mp4")], 7, count=40, fps=4.0)
+    assert 0 <= times[0] <= 60
+    assert times == pytest.approx([times[0] + i / 4 for i in range(40)])
+    originals = video.decode(video.survey(str(stack / "2.mp4")), times)
+    assert np.array_equal(frames_of(source, times, 64), np.stack([frame.pixels for frame in originals]))
 
 
 def test_a_short_clip_is_played_back_and_forth(stack):
-    frames = stretch(stack / "0.mp4", 0.7, count=256, pixels=32, fps=4.0)
+    source, times = chosen([whole(stack / "0.mp4")], 1, count=256, fps=4.0)
+    frames = frames_of(source, times, 32)
     assert frames.shape == (256, 32, 32, 3)
     assert np.array_equal(frames[110], frames[130])  # 27.5 s and 32.5 s of a clip of 30 s
+    assert (shown(source, times).start, shown(source, times).end) == (0.0, 29.75)
+
+
+def test_three_files_are_given_to_the_splits_whole_and_copies_count_once(stack, tmp_path):
+    found = divided(hay(str(stack)))
+    names = {split: [source.path.name for source in sources] for split, sources in found.items()}
+    assert names == {"train": ["2.mp4"], "validation": ["1.mp4"], "test": ["0.mp4"]}
+    assert all(source.part == (0.0, 1.0) for sources in found.values() for source in sources)
+    for name in ("a", "b", "c"):  # one video, three times
+        (tmp_path / f"{name}.mp4").write_bytes((stack / "0.mp4").read_bytes())
+    copies = divided(hay(str(tmp_path)))
+    assert [[source.path.name for source in copies[split]] for split in SPLITS] == [["a.mp4"]] * 3
+    assert [copies[split][0].part for split in SPLITS] == [PARTS[split] for split in SPLITS]
+
+
+@pytest.mark.parametrize("fps", [4.0, 7.3, 24.0])
+def test_the_parts_of_a_file_share_no_frame(stack, fps):
+    """Whatever is drawn, and at whatever rate: the frames themselves are looked up, not their times."""
+    path = stack / "1.mp4"
+    reel, numbers = video.survey(str(path)), {}
+    for split, sources in divided([path]).items():
+        drawn = [chosen(sources, seed, count=64 * 4, fps=fps)[1] for seed in range(40)]
+        numbers[split] = {reel.at(time) for times in drawn for time in times}
+    for split, (first, last) in {"train": (0, 215), "validation": (216, 287), "test": (288, 359)}.items():
+        assert first <= min(numbers[split]) < first + 20
+        assert last - 20 < max(numbers[split]) <= last
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_haystack_of_one_or_two_files_leaks_nothing(stack, tmp_path, count):
+    few, folder = tmp_path / "hay", tmp_path / "w"
+    few.mkdir()
+    for index in range(count):
+        (few / f"{index}.mp4").write_bytes((stack / f"{index + 1}.mp4").read_bytes())
+    make_world(folder, World(train=4, validation=2, test=2, seconds=20, haystack=str(few)), seed=2)
+    assert check_world(folder).problems == ()
+    sources = {split: read_sources(folder, split) for split in SPLITS}
+    assert [len(sources[split]) for split in SPLITS] == [4, 2, 2]
+    length = {"0.mp4": 90, "1.mp4": 70}
+    for split, (first, last) in PARTS.items():
+        for each in sources[split].values():
+            assert first * length[each.file] - 1e-6 <= each.start < each.end <= last * length[each.file]
+    for name, each in sources["test"].items():  # what is written is what stands there: colours apart
+        clip = video.decode(video.survey(str(folder / "test/clips" / name)), [0.5])[0].pixels.astype(int)
+        behind = video.decode(video.survey(str(few / each.file)), [each.start], size=(clip.shape[1],) * 2)
+        assert clip.shape == behind[0].pixels.shape
+
+
+def test_a_file_too_short_for_three_splits_is_refused(tmp_path):
+    (tmp_path / "hay").mkdir()
+    write_clip(tmp_path / "hay" / "short.mp4", background(12, 64, 4.0, 1), 4.0)
+    with pytest.raises(DataError, match=r"short\.mp4 lasts 3\.0 s, too little for three splits; give longer clips"):
+        make_world(tmp_path / "w", replace_world(SMALL, haystack=str(tmp_path / "hay")), seed=0)
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_same_background_in_two_splits_is_a_leak(stack, tmp_path):
+    folder = tmp_path / "w"
+    world = World(train=2, validation=1, test=1, seconds=20, haystack=str(stack))
+    make_world(folder, world, seed=2)
+    path = folder / "test" / "events.json"
+    entries, there = json.loads(path.read_text()), read_sources(folder, "train")["00001.mp4"]
+    for start, end, leaks in ((there.end, there.end + 5, 1), (there.end + 0.25, there.end + 5, 0)):
+        entries["00000.mp4"]["source"] = {"file": "x.mp4", "digest": there.digest, "start": start, "end": end}
+        path.write_text(json.dumps(entries))
+        problems = check_world(folder).problems
+        assert len(problems) == leaks
+        assert all("behind clips of more than one split" in problem for problem in problems)
+
+
+def test_overlaps_by_hand():
+    def at(start, end, digest="d"):
+        return Stretch(file="a.mp4", digest=digest, start=start, end=end)
+
+    train = {"0": at(0, 10), "1": at(2, 3), "2": at(20, 30), "3": at(5, 6, "other")}
+    assert overlaps({"train": train, "test": {"0": at(11, 19), "1": at(0, 99, "third")}}) == []
+    (line,) = overlaps({"train": train, "test": {"0": at(9, 12), "1": at(9, 25)}})  # a long one before a short one
+    assert line.startswith("train/clips/0, test/clips/0: the same frames of a.mp4")
+    assert (
+        len(overlaps({"train": train, "validation": {"0": at(30, 31)}, "test": {"0": at(4, 5), "1": at(30, 40)}})) == 3
+    )
+
+
+def test_a_haystack_that_changed_is_another_world(stack, tmp_path):
+    few = tmp_path / "hay"
+    few.mkdir()
+    for index in range(3):
+        (few / f"{index}.mp4").write_bytes((stack / f"{index}.mp4").read_bytes())
+    world = World(train=1, validation=1, test=1, seconds=20, haystack=str(few))
+    make_world(tmp_path / "w", world, seed=2)
+    make_world(tmp_path / "w", world, seed=2)
+    (few / "1.mp4").unlink()
+    with pytest.raises(DataError, match="another world \\(its sources differ\\)"):
+        make_world(tmp_path / "w", world, seed=2)
+
+
+# ---- frame budgets of the traces -----------------------------------------------------------------------------------
+
+
+def test_traces_are_for_the_budgets_that_are_asked_for(tmp_path):
+    world = World(train=2, validation=1, test=1, seconds=20, tasks_per_video=2)
+    make_world(tmp_path / "w", world, seed=0, budgets=(4, 64, 4))
+    demos = read_demos(tmp_path / "w/train/traces.jsonl")
+    assert {demo.frames for demo in demos if demo.main} == {4, 64}
+    assert len(demos) == 2 * 2 * 4
+    assert json.loads((tmp_path / "w/world.json").read_text())["budgets"] == [4, 64]
+    with pytest.raises(DataError, match="another world \\(its budgets differ\\)"):
+        make_world(tmp_path / "w", world, seed=0)
+
+
+@pytest.mark.parametrize(("gating", "budgets"), [((8, 64), {8, 64}), ((), {4, 8, 16, 32})])
+def test_a_recipes_world_has_traces_for_the_budgets_it_trains_with(tmp_path, gating, budgets):
+    settings = [f"gating.frames={list(gating)}", "world.train=1", "world.validation=1", "world.test=1"]
+    recipe = load_recipe("tiny/base", [*settings, "world.seconds=20", "world.tasks_per_video=2"])
+    stages.world(tmp_path / "w", recipe, told=lambda *_: None)
+    assert {demo.frames for demo in read_demos(tmp_path / "w/train/traces.jsonl") if demo.main} == budgets
 
 
 def test_a_haystack_without_clips_is_an_error(tmp_path):
@@ -537,6 +686,7 @@ REAL = Path(__file__).parents[3] / "shared" / "media"
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real clips are not on this machine")
 @pytest.mark.parametrize("name", ["video_90.mov", "av1_video.mkv", "nasa_13013.mp4"])
 def test_real_clips_serve_as_haystack(name):
-    frames = stretch(REAL / name, 0.5, count=16, pixels=32, fps=2.0)
+    source, times = chosen([whole(REAL / name)], 0, count=16, fps=2.0)
+    frames = frames_of(source, times, 32)
     assert frames.shape == (16, 32, 32, 3)
     assert frames.std() > 1

@@ -202,6 +202,33 @@ def test_a_failure_reaches_everybody_and_is_over(backbone, error):
     assert len(after.tokens) == 3
 
 
+def test_a_lost_picture_fails_only_who_shows_it(backbone):
+    class Lossy(Pixels):
+        def pixels(self, picture: Picture) -> np.ndarray:
+            if picture.time and 200 <= picture.time < 300:
+                raise MediaError("the clip has changed")
+            return super().pixels(picture)
+
+    async def body(engine):
+        engine._scheduler._pixels = Lossy().pixels
+        asked = [engine.generate(prompt(backbone, n), sampling(backbone, n)) for n in (1, 2, 2, 3)]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), timeout=60)
+
+    one, *lost, three = run(backbone, body)
+    assert all(isinstance(each, EngineError) and "the clip has changed" in str(each) for each in lost)
+
+    async def alone(engine):
+        return [await engine.generate(prompt(backbone, n), sampling(backbone, n)) for n in (1, 3)]
+
+    assert [one.tokens, three.tokens] == [each.tokens for each in run(backbone, alone)]
+
+
+def test_other_ids_can_not_be_forbidden(backbone):
+    strange = Sampling(temperature=1.0, max_tokens=2, seed=1, stop_ids=(), forbidden_ids=(5,))
+    with pytest.raises(EngineError, match="and no others"):
+        run(backbone, lambda engine: engine.generate(prompt(backbone, 1), strange))
+
+
 def test_others_can_learn_while_it_samples_and_weights_ignore_what_was_cancelled(backbone):
     async def body(engine):
         slow = asyncio.create_task(engine.generate(prompt(backbone, 1), sampling(backbone, 1, max_tokens=10**6)))

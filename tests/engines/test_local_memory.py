@@ -5,6 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from saccade.config import Model
 from saccade.engines._local import scheduler as scheduler_module
@@ -69,6 +71,45 @@ def test_rows_in_flight_keep_within_their_tokens(backbone):
     assert 1 < most <= 3 + 1  # shorter rows leave room for another
     alone, most, _ = sample(backbone, ledgers, flight_tokens=1)
     assert (alone, most) == (free, 1)
+
+
+def test_short_rows_make_room_for_long_ones(backbone):
+    """Eight short conversations, then one that takes all that may be held."""
+    short, long = prompts(backbone, 8), prompts(backbone, 90)[-1]
+    flight = max(len(long) + 40, 8 * (max(map(len, short)) + 12))
+
+    async def main():
+        engine = local(backbone, Media(), flight_tokens=flight)
+        held = []
+        for ledgers in (short, [long], short):
+            draws = [Sampling(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
+            pairs = zip(ledgers, draws, strict=True)
+            done = await asyncio.gather(*(engine.generate(ledger, sampling) for ledger, sampling in pairs))
+            held.append(([one.tokens for one in done], engine._scheduler._rows.data.shape))
+        return held
+
+    held = asyncio.run(main())
+    assert [shape[2] for _, shape in held] == [8, 1, 8]
+    assert all(shape[2] * shape[4] <= flight for _, shape in held)
+    assert held[0][0] == held[2][0] == sample(backbone, short)[0]
+    assert held[1][0] == sample(backbone, [long])[0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=12))
+def test_rows_keep_what_is_asked_for_and_no_more_than_they_may(asked):
+    most, largest = 60, 0
+    rows = Rows(shape=(1, 1, 1), dtype=torch.float32, device=torch.device("cpu"), most=most)
+    for count, capacity in asked:
+        before = rows.data.clone()
+        rows.reserve(count, capacity)
+        held, width = rows.data.shape[2], rows.data.shape[4]
+        assert held >= count
+        assert width >= capacity
+        largest = max(largest, count * capacity)
+        assert held * width <= max(most, 1.25 * largest)
+        both = min(count, before.shape[2]), min(capacity, before.shape[4])
+        assert torch.equal(rows.data[:, :, : both[0], :, : both[1]], before[:, :, : both[0], :, : both[1]])
+        rows.data.normal_()
 
 
 def test_an_idle_engine_lets_go_of_large_rows(backbone, monkeypatch):

@@ -1,21 +1,26 @@
 """Evaluation through the rollout path: durable, resumable, the same whatever happened on the way."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from evaluation_cases import task
 
 from saccade.agents.direct import direct
 from saccade.agents.parallel import parallel
 from saccade.config import Evaluation, Term
+from saccade.data.world.film import write_clip
 from saccade.engines.scripted import scripted
-from saccade.errors import ConfigError, RunError
-from saccade.evaluation.run import choose, deal, evaluate, read_records, read_results
+from saccade.errors import ConfigError, EngineError, RunError
+from saccade.evaluation.metrics import failed
+from saccade.evaluation.run import choose, deal, evaluate, read_records, read_results, read_ungraded
+from saccade.media.cache import Library
 from saccade.protocols import Context
 from saccade.rewards._compose import compose
 from saccade.testing import PaintedMedia
-from saccade.types import End, Kind, Media, Sampling, Task
+from saccade.types import End, Kind, Media, Sampling, Task, Ungraded
 
 TASKS = [task(f"w-{i}", question=("at", "when")[i % 2]) for i in range(8)]
 CALL = 'Look.</think><tool_call>{"name":"crop_video","arguments":{"start_time":0,"end_time":8}}</tool_call>'
@@ -40,12 +45,13 @@ class counting(scripted):
 
 def run(renderer, path, *, engine=None, tasks=TASKS, agent=parallel, media=None, **settings):
     engine = engine or counting(renderer)
-    given = {key: settings.pop(key) for key in ("identity", "on_done", "at_once") if key in settings}
-    base = Context(
-        engine=engine, renderer=renderer, media=media or PaintedMedia(), sampling=Sampling(max_tokens=200), seed=7
-    )
+    given = {key: settings.pop(key) for key in ("identity", "on_done", "at_once", "score") if key in settings}
+    sampling, seed = Sampling(max_tokens=settings.pop("max_tokens", 200)), settings.pop("seed", 7)
+    base = Context(engine=engine, renderer=renderer, media=media or PaintedMedia(), sampling=sampling, seed=seed)
     settings = Evaluation(**{"frames": (4, 8), "temperature": 0.6, **settings})
-    return asyncio.run(evaluate(tasks, agent=agent, base=base, score=SCORE, settings=settings, path=path, **given))
+    return asyncio.run(
+        evaluate(tasks, agent=agent, base=base, settings=settings, path=path, **{"score": SCORE, **given})
+    )
 
 
 def bare(results):
@@ -104,12 +110,57 @@ def test_a_smaller_part_done_first_is_a_part_of_the_whole(renderer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"temperature": 0.0}, {"frames": (4,)}, {"tools": False}, {"identity": {"weights": "other"}}]
+    ("change", "what"),
+    [
+        ({"temperature": 0.0}, "settings"),
+        ({"frames": (4,)}, "settings"),
+        ({"tools": False}, "settings"),
+        ({"max_tokens": 100}, "settings"),
+        ({"seed": 8}, "seed"),
+        ({"identity": {"weights": "other", "agent": "this"}}, "weights"),
+        ({"identity": {"weights": "other", "agent": "that"}}, "weights and agent"),
+    ],
 )
-def test_results_of_other_settings_are_not_mixed_in(renderer, tmp_path, change):
-    run(renderer, tmp_path / "a.jsonl")
-    with pytest.raises(RunError, match="other settings, weights or seed"):
-        run(renderer, tmp_path / "a.jsonl", **change)
+def test_results_of_other_settings_are_not_mixed_in(renderer, tmp_path, change, what):
+    path, this = tmp_path / "a.jsonl", {"weights": "these", "agent": "this"}
+    run(renderer, path, identity=this)
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=f"holds results of other {what}; delete it or give this evaluation another"):
+        run(renderer, path, **{"identity": this, **change})
+    assert path.read_bytes() == before
+
+
+def film(path, shade):
+    write_clip(path, np.full((16, 32, 32, 3), shade, np.uint8), 4.0)
+    return str(path)
+
+
+def test_another_video_of_the_same_name_is_attempted_anew(renderer, tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    film(tmp_path / "a" / "clip.mp4", 90), film(tmp_path / "b" / "clip.mp4", 90), film(tmp_path / "c.mp4", 200)
+
+    def attempts(folder):
+        here = [replace(each, media=(Media(path=str(tmp_path / folder / "clip.mp4")),)) for each in TASKS[:3]]
+        engine = counting(renderer)
+        found = run(renderer, tmp_path / "e.jsonl", engine=engine, tasks=here, media=Library())
+        assert len(read_results(tmp_path / "e.jsonl")) == len(found) == 3  # an older video's results are not counted
+        return engine.asked
+
+    assert attempts("a") == 3
+    assert attempts("b") == 0  # the same video elsewhere
+    (tmp_path / "c.mp4").rename(tmp_path / "b" / "clip.mp4")
+    assert attempts("b") == 3
+    assert attempts("b") == 0
+
+
+def test_a_video_that_was_missing_counts_once_it_is_there(renderer, tmp_path):
+    here = [replace(TASKS[0], media=(Media(path=str(tmp_path / "clip.mp4")),))]
+    (gone,) = run(renderer, tmp_path / "e.jsonl", tasks=here, media=Library())
+    assert gone.episode.end is End.ABORTED
+    film(tmp_path / "clip.mp4", 90)
+    found = run(renderer, tmp_path / "e.jsonl", tasks=here, media=Library())
+    assert [each.episode.end for each in found] == [End.ANSWERED]
+    assert read_results(tmp_path / "e.jsonl") == found
 
 
 def test_frame_budgets_are_dealt_evenly_within_each_question_kind():
@@ -154,3 +205,77 @@ def test_a_missing_video_is_a_row_that_scores_nothing(renderer, tmp_path):
     assert [each.episode.end for each in found][-1] is End.ABORTED
     assert "missing.mp4" in found[-1].episode.error
     assert found[-1].score.parts["accuracy"] == 0.0
+
+
+class shaky(counting):
+    """Like `counting`, but fails at some of its requests."""
+
+    failing = frozenset()
+
+    async def generate(self, ledger, sampling):
+        if self.asked in self.failing:
+            self.asked += 1
+            raise EngineError("the server went away")
+        return await super().generate(ledger, sampling)
+
+
+def test_what_broke_is_tried_again_and_nothing_else(renderer, tmp_path):
+    whole, path = run(renderer, tmp_path / "whole.jsonl"), tmp_path / "a.jsonl"
+    first = shaky(renderer)
+    first.failing = {1, 4, 6}
+    broken = run(renderer, path, engine=first)
+    assert sum(each.episode.end is End.ABORTED for each in broken) == 3
+    assert sum(failed(each.episode) for each in read_results(path)) == 3  # a report counts what stayed broken
+    second = shaky(renderer)
+    second.failing = {2}
+    run(renderer, path, engine=second)
+    assert second.asked == 3
+    assert sum(failed(each.episode) for each in read_results(path)) == 1
+    third = counting(renderer)
+    assert bare(run(renderer, path, engine=third)) == bare(whole)
+    assert third.asked == 1
+    assert len(path.read_bytes().splitlines()) == 8 + 3 + 1
+    assert sorted(bare(read_results(path)), key=str) == sorted(bare(whole), key=str)  # a superseded line is not read
+
+
+def test_a_sub_agents_broken_engine_is_tried_again(renderer, tmp_path):
+    """The main agent calls; its sub-agent's engine fails: the tool is broken, not the model."""
+
+    class gone(scripted):
+        async def generate(self, ledger, sampling):
+            if len(ledger.segments) == 1:
+                raise EngineError("the server went away")
+            return await super().generate(ledger, sampling)
+
+    path = tmp_path / "a.jsonl"
+    (lost,) = run(renderer, path, engine=gone(renderer, replies=lambda ledger: CALL), tasks=TASKS[:1])
+    assert lost.episode.end is End.TOOL_BROKEN
+    (found,) = run(renderer, path, tasks=TASKS[:1])
+    assert found.episode.end is End.ANSWERED
+
+
+def test_one_broken_attempt_of_several_is_made_again_alone_in_the_file(renderer, tmp_path):
+    path, engine = tmp_path / "a.jsonl", shaky(renderer)
+    engine.failing = {1}
+    before = run(renderer, path, engine=engine, tasks=TASKS[:1], repeat=3)
+    after = run(renderer, path, tasks=TASKS[:1], repeat=3)
+    assert [each.episode.end for each in before].count(End.ABORTED) == 1
+    assert len(path.read_bytes().splitlines()) == 4
+    assert [old == new for old, new in zip(before, after, strict=True)].count(False) == 1
+
+
+def test_what_nobody_could_grade_is_left_out_counted_and_tried_again(renderer, tmp_path):
+    path, silent = tmp_path / "a.jsonl", []
+
+    def judge(episode, task):
+        silent.append(task.id)
+        return Ungraded(reason="the judge didn't answer") if len(silent) in (2, 5) else SCORE(episode, task)
+
+    before = run(renderer, path, tasks=TASKS[:2], repeat=3, score=judge)
+    assert len(before) == len(read_results(path)) == 4
+    lost = read_ungraded(path)
+    assert [each.reason for each in lost] == ["the judge didn't answer"] * 2
+    after = run(renderer, path, tasks=TASKS[:2], repeat=3)
+    assert bare(after) == bare(run(renderer, tmp_path / "whole.jsonl", tasks=TASKS[:2], repeat=3))
+    assert read_ungraded(path) == []
+    assert all(each in after for each in before)

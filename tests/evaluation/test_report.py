@@ -1,15 +1,25 @@
 """Comparisons: what is compared with what, and how it reads."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from evaluation_cases import scored, task
 
 from saccade.data.record import write_jsonl
 from saccade.errors import DataError
-from saccade.evaluation.report import compare, grids, markdown, read_evaluations, write_report
-from saccade.evaluation.run import Record
-from saccade.types import Task
+from saccade.evaluation.report import (
+    HIDES,
+    SHOWS,
+    compare,
+    grids,
+    markdown,
+    read_evaluations,
+    shown_by_overview,
+    write_report,
+)
+from saccade.evaluation.run import Record, read_records
+from saccade.types import Task, Unscored
 
 TASKS = [task(f"w-{i}", gold=("red", "blue", "red")[i % 3]) for i in range(12)]
 
@@ -36,6 +46,15 @@ def test_each_is_compared_with_the_first_and_with_its_control():
     assert gain.difference.mean == pytest.approx(8 / 12)
     assert gain.clear
     assert not changes["after SFT", "after RL, tools off"].clear
+
+
+def test_of_pictures_it_is_known_whether_the_overview_was_enough():
+    plain, known = scored(TASKS[0], 1.0), []
+    for looks in ([], [0, 2]):
+        extras = {"question": "count", "cards": [[32, 32, 32, "red", "dot", "blue"]], "looks": looks}
+        episode = replace(plain.episode, task=replace(TASKS[0], extras=extras))
+        known.append(shown_by_overview(replace(plain, episode=episode)))
+    assert known == [SHOWS, HIDES]
 
 
 def test_pairs_can_be_chosen_and_those_without_a_common_task_are_left_out():
@@ -97,7 +116,24 @@ def test_evaluations_of_a_run_are_read_by_name(tmp_path):
     keep(tmp_path, "b first", "a second")
     found = read_evaluations(tmp_path)
     assert set(found) == {"a second", "b first"}
-    assert found["b first"] == evaluation(2)
+    assert [each.score for each in found["b first"]] == [each.score for each in evaluation(2)]
+    media = {each.episode.task.media[0].path for each in found["b first"]}
+    assert media == {str(tmp_path / "evaluations" / "clip.mp4")}  # as seen from the file
+
+
+def test_attempts_that_nobody_could_grade_are_counted_beside_the_means(tmp_path):
+    keep(tmp_path, "graded", "partly")
+    path = tmp_path / "evaluations" / "partly.jsonl"
+    known = read_records(path)
+    lost = [Unscored(episode=each.scored.episode, index=0, reason="the judge is away") for each in known[:3]]
+    write_jsonl(path, [replace(each, scored=new) for each, new in zip(known, lost, strict=False)] + known[3:])
+    write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| ungraded | 0 | 3 |" in text
+    assert f"/ {len(TASKS) - 3} |" in text
+    numbers = json.loads((tmp_path / "comparison.json").read_text())["summaries"]
+    assert {name: numbers[name]["ungraded"] for name in numbers} == {"graded": 0, "partly": 3}
+    assert "ungraded" not in markdown(compare(EVALUATIONS))
 
 
 def test_a_run_is_reported_as_page_text_and_numbers(tmp_path):

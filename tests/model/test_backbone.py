@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import shutil
 import sys
 
 import numpy as np
@@ -231,9 +232,31 @@ def test_training_goes_on_from_saved_adapters(folder, tmp_path):
     assert (logprobs(again) - logprobs(backbone)).abs().max() <= 1e-5
     ours, theirs = backbone.model.state_dict(), again.model.state_dict()
     assert ours.keys() == theirs.keys()
-    assert all((ours[name] - theirs[name]).abs().max() <= 1e-6 for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with pytest.raises(ModelError, match=r"another rank than model\.lora_rank"):
         opened(tmp_path / "saved", lora_rank=8)
+
+
+@needs_peft
+@pytest.mark.parametrize("base", ["gone", "other", "kept"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapted_weights_are_those_of_the_base_while_it_is_there(folder, tmp_path, base, dtype):
+    """Through a chain of checkpoints; without the base, or with other weights in its place, they are recovered."""
+    shutil.copytree(folder, tmp_path / "base")
+    first = opened(tmp_path / "base", lora_rank=4, dtype=dtype)
+    update(first)
+    first.save(tmp_path / "one")
+    opened(tmp_path / "one", lora_rank=4, dtype=dtype).save(tmp_path / "two")
+    if base == "gone":
+        shutil.rmtree(tmp_path / "base")
+    if base == "other":
+        make_tiny(str(tmp_path / "base"), seed=99)
+    again = opened(tmp_path / "two", lora_rank=4, dtype=dtype)
+    ours, theirs = first.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if "base_layer" not in name)
+    equal = [torch.equal(ours[name], theirs[name]) for name in ours if "base_layer" in name]
+    assert all(equal) if base == "kept" else not all(equal)
+    assert (logprobs(again) - logprobs(first)).abs().max() <= (1e-5 if dtype == "float32" else 0.2)
 
 
 @needs_peft

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,22 @@ def score(body, gold="B", choices=OPTIONS):
         "B: the blue ball",
         "Ｂ",
         "'B'",
+        "\u201cB\u201d",
+        "__B__",
+        "\\(B\\)",
+        "\\[\\boxed{B}\\]",
+        "$\\boxed{\\textbf{(B)}}$",
+        "\\mathbf{B}",
+        "\\text{B. the blue ball}",
+        "Ⓑ",
+        "B,",
+        "答案：B",
+        "B the blue ball",
+        "B - the blue ball",
+        "B\u2014the blue ball",
+        "B\nthe blue ball",
+        "Answer: B. The blue ball.",
+        "b\u200b",
     ],
 )
 def test_one_letter_or_its_text(body):
@@ -71,6 +89,19 @@ def test_one_letter_or_its_text(body):
         "answer",
         "B C D",
         "2",
+        "B/A",
+        "A and B, so B",
+        "B?A",
+        "\\boxed{A}\\boxed{B}",
+        "\\boxed{B}\\boxed{B}",
+        "B\u200bA",
+        "Bthe blue ball",
+        "(A)(B)",
+        "B - the red ball",
+        "В",  # a Cyrillic letter
+        "the blue  ball or so",
+        "\\text{not }B",
+        "neither",
     ],
 )
 def test_everything_else_is_wrong(body):
@@ -80,6 +111,14 @@ def test_everything_else_is_wrong(body):
 def test_an_option_may_be_about_letters():
     assert score("A and B", gold="C") == 1.0
     assert score("A and B", gold="A") == 0.0
+
+
+@pytest.mark.parametrize("form", ["{}", "({})", "{}.", "Option {}", "The answer is {}.", "\\boxed{{{}}}", "**{}**"])
+@pytest.mark.parametrize("count", range(2, 11))
+def test_every_letter_of_every_number_of_options(count, form):
+    choices = tuple(f"number {i}" for i in range(count))
+    for gold, letter in itertools.product("ABCDEFGHIJ"[:count], "ABCDEFGHIJK"):
+        assert score(form.format(letter), gold=gold, choices=choices) == float(letter == gold)
 
 
 def test_only_letters_of_this_task():

@@ -1,9 +1,13 @@
+import asyncio
+
 import pytest
 from reward_cases import RAN, answer, call, episode, stray, task, text, think, turn
 
+from saccade.config import Term
+from saccade.rewards._compose import compose
 from saccade.rewards.compliance import compliance
 from saccade.rewards.format import format as format_reward
-from saccade.types import Form
+from saccade.types import Form, Score
 
 TASK = task("red")
 FLOW = turn(think(), answer())
@@ -57,6 +61,33 @@ def test_base_and_anchor_by_hand(turns, expected):
     assert score(*turns) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("turns", "value", "anchor"),
+    [
+        ((FLOW,), 0.7 + 0.1, 0.5 * 0.7),
+        ((LOOK, FLOW), 1.0, 0.5 * 0.7),  # 0.2 + 0.5 + 0.3 + 0.1, capped
+        ((turn(think("hm", closed=False), answer()),), 0.5, -0.15),
+        ((turn(think(closed=False), answer()),), 0.7, -0.15),
+        ((turn(think("", closed=False)),), 0.0, -0.15),
+        ((turn(text("red")),), 0.0, 0.0),
+    ],
+)
+def test_the_anchor_apart(turns, value, anchor):
+    apart = score(*turns, anchor_credit="tokens")
+    assert apart == Score(value=pytest.approx(value), parts={"anchor": pytest.approx(anchor)})
+    assert score(*turns) == pytest.approx(min(1.0, value + anchor))
+    assert score(*turns, anchor_credit="tokens", lam=0.0).parts == {"anchor": 0.0}
+
+
+def test_the_anchor_apart_in_a_score():
+    terms = {"accuracy": Term(), "format": Term(weight=0.5, settings={"anchor_credit": "tokens"})}
+    found = asyncio.run(compose(terms)(episode(FLOW), TASK))
+    assert found.value == pytest.approx(1.0 + 0.5 * 0.8)
+    assert found.parts == pytest.approx({"accuracy": 1.0, "format": 0.8, "compliance": 1.0, "anchor": 0.5 * 0.35})
+    terms["format"] = Term(weight=0.5)
+    assert "anchor" not in asyncio.run(compose(terms)(episode(FLOW), TASK)).parts
+
+
 def test_without_the_answer_suffix():
     assert score(FLOW, lam=0.0, answer_suffix=False) == pytest.approx(0.3 + 0.2 + 0.1 + 0.1)
     assert score(turn(answer(closed=False)), lam=0.0, answer_suffix=False) == pytest.approx(0.2)
@@ -105,6 +136,8 @@ ILL_FORMED = [
     turn(think(), call(closed=False)),
     turn(think("I open <tool_call> here"), answer()),
     turn(think(), answer("red</think>")),
+    turn(think(), answer("<think>It was red.</think>red")),
+    turn(think(), answer('<tool_call>{"name": "crop_video"}</tool_call>')),
 ]
 
 

@@ -1,6 +1,7 @@
 import pytest
 from reward_cases import RAISED, RAN, REFUSED, SILENT, answer, call, episode, task, text, think, turn
 
+from saccade.rewards.open import open as open_reward
 from saccade.rewards.tools import tools
 from saccade.types import Form
 
@@ -9,7 +10,8 @@ TASK = task("red")
 
 
 def score(*turns, **settings):
-    return tools(episode(*turns), TASK, **settings)
+    attempt = episode(*turns)
+    return tools(attempt, TASK, accuracy=open_reward(attempt, TASK), **settings)
 
 
 def looked(*results):
@@ -25,7 +27,10 @@ def looked(*results):
         ((looked(RAISED), WRONG), 0.1),
         ((looked(RAN), WRONG), 0.3),
         ((looked(REFUSED, RAN), WRONG), 0.3),
-        ((looked(REFUSED), RIGHT), 0.6),
+        ((looked(RAISED), RIGHT), 0.6),
+        ((looked(REFUSED), RIGHT), 0.1),  # refused: it was never run
+        ((turn(think(), call(), answer("red")),), 0.1),  # beside the answer: it was never run
+        ((looked(RAN), turn(think(), call(), answer("red"))), 0.8),
         ((looked(RAN, RAN), RIGHT), 0.8),
         ((looked(RAN), turn(think(), answer("red ball"))), 0.8),  # F1 2/3
         ((looked(RAN), turn(think(), answer("red blue green white"))), 0.3),  # F1 2/5
@@ -61,5 +66,7 @@ def test_cap_bonus_threshold_and_none():
     assert score(*many, mode="none") == 0.0
 
 
-def test_another_accuracy_may_be_given():
-    assert score(looked(RAN), RIGHT, accuracy=lambda episode, task: 0.0) == pytest.approx(0.3)
+def test_what_is_correct_is_told_never_looked_at():
+    attempt = episode(looked(RAN), RIGHT)
+    assert tools(attempt, TASK, accuracy=0.0) == pytest.approx(0.3)
+    assert tools(episode(looked(RAN), WRONG), TASK, accuracy=0.5) == pytest.approx(0.8)

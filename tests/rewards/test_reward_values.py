@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_cases import RAN, answer, call, episode, said, task, text, think, turn
 
-from saccade.errors import DataError
+from saccade.errors import ConfigError, DataError
 from saccade.rewards.accuracy import accuracy
 from saccade.rewards.grounding import grounding
 from saccade.rewards.number import number
@@ -43,6 +43,15 @@ def opened(body, gold, mode="f1"):
         ("1,000", "1000", 1.0),
         ("3-5", "3 5", 1.0),  # between numbers it is no sign
         ("5.", "5", 1.0),
+        ("\u20135", "5", 0.0),  # a long dash is a sign, too
+        ("\u20135", "-5", 1.0),
+        ("3\u20135", "3 5", 1.0),
+        ("r\u200bed", "red", 1.0),  # what nobody sees is not there
+        ("ｒｅｄ", "red", 1.0),
+        ("r e d", "red", 0.0),
+        ("1.2.3", "1.2", 2 / 3),
+        ("-1,000.5", "-1000.5", 1.0),
+        ("1,000.5", "-1000.5", 0.0),
         ("A", "A", 1.0),  # the gold is itself an article
         ("the", "A", 0.0),
     ],
@@ -85,6 +94,16 @@ def grounded(body, gold=(4.0, 8.0)):
         ("6-10", 2 / 6),
         ("4-6", 0.5),
         ("0 to 16", 0.25),
+        ("4\u20118", 1.0),
+        ("4s\u20148s", 1.0),
+        ("4 \u2192 8", 1.0),
+        ("4\u20268", 1.0),
+        ("4 --> 8", 1.0),
+        ("00:00:04,000 --> 00:00:08,000", 1.0),
+        ("from second 4 to second 8", 1.0),
+        ("it starts at 4 and ends at 8", 1.0),
+        ("start: 4\nend: 8", 1.0),
+        ("t=4 to t=8", 1.0),
         ("8-12", 0.0),
         ("20 to 30", 0.0),
         ("8-4", 0.0),  # inverted
@@ -92,7 +111,15 @@ def grounded(body, gold=(4.0, 8.0)):
         ("8-4, no: 4-8", 0.0),  # the first well-formed span counts
         ("0-1, 4-8", 0.0),
         ("-4 to 8", 0.0),
+        ("\u20134 to 8", 0.0),
         ("4 to -8", 0.0),
+        ("4 to \u22128", 0.0),
+        ("4.0.0 to 8", 0.0),
+        ("4 to 8.0.0", 0.0),
+        ("4% to 8%", 0.0),
+        ("4 min to 8 min", 0.0),
+        ("frames 4 to 8", 0.0),
+        ("4:8", 0.0),
         ("4:75 to 8:00", 0.0),
         ("4 to 8 minutes", 0.0),
         ("frames 4 to 8 frames", 0.0),
@@ -159,6 +186,12 @@ def test_mra_has_the_official_values(body, expected):
         "4 m²",
         "4 m^2",
         "There are 4.",
+        "4%",
+        "４",
+        "4 m2",
+        "4th",
+        "$4",
+        "about 4",
     ],
 )
 def test_ways_to_write_a_number(body):
@@ -185,15 +218,68 @@ def test_ways_to_write_a_number(body):
         "4 million",
         "forty-four",
         "14^2",
+        "\u20134",
+        "\u2012 4",
+        "±4",
+        "+/- 4",
+        ">4",
+        "\u22654",
+        "not 4",
+        "it isn't 4",
+        "4k",
+        "4\u2082",
+        "4½",
+        "0x4",
+        "4/4",
+        "4*1",
+        "4:00",
+        "4..5",
+        "4.0.1",
+        "√4",
+        "4,5",
+        "1,2345",
     ],
 )
 def test_ways_to_be_wrong(body):
     assert numbered(body, 4.0, mode="exact") == 0.0
 
 
+@settings(deadline=None)
+@given(
+    st.decimals(-(10**7), 10**7, places=2),
+    st.sampled_from(["{:,}", "{}", " {} m", "It is {}.", "\\boxed{{{}}}", "${}$"]),
+)
+def test_every_number_is_read_back(value, form):
+    assert numbered(form.format(value), float(value), mode="exact") == 1.0
+    assert numbered(form.format(value + 1), float(value), mode="exact") == 0.0
+    if value:
+        assert numbered(form.format(-value), float(value)) == 0.0
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 359_998),
+    st.integers(1, 359_999),
+    st.sampled_from(["{}-{}", "{} to {}", "from {} until {}", "[{}, {}]"]),
+)
+def test_every_span_is_read_back(start, length, form):
+    def clock(seconds):
+        return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+    end = start + length
+    gold = (float(start), float(end))
+    for write in (clock, str, lambda seconds: f"{seconds}.0s"):
+        assert grounded(form.format(write(start), write(end)), gold) == 1.0
+        assert grounded(form.format(write(end), write(start)), gold) == 0.0
+
+
 def test_signs_thousands_tolerance_and_zero():
     assert numbered("\u22124", -4.0, mode="exact") == 1.0
-    assert numbered("1,234.5", 1234.5, mode="exact") == 1.0
+    for written in ("1,234.5", "1\u202f234.5", "1\u00a0234.5", "1'234.5", "1234.50"):
+        assert numbered(written, 1234.5, mode="exact") == 1.0
+    assert numbered("12,345,678", 12345678.0, mode="exact") == 1.0
+    assert numbered("50%", 50.0, mode="exact") == 1.0
+    assert numbered("50%", 0.5, mode="exact") == 0.0  # the sign is a unit, as any other
     assert numbered("3.1", "3.0", mode="exact", tolerance=0.1) == 1.0
     assert numbered("3.11", "3.0", mode="exact", tolerance=0.1) == 0.0
     assert numbered("0", 0.0) == 1.0
@@ -202,20 +288,46 @@ def test_signs_thousands_tolerance_and_zero():
         numbered("4", "four or so")
 
 
+def accurate(body, **settings):
+    rule = {key: settings.pop(key) for key in ("open", "number", "tolerance") if key in settings}
+    return accuracy(**rule)(*said(body, **settings))
+
+
 def test_accuracy_follows_the_kind():
-    assert accuracy(*said("B", gold="B", kind=Kind.CHOICE, choices=("x", "y"))) == 1.0
-    assert accuracy(*said("4-6", gold=(4.0, 8.0), kind=Kind.GROUNDING)) == 0.5
-    assert accuracy(*said("110", gold=100, kind=Kind.NUMBER)) == pytest.approx(0.9)
-    assert accuracy(*said("110", gold=100, kind=Kind.NUMBER), number="exact") == 0.0
-    assert accuracy(*said("110", gold=100, kind=Kind.NUMBER), number="exact", tolerance=10) == 1.0
-    assert accuracy(*said("red ball", gold="red")) == pytest.approx(2 / 3)
-    assert accuracy(*said("red ball", gold="red"), open="exact") == 0.0
+    assert accurate("B", gold="B", kind=Kind.CHOICE, choices=("x", "y")) == 1.0
+    assert accurate("4-6", gold=(4.0, 8.0), kind=Kind.GROUNDING) == 0.5
+    assert accurate("110", gold=100, kind=Kind.NUMBER) == pytest.approx(0.9)
+    assert accurate("110", gold=100, kind=Kind.NUMBER, number="exact") == 0.0
+    assert accurate("110", gold=100, kind=Kind.NUMBER, number="exact", tolerance=10) == 1.0
+    assert accurate("red ball", gold="red") == pytest.approx(2 / 3)
+    assert accurate("red ball", gold="red", open="exact") == 0.0
+    assert accurate("[0, 0, 1, 0.5]", gold=(0.0, 0.0, 1.0, 1.0), kind=Kind.BOX) == 0.5
+    assert accurate("(0.5, 0.5)", gold=(0.0, 0.0, 1.0, 1.0), kind=Kind.POINT) == 1.0
+
+
+@pytest.mark.parametrize("settings", [{"open": "judge"}, {"judge": {"url": "http://127.0.0.1:1", "model": "m"}}])
+def test_a_judge_and_its_settings_go_together(settings):
+    with pytest.raises(ConfigError, match="go together"):
+        accuracy(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"judge": {"model": "m"}}, "rewards/judge needs the setting 'url'"),
+        ({"judge": {"url": "http://x", "model": "m", "modell": "n"}}, "did you mean 'model'"),
+        ({"math": {"second": 1}, "open": "f1"}, "did you mean 'seconds'"),
+    ],
+)
+def test_wrong_settings_of_what_it_asks_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        accuracy(**{"open": "judge", **settings} if "judge" in settings else settings)
 
 
 def test_only_the_last_closed_answer_is_graded():
-    of = task("red")
-    assert accuracy(episode(turn(think(), answer("red"), answer("blue")), of=of), of) == 0.0
-    assert accuracy(episode(turn(think(), answer("red"), answer(" ")), of=of), of) == 1.0
-    assert accuracy(episode(turn(think(), answer("red", closed=False)), of=of), of) == 0.0
+    of, right = task("red"), accuracy()
+    assert right(episode(turn(think(), answer("red"), answer("blue")), of=of), of) == 0.0
+    assert right(episode(turn(think(), answer("red"), answer(" ")), of=of), of) == 1.0
+    assert right(episode(turn(think(), answer("red", closed=False)), of=of), of) == 0.0
     printed = episode(turn(think(), call(), results=[RAN]), turn(think(), text("red")), of=of)
-    assert accuracy(printed, of) == 0.0
+    assert right(printed, of) == 0.0

@@ -9,10 +9,11 @@ from saccade.engines.scripted import scripted
 from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger
 from saccade.protocols import Context
+from saccade.rollouts import run as rollouts
 from saccade.rollouts.collect import collect
 from saccade.rollouts.run import run_episode, run_group
 from saccade.testing import PaintedMedia
-from saccade.types import End, Episode, Kind, Media, Sampling, Score, Task, seed_of
+from saccade.types import End, Episode, Group, Kind, Media, Sampling, Score, Task, Ungraded, seed_of
 
 
 def task(name, path="clip.mp4"):
@@ -149,5 +150,81 @@ def test_the_same_run_gives_the_same_groups(renderer):
     assert run() == run()
 
 
+def test_what_can_not_be_graded_is_counted_and_no_member(renderer):
+    async def unsure(episode, task):
+        await asyncio.sleep(0)
+        odd = int(episode.ledger.segments[0].tokens[0]) % 2
+        return Ungraded(reason="the judge is away") if odd else Score(value=1.0, parts={"accuracy": 1.0})
+
+    tasks = [task(str(n)) for n in range(8)]
+    groups = asyncio.run(collect(tasks, quick, base(renderer), size=3, score=unsure))
+    for group in groups:
+        episodes = asyncio.run(run_group(group.task, quick, base(renderer), size=3))
+        lost = [each.index for each in group.ungraded]
+        assert lost == [i for i in range(3) if episodes[i].ledger.segments[0].tokens[0] % 2]
+        assert [each.episode for each in group.ungraded] == [episodes[i] for i in lost]
+        assert [each.episode for each in group.members] == [episodes[i] for i in range(3) if i not in lost]
+        assert {each.reason for each in group.ungraded} <= {"the judge is away"}
+        assert group.rewards == (1.0,) * len(group.members)
+    assert {len(group.members) for group in groups} >= {1, 2}
+    empty = Group(task=tasks[0], members=(), ungraded=groups[0].ungraded)
+    assert (empty.rewards, empty.solved) == ((), 0.0)
+
+
+def test_attempts_wait_for_their_rewards_together(renderer):
+    async def slow(episode, task):
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await asyncio.sleep(0.01)
+        waiting -= 1
+        return ones(episode, task)
+
+    waiting = most = 0
+    (group,) = asyncio.run(collect([task("a")], quick, base(renderer), size=4, score=slow))
+    assert (most, group.rewards) == (4, (1.0,) * 4)
+
+
 def test_one_episode_alone(renderer):
     assert asyncio.run(run_episode(task("a"), parallel, base(renderer))).answer == "red"
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_episodes_seconds_begin_when_it_does(renderer):
+    """Four groups, one after the other: each has its own time, however long it waited for its turn."""
+
+    class Slow(scripted):
+        async def generate(self, ledger, sampling):
+            await asyncio.sleep(0.2)
+            return await super().generate(ledger, sampling)
+
+    engine = Slow(renderer, replies=lambda ledger: "</think><answer>red</answer>")
+    tasks = [task(str(n)) for n in range(4)]
+    groups = asyncio.run(collect(tasks, parallel, base(renderer, engine, seconds=0.5), size=1, score=ones, at_once=1))
+    assert [group.rewards for group in groups] == [(1.0,)] * 4
+    late = asyncio.run(run_episode(tasks[0], parallel, base(renderer, engine, seconds=0.1)))
+    assert (late.end, late.error) == (End.ABORTED, "the episode's deadline passed before it had ended")
+    assert late.ledger.segments  # the agent's own end: what was said is kept
+
+
+def test_an_agent_that_knows_no_deadline_is_ended_too(renderer, monkeypatch):
+    monkeypatch.setattr(rollouts, "GRACE", 0.05)
+
+    async def hangs(task, ctx):
+        await asyncio.sleep(60)
+
+    episode = asyncio.run(run_episode(task("a"), hangs, base(renderer, seconds=0.05, frames=4)))
+    assert (episode.end, episode.agent, episode.frames) == (End.ABORTED, "hangs", 4)
+    assert "deadline" in episode.error
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), KeyError("media"), ZeroDivisionError("division by zero")])
+def test_a_failure_of_the_agents_own_names_agent_and_task(renderer, error):
+    async def fails(task, ctx):
+        raise error
+
+    with pytest.raises(ConfigError, match=r"^the agent fails failed on task a: ") as raised:
+        asyncio.run(run_episode(task("a"), fails, base(renderer, seconds=5)))
+    assert raised.value.__cause__ is error

@@ -59,9 +59,9 @@ def test_windows_are_clamped(renderer, window, shown):
 def test_frames_are_bounded(renderer):
     _, _, (message,) = crop({"start_time": 0, "end_time": 64}, renderer)
     assert len(times(message)) == 16
-    _, _, (message,) = crop({"start_time": 0, "end_time": 64}, renderer, crop_fps=0.25, crop_frames=(2, 64))
+    _, _, (message,) = crop({"start_time": 0, "end_time": 64}, renderer, fps=0.25, frames=(2, 64))
     assert len(times(message)) == 16
-    _, _, (message,) = crop({"start_time": 0, "end_time": 1}, renderer, crop_frames=(3, 8), crop_question="What?")
+    _, _, (message,) = crop({"start_time": 0, "end_time": 1}, renderer, frames=(3, 8), unasked="What?")
     assert len(times(message)) == 3
     assert message.parts[-1] == "What?"
 

@@ -1,12 +1,13 @@
 """The tool decorator: schema, arguments, time, length, and who is to blame."""
 
 import asyncio
+import contextlib
 import math
 from typing import Annotated
 
 import pytest
 
-from saccade.errors import ConfigError, EngineError, MediaError
+from saccade.errors import ConfigError, EngineError, MediaError, ToolError
 from saccade.testing import PaintedMedia
 from saccade.tools._tool import CUT_MARK, Between, ToolContext, cut, tool
 from saccade.types import ToolResult
@@ -88,6 +89,7 @@ def test_arguments_reach_the_function(arguments, text):
         ({"time": 1, "echo": "!"}, "has no argument 'echo'"),
         ({"time": 1, "ctx": 1}, "has no argument 'ctx'"),
         ({"0": 1, "time": 1}, "was given time twice"),
+        ({"1" * 5000: 1}, "has no argument '1111"),
         ({"4": 1}, "read_sign takes 4 arguments at most"),
     ],
 )
@@ -98,7 +100,9 @@ def test_wrong_arguments_are_results(arguments, error):
 
 
 def test_settings_come_from_the_context_alone():
-    assert serve(read_sign, {"time": 1}, settings={"echo": "!", "other": 3}).text == "1.0 1 en False!"
+    assert serve(read_sign, {"time": 1}, settings={"echo": "!"}).text == "1.0 1 en False!"
+    with pytest.raises(ConfigError, match="read_sign has no setting 'ecko'; did you mean 'echo'"):
+        serve(read_sign, {"time": 1}, settings={"ecko": "!"})
 
 
 def failing(error):
@@ -130,7 +134,7 @@ def test_what_the_model_cannot_mend_is_raised(error):
         serve(failing(error), {})
 
 
-def test_time_is_bounded_by_the_tool_and_by_the_episode():
+def test_a_tools_time_is_bounded():
     ended = []
 
     @tool(seconds=0.02)
@@ -143,13 +147,63 @@ def test_time_is_bounded_by_the_tool_and_by_the_episode():
         return ""
 
     assert serve(sleeps, {}).error == "sleeps did not finish within 0.02 seconds"
+    assert ended == [True]
 
-    async def with_deadline():
-        soon = asyncio.get_running_loop().time() + 0.01
-        return (await sleeps({}, ctx=context(deadline=soon)))[0]
 
-    assert asyncio.run(with_deadline()).error == "sleeps did not finish before the episode's deadline"
-    assert ended == [True, True]
+def asking(work, *waits):
+    """A tool that has a third of a second, sleeps `work` seconds and asks sub-agents that take `waits`, all at once."""
+
+    @tool(seconds=0.3)
+    async def asks(*, ctx: ToolContext) -> str:
+        """Ask."""
+        await asyncio.sleep(work / 2)
+        said = await asyncio.gather(*(ctx.ask((wait,)) for wait in waits))
+        await asyncio.sleep(work / 2)
+        return " ".join(said)
+
+    async def ask(messages):
+        await asyncio.sleep(messages[0])
+        return f"after {messages[0]}"
+
+    return serve(asks, {}, ctx=context(ask=ask))
+
+
+def test_waiting_for_sub_agents_is_not_the_tools_time():
+    assert asking(0.1, 0.5).text == "after 0.5"
+    # While any of them is waited for, whoever ends first and whoever comes later.
+    assert asking(0.1, 0.0, 0.6, 0.3).text == "after 0.0 after 0.6 after 0.3"
+    assert asking(0.8, 0.0).error == "asks did not finish within 0.3 seconds"
+    assert asking(0.8).error == "asks did not finish within 0.3 seconds"
+
+
+def test_the_tools_time_goes_on_where_it_stood():
+    @tool(seconds=0.3)
+    async def greedy(*, ctx: ToolContext) -> str:
+        """Work a little between many questions."""
+        for _ in range(10):
+            await asyncio.sleep(0.06)
+            await ctx.ask(())
+        return ""
+
+    async def ask(messages):
+        await asyncio.sleep(0.01)
+
+    assert "within 0.3 seconds" in serve(greedy, {}, ctx=context(ask=ask)).error
+
+
+def test_a_sub_agent_that_fails_leaves_the_time_as_it_was():
+    async def ask(messages):
+        raise ToolError("ask for less")
+
+    @tool(seconds=0.1)
+    async def insists(*, ctx: ToolContext) -> str:
+        """Ask, and go on."""
+        with contextlib.suppress(ToolError):
+            await ctx.ask(())
+        await asyncio.sleep(5)
+        return ""
+
+    assert "within 0.1 seconds" in serve(insists, {}, ctx=context(ask=ask)).error
 
 
 def test_long_texts_are_cut_with_a_mark(renderer):

@@ -10,7 +10,7 @@ from training_cases import Killed, equal, weights
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from saccade import stages
-from saccade.errors import ConfigError, RunError
+from saccade.errors import RunError
 from saccade.training import checkpoint
 from saccade.training.optim import Optimizer
 
@@ -175,5 +175,15 @@ def test_a_checkpoint_of_another_optimiser_is_refused(home, run, tmp_path):
 
 
 def test_another_recipe_cant_resume(home, run):
-    with pytest.raises((RunError, ConfigError), match=r"sft\.steps"):
-        stages.sft(run, home.recipe("sft={save_every: 1, steps: 5}"), resume=True, on_step=lambda step, values: None)
+    other = home.recipe("sft.save_every=1", "sft.optim.clip_norm=0.7")
+    with pytest.raises(RunError, match=r"sft\.optim\.clip_norm"):
+        stages.sft(run, other, resume=True, on_step=lambda step, values: None)
+
+
+def test_a_run_may_go_further_than_was_meant(home, run, tmp_path):
+    folder, steps = tmp_path / "run", []
+    shutil.copytree(run, folder)
+    further = home.recipe("sft={save_every: 1, steps: 5}")
+    last = stages.sft(folder, further, resume=True, on_step=lambda step, values: steps.append(step))
+    assert (steps, last.name) == ([3, 4, 5], "step-000005")
+    assert json.loads((folder / "versions.json").read_text())[-1]["changed"] == {"sft.steps": [4, 5]}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from saccade.config import Optim
+from saccade.errors import RunError
 from saccade.training.optim import Optimizer, rate
 
 
@@ -55,6 +56,15 @@ def test_the_first_step_of_adamw_is_the_rate_in_each_direction():
     assert torch.allclose(model.scale, torch.tensor([0.9, 1.1]), atol=1e-6)
     assert model.scale.grad is None
     assert torch.equal(model.frozen, torch.ones(2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_it_and_changes_no_weight(value):
+    model = pulled(Model(), scale=(value, 1.0))
+    optimizer = Optimizer(model, Optim(lr=0.1), steps=1)
+    with pytest.raises(RunError, match=f"the gradient became {value}"):
+        optimizer.step()
+    assert torch.equal(model.scale, torch.ones(2))
 
 
 def test_weight_decay_shrinks_what_has_no_gradient():

@@ -11,7 +11,7 @@ from saccade.ledger import Ledger, Picture
 from saccade.model.backbone import Backbone
 from saccade.model.tiny import make_tiny
 from saccade.training.pack import fill, pack, plant
-from saccade.training.step import forward
+from saccade.training.step import forward, step
 from saccade.types import Message, Sample
 
 
@@ -144,3 +144,94 @@ def test_rows_hold_every_tree_once_and_keep_their_bound(lengths, row_tokens):
     rows = fill(plant(samples, row_tokens), row_tokens)
     assert sorted(member for row in rows for tree in row for member in tree.members) == list(range(len(samples)))
     assert all(len(row) == 1 or sum(tree.tokens for tree in row) <= row_tokens for row in rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=1, max_size=3)), min_size=1, max_size=12
+    ),
+    st.integers(1, 60),
+    st.integers(1, 3),
+)
+def test_a_sequence_is_whole_in_one_micro_batch_and_its_tokens_are_neighbours(drawn, row_tokens, rows):
+    """What ratios of sequences and penalties to go rely on, and: what is trained is exactly what was sampled."""
+    samples = []
+    for place, (prompt, turns) in enumerate(drawn):
+        ledger = Ledger().observe((prompt, 1, 1))
+        for length in turns:
+            ledger = ledger.act((2,) * length, logprobs=(-float(place),) * length, version=0).observe((3,))
+        samples.append(Sample(ledger=ledger, advantages=tuple(float(place + 1) * sampled for sampled in ledger.mask())))
+    flat = lambda ledger: np.tile(np.arange(len(ledger)), (3, 1))  # noqa: E731
+    batches = pack(samples, positions=flat, row_tokens=row_tokens, rows_per_pass=rows)
+    homes = [set(batch.sample_N.tolist()) for batch in batches]
+    assert sum(len(home) for home in homes) == len(samples)
+    for batch in batches:
+        changes = 1 + int((np.diff(batch.sample_N) != 0).sum()) if len(batch.sample_N) else 0
+        assert changes == len(set(batch.sample_N.tolist()))
+        assert (batch.advantage_N == batch.sample_N + 1).all()
+        assert (batch.old_logp_N == -batch.sample_N).all()
+        assert (batch.token_N == 2).all()
+    assert sum(len(batch.token_N) for batch in batches) == sum(sum(sample.ledger.mask()) for sample in samples)
+
+
+# ---- micro-batches side by side --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "many"), [(8, 2), (3, 2), (1, 3), (64, 4)])
+def test_micro_batches_come_in_multiples_of_about_one_size(backbone, rows, many):
+    samples, where = conversations(backbone), backbone.renderer.positions
+    alone = pack(samples, positions=where, row_tokens=60, rows_per_pass=64)
+    batches = pack(samples, positions=where, row_tokens=60, rows_per_pass=rows, side_by_side=many)
+    sizes = [len(batch.ids_BT) for batch in batches]
+    assert sum(sizes) == len(alone[0].ids_BT)
+    assert max(sizes) <= rows
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) % many == 0 or set(sizes) == {1}
+    assert sum(len(batch.token_N) for batch in batches) == len(alone[0].token_N)
+
+
+class Kept:
+    """An optimiser that keeps the gradients and moves nothing."""
+
+    def __init__(self, backbone):
+        self.backbone, self.found = backbone, {}
+
+    def step(self):
+        named = self.backbone.model.named_parameters()
+        self.found = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+        self.backbone.model.zero_grad(set_to_none=True)
+        return 1.0
+
+
+def gradients_of_a_step(folder, threads):
+    """The gradients that a step leaves, and its report."""
+    backbone = Backbone(Model(path=folder, threads=threads))
+    kept = Kept(backbone)
+    batches = pack(
+        conversations(backbone),
+        positions=backbone.renderer.positions,
+        row_tokens=60,
+        rows_per_pass=3,
+        side_by_side=backbone.side_by_side,
+    )
+
+    def loss(batch, logp_N):
+        return -(torch.from_numpy(batch.advantage_N) * logp_N).sum(), {"tokens": torch.tensor(float(len(logp_N)))}
+
+    with torch.enable_grad():
+        return step(backbone, kept, batches, loss, pixels=pixels), kept.found
+
+
+def test_side_by_side_is_the_same_every_time_and_the_same_as_alone(tiny_folder):
+    threads = torch.get_num_threads()
+    (report, one), (again, other) = (gradients_of_a_step(tiny_folder, 3) for _ in range(2))
+    torch.set_num_threads(threads)
+    assert report == again
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    report, alone = gradients_of_a_step(tiny_folder, 1)
+    assert (report.loss, report.entropy) == pytest.approx((again.loss, again.entropy), rel=1e-5)
+    assert (report.tokens, report.trained_tokens) == (again.tokens, again.trained_tokens)
+    assert one.keys() == alone.keys()
+    for name, gradient in alone.items():
+        assert torch.allclose(one[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max())), name

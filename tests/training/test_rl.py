@@ -1,6 +1,7 @@
 """RL: the engine's own tokens, one policy in engine and trainer, and a resumed run that is the same run."""
 
 import asyncio
+import importlib.util
 import shutil
 from dataclasses import replace
 
@@ -10,12 +11,17 @@ import torch
 from training_cases import Recorder, equal, turns, weights, with_score
 
 from saccade.algorithms.advantages import credit
-from saccade.errors import DataError, EngineError
+from saccade.config import Advantage
+from saccade.errors import ConfigError, DataError, EngineError
 from saccade.training import checkpoint, rl
+from saccade.training import learn as learn_module
 from saccade.training.credit import samples_of
+from saccade.training.learn import learn
+from saccade.training.lots import roll_out
 from saccade.training.optim import Optimizer, rate
 from saccade.training.pack import pack
 from saccade.types import seed_of
+from saccade.waiting import settled
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def rolled(home, schooled):
     """A step's groups, what the engine sampled for them, and the stage."""
     stage = home.stage(weights=schooled)
     stage = replace(spread(stage), engine=Recorder(stage.engine))
-    return stage, asyncio.run(rl.roll_out(stage, home.tasks, 0))
+    return stage, asyncio.run(roll_out(stage, home.tasks, (0, 1), 0))
 
 
 def spread(stage):
@@ -39,7 +45,7 @@ def spread(stage):
 
 
 def of(groups, children="shared"):
-    return samples_of(groups, credit(groups, rl.Rl().advantage), children)
+    return samples_of(groups, credit(groups, Advantage()), children)
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
@@ -77,10 +83,10 @@ def test_a_tampered_batch_is_refused(rolled, monkeypatch, harm):
         chosen = {"lost": chosen[1:], "twice": np.append(chosen, 0)}.get(harm, chosen)
         return [replace(batches[0], **{name: getattr(batches[0], name)[chosen] for name in names}), *batches[1:]]
 
-    monkeypatch.setattr(rl, "pack", tampered)
+    monkeypatch.setattr(learn_module, "pack", tampered)
     before = weights(stage)
     with pytest.raises(EngineError, match="trains other tokens than the engine sampled"):
-        rl.learn(stage, samples, stage.recipe.rl, optimizer(stage))
+        learn(stage, samples, stage.recipe.rl, optimizer(stage))
     assert equal(before, weights(stage))
 
 
@@ -155,9 +161,27 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(home, schooled, whole
     assert equal(weights(resumed), weights(stage))
 
 
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_a_run_with_adapters_resumes_to_the_bit(home, schooled, tmp_path):
+    """The merged weights of a checkpoint are rounded; what lies under the adapters is read from where RL began."""
+    chosen = ("model.lora_rank=2", "rl={steps: 2, save_every: 1, optim: {warmup: 0}}", "sampling.max_tokens=16")
+    stage = spread(home.stage(*chosen, weights=schooled))
+    rows = home.rl(stage, tmp_path / "whole")
+    home.rl(spread(home.stage(*chosen, weights=schooled)), tmp_path / "cut", die_at=2)
+    resumed = spread(home.stage(*chosen, weights=tmp_path / "cut/step-000001"))
+    assert home.rl(resumed, tmp_path / "cut") == rows[1:]
+    assert equal(weights(resumed), weights(stage))
+    assert rows[0]["updates"] == rows[1]["updates"] == 1
+
+
 def test_a_finished_run_has_nothing_left_to_do(home, whole):
     _, _, folder = whole
     assert home.rl(home.stage(weights=folder / "step-000004"), folder) == []
+
+
+def test_groups_of_one_are_an_error(home, tmp_path):
+    with pytest.raises(ConfigError, match=r"rl\.group=1 leaves an attempt nothing to be compared with"):
+        home.rl(home.stage("rl.group=1"), tmp_path)
 
 
 def test_no_tasks_are_an_error(home, tmp_path):
@@ -213,15 +237,15 @@ def test_steps_and_rates_are_right_where_steps_differ_in_updates(home, schooled,
 def test_later_updates_compare_with_the_trainers_first_logprobs(rolled, home, schooled, monkeypatch):
     _, groups = rolled
     stage = home.stage("rl.updates=3", "rl.optim.warmup=0", weights=schooled)
-    samples, calls, real = of(groups), [], rl.policy_loss
+    samples, calls, real = of(groups), [], learn_module.policy_loss
 
     def spied(logp, old, *given, **settings):
         loss, stats = real(logp, old, *given, **settings)
         calls.append((logp.detach().clone(), old.clone(), settings["engine_logp_N"], stats))
         return loss, stats
 
-    monkeypatch.setattr(rl, "policy_loss", spied)
-    report = rl.learn(stage, samples, stage.recipe.rl, optimizer(stage))
+    monkeypatch.setattr(learn_module, "policy_loss", spied)
+    report = learn(stage, samples, stage.recipe.rl, optimizer(stage))
     passes = len(calls) // 3
     assert len(calls) == 3 * passes
     for place in range(passes):
@@ -246,32 +270,103 @@ def test_stale_logprobs_of_the_engine_weigh_but_are_no_ratios(rolled, home, scho
             for each in sample.ledger.segments
         ]
         samples.append(replace(sample, ledger=replace(sample.ledger, segments=tuple(segments))))
-    report = rl.learn(stage, samples, stage.recipe.rl, optimizer(stage))
+    report = learn(stage, samples, stage.recipe.rl, optimizer(stage))
     assert report.stats["logprob_gap_mean"] == pytest.approx(0.1, abs=1e-4)
     assert report.stats["importance_mean"] == pytest.approx(np.exp(0.1), abs=1e-4)
     assert report.stats["ratio_max"] == 1.0
 
 
-# ---- what a step draws -----------------------------------------------------------------------------------------------
+# ---- groups that wait ------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_shows_every_task_once_in_an_order_of_its_own():
-    first, second = rl.order(20, 0, 0), rl.order(20, 0, 1)
-    assert sorted(first) == sorted(second) == list(range(20))
-    assert first != second
-    assert rl.order(20, 1, 0) != first
+def late(home, schooled, *overrides):
+    return spread(home.stage("rl.staleness=2", "sampling.max_tokens=16", *overrides, weights=schooled))
 
 
-def test_prompts_are_drawn_through_the_epochs(home, schooled):
-    """Twelve tasks, two prompts a step: six steps show each once."""
-    stage = with_score(home.stage("rl.group=1", "sampling.max_tokens=2", weights=schooled), turns)
-    drawn = [group.task.id for number in range(6) for group in asyncio.run(rl.roll_out(stage, home.tasks, number))]
-    assert sorted(drawn) == sorted(task.id for task in home.tasks)
+def test_groups_are_learned_from_as_many_versions_later_as_asked_for(home, schooled, tmp_path):
+    """Version 0 rolls out for steps 0, 1 and 2, version 1 for step 3; nothing is rolled out for a step beyond the last.
 
-
-def test_oversampling_draws_more_and_learns_from_as_many_as_before(home, schooled, tmp_path):
-    stage = home.stage("rl.select.oversample=2", "rl.steps=1", "rl.group=2", weights=schooled)
+    A run that was cut goes on to the bit: the groups that waited are in its checkpoint.
+    """
     seen = []
-    (row,) = home.rl(with_score(stage, turns), tmp_path, seen=lambda number, groups: seen.append(groups))
-    assert len(seen[0]) == 4
-    assert (row["groups/kept"], row["groups/dropped/target"]) == (2.0, 2.0)
+    stage = late(home, schooled)
+
+    def watch(number, groups):
+        versions = {v for group in groups for m in group.members for v in m.episode.ledger.versions()} - {-1}
+        seen.append((number, versions))
+
+    rows = home.rl(stage, tmp_path / "whole", seen=watch)
+    assert seen == [(0, {0}), (1, {0}), (2, {0}), (3, {1})]
+    assert [(row["staleness_mean"], row["staleness_max"]) for row in rows] == [(0, 0), (1, 1), (2, 2), (2, 2)]
+    assert rows[0]["logprob_gap_mean"] < 1e-4 < rows[3]["logprob_gap_mean"]
+    home.rl(late(home, schooled), tmp_path / "cut", die_at=3)
+    resumed = late(home, tmp_path / "cut/step-000002")
+    assert home.rl(resumed, tmp_path / "cut") == rows[2:]
+    assert equal(weights(resumed), weights(stage))
+
+
+def test_a_late_lot_is_corrected_or_not(home, schooled, tmp_path):
+    """The same groups, learned from two versions late: with another cap the step is another one."""
+    losses = {}
+    for cap in ("5.0", "null"):
+        stage = late(home, schooled, "rl.steps=3", f"rl.loss.behaviour_cap={cap}", "rl.optim.warmup=0")
+        losses[cap] = [row["loss"] for row in home.rl(stage, tmp_path / cap)]
+    assert losses["5.0"][0] == losses["null"][0]  # fresh tokens know nothing of that cap
+    assert losses["5.0"][1] != losses["null"][1]
+
+
+# ---- every setting ---------------------------------------------------------------------------------------------------
+
+SETTINGS = (
+    "rl.loss={ratio: sequence, clip_low: 3e-4, clip_high: 4e-4, aggregation: seq_mean_token_mean}",
+    "rl.loss={against: behaviour, importance_cap: null, behaviour_cap: null}",
+    "rl.loss={importance_cap: null, dual_clip: 3.0, clip_high: 0.28, aggregation: seq_mean_token_sum_norm}",
+    "rl={staleness: 1, loss: {behaviour_cap: 2.0}}",
+    "rl.kl.loss=0.01",
+    "rl.kl={reward: 0.01, estimator: k3, keep: cpu}",
+    "rl.advantage={estimator: leave_one_out, whiten: true, reward_scale: 10, reward_bias: -0.2, reward_clip: 40}",
+    "rl.select={correct_with_negative_advantage: true, rank: std, oversample: 2, spare: requeue}",
+    "rl.select={must_show_image: true, max_tokens: 4000, max_rounds: 2}",
+    "rewards.format.settings={anchor_credit: tokens}",
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_two_steps_with_every_setting(home, schooled, tmp_path, setting):
+    stage = home.stage(setting, "rl.steps=2", "rl.updates=2", weights=schooled)
+    paid = stage.score
+
+    async def uneven(episode, task):
+        """What the recipe pays, and a little by chance, so that something is learned."""
+        score = await settled(paid(episode, task))
+        return replace(score, value=score.value + seed_of(episode.ledger.compact()) % 7 / 10)
+
+    rows = home.rl(replace(stage, score=uneven), tmp_path)
+    assert len(rows) == 2
+    assert all(np.isfinite(value) for row in rows for value in row.values())
+    assert any(row["updates"] for row in rows)
+
+
+REPORTED = """
+    reward accuracy compliance calls calls/executed calls/succeeded tool_share turns response_tokens visual_tokens
+    sampled_tokens entropy grad_norm approx_kl clip_fraction logprob_gap_mean logprob_gap_max importance_mean
+    importance_max importance_truncated staleness_mean staleness_max punished groups/kept groups/dropped/ends
+    groups/dropped/survivors groups/dropped/spread groups/dropped/target ungraded rounds lr loss tokens trained_tokens
+"""
+
+
+def test_a_step_reports_what_it_must(whole):
+    _, rows, _ = whole
+    wanted = set(REPORTED.split())
+    for row in rows:
+        assert wanted <= row.keys(), wanted - row.keys()
+        assert any(key.startswith("end/") for key in row)
+
+
+def test_a_step_reports_what_it_costs(home, tmp_path):
+    rows = []
+    stage = with_score(home.stage("rl.group=2", "sampling.max_tokens=2", "rl.steps=1"), turns)
+    asyncio.run(rl.train(stage, home.tasks, folder=tmp_path, log=rows.append))
+    costs = {"seconds/rollout", "seconds/reward", "seconds/train", "seconds/publish", "tokens_per_second", "memory_gib"}
+    assert costs <= rows[0].keys()
+    assert all(rows[0][name] > 0 for name in costs)

@@ -15,7 +15,7 @@ from saccade.rollouts.stage import Stage
 from saccade.training import rl, sft
 from saccade.types import Demo, Score, Task
 
-CLOCKS = ("seconds/", "tokens_per_second", "memory_gib")
+CLOCKS = ("seconds/", "tokens_per_second", "memory_")
 
 
 class Killed(BaseException):
@@ -86,12 +86,14 @@ class Recorder:
 
     engine: object
     served: list = field(default_factory=list)
+    asked: list = field(default_factory=list)
 
     @property
     def version(self):
         return self.engine.version
 
     async def generate(self, ledger, sampling):
+        self.asked.append(sampling)
         completion = await self.engine.generate(ledger, sampling)
         self.served.append((ledger, completion))
         return completion

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from saccade.ledger import Picture
 from saccade.types import Block, BlockKind, Call, Form, Reply, ToolResult
 from saccade.view.live import CALL_WIDTH, Watcher, lines, panel, summary
 
@@ -54,6 +55,20 @@ def test_on_a_terminal_calls_stand_side_by_side():
     assert all(words in last for words in ("no such window", "0.50 s", "the call is not", "red"))
     assert "\x1b[2J" not in said
     assert "\x07" not in said
+
+
+def test_what_a_tool_showed_is_named():
+    picture = Picture(path="a.png", digest="d", time=None, width=64, height=48, box=(0, 0, 9, 9))
+    zoom = Call(name="zoom_image", arguments={"left": 0.5, "top": 0}, form=Form.TRAINED)
+    for result, said in (
+        (ToolResult(pictures=(picture, picture), executed=True), "[64x48] [64x48]"),
+        (ToolResult(text="cut", pictures=(picture,), executed=True), "cut [64x48]"),
+        (ToolResult(executed=True), "(nothing)"),
+    ):
+        screen = console(terminal=False)
+        screen.print(panel(zoom, result, 40))
+        assert said in screen.file.getvalue()
+        assert "zoom_image" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [1, 30, 500])

@@ -5,12 +5,13 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from page_cases import NASTY, call, comparison, decode, encode, example, pixels, reply
 
-from saccade.ledger import Ledger
-from saccade.types import End, Episode, Kind, Score, Scored, Task
-from saccade.view.episodes import Album, pieces_of, talks, timeline, view_of, window
+from saccade.ledger import Ledger, Picture
+from saccade.types import End, Episode, Kind, Score, Scored, Task, ToolResult
+from saccade.view.episodes import Album, call_of, pieces_of, talks, timeline, view_of, window
 from saccade.view.page import choose, facts_of, read_metrics, render, write
 
 
@@ -192,6 +193,16 @@ def test_examples_are_of_every_sort():
 def test_other_evaluations_of_the_same_task_stand_beside_an_example():
     text = page(example(), evaluations={"after SFT": [example(answer="blue", accuracy=0.0)], "after RL": [example()]})
     assert re.search(r"after SFT</span> blue", text)
+
+
+def test_a_call_stands_with_what_it_showed():
+    picture = Picture(path="a.png", digest="a", time=None, width=32, height=16, box=(8, 0, 16, 4))
+    album = Album(pixels=lambda each: np.full((each.height, each.width, 3), 7, np.uint8))
+    given = call(left=0.5), ToolResult(pictures=(picture,), executed=True)
+    found = call_of(*given, (), album, None)
+    assert [frame["size"] for frame in found["frames"]] == ["32×16"]
+    assert list(album.held) == [picture.key]
+    assert (found["said"], found["child"]) == ("(a picture)", None)
 
 
 def test_a_call_that_failed_and_one_that_was_not_run_are_told_apart():

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from saccade.view.plots import PANELS, Bar, Panel, bars, curve, curves, running_mean, series_of, themed
+from saccade.view.plots import PANELS, Bar, Panel, bars, curve, running_mean, series_of, themed
 
 ROWS = [
     {"stage": "rl", "step": step, "reward": 1.0 + step, "reward/accuracy": 0.5, "accuracy": 0.5, "entropy": None}
@@ -29,7 +29,7 @@ def test_what_is_not_a_finite_number_is_left_out():
 
 def test_a_panel_without_data_is_not_drawn():
     assert curve(BY_TITLE["Loss"], ROWS) is None
-    assert curves([{"step": 0}]) is None
+    assert curve(BY_TITLE["Loss"], [{"step": 0}]) is None
 
 
 def test_every_panel_draws_svg_and_png():
@@ -37,7 +37,7 @@ def test_every_panel_draws_svg_and_png():
         key = panel.keys[0].replace("*", "x")
         svg = curve(panel, [{"step": 0, key: 0.5}, {"step": 1, key: 0.5}])
         ET.fromstring(svg)
-    assert curves(ROWS).startswith(b"\x89PNG")
+        assert curve(panel, [{"step": 0, key: 0.5}], fmt="png").startswith(b"\x89PNG")
 
 
 def test_the_same_numbers_give_the_same_picture():

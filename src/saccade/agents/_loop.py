@@ -1,6 +1,6 @@
 """How a task is attempted: look at an overview, then reply, call, observe, until an answer or a limit.
 
-    attempt ── open ──> prompt: system, overview frames with their times, question
+    attempt ── open ──> prompt: system, overview frames with their times, still pictures, question
        │
        └─ take_turn ──> say ········ engine.generate(ledger) ······ waits for the engine alone
              ▲            │
@@ -10,28 +10,28 @@
              └─ observe <─┘ the results, in the order of the calls, as ONE tool turn
 
 The calls of a turn run together; a failing one is a result like any other. Only the engine's failure stops its
-siblings: it ends the episode, which is then left out of training rather than scored.
+siblings: it ends the episode, which is then left out of training rather than scored. The same holds for an episode that
+passes its deadline: whatever it waits for is cancelled, and what was said until then is kept.
 """
 
 import asyncio
-import functools
 import time
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from saccade.errors import DataError, EngineError, ToolError
-from saccade.ledger import Ledger, Segment
-from saccade.media.picks import uniform_times
-from saccade.plugins import load
-from saccade.protocols import Budget, Context, Renderer
-from saccade.tools._tool import FunctionTool, ToolContext, timed
+from saccade.agents._prompt import Plan, opening, render_opening
+from saccade.errors import EngineError, SandboxError, ToolError
+from saccade.ledger import Ledger, Picture, Segment
+from saccade.protocols import Context
+from saccade.tools._tool import FunctionTool, Shelf, ToolContext, tool_named
 from saccade.types import (
     Call,
     Completion,
     End,
     Episode,
     Kind,
+    MediaKind,
     Message,
     Reply,
     Sampling,
@@ -42,37 +42,23 @@ from saccade.types import (
     Usage,
     seed_of,
 )
+from saccade.waiting import together
 
-T = TypeVar("T")
 THINK = "<think>\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The settings of an agent: what it sees first, what it may call, and its limits."""
-
-    name: str
-    system: str
-    think_prefix: bool
-    overview_frames: int
-    overview_pixels: tuple[int, int]  # least and most per frame
-    context_tokens: int  # expanded tokens of one conversation, replies included
-    tools: tuple[str, ...] = ()
-    tool_schemas: bool = True  # whether the system turn lists the tools
-    tool_settings: Mapping[str, Any] = field(default_factory=dict)
-    result_tokens: int = 512
-    max_turns: int = 0  # tool turns
-    max_calls: int = 5  # per turn
-    one_call: bool = False  # serve the first call of a turn only, and say so
-    forced_answer: str = ""  # said after the last tool turn
-
-
 async def attempt(task: Task, ctx: Context, plan: Plan) -> Episode:
-    """Attempt a task once. Raises MediaError or DataError where its media can't be shown; all else is an `end`."""
+    """Attempt a task once. Raises MediaError where its media can't be shown; all else is an `end`."""
     talk = Talk(task=task, ctx=ctx, plan=plan)
-    await talk.open()
-    while talk.end is None:
-        await talk.take_turn()
+    try:
+        async with asyncio.timeout_at(ctx.deadline) as limit, talk.shelf:
+            await talk.open()
+            while talk.end is None:
+                await talk.take_turn()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        talk.end, talk.error = End.ABORTED, "the episode's deadline passed before it had ended"
     episode = talk.episode()
     talk.tell("end", episode=episode)
     return episode
@@ -91,6 +77,7 @@ class Talk:
     frames: int | None = None
     end: End | None = None
     error: str | None = None
+    shelf: Shelf = field(default_factory=Shelf)
     started: float = field(default_factory=time.perf_counter)
 
     def tell(self, event: str, **data: Any) -> None:
@@ -100,8 +87,8 @@ class Talk:
 
     async def open(self) -> None:
         """Render the prompt: it shows min(K, frames in the video) frames."""
-        messages, self.frames = await opening(self.task, self.ctx, self.plan)
-        segment = render_opening(self.ctx.renderer, messages, self.plan.tools if self.plan.tool_schemas else ())
+        messages, self.frames = await (self.plan.prompt or opening)(self.task, self.ctx, self.plan)
+        segment = render_opening(self.ctx.renderer, messages, self.plan.schemas)
         self.observe(segment)
 
     def observe(self, segment: Segment) -> None:
@@ -127,17 +114,16 @@ class Talk:
         except EngineError as error:
             self.end, self.error = End.ABORTED, str(error)
             return
-        self.tell("reply", turn=len(self.turns), reply=reply)
+        self.turns.append(Turn(reply=reply))  # whatever stops the tools, this was said
+        self.tell("reply", turn=len(self.turns) - 1, reply=reply)
         if self.end is not None:
-            self.turns.append(Turn(reply=reply))
             return
         try:
             results = await self.call_tools(reply.calls)
-        except EngineError as error:  # a sub-agent's; the main agent is not to blame
+        except (EngineError, SandboxError) as error:  # the main agent is not to blame
             self.end, self.error = End.TOOL_BROKEN, str(error)
-            self.turns.append(Turn(reply=reply))
             return
-        self.turns.append(Turn(reply=reply, results=results))
+        self.turns[-1] = Turn(reply=reply, results=results)
         self.tell("results", turn=len(self.turns) - 1, results=results)
         self.observe(self.render_results(results))
 
@@ -170,7 +156,7 @@ class Talk:
 
     async def call_tools(self, calls: Sequence[Call]) -> tuple[ToolResult, ...]:
         """Serve the calls of one turn together. Raises EngineError where a sub-agent's engine failed."""
-        self.tell("calls", turn=len(self.turns), calls=calls)
+        self.tell("calls", turn=len(self.turns) - 1, calls=calls)
         refusals = self.refusals(calls)
         # Children are kept in the order of the calls, whoever finishes first: a run is the same every time.
         served = await together([self.call_tool(i, calls[i], refusals[i]) for i in range(len(calls))])
@@ -182,6 +168,11 @@ class Talk:
             results.append(result)
         return tuple(results)
 
+    @property
+    def tools(self) -> dict[str, tuple[FunctionTool, Mapping[str, Any]]]:
+        """The tools that are offered, by the names that the model calls them, with their settings."""
+        return {(found := tool_named(name)).name: (found, settings) for name, settings in self.plan.tools.items()}
+
     def refusals(self, calls: Sequence[Call]) -> list[str | None]:
         """Per call, why it isn't run, or None. Malformed calls don't count towards the limit of a turn."""
         limit = 1 if self.plan.one_call else self.plan.max_calls
@@ -190,8 +181,8 @@ class Talk:
         for call in calls:
             if call.error is not None:
                 reasons.append(call.error)
-            elif call.name not in self.plan.tools:
-                hint = f"there is {', '.join(self.plan.tools)}" if self.plan.tools else "answer without tools"
+            elif call.name not in self.tools:
+                hint = f"there is {', '.join(self.tools)}" if self.tools else "answer without tools"
                 reasons.append(f"there is no tool {call.name[:40]!r}; {hint}")
             elif reasons.count(None) >= limit:
                 reasons.append(f"too many calls: {limit} per turn, and this one was not run")
@@ -203,7 +194,9 @@ class Talk:
         """Serve one call, or refuse it."""
         if refusal is not None:
             return ToolResult(error=refusal), None
-        turn, seed = len(self.turns), seed_of(self.ctx.seed, "child", len(self.turns), index)
+        found, settings = self.tools[call.name]
+        turn = len(self.turns) - 1
+        seed = seed_of(self.ctx.seed, "child", turn, index)
 
         async def ask(messages: Sequence[Message]) -> Episode:
             task = child_task(self.task, f"{turn}.{index}", messages)
@@ -213,19 +206,31 @@ class Talk:
             media=self.ctx.media,
             renderer=self.ctx.renderer,
             ask=ask,
-            path=self.task.media[0].path if self.task.media else "",
+            path=next((media.path for media in self.task.media if media.kind is MediaKind.VIDEO), ""),
             seed=seed,
-            settings=self.plan.tool_settings,
+            images=tuple(picture for picture in self.pictures if picture.time is None),
+            pictures=self.pictures,
+            videos=tuple(media.path for media in self.task.media if media.kind is MediaKind.VIDEO),
+            shelf=self.shelf,
+            settings=settings,
             result_tokens=self.plan.result_tokens,
             deadline=self.ctx.deadline,
         )
-        result, child = await tool_named(call.name)(call.arguments, ctx=ctx)
+        result, child = await found(call.arguments, ctx=ctx)
         self.tell("result", turn=turn, index=index, call=call, result=result, child=child)
         return result, child
 
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """What the prompt shows: frames and still pictures, in order."""
+        return self.ledger.fork(1).pictures()
+
     def render_results(self, results: Sequence[ToolResult]) -> Segment:
         """One tool turn with one response per call; after the last one allowed, the order to answer."""
-        messages = [Message(role="tool", parts=(shown(result), *result.pictures)) for result in results]
+        voice, number, messages = self.plan.voice or said, len(self.ledger.pictures()), []
+        for result in results:
+            messages.append(Message(role="tool", parts=voice(result, number)))
+            number += len(result.pictures)
         if len(self.turns) >= self.tool_turns and self.plan.forced_answer:
             messages.append(Message(role="user", parts=(self.plan.forced_answer,)))
         return self.ctx.renderer.render(self.ledger, messages)
@@ -246,55 +251,11 @@ class Talk:
         )
 
 
-# ---- the prompt ----------------------------------------------------------------------------------------------------
-
-
-async def opening(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, ...], int]:
-    """The messages of the prompt, and how many frames they show: min(K, frames in the video)."""
-    if len(task.media) > 1:
-        raise DataError(f"the task {task.id} has {len(task.media)} media; the agent {plan.name} looks at one")
-    parts: list[Any] = []
-    for media in task.media:
-        clip = await ctx.media.probe(media.path)
-        # A short video has fewer frames than the budget; none is shown twice.
-        wanted = min(ctx.frames or plan.overview_frames, clip.frames)
-        budget = Budget(min_pixels=plan.overview_pixels[0], max_pixels=plan.overview_pixels[1])
-        times = uniform_times(clip.duration, wanted)
-        parts += timed(await ctx.media.frames(media.path, times, factor=ctx.renderer.factor, budget=budget))
-    system = (Message(role="system", parts=(plan.system,)),) if plan.system else ()
-    return (*system, Message(role="user", parts=(*parts, question_text(task)))), len(parts) // 2
-
-
-def question_text(task: Task) -> str:
-    r"""The question, and its options by letter.
-
-    >>> question_text(Task(id="q", question="Which?", media=(), kind=Kind.CHOICE, gold="A", choices=("red", "blue")))
-    'Which?\nA. red\nB. blue'
-    """
-    return "\n".join((task.question, *(f"{chr(65 + i)}. {choice}" for i, choice in enumerate(task.choices))))
-
-
-def render_opening(renderer: Renderer, messages: tuple[Message, ...], tools: tuple[str, ...]) -> Segment:
-    """A prompt as tokens; rendered once for all attempts of a group, and for equal windows of sub-agents."""
-    return _rendered(cast(Hashable, renderer), messages, tools)
-
-
-@functools.lru_cache(maxsize=1024)
-def _rendered(renderer: Any, messages: tuple[Message, ...], tools: tuple[str, ...]) -> Segment:
-    segment: Segment = renderer.render(Ledger(), messages, tools=[tool_named(name).schema for name in tools])
-    return segment
-
-
-@functools.cache
-def tool_named(name: str) -> FunctionTool:
-    """The tool of that name; found once."""
-    found: FunctionTool = load("tools", name)
-    return found
-
-
-def shown(result: ToolResult) -> str:
-    """A result as the model reads it."""
-    return result.text if result.error is None else f"Error: {result.error}"
+def said(result: ToolResult, number: int) -> tuple[str | Picture, ...]:
+    """A result as the model reads it; its first picture is the conversation's picture `number`, counted from 0."""
+    if result.error is None:
+        return result.text, *result.pictures
+    return "\n".join(part for part in (result.text, f"Error: {result.error}") if part), *result.pictures
 
 
 # ---- sub-agents ----------------------------------------------------------------------------------------------------
@@ -335,7 +296,7 @@ async def answer_messages(task: Task, messages: Sequence[Message], ctx: Context,
 
 
 async def generate(ctx: Context, ledger: Ledger, seed: int, room: int) -> Completion:
-    """Sample a reply of at most `room` tokens. Raises EngineError for a failure, a passed deadline, a forbidden id."""
+    """Sample a reply of at most `room` tokens. Raises EngineError for a failure or a forbidden id."""
     renderer = ctx.renderer
     sampling = Sampling(
         temperature=ctx.sampling.temperature,
@@ -344,12 +305,7 @@ async def generate(ctx: Context, ledger: Ledger, seed: int, room: int) -> Comple
         stop_ids=renderer.stop_ids,
         forbidden_ids=renderer.forbidden_ids,
     )
-    # Children run under the same deadline as their parent; without one the time-out never fires.
-    try:
-        async with asyncio.timeout_at(ctx.deadline):
-            completion = await ctx.engine.generate(ledger, sampling)
-    except TimeoutError:
-        raise EngineError("the episode's deadline passed before the engine had answered") from None
+    completion = await ctx.engine.generate(ledger, sampling)
     if not set(renderer.forbidden_ids).isdisjoint(completion.tokens):
         raise EngineError("the engine sampled a placeholder of pictures, which is forbidden")
     return completion
@@ -370,13 +326,3 @@ def usage(ledger: Ledger, children: Sequence[Episode], seconds: float) -> Usage:
         visual_tokens=visual + sum(child.usage.visual_tokens for child in children),
         seconds=seconds,
     )
-
-
-async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all at once, results in order; the first failure is raised and cancels the rest."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:  # `gather` alone would let the others run on
-            task.cancel()

@@ -1,21 +1,26 @@
-"""The parallel agent: an overview, then crops of the video that sub-agents answer at the same time.
+"""The parallel agent: an overview, then closer looks, several at the same time.
 
-ParaVT, arXiv 2605.20342. `dispatch="sequential"` is the LongVT baseline, `tools=()` the control with the same weights
-and the tools off.
+With `tools={"crop_video": {}}` windows of the video that sub-agents answer (ParaVT, arXiv 2605.20342);
+`dispatch="sequential"` is the LongVT baseline. With `tools={"zoom_image": {}}` boxes of still pictures, shown to the
+agent itself. `tools={}` is the control with the same weights and the tools off.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from saccade.agents._loop import Plan, attempt
+from saccade.agents._loop import attempt
+from saccade.agents._prompt import Plan
 from saccade.protocols import Context
-from saccade.tools.crop_video import QUESTION
+from saccade.sections import Count, Span, Whole
+from saccade.tools._tool import Tools
 from saccade.types import Episode, Task
 
 SYSTEM = (
-    "You answer questions about a video. You see a few of its frames, each after its time. Think first, inside "
-    "<think></think>. To look closer, call tools, each call inside <tool_call></tool_call>; calls of one reply run at "
-    "the same time. Give the final answer inside <answer></answer>."
+    "You answer questions about a video or about pictures. Of a video you see a few frames, each after its time. Think "
+    "first, inside <think></think>. To look closer, call tools, each call inside <tool_call></tool_call>; calls of one "
+    "reply run at the same time. Give the final answer inside <answer></answer>."
 )
+TOOLS: Mapping[str, Mapping[str, Any]] = {"crop_video": {}}
 FORCED_ANSWER = "No more calls are possible. Give your answer now, inside <answer></answer>."
 
 
@@ -23,28 +28,25 @@ async def parallel(
     task: Task,
     ctx: Context,
     *,
-    max_turns: int = 3,
-    max_calls: int = 5,
+    max_turns: Whole = 3,
+    max_calls: Count = 5,
     dispatch: Literal["parallel", "sequential"] = "parallel",
     think_prefix: bool = True,
-    tools: tuple[str, ...] = ("crop_video",),
+    tools: Tools = TOOLS,
     tool_schemas: bool = True,
-    overview_frames: int = 64,
-    overview_pixels: tuple[int, int] = (784, 50176),
-    crop_fps: float = 1.0,
-    crop_frames: tuple[int, int] = (1, 16),
-    crop_pixels: tuple[int, int] = (784, 50176),
-    crop_question: str = QUESTION,
-    result_tokens: int = 512,
-    context_tokens: int = 32768,
+    overview_frames: Count = 64,
+    overview_pixels: Span = (784, 50176),
+    image_pixels: Span = (3136, 2000000),
+    result_tokens: Count = 512,
+    context_tokens: Count = 32768,
     system: str = SYSTEM,
     forced_answer: str = FORCED_ANSWER,
 ) -> Episode:
     """Attempt a task with at most `max_turns` tool turns of `max_calls` calls; `ctx.frames` overrides the overview's.
 
-    Pixels are the least and most per frame, `crop_frames` the least and most frames of a window at `crop_fps`. Results
-    are cut to `result_tokens`; a conversation that would outgrow `context_tokens` ends. An empty `system` or
-    `forced_answer` is left out. Raises MediaError or DataError where the task's media can't be shown.
+    `tools` are offered by name, each with its own settings. Pixels are the least and most per frame or still picture.
+    Results are cut to `result_tokens`; a conversation that would outgrow `context_tokens` ends. An empty `system` or
+    `forced_answer` is left out. Raises MediaError where the task's media can't be shown.
     """
     plan = Plan(
         name="parallel",
@@ -52,16 +54,10 @@ async def parallel(
         think_prefix=think_prefix,
         overview_frames=overview_frames,
         overview_pixels=overview_pixels,
+        image_pixels=image_pixels,
         context_tokens=context_tokens,
         tools=tools,
-        tool_schemas=tool_schemas,
-        # A tool takes those of these that its signature names.
-        tool_settings={
-            "crop_fps": crop_fps,
-            "crop_frames": crop_frames,
-            "crop_pixels": crop_pixels,
-            "crop_question": crop_question,
-        },
+        schemas=tuple(tools) if tool_schemas else (),
         result_tokens=result_tokens,
         max_turns=max_turns,
         max_calls=max_calls,

@@ -2,11 +2,12 @@
 
 from saccade.agents.direct import direct
 from saccade.protocols import Context
+from saccade.sections import Count, Span
 from saccade.types import Episode, Task
 
 SYSTEM = (
-    "You answer questions about a video. You see a few of its frames, each after its time. Think first, inside "
-    "<think></think>, then give the answer inside <answer></answer>."
+    "You answer questions about a video or about pictures. Of a video you see a few frames, each after its time. Think "
+    "first, inside <think></think>, then give the answer inside <answer></answer>."
 )
 
 
@@ -14,9 +15,10 @@ async def reasoning(
     task: Task,
     ctx: Context,
     *,
-    overview_frames: int = 64,
-    overview_pixels: tuple[int, int] = (784, 50176),
-    context_tokens: int = 32768,
+    overview_frames: Count = 64,
+    overview_pixels: Span = (784, 50176),
+    image_pixels: Span = (3136, 2000000),
+    context_tokens: Count = 32768,
     think_prefix: bool = True,
     system: str = SYSTEM,
 ) -> Episode:
@@ -26,6 +28,7 @@ async def reasoning(
         ctx,
         overview_frames=overview_frames,
         overview_pixels=overview_pixels,
+        image_pixels=image_pixels,
         context_tokens=context_tokens,
         think_prefix=think_prefix,
         system=system,

@@ -2,9 +2,9 @@
 
 The rules, one by one:
 
-1. A block opens at `<think>`, `<tool_call>`, `<tool_code>` or `<answer>`. It is *closed* if the next tag of the same
-   name is its closing tag; then everything in between is its body, other tags included: an answer quoted inside a
-   closed think is no answer.
+1. A block opens at `<think>`, `<tool_call>`, `<tool_code>`, `<code>` or `<answer>`. It is *closed* if the next tag of
+   the same name is its closing tag; then everything in between is its body, other tags included: an answer quoted
+   inside a closed think is no answer.
 2. Otherwise it is *unclosed* and ends at the next opening tag of any name, or at the end of the text: a think left
    open doesn't swallow the answer or the calls after it, and a call left open doesn't void its siblings.
 3. A closing tag outside any block is a STRAY block. Text outside blocks is a TEXT block; white space alone is nothing.
@@ -12,6 +12,7 @@ The rules, one by one:
 
 `<tool_call>` holds `{"name": ..., "arguments": {...}}` in JSON. `<tool_code>` holds one Python call with literal
 arguments, bare or in `print(...)`; its positional arguments are kept under "0", "1", ... for the tool to name.
+`<code>` holds Python in a fence (several are joined; without one, all of it is the code): a call of the tool `python`.
 Duplicate keys, numbers that aren't finite or are beyond 64 bits, nesting beyond 16 levels and text that isn't Unicode
 are errors in both forms.
 """
@@ -21,7 +22,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saccade.types import Block, BlockKind, Call, Form, Reply
@@ -30,9 +31,11 @@ _KINDS = {
     "think": BlockKind.THINK,
     "tool_call": BlockKind.CALL,
     "tool_code": BlockKind.CALL,
+    "code": BlockKind.CALL,
     "answer": BlockKind.ANSWER,
 }
 _TAG = re.compile(r"<(/?)(" + "|".join(_KINDS) + r")>")
+_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _MAX_DEPTH = 16
 _MAX_CODE = 4096  # characters of a Python call: Python's own parser isn't safe on more
 _MAX_INT = 2**63
@@ -99,16 +102,16 @@ def _block(name: str, body: str, *, closed: bool) -> Block:
     kind = _KINDS[name]
     if kind is not BlockKind.CALL:
         return Block(kind=kind, body=body, closed=closed)
-    form = Form.TRAINED if name == "tool_call" else Form.LEAKED
-    return Block(kind=kind, body=body, closed=closed, call=_call(body, form, closed=closed))
+    return Block(kind=kind, body=body, closed=closed, call=_call(name, body, closed=closed))
 
 
-def _call(body: str, form: Form, *, closed: bool) -> Call:
-    """The call in a block's body; whatever can't be read becomes its `error`."""
+def _call(tag: str, body: str, *, closed: bool) -> Call:
+    """The call in the body of a block with that tag; whatever can't be read becomes its `error`."""
+    form = Form.LEAKED if tag == "tool_code" else Form.TRAINED
     if not closed:
         return Call(name="", arguments={}, form=form, error="the call is not closed")
     try:
-        name, arguments = _read_json(body) if form is Form.TRAINED else _read_python(body)
+        name, arguments = _READERS[tag](body)
     except json.JSONDecodeError as error:
         reason = f"{error.msg} at character {error.pos}"
     except SyntaxError:
@@ -183,6 +186,16 @@ def _only_call(node: ast.expr) -> ast.Call:
     return node
 
 
+# ---- code ----------------------------------------------------------------------------------------------------------
+
+
+def _read_fence(body: str) -> tuple[str, dict[str, Any]]:
+    source = "\n".join(_FENCE.findall(body)) or body
+    if not source.strip():
+        raise ValueError("there is no code in it")
+    return "python", {"code": _text(source.strip("\n"))}
+
+
 # ---- what arguments may be -----------------------------------------------------------------------------------------
 
 
@@ -215,3 +228,10 @@ def _text(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("a text is not valid Unicode")
     return value
+
+
+_READERS: Mapping[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
+    "tool_call": _read_json,
+    "tool_code": _read_python,
+    "code": _read_fence,
+}

@@ -7,7 +7,7 @@ a list. Infinite and not-a-number floats survive.
 import dataclasses
 import json
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import DataError
+from saccade.ledger import Picture
+from saccade.types import Media
 
 Noun = TypeVar("Noun")
 
@@ -53,6 +55,29 @@ def iterate_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: b
             if not line.strip() or (torn_end and _torn(line)):
                 continue
             yield _parse(line, kind, f"{source}, line {number}")
+
+
+def relocated(item: Noun, change: Callable[[str], str]) -> Noun:
+    """A noun with the path of every file and picture in it changed."""
+    changed: Any = item
+    if isinstance(item, Media | Picture):
+        changed = dataclasses.replace(item, path=change(item.path))
+    elif isinstance(item, tuple) and item and dataclasses.is_dataclass(item[0]):
+        changed = tuple(relocated(each, change) for each in item)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        parts = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+        changed = dataclasses.replace(item, **{name: relocated(part, change) for name, part in parts.items()})
+    return cast(Noun, changed)
+
+
+def seen_from(folder: Path, file: str, root: Path | None) -> str:
+    """How what lies in `folder` names a file: as seen from there where it lies below `root`, else absolute.
+
+    So a run may be moved as a whole. `os.path.normpath(folder / name)` finds the file again.
+    """
+    whole = os.path.abspath(file)
+    below = root is not None and Path(whole).is_relative_to(os.path.abspath(root))
+    return os.path.relpath(whole, os.path.abspath(folder)) if below else whole
 
 
 def _line(item: Any) -> bytes:

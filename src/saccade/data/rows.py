@@ -1,5 +1,6 @@
 """Tasks and demonstrations on disk: JSONL of `Task` and of `Demo`, media paths relative to the file's own folder."""
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -58,11 +59,20 @@ def _problem(task: Task) -> str | None:
         return f"gold {task.gold!r} is not one of the letters {letters}"
     if task.kind is Kind.OPEN and not isinstance(task.gold, str):
         return f"gold {task.gold!r} is not a text"
-    if task.kind is Kind.NUMBER and not isinstance(task.gold, float):
+    if task.kind is Kind.NUMBER and not (isinstance(task.gold, float) and math.isfinite(task.gold)):
         return f"gold {task.gold!r} is not a number"
-    if task.kind is Kind.GROUNDING and not (isinstance(task.gold, tuple) and task.gold[0] < task.gold[1]):
+    if task.kind is Kind.MATH and not (isinstance(task.gold, str | float) and str(task.gold).strip()):
+        return f"gold {task.gold!r} is not a formula"
+    if task.kind is Kind.GROUNDING and not _ordered(task.gold, 1):
         return f"gold {task.gold!r} is not a span of seconds (start, end)"
+    if task.kind in (Kind.BOX, Kind.POINT) and not _ordered(task.gold, 2):
+        return f"gold {task.gold!r} is not a box (left, top, right, bottom)"
     return None
+
+
+def _ordered(gold: object, axes: int) -> bool:
+    """Whether the gold is a start per axis and then an end per axis, each end after its start."""
+    return isinstance(gold, tuple) and len(gold) == 2 * axes and all(gold[i] < gold[i + axes] for i in range(axes))
 
 
 def _located(tasks: Sequence[Task], source: Path) -> list[Task]:

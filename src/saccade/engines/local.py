@@ -57,6 +57,9 @@ class local:
         """Sample a continuation; see protocols.Engine."""
         if not ledger.segments:
             raise EngineError("an empty ledger can't be continued; render a prompt first")
+        if not set(sampling.forbidden_ids) <= set(self._backbone.renderer.forbidden_ids):
+            # Trainer and sampler mask the same ids, or their distributions would differ.
+            raise EngineError(f"the local engine forbids the ids {self._backbone.renderer.forbidden_ids} and no others")
         return await self._scheduler.submit(ledger, sampling)
 
     async def publish(self, weights: Mapping[str, Tensor] | None, version: int) -> None:

@@ -14,8 +14,9 @@ from statistics import fmean
 
 import numpy as np
 
+from saccade.algorithms.anchoring import rewards, worth
 from saccade.errors import DataError
-from saccade.types import End, Episode, Group, Scored, Task
+from saccade.types import End, Episode, Form, Group, Scored, Task
 
 RESAMPLES = 2000
 SEED = 20605  # of every bootstrap, so that a report is reproducible to the digit
@@ -93,6 +94,7 @@ class Summary:
     seconds: float
     errors: int
     unanswered: int
+    ungraded: int
     ends: Mapping[str, float]
     slices: Mapping[str, tuple[Row, ...]]
     at_k: Mapping[str, float] = field(default_factory=dict)
@@ -102,8 +104,8 @@ class Summary:
 
 
 def failed(episode: Episode) -> bool:
-    """Whether the episode broke for a reason that isn't the model's."""
-    return episode.error is not None or episode.end in BROKEN
+    """Whether the episode broke for a reason that isn't the model's, or its prompt alone was too long."""
+    return episode.end in BROKEN or (episode.end is End.CONTEXT_FULL and not episode.turns)
 
 
 def accuracy_of(scored: Scored) -> float:
@@ -114,6 +116,11 @@ def accuracy_of(scored: Scored) -> float:
 def calls_made(episode: Episode) -> int:
     """The calls that the main agent wrote, malformed ones included."""
     return sum(len(turn.reply.calls) for turn in episode.turns)
+
+
+def calls_leaked(episode: Episode) -> int:
+    """Those of them that were written in the leaked form."""
+    return sum(call.form is Form.LEAKED for turn in episode.turns for call in turn.reply.calls)
 
 
 def question_of(task: Task) -> str | None:
@@ -197,10 +204,15 @@ def _by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
 
 
 def summarize(
-    scored: Sequence[Scored], *, floors: Mapping[str, float] | None = None, slices: Mapping[str, Slice] | None = None
+    scored: Sequence[Scored],
+    *,
+    floors: Mapping[str, float] | None = None,
+    slices: Mapping[str, Slice] | None = None,
+    ungraded: int = 0,
 ) -> Summary:
     """An evaluation in numbers. `floors` are blind floors by question kind; `slices` adds tables to kind, question and
-    frame budget: a function names the row an episode belongs to, or None. DataError where there is no episode.
+    frame budget: a function names the row an episode belongs to, or None. `ungraded` attempts are counted, and in none
+    of the means. DataError where there is no episode.
     """
     tasks = [each.episode.task.digest for each in scored]
     cut: dict[str, Slice] = {
@@ -221,6 +233,7 @@ def summarize(
         ends=_ends(scored),
         errors=sum(failed(each.episode) for each in scored),
         unanswered=sum(each.episode.answer is None and not failed(each.episode) for each in scored),
+        ungraded=ungraded,
         seconds=fmean(each.episode.usage.seconds for each in scored),
         **_behaviour(scored),
     )
@@ -298,32 +311,36 @@ def at_k(scored: Sequence[Scored]) -> dict[str, float]:
 def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """What one RL step's rollouts were worth and did: flat keys for the run's log.
 
-    `reward`, `reward/<part>`, `accuracy`, `accuracy/<kind>`, `accuracy/question/<kind>`, `accuracy/K=<frames>`,
-    `calls/K=<frames>`, `call_gain/K=<frames>` (mean reward of calling over skipping), `compliance`, `calls`,
-    `calls/executed`, `calls/succeeded`, `tool_share`, `turns`, `response_tokens` (main agent), `sampled_tokens` (with
-    sub-agents), `visual_tokens`, `end/<reason>` shares, `errors`, `unanswered`, `solved`, `solved/all`, `solved/none`
-    (shares of groups), `spread`. Empty where there is no group.
+    `reward` (an anchor that is credited apart included), `reward/<part>`, `accuracy`, `accuracy/<kind>`,
+    `accuracy/question/<kind>`, `accuracy/K=<frames>`, `calls/K=<frames>`, `call_gain/K=<frames>` (mean reward of
+    calling over skipping), `compliance`, `calls`, `calls/executed`, `calls/succeeded`, `calls/leaked`, `tool_share`,
+    `turns`, `response_tokens` (main agent), `sampled_tokens` (with sub-agents), `visual_tokens`, `end/<reason>` shares,
+    `errors`, `unanswered`, `ungraded` (share of all attempts; the others' shares are of those with a score), `solved`,
+    `solved/all`, `solved/none` (shares of groups), `spread`. Empty where there is no group with a score.
     """
     scored = [member for group in groups for member in group.members]
     if not scored:
         return {}
+    graded, ungraded = [group for group in groups if group.members], sum(len(group.ungraded) for group in groups)
     behaviour = _behaviour(scored)
-    found = {"reward": fmean(each.score.value for each in scored), "accuracy": fmean(map(accuracy_of, scored))}
+    found = {"reward": fmean(worth(each.score) for each in scored), "accuracy": fmean(map(accuracy_of, scored))}
     # Compliance is a metric of its own, whether or not the recipe pays for it.
     parts = sorted({part for each in scored for part in each.score.parts} - {"compliance"})
     found |= {f"reward/{part}": fmean(each.score.parts.get(part, 0.0) for each in scored) for part in parts}
     found |= _by_slice(scored)
     found |= {"compliance": fmean(each.score.parts.get("compliance", 0.0) for each in scored)}
     found |= {"calls/executed": behaviour.pop("executed"), "calls/succeeded": behaviour.pop("succeeded"), **behaviour}
+    found |= {"calls/leaked": fmean(calls_leaked(each.episode) for each in scored)}
     found |= {"response_tokens": fmean(response_tokens(each.episode) for each in scored)}
     found |= {f"end/{end}": share for end, share in _ends(scored).items()}
     found |= {
         "errors": fmean(failed(each.episode) for each in scored),
         "unanswered": fmean(each.episode.answer is None and not failed(each.episode) for each in scored),
-        "solved": fmean(group.solved for group in groups),
-        "solved/all": fmean(group.solved == 1.0 for group in groups),
-        "solved/none": fmean(group.solved == 0.0 for group in groups),
-        "spread": fmean(group.spread for group in groups),
+        "ungraded": ungraded / (ungraded + len(scored)),
+        "solved": fmean(group.solved for group in graded),
+        "solved/all": fmean(group.solved == 1.0 for group in graded),
+        "solved/none": fmean(group.solved == 0.0 for group in graded),
+        "spread": fmean(float(np.std(rewards(group))) for group in graded),
     }
     return {key: float(value) for key, value in found.items()}
 
@@ -341,7 +358,7 @@ def _by_slice(scored: Sequence[Scored]) -> dict[str, float]:
         if episode.frames is not None:
             found.setdefault(f"accuracy/K={episode.frames}", []).append(right)
             found.setdefault(f"calls/K={episode.frames}", []).append(calls)
-            called.setdefault(f"K={episode.frames}", ([], []))[calls > 0].append(each.score.value)
+            called.setdefault(f"K={episode.frames}", ([], []))[calls > 0].append(worth(each.score))
     # Only where some called and some did not is there anything to compare.
     gains = {f"call_gain/{k}": fmean(yes) - fmean(no) for k, (no, yes) in called.items() if yes and no}
     return {**{key: fmean(values) for key, values in sorted(found.items())}, **dict(sorted(gains.items()))}

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.data.world.questions import blind_floor, visible
+from saccade.data.world.floors import blind_floor
+from saccade.data.world.questions import visible
 from saccade.errors import DataError
 from saccade.evaluation.metrics import (
     Difference,
@@ -22,7 +23,7 @@ from saccade.evaluation.metrics import (
     question_of,
     summarize,
 )
-from saccade.evaluation.run import read_results
+from saccade.evaluation.run import read_results, read_ungraded
 from saccade.ledger import Picture
 from saccade.runlog import write_text
 from saccade.types import Scored, Task
@@ -75,18 +76,24 @@ class Comparison:
 
 
 def compare(
-    evaluations: Mapping[str, Sequence[Scored]], *, pairs: Sequence[tuple[str, str]] | None = None
+    evaluations: Mapping[str, Sequence[Scored]],
+    *,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    ungraded: Mapping[str, int] | None = None,
 ) -> Comparison:
     """Compare named evaluations. `pairs` are (before, after); by default each with the first, and each with its
     control of the name "<name>, tools off". A control is compared where the overview shows the answer and where it does
-    not as well. Pairs that share no task are left out. DataError for an empty evaluation.
+    not as well. Pairs that share no task are left out. `ungraded` are the attempts, by evaluation, that have no score.
+    DataError for an empty evaluation.
     """
+    lost = ungraded or {}
     summaries = {}
     for name, scored in evaluations.items():
         if not scored:
             raise DataError(f"the evaluation {name!r} holds no episode")
         floors = floors_of([each.episode.task for each in scored])
-        summaries[name] = summarize(scored, floors=floors, slices={"overview": shown_by_overview})
+        cut = {"overview": shown_by_overview}
+        summaries[name] = summarize(scored, floors=floors, slices=cut, ungraded=lost.get(name, 0))
     changes = []
     for before, after in _default_pairs(list(evaluations)) if pairs is None else pairs:
         # Where nothing more can be learned by looking, tools can only be worth nothing: the two parts say which it is.
@@ -119,6 +126,8 @@ def shown_by_overview(scored: Scored) -> str | None:
     """Whether the frames of the prompt are enough to know the answer; None where the task can't tell."""
     task = scored.episode.task
     # Worlds say what must be seen; other data sets do not, and then nothing is claimed.
+    if {"cards", "looks"} <= task.extras.keys():  # of pictures: which cards must be looked at closely
+        return HIDES if task.extras["looks"] else SHOWS
     if not {"needs", "cover", "event_seconds"} <= task.extras.keys():
         return None
     return SHOWS if visible(task, overview_times(scored.episode)) else HIDES
@@ -178,6 +187,7 @@ def _headline(comparison: Comparison) -> list[list[str]]:
         ["sampled tokens", *(f"{each.sampled_tokens:.0f}" for each in found)],
         ["visual tokens", *(f"{each.visual_tokens:.0f}" for each in found)],
         ["errors / unanswered", *(f"{each.errors} / {each.unanswered}" for each in found)],
+        *([["ungraded", *(str(each.ungraded) for each in found)]] if any(each.ungraded for each in found) else []),
         ["ends", *(", ".join(f"{end} {share:.0%}" for end, share in each.ends.items()) for each in found)],
     ]
     for key in dict.fromkeys(key for each in found for key in each.at_k):
@@ -240,6 +250,11 @@ def read_evaluations(folder: Path) -> dict[str, list[Scored]]:
     return found
 
 
+def count_ungraded(folder: Path) -> dict[str, int]:
+    """How many attempts of each evaluation of a run nobody could grade yet."""
+    return {path.stem: len(read_ungraded(path)) for path in (folder / "evaluations").glob("*.jsonl")}
+
+
 def write_report(
     folder: Path,
     *,
@@ -257,7 +272,7 @@ def write_report(
     from saccade.view import page  # brings matplotlib, which a comparison in the terminal doesn't need
 
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
-    comparison = compare(evaluations) if comparison is None else comparison
+    comparison = compare(evaluations, ungraded=count_ungraded(folder)) if comparison is None else comparison
     plain, known = comparison.as_dict(), dict(facts or {})
     write_text(folder / "comparison.json", json.dumps({**plain, "facts": known}, indent=1) + "\n")
     listed = "".join(f"- {key}: {value}\n" for key, value in known.items())

@@ -1,6 +1,10 @@
 """Still pictures, and how large a picture is shown to a model."""
 
+import hashlib
+import io
 import math
+import os
+import secrets
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +62,21 @@ def _rgb(picture: Image.Image) -> Image.Image:
         layer = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return picture.convert("RGB")
+
+
+def store(pixels: NDArray[np.uint8], folder: str) -> str:
+    """Write pixels (uint8 RGB [height, width, 3]) as a PNG named after its content; the path. Raises MediaError."""
+    held = io.BytesIO()
+    Image.fromarray(pixels).save(held, format="PNG", compress_level=1)
+    path = os.path.join(folder, f"{hashlib.sha256(held.getvalue()).hexdigest()[:32]}.png")
+    with boundary(MediaError, f"{path} can't be written; make room there, or give a folder that can be written to"):
+        os.makedirs(folder, exist_ok=True)
+        if not os.path.exists(path):
+            partial = f"{path}.{secrets.token_hex(4)}"
+            with open(partial, "wb") as file:
+                file.write(held.getvalue())
+            os.replace(partial, path)  # attempts of a group may show the same picture at the same time
+    return path
 
 
 def resized(picture: Image.Image, width: int, height: int) -> NDArray[np.uint8]:

@@ -1,8 +1,10 @@
 """Which times to look at: pure functions of seconds. Every pick is the middle of the stretch that it stands for."""
 
 import math
+from collections.abc import Sequence
 
 from saccade.errors import MediaError
+from saccade.ledger import Picture
 
 
 def uniform_times(duration: float, count: int) -> tuple[float, ...]:
@@ -43,6 +45,11 @@ def stamp(seconds: float) -> str:
     '<12.5 seconds>'
     """
     return f"<{seconds:.1f} seconds>"
+
+
+def timed(pictures: Sequence[Picture]) -> list[str | Picture]:
+    """Parts of a message that show frames, each preceded by its time: `<12.5 seconds>`."""
+    return [part for picture in pictures for part in (stamp(picture.time or 0.0), picture)]
 
 
 def _middles(start: float, end: float, count: int) -> tuple[float, ...]:

@@ -314,7 +314,10 @@ def _opened(path: str, threads: int = 1) -> Iterator[tuple[InputContainer, Video
     """The file and its first moving picture; nothing but the file itself may be opened on its behalf."""
     what = f"{path} can't be read as a video (check that it is complete, or re-encode it)"
     with boundary(MediaError, what):
-        container = av.open(f"file:{path}", options={"protocol_whitelist": "file"})
+        try:
+            container = av.open(f"file:{path}", options={"protocol_whitelist": "file"})
+        except av.error.FFmpegError as error:  # without its number and the protocol
+            raise MediaError(f"{what}: {(error.strerror or str(error)).lower()}") from error
     with container:
         with boundary(MediaError, what):
             stream = _moving(container, path)

@@ -4,11 +4,13 @@ The adapters live inside the model, so that engine and trainer run the same modu
 weights, which need no peft to open, and beside them the adapters, so that training can go on from it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from saccade.errors import ModelError, boundary
@@ -16,6 +18,7 @@ from saccade.types import seed_of
 
 FILE = "adapters.safetensors"
 _ADAPTER, _BASE = ".lora_", ".base_layer."
+_BASE_FOLDER = "base"  # in the file's metadata
 
 
 def attach(model: nn.Module, text: nn.Module, rank: int) -> None:
@@ -57,30 +60,46 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def save(model: nn.Module, folder: Path) -> None:
-    """Write the adapters beside merged weights."""
-    save_file({name: value.contiguous() for name, value in adapters(model).items()}, folder / FILE)
+def save(model: nn.Module, folder: Path, base: Path) -> None:
+    """Write the adapters beside merged weights, and where the weights are that they adapt."""
+    values = {name: value.contiguous() for name, value in adapters(model).items()}
+    save_file(values, folder / FILE, metadata={_BASE_FOLDER: str(base)})
 
 
 @torch.no_grad()
-def resume(model: nn.Module, folder: Path) -> None:
+def resume(model: nn.Module, folder: Path, read: Callable[[Path], nn.Module]) -> Path:
     """Take up the adapters that were saved in `folder`, and take them out of its merged weights again.
 
-    Without such a file nothing happens. Raises ModelError where they are of another rank.
+    Returns the folder of the weights that they adapt; without saved adapters that is `folder`, and nothing happens.
+    Where that folder is still there its weights are taken as they are, to the bit: what was merged was rounded, so
+    taking it out again is not exact. `read` opens a folder. Raises ModelError for adapters of another rank.
     """
     if not (folder / FILE).is_file():
-        return
-    with boundary(ModelError, f"{folder / FILE} can't be read"):
-        saved = load_file(folder / FILE)
+        return folder.resolve()
+    with boundary(ModelError, f"{folder / FILE} can't be read"), safe_open(folder / FILE, "pt") as file:
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        base = Path((file.metadata() or {}).get(_BASE_FOLDER, folder))
     # Every shape names its rank, so equal shapes are equal ranks.
     own = adapters(model)
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
         raise ModelError(f"{folder} has adapters of another rank than model.lora_rank; delete {FILE} to start new ones")
     for name, value in saved.items():
         own[name].copy_(value)
-    for layer in _layers(model).values():
+    known = read(base).state_dict() if (base / "config.json").is_file() and base != folder.resolve() else {}
+    for name, layer in _layers(model).items():
         weight: Tensor = layer.base_layer.weight
-        weight.copy_(weight.float() - layer.get_delta_weight("default").float())
+        delta = layer.get_delta_weight("default").float()
+        rounding = 4 * torch.finfo(weight.dtype).eps * float(weight.abs().max() + delta.abs().max())
+        weight.copy_(_exact(weight.float() - delta, known.get(f"{name}.weight"), rounding))
+    return base
+
+
+def _exact(recovered: Tensor, base: Tensor | None, rounding: float) -> Tensor:
+    """The base's own weight, unless the folder holds other weights by now than those that were adapted."""
+    if base is None or base.shape != recovered.shape:
+        return recovered
+    base = base.to(recovered.device, torch.float32)
+    return base if float((base - recovered).abs().max()) <= rounding else recovered
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:

@@ -90,6 +90,7 @@ You No Think To about can few its questions these this there reply run turn clos
 be begins given give has lasts lies lie needs needed outside out within now possible per too takes take failed
 argument arguments card character closed deadline deeply episode finish finite function key large nested object
 parameters read valid Python JSON dark light plain background sees seen saw yet still already done
+picture pictures
 """
 
 

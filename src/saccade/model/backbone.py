@@ -151,9 +151,9 @@ class Backbone:
     def __init__(self, settings: Model, model: PreTrainedModel | None = None) -> None:
         self.settings = settings
         self.renderer: ChatRenderer = load_renderer(settings.path)
-        self.device = torch.device(settings.device)
         with boundary(ModelError, f"{settings.path} can't be loaded as a model on the device {settings.device!r}"):
-            loaded: Any = _read(settings) if model is None else model
+            self.device = torch.device(settings.device)
+            loaded: Any = _read(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
             # Kept here: a run deletes the checkpoint it was loaded from as soon as it has written newer ones.
             files = [file for file in Path(settings.path).iterdir() if file.suffix in _WORDS]
@@ -165,7 +165,7 @@ class Backbone:
             _checkpoint_layers(self.model)
         if settings.lora_rank:
             _adapters.attach(self.model, self.model.model.language_model, settings.lora_rank)
-            _adapters.resume(self.model, Path(settings.path))
+            self._base = _adapters.resume(self.model, Path(settings.path), functools.partial(_read, settings))
         self.text: Any = self.model.model.language_model
         self.image_token: int = self.model.config.image_token_id
         forbidden = torch.tensor(self.renderer.forbidden_ids, dtype=torch.long)
@@ -185,6 +185,11 @@ class Backbone:
         return size
 
     @property
+    def side_by_side(self) -> int:
+        """How many micro-batches are best worked on at a time: one per thread on a CPU, else one."""
+        return self.settings.threads if self.device.type == "cpu" else 1
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, each once."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -195,7 +200,7 @@ class Backbone:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.save_pretrained(folder, state_dict=_adapters.merged(self.model))
             if self.settings.lora_rank:
-                _adapters.save(self.model, folder)
+                _adapters.save(self.model, folder, self._base)
             for name, content in self._words.items():
                 if not (folder / name).exists():
                     (folder / name).write_bytes(content)
@@ -263,10 +268,10 @@ class Backbone:
         return logits.index_fill(-1, self.forbidden, float("-inf"))
 
 
-def _read(settings: Model) -> PreTrainedModel:
+def _read(settings: Model, folder: Path) -> PreTrainedModel:
     """The model of a folder, on the CPU."""
     dtype = getattr(torch, settings.dtype)
-    return AutoModelForImageTextToText.from_pretrained(settings.path, dtype=dtype, local_files_only=True)
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
 
 
 def _checkpoint_layers(model: nn.Module) -> None:

@@ -82,16 +82,13 @@ def make_tiny(
     shares the input and output embeddings. The same arguments write the same files. Raises ModelError for an unknown
     family or a size that doesn't fit.
     """
-    if family not in _FAMILIES:
-        raise ModelError(f"there is no tiny model of the family {family!r}; found: {', '.join(sorted(_FAMILIES))}")
+    _, model_type, default_system, mean, std = _known(family)
     if hidden < 2 * _HEAD or hidden % (2 * _HEAD):
         raise ModelError(f"a tiny model's hidden size must be a multiple of {2 * _HEAD}, not {hidden}")
-    make_config, model_type, default_system, mean, std = _FAMILIES[family]
     template = _TEMPLATE.strip().replace("DEFAULT", repr(default_system))
     tokenizer = make_tokenizer(family, vocabulary_text or (), phrases, template)
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS.items()}
-    text, vision = _text_sizes(len(tokenizer), hidden, layers), _vision_sizes(hidden, patch)
-    config = make_config(text, vision, tie_word_embeddings=tied, **ids)
+    config = tiny_config(family, len(tokenizer), hidden=hidden, layers=layers, patch=patch, tied=tied, **ids)
     # The caller's random state stays as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("tiny", family, seed))
@@ -101,6 +98,21 @@ def make_tiny(
         {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": True}
     )
     _save(Path(folder), model, tokenizer, _preprocessor(patch, mean, std))
+
+
+def tiny_config(
+    family: str,
+    vocabulary: int,
+    *,
+    hidden: int = 128,
+    layers: int = 4,
+    patch: int = 8,
+    tied: bool = True,
+    **ids: Any,
+) -> PreTrainedConfig:
+    """The config of what `make_tiny` makes with these sizes and a vocabulary of so many tokens."""
+    text, vision = _text_sizes(vocabulary, hidden, layers), _vision_sizes(hidden, patch)
+    return _known(family)[0](text, vision, tie_word_embeddings=tied, **ids)
 
 
 _TOKENS = {
@@ -158,7 +170,8 @@ def _qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> 
     )
 
 
-_FAMILIES: Mapping[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel], str, Any, Any]] = {
+_Family = tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel], str, Any, Any]
+_FAMILIES: Mapping[str, _Family] = {
     "qwen3_vl": (_qwen3_vl, Qwen3VLForConditionalGeneration, "", _HALF, _HALF),
     "qwen2_5_vl": (
         _qwen2_5_vl,
@@ -168,6 +181,12 @@ _FAMILIES: Mapping[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedMo
         _CLIP_STD,
     ),
 }
+
+
+def _known(family: str) -> _Family:
+    if family not in _FAMILIES:
+        raise ModelError(f"there is no tiny model of the family {family!r}; found: {', '.join(sorted(_FAMILIES))}")
+    return _FAMILIES[family]
 
 
 def _preprocessor(patch: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:

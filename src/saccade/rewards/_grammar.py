@@ -1,8 +1,11 @@
 """The strict grammar of one turn: a closed think, then calls or one answer, and nothing else."""
 
+import re
+
 from saccade.types import Block, BlockKind, Episode, Form, Reply
 
 _TAGS = ("think", "tool_call", "tool_code", "answer")
+_ANY = re.compile(f"</?(?:{'|'.join(_TAGS)})>")
 _PAIRED = frozenset({BlockKind.THINK, BlockKind.CALL, BlockKind.ANSWER})
 
 
@@ -31,7 +34,7 @@ def _compliant(reply: Reply) -> bool:
     # one answer or calls: an answer beside calls, or a second think, is neither
     rest = blocks[1:]
     if len(rest) == 1 and rest[0].kind is BlockKind.ANSWER:
-        return bool(rest[0].body.strip())
+        return bool(rest[0].body.strip()) and not _ANY.search(rest[0].body)
     return bool(rest) and all(_trained_call(block) for block in rest)
 
 

@@ -1,18 +1,18 @@
 """Multiple choice: one unambiguous letter, or the exact text of an option."""
 
 import re
-import unicodedata
 
 from saccade.errors import DataError
+from saccade.rewards._text import LEAD, folded
 from saccade.types import Episode, Task
 
 _LETTERS = "ABCDEFGHIJ"
-# All three are matched against `_plain` text. The repeat is bounded and its spaces are read in one way only, so that
-# a long answer can't make the match slow.
-_LEAD = r"(?:(?:the )?(?:(?:final|correct|best|right) )*(?:answer|option|choice)(?: is)?(?: ?: ?| )){0,3}"
-_LETTER = re.compile(rf"{_LEAD}[(\[]?([a-z])[)\].:]*")
-_LABELLED = re.compile(rf"{_LEAD}[(\[]?([a-z])(?:[)\]][.:]?|[.:]) ?(\S.*)")
-_DRESS = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s*\{([^{}]*)\}|\*+|\$+|[\"'`“”‘’]")
+# All are matched against `_plain` text.
+_LETTER = re.compile(rf"{LEAD}[(\[]?([a-z])[)\].:,]*")
+_LABELLED = re.compile(rf"{LEAD}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:] ?| ?- ?| )(\S.*)")
+_DRESS = re.compile(
+    r"\\(?:f?box(?:ed)?|text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|underline)\s*\{([^{}]*)\}|\\[()\[\]]|\*+|\$+|_{2,}|[\"'`]"
+)
 
 
 def choice(episode: Episode, task: Task) -> float:
@@ -20,9 +20,10 @@ def choice(episode: Episode, task: Task) -> float:
 
     Accepted, after dropping bold marks, quotes, `$` and `\boxed{}`, in any case: a letter alone (`B`, `(B)`, `b.`),
     a letter after a lead (`Option B`, `The answer is: (B)`), the exact text of one option (`the red ball`), or both
-    when they agree (`B. the red ball`). Only the letters of THIS task's 2-10 options count. Everything else is wrong:
-    `A or B`, `not A`, a letter with another option's text, a sentence about it. A letter wins over an option whose
-    text is that letter. DataError if the task has no such options or its gold is not one of their letters.
+    when they agree (`B. the red ball`, `B the red ball`). Only the letters of THIS task's 2-10 options count.
+    Everything else is wrong: `A or B`, `not A`, a letter with another option's text, a sentence about it. A letter wins
+    over an option whose text is that letter. DataError if the task has no such options or its gold is not one of their
+    letters.
     """
     letters = _LETTERS[: len(task.choices)]
     if not 2 <= len(task.choices) <= len(_LETTERS):
@@ -61,7 +62,7 @@ def _option(text: str, letter: str) -> str:
 
 def _plain(text: str) -> str:
     """Folded case and width, single spaces, no dress."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    for _ in range(3):  # \boxed{\text{b}} wears more than one
-        folded = _DRESS.sub(lambda match: match[1] or "", folded)
-    return " ".join(folded.split())
+    plain = folded(text)
+    for _ in range(4):  # \boxed{\text{b}} wears more than one
+        plain = _DRESS.sub(lambda match: match[1] or "", plain)
+    return " ".join(plain.split())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from saccade.rewards._grammar import balanced, compliant_turns
-from saccade.types import Block, BlockKind, Episode, Reply, Task
+from saccade.types import Block, BlockKind, Episode, Reply, Score, Task
 
 _SUBSTANTIVE = 10  # characters
 
@@ -21,7 +21,8 @@ def format(
     alpha: float = 0.4,
     beta: float = 0.3,
     gamma: float = 0.3,
-) -> float:
+    anchor_credit: Literal["episode", "tokens"] = "episode",
+) -> float | Score:
     """R_fmt (ParaVT, arXiv 2605.20342), read off the blocks of the main agent's turns; at most 1.0, perhaps below 0.
 
     `anchored` = base + `lam` * anchor + balance, where `lam` = 0 is the vanilla reward. It is the sum of
@@ -41,15 +42,23 @@ def format(
     A THINK block that the forced prefix opened counts like any other; with `think_prefix` false the prefix is hidden
     from this reward: such a block is a stray closing tag, or plain text if it was left open.
 
-    `grammar` is the share of turns that keep the strict grammar of the reward compliance; the weights are not used.
+    With `anchor_credit: tokens` the anchor is credited apart, on the structural tokens alone: the reward is a `Score`
+    whose value is base + balance, without `lam` * anchor, and whose part `anchor` is `lam` * anchor, uncapped. In the
+    episode's score the value leaves it out, and the part `anchor` is this times the weight of the format term.
+
+    `grammar` is the share of turns that keep the strict grammar of the reward compliance; the weights are not used, and
+    there is no anchor.
     """
     if mode == "grammar":
         turns = compliant_turns(episode)
         return sum(turns) / max(1, len(turns))
     replies = [turn.reply.blocks if think_prefix else _unforced(turn.reply) for turn in episode.turns]
-    total = _base(replies, answer_suffix) + lam * _anchor(replies, alpha, beta, gamma)
+    anchor = lam * _anchor(replies, alpha, beta, gamma)
+    apart = anchor_credit == "tokens"
+    total = _base(replies, answer_suffix) + (0.0 if apart else anchor)
     whole = all(balanced(block) for blocks in replies for block in blocks)
-    return min(1.0, total + 0.1 * (total > 0 and whole))
+    capped = min(1.0, total + 0.1 * (total > 0 and whole))
+    return Score(value=capped, parts={"anchor": anchor}) if apart else capped
 
 
 def _base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:

@@ -3,18 +3,20 @@
 import re
 
 from saccade.errors import DataError
+from saccade.rewards._text import folded
 from saccade.types import Episode, Task
 
-_TIME = r"(?:\d{1,3}:[0-5]\d:[0-5]\d|\d{1,4}:[0-5]\d|\d{1,7})(?:\.\d{1,9})?"
+_TIME = r"(?:\d{1,3}:[0-5]\d:[0-5]\d(?:,\d{3})?|\d{1,4}:[0-5]\d|\d{1,7})(?:\.\d{1,9})?"
 _UNIT = r"(?:\s*(?:s|secs?|seconds?)\b)?"
-_BETWEEN = r"\s*(?:-|\u2013|\u2014|\u2212|~|\.\.+|to\b|and\b|until\b|till\b|[,;])\s*"
-_END = r"(?:['\"]?end(?:[_ ]?time)?['\"]?\s*[:=]?\s*)?"
+_BETWEEN = r"\s*(?:-{1,3}>?|~|\u301c|\u2192|\.\.+|to\b|and\b|until\b|till\b|through\b|[,;])\s*"
+# The second time may have a name: `end: 8`, `"end_time": 8`, `it ends at 8`, `second 8`. With one, a blank is enough.
+_END = r"(?:it\s+)?['\"]?end(?:s|ing)?(?:[_ ]?time)?['\"]?\s*(?:at|[:=])?\s*"
+_NAMED = rf"(?:{_BETWEEN}(?:(?:{_END})|(?:second|at|t\s*=)\s*)?|\s+{_END})"
 # What stands before and after decides whether it is a span at all: no sign or digit may touch the first time, no digit
 # and no other unit may follow the second.
 _SPAN = re.compile(
-    rf"(?<![\w.:,\u2212-])({_TIME}){_UNIT}{_BETWEEN}{_END}({_TIME})"
-    rf"(?![\d:]|\.\d)(?!\s*(?:m|mins?|minutes?|h|hours?|frames?|%)(?![a-z]))",
-    re.IGNORECASE,
+    rf"(?<![\w.:,-])(?<!frame )(?<!frames )({_TIME}){_UNIT}{_NAMED}({_TIME})"
+    rf"(?![\d:]|\.\d)(?!\s*(?:m|mins?|minutes?|h|hours?|frames?|%)(?![a-z]))"
 )
 
 
@@ -28,7 +30,7 @@ def grounding(episode: Episode, task: Task) -> float:
     """
     if isinstance(task.gold, str | int | float) or len(task.gold) != 2 or not task.gold[0] < task.gold[1]:
         raise DataError(f"task {task.id}: the gold must be a start and a later end in seconds, not {task.gold!r}")
-    found = _SPAN.search(episode.answer or "")
+    found = _SPAN.search(folded(episode.answer or ""))
     if found is None:
         return 0.0
     start, end = _seconds(found[1]), _seconds(found[2])
@@ -40,8 +42,8 @@ def grounding(episode: Episode, task: Task) -> float:
 
 
 def _seconds(time: str) -> float:
-    """`hh:mm:ss.f`, `mm:ss.f` or `s.f` in seconds."""
+    """`hh:mm:ss.f`, `hh:mm:ss,f` (of subtitles), `mm:ss.f` or `s.f` in seconds."""
     total = 0.0
-    for field in time.split(":"):
+    for field in time.replace(",", ".").split(":"):
         total = total * 60 + float(field)
     return total

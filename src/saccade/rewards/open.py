@@ -1,10 +1,10 @@
 """Open answers: token F1, or equality, after a normalisation that keeps numbers what they are."""
 
 import re
-import unicodedata
 from collections import Counter
 from typing import Literal
 
+from saccade.rewards._text import folded
 from saccade.types import Episode, Task
 
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -35,6 +35,5 @@ def open(episode: Episode, task: Task, *, mode: Literal["f1", "exact"] = "f1") -
 
 
 def _tokens(text: str) -> list[str]:
-    folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-").replace("’", "'")
-    folded = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), _NEGATIVE.sub("-", folded))
-    return [f"0{token}" if token[0] == "." else token.replace("-.", "-0.") for token in _TOKEN.findall(folded)]
+    plain = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), _NEGATIVE.sub("-", folded(text)))
+    return [f"0{token}" if token[0] == "." else token.replace("-.", "-0.") for token in _TOKEN.findall(plain)]

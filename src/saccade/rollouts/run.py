@@ -7,37 +7,54 @@
                      └─ each waits for the engine and its own tools; nobody waits for a sibling;
                         the group is done when its slowest episode is
 
-An episode that fails through no fault of the policy (engine, media) ends as aborted, with the error's sentence; the
-others go on. What the user must mend (a setting, a task) is raised and cancels the group.
+An episode that fails through no fault of the policy (engine, media, time) ends as aborted, with the error's sentence;
+the others go on. What the user must mend (a setting, a task) is raised and cancels the group.
 """
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from saccade.agents._loop import together
-from saccade.errors import EngineError, MediaError
+from saccade.errors import ConfigError, EngineError, MediaError, SandboxError, boundary
 from saccade.ledger import Ledger
 from saccade.protocols import Agent, Context
 from saccade.types import End, Episode, Task, seed_of
+from saccade.waiting import together
+
+GRACE = 1.0  # seconds beyond the deadline, in which an agent may end the episode itself
 
 
 async def run_episode(task: Task, agent: Agent, ctx: Context) -> Episode:
-    """Attempt the task once; a failure of engine or media is the episode's end, not the run's."""
+    """Attempt the task once; a failure of engine or media is the episode's end, not the run's, and so is its deadline.
+
+    The deadline is `ctx.deadline`, or `ctx.seconds` from now, or never.
+    """
+    deadline = ctx.deadline
+    if deadline is None and ctx.seconds is not None:
+        deadline = asyncio.get_running_loop().time() + ctx.seconds
     try:
-        return await agent(task, ctx)
-    except (EngineError, MediaError) as error:
-        return Episode(
-            task=task,
-            agent=_name(agent),
-            ledger=Ledger(),
-            turns=(),
-            end=End.ABORTED,
-            frames=ctx.frames,
-            error=str(error),
-        )
+        # An agent that knows deadlines keeps what was said until then; one that doesn't must not hang either.
+        async with asyncio.timeout_at(None if deadline is None else deadline + GRACE) as limit:
+            with boundary(ConfigError, f"the agent {_name(agent)} failed on task {task.id}"):
+                return await agent(task, replace(ctx, deadline=deadline))
+    except (EngineError, MediaError, SandboxError) as error:
+        reason = str(error)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        reason = "the episode's deadline passed before it had ended"
+    return Episode(
+        task=task,
+        agent=_name(agent),
+        ledger=Ledger(),
+        turns=(),
+        end=End.ABORTED,
+        frames=ctx.frames,
+        error=reason,
+    )
 
 
 async def run_group(

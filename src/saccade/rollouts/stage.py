@@ -8,11 +8,12 @@ import torch
 
 from saccade import plugins
 from saccade.config import Recipe
+from saccade.errors import ConfigError, boundary
 from saccade.media.cache import Library
 from saccade.model.backbone import Backbone
-from saccade.protocols import Agent, Context, Engine
+from saccade.protocols import Agent, Context, Engine, Scorer
 from saccade.rewards._compose import compose
-from saccade.types import Episode, Sampling, Score, Task
+from saccade.types import Sampling
 
 Watch = Callable[[str, Mapping[str, Any]], None]
 
@@ -26,7 +27,7 @@ class Stage:
     media: Library
     engine: Engine
     agent: Agent
-    score: Callable[[Episode, Task], Score]
+    score: Scorer
 
     @staticmethod
     def of(recipe: Recipe) -> "Stage":
@@ -36,7 +37,9 @@ class Stage:
         torch.set_num_threads(recipe.model.threads)
         backbone = Backbone(recipe.model)
         media = Library(workers=0 if backbone.device.type == "cpu" else 4)
-        engine = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=backbone, media=media)()
+        made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=backbone, media=media)
+        with boundary(ConfigError, f"the engine {recipe.engine.name} can't be made from a recipe"):
+            engine = made()
         return Stage(recipe=recipe, backbone=backbone, media=media, engine=engine, agent=agent, score=score)
 
     def context(
@@ -58,5 +61,6 @@ class Stage:
             sampling=sampling,
             seed=seed,
             frames=frames,
+            seconds=settings.episode_seconds or None,
             watch=watch,
         )

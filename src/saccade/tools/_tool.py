@@ -4,26 +4,33 @@
     async def read_sign(time: Annotated[float, "when, in seconds"], *, ctx: ToolContext) -> str:
         \"\"\"Read the sign that is shown at one moment.\"\"\"
 
-Arguments the model may give come before the `*`. After it stand `ctx` and the tool's settings; a setting is filled from
-`ctx.settings` where that names it. Whatever the model does wrong comes back as an error result that it can read; what
-it can't be blamed for (the engine failed, the episode was cancelled) is raised.
+Arguments the model may give come before the `*`. After it stand `ctx` and the tool's settings, which a recipe gives by
+the tool's name (`tools: {read_sign: {zoom: 2}}`). Whatever the model does wrong comes back as an error result that it
+can read; what it can't be blamed for (the engine failed, the episode was cancelled) is raised.
+
+A tool's seconds are those of its own work: while it waits for a sub-agent they don't run, since how busy the engine is
+says nothing about the tool. That wait ends with the episode, at its deadline.
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
 
-from saccade.errors import ConfigError, MediaError, ToolError, boundary
+from pydantic import AfterValidator, BeforeValidator
+
+from saccade.errors import ConfigError, DataError, MediaError, ModelError, ToolError, boundary
 from saccade.ledger import Picture
-from saccade.media.picks import stamp
+from saccade.plugins import bind, load, nearest
 from saccade.protocols import MediaLibrary, Renderer
 from saccade.types import Episode, Message, ToolResult
 
+T = TypeVar("T")
 JSON_TYPES: Mapping[type, str] = {float: "number", int: "integer", str: "string", bool: "boolean"}
 CUT_MARK = " [cut]"
 
@@ -39,12 +46,40 @@ class Between:
     most: float = math.inf
 
 
+class Shelf:
+    """What tools keep open for an episode, by name; all of it is closed when the block ends.
+
+    `async with Shelf() as shelf: box = await shelf.held("python", open_sandbox)`
+    """
+
+    def __init__(self) -> None:
+        self._stack, self._turn = contextlib.AsyncExitStack(), asyncio.Lock()
+        self._held: dict[str, Any] = {}
+
+    async def __aenter__(self) -> "Shelf":
+        return self
+
+    async def __aexit__(self, *ending: Any) -> None:
+        await self._stack.aclose()
+
+    async def held(self, name: str, opened: Callable[[], contextlib.AbstractAsyncContextManager[T]]) -> T:
+        """What stands under `name`, opened by whoever asks first. Raises what opening it raises."""
+        async with self._turn:
+            if name not in self._held:
+                self._held[name] = await self._stack.enter_async_context(opened())
+            held: T = self._held[name]
+            return held
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool is given for one call: the file it is about, and `ask`, which runs a sub-agent on messages.
+    """What a tool is given for one call: the path of the task's first video ("" where it has none), the task's still
+    pictures as the prompt shows them, and `ask`, which runs a sub-agent on messages.
 
-    `settings` are the agent's for its tools, `result_tokens` bounds the text of a result, `deadline` is in seconds of
-    the event loop's clock, and `seed` is the call's own.
+    `videos` are the paths of all videos, `pictures` all that the prompt shows, frames included, in order. What a tool
+    opens for the length of the episode stands on the `shelf`; without one, a call is all there is.
+    `settings` are the tool's own, `result_tokens` bounds the text of a result, and `seed` is the call's own.
+    At `deadline` (seconds of the event loop's clock) the episode is cancelled, the tool with it.
     """
 
     media: MediaLibrary
@@ -52,6 +87,10 @@ class ToolContext:
     ask: Ask
     path: str
     seed: int
+    images: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    videos: tuple[str, ...] = ()
+    shelf: Shelf | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     result_tokens: int = 512
     deadline: float | None = None
@@ -99,6 +138,7 @@ class FunctionTool:
         self.seconds = seconds
         self._function = function
         self._arguments, self._settings = _arguments(function)
+        self.__signature__ = inspect.signature(function, eval_str=True)  # by which a recipe's settings are checked
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -112,14 +152,18 @@ class FunctionTool:
         return {"type": "function", "function": function}
 
     async def __call__(self, arguments: Mapping[str, Any], *, ctx: ToolContext) -> tuple[ToolResult, Episode | None]:
-        """Serve one call; see protocols.Tool. Raises EngineError only; the model's own mistakes are results."""
+        """Serve one call: what came of it, and the sub-agent's episode where one was asked.
+
+        The model's own mistakes, and media that can't be shown, are results that it can read. Raises EngineError and
+        SandboxError where what serves it failed, ConfigError for a setting that the tool doesn't have.
+        """
         started = time.perf_counter()
         try:
             output = await self._run(self.check(arguments), ctx)
             result, child = output if isinstance(output, tuple) else (output, None)
             if isinstance(result, str):
                 result = ToolResult(text=result, executed=True)
-        except (ToolError, MediaError) as error:
+        except (ToolError, MediaError, DataError, ModelError) as error:
             result, child = ToolResult(error=str(error)), None
         seconds = time.perf_counter() - started
         return replace(
@@ -135,7 +179,7 @@ class FunctionTool:
         names, checked = list(self._arguments), {}
         for key, value in arguments.items():
             name = key
-            if key.isdecimal():  # a leaked call's positional arguments arrive under "0", "1", …
+            if key.isdecimal() and len(key) < 4:  # a leaked call's positional arguments arrive under "0", "1", …
                 if int(key) >= len(names):
                     raise ToolError(f"{self.name} takes {len(names)} arguments at most: {known}")
                 name = names[int(key)]
@@ -150,17 +194,65 @@ class FunctionTool:
         return checked
 
     async def _run(self, arguments: Mapping[str, Any], ctx: ToolContext) -> Output:
-        settings = {name: value for name, value in ctx.settings.items() if name in self._settings}
-        limit = asyncio.get_running_loop().time() + self.seconds
-        # Whichever comes first; the sentence says which, since the model can only do something about its own.
-        late = ctx.deadline is not None and ctx.deadline < limit
+        if strange := set(ctx.settings) - self._settings:
+            mend = nearest(min(strange), self._settings)
+            raise ConfigError(f"the tool {self.name} has no setting {min(strange)!r}; {mend}")
         try:
-            async with asyncio.timeout_at(ctx.deadline if late else limit):
+            async with asyncio.timeout(self.seconds) as limit:
+                given = replace(ctx, ask=Patient(ctx.ask, limit))
                 with boundary(ToolError, f"{self.name} failed"):
-                    return await self._function(**arguments, **settings, ctx=ctx)
+                    return await self._function(**arguments, **ctx.settings, ctx=given)
         except TimeoutError:
-            when = "before the episode's deadline" if late else f"within {self.seconds:g} seconds"
-            raise ToolError(f"{self.name} did not finish {when}") from None
+            raise ToolError(f"{self.name} did not finish within {self.seconds:g} seconds") from None
+
+
+@functools.cache
+def tool_named(name: str) -> FunctionTool:
+    """The tool of that name, or of the file of that path; found once. Raises ConfigError."""
+    found = load("tools", name)
+    if not isinstance(found, FunctionTool):
+        raise ConfigError(f"tools/{name} is no tool; write @tool above its function")
+    return found
+
+
+def _by_name(tools: Any) -> Any:
+    """Names in a row are tools with the settings that they have by themselves."""
+    if isinstance(tools, list | tuple):
+        return {name: {} for name in tools}
+    return {name: settings or {} for name, settings in tools.items()} if isinstance(tools, Mapping) else tools
+
+
+def _settled(tools: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    for name in tools:
+        tool_named(name)
+    return {name: bind("tools", name, settings).keywords for name, settings in tools.items()}
+
+
+# In the signature of an agent: the tools it offers, each with its settings. What doesn't exist is refused before
+# anything runs.
+Tools = Annotated[Mapping[str, Mapping[str, Any]], BeforeValidator(_by_name), AfterValidator(_settled)]
+
+
+class Patient:
+    """`ask` under a time limit that stands still while anybody waits for a sub-agent; several may wait at once."""
+
+    def __init__(self, ask: Ask, limit: asyncio.Timeout) -> None:
+        self._ask, self._limit = ask, limit
+        self._waiting, self._left = 0, 0.0
+
+    async def __call__(self, messages: Sequence[Message]) -> Episode:
+        """The sub-agent's episode; see ToolContext."""
+        clock = asyncio.get_running_loop().time
+        if not self._waiting:
+            self._left = (self._limit.when() or 0.0) - clock()
+            self._limit.reschedule(None)
+        self._waiting += 1
+        try:
+            return await self._ask(messages)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._limit.reschedule(clock() + self._left)
 
 
 @overload
@@ -188,11 +280,6 @@ def cut(text: str, renderer: Renderer, tokens: int) -> str:
         if len(renderer.encode(shorter)) <= tokens:
             return shorter  # almost always the first: a prefix seldom takes more tokens when encoded again
     return CUT_MARK
-
-
-def timed(pictures: Sequence[Picture]) -> list[str | Picture]:
-    """Message parts that show frames, each preceded by its time: `<12.5 seconds>`."""
-    return [part for picture in pictures for part in (stamp(picture.time or 0.0), picture)]
 
 
 def _arguments(function: Callable[..., Any]) -> tuple[dict[str, Argument], frozenset[str]]:

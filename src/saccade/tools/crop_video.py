@@ -3,9 +3,10 @@
 from typing import Annotated
 
 from saccade.errors import ToolError
-from saccade.media.picks import window_times
+from saccade.media.picks import timed, window_times
 from saccade.protocols import Budget
-from saccade.tools._tool import ToolContext, timed, tool
+from saccade.sections import Positive, Span
+from saccade.tools._tool import ToolContext, tool
 from saccade.types import Episode, Message, ToolResult
 
 QUESTION = "Say briefly what these frames show, and when."
@@ -18,16 +19,19 @@ async def crop_video(
     question: Annotated[str, "what to find out about the window"] = "",
     *,
     ctx: ToolContext,
-    crop_fps: float = 1.0,
-    crop_frames: tuple[int, int] = (1, 16),
-    crop_pixels: tuple[int, int] = (784, 50176),
-    crop_question: str = QUESTION,
+    fps: Positive = 1.0,
+    frames: Span = (1, 16),
+    pixels: Span = (784, 50176),
+    unasked: str = QUESTION,
 ) -> tuple[ToolResult, Episode]:
     """Look closely at a window of the video and answer a question about it.
 
-    A window that leaves the video at one end is clamped. The sub-agent sees `crop_fps` frames per second, at least and
-    at most `crop_frames` of them, each preceded by its time; then the question, or `crop_question` where none is asked.
+    Of several videos it is the first. A window that leaves the video at one end is clamped. The sub-agent sees
+    `fps` frames per second, at least and at most `frames` of them, of at least and at most `pixels` each, each preceded
+    by its time; then the question, or `unasked` where there is none.
     """
+    if not ctx.path:
+        raise ToolError("there is no video to look at, only what you were shown; answer from that")
     clip = await ctx.media.probe(ctx.path)
     if end_time <= start_time:
         raise ToolError(f"end_time {end_time:g} must be after start_time {start_time:g}")
@@ -36,8 +40,8 @@ async def crop_video(
     if end <= start:
         asked = f"the window from {start_time:g} to {end_time:g}"
         raise ToolError(f"{asked} lies outside the video, which lasts {clip.duration:g} seconds")
-    times = window_times(start, end, fps=crop_fps, least=crop_frames[0], most=crop_frames[1])
-    budget = Budget(min_pixels=crop_pixels[0], max_pixels=crop_pixels[1])
+    times = window_times(start, end, fps=fps, least=frames[0], most=frames[1])
+    budget = Budget(min_pixels=pixels[0], max_pixels=pixels[1])
     pictures = await ctx.media.frames(ctx.path, times, factor=ctx.renderer.factor, budget=budget)
-    child = await ctx.ask((Message(role="user", parts=(*timed(pictures), question.strip() or crop_question)),))
+    child = await ctx.ask((Message(role="user", parts=(*timed(pictures), question.strip() or unasked)),))
     return ToolResult(text=child.turns[-1].reply.text.strip(), executed=True), child

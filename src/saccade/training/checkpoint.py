@@ -6,7 +6,7 @@ A checkpoint appears whole or not at all (written beside, then renamed). The new
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,16 @@ class Checkpoint:
         return notes
 
 
-def save(folder: Path, *, step: int, backbone: Backbone, optimizer: Optimizer, notes: Mapping[str, Any]) -> Checkpoint:
-    """Write checkpoint `step` below `folder`; older ones but one are deleted."""
+def save(
+    folder: Path,
+    *,
+    step: int,
+    backbone: Backbone,
+    optimizer: Optimizer,
+    notes: Mapping[str, Any],
+    attach: Callable[[Path], None] = lambda place: None,
+) -> Checkpoint:
+    """Write checkpoint `step` below `folder`; older ones but one are deleted. `attach` may add files of its own."""
     target = folder / f"step-{step:06d}"
     fresh = folder / f".step-{step:06d}.part"
     with boundary(RunError, f"the checkpoint {target} can't be written; free space or choose another run folder"):
@@ -43,6 +51,7 @@ def save(folder: Path, *, step: int, backbone: Backbone, optimizer: Optimizer, n
         backbone.save(fresh)
         torch.save(optimizer.state(), fresh / "optimizer.pt")
         (fresh / "notes.json").write_text(json.dumps(dict(notes)))
+        attach(fresh)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(fresh, target)
         for old in checkpoints(folder)[:-2]:

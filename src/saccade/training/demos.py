@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.errors import DataError, EngineError
+from saccade.evaluation.metrics import BROKEN
 from saccade.ledger import Ledger, Origin
 from saccade.protocols import Agent, Context, Renderer
 from saccade.training.credit import sample_of
-from saccade.types import Completion, Demo, End, Sample, Sampling, Stop, seed_of
+from saccade.types import Completion, Demo, Sample, Sampling, Stop, seed_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
     episode = await agent(demo.task, replace(ctx, engine=engine, seed=seed, frames=demo.frames))
     own, *children = episode.walk()
     learned = [each for each in ((own, *children) if demo.main else children) if each.ledger.sampled_tokens()]
-    if episode.end in (End.ABORTED, End.TOOL_BROKEN) or not learned:
+    if episode.end in BROKEN or not learned:
         reason = episode.error or "its calls reach no sub-agent"
         raise DataError(f"the demonstration of task {demo.task.id} with {demo.frames} frames is of no use: {reason}")
     return [sample_of(conversation, 1.0) for conversation in learned]

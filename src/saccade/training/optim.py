@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.config import Optim
+from saccade.errors import RunError
 
 
 def rate(settings: Optim, step: int, steps: int) -> float:
@@ -67,11 +68,16 @@ class Optimizer:
                 group["lr"] = rate(self._settings, number, self._steps)
 
     def step(self) -> float:
-        """Clip, update, clear the gradients; returns the gradient's norm before clipping."""
+        """Clip, update, clear the gradients; returns the gradient's norm before clipping.
+
+        Raises RunError, the weights being as they were, for a gradient that is not finite.
+        """
         for parameter, copy in self._copies:
             copy.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
         norm = float(nn.utils.clip_grad_norm_(self._updated, self._settings.clip_norm))
+        if not math.isfinite(norm):
+            raise RunError(f"the gradient became {norm}, so nothing more can be learned; start again with a lower lr")
         for part in self._parts:
             part.step()
             part.zero_grad(set_to_none=True)

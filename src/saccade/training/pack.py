@@ -7,7 +7,8 @@ Axis letters: B rows, T tokens of a row, N trained tokens.
 
 A prefix ends before the first sampled token: the attempts of a group share their whole prompt, questions about the same
 frames share the frames. A branch's first token is predicted by the prefix's last. Positions are explicit, so each
-branch goes on from where the prefix ended. Losses and gradients equal those of one row per sample.
+branch goes on from where the prefix ended. Losses and gradients equal those of one row per sample. A sample is in one
+row as a whole and its trained tokens are neighbours, in order: ratios of sequences and sums along them rely on it.
 """
 
 import itertools
@@ -118,12 +119,19 @@ def fill(trees: Sequence[Tree], row_tokens: int) -> list[list[Tree]]:
     return rows
 
 
-def pack(samples: Sequence[Sample], *, positions: Positions, row_tokens: int, rows_per_pass: int) -> list[Batch]:
-    """Samples to micro-batches of at most `rows_per_pass` rows of similar length."""
+def pack(
+    samples: Sequence[Sample], *, positions: Positions, row_tokens: int, rows_per_pass: int, side_by_side: int = 1
+) -> list[Batch]:
+    """Samples to micro-batches of at most `rows_per_pass` rows of similar length, about as many rows in each.
+
+    Their number is a multiple of `side_by_side`, so that many can be worked on at a time, as far as there are rows.
+    """
     rows = fill(plant(samples, row_tokens), row_tokens)
     rows.sort(key=lambda row: -sum(tree.tokens for tree in row))
-    passes = [rows[start : start + rows_per_pass] for start in range(0, len(rows), rows_per_pass)]
-    return [_batch(samples, chosen, positions) for chosen in passes]
+    rounds = -(-len(rows) // (rows_per_pass * side_by_side))
+    count = min(len(rows), rounds * side_by_side)
+    ends = [len(rows) * (i + 1) // count for i in range(count)]
+    return [_batch(samples, rows[start:end], positions) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _batch(samples: Sequence[Sample], rows: Sequence[Sequence[Tree]], positions: Positions) -> Batch:

@@ -1,217 +1,186 @@
 """Reinforcement learning: the loop reads like the algorithm.
 
-    tasks ──prompts──> collect ──groups──> select ──kept──> credit ──samples──> learn ──> publish ──> one log line
-                         ▲   engine.generate                                               │
-                         └──────────────────── the next version of the weights ────────────┘
+    prompts ──> lot: rolled out, selected ──> credit ──samples──> learn ──> publish ──> one log line
+                   ▲   engine.generate                                         │
+                   └──────────────── the next version of the weights ──────────┘
 
-One process, one thread of control: rollouts wait for the engine, the trainer waits for the rollouts. What a step draws
-depends on the seed, the step's number and the weights, so a resumed run goes on as if never stopped.
+One process, one thread of control: rollouts wait for the engine, the trainer waits for the rollouts. With
+`rl.staleness: N` lots wait in a queue for N versions, to try what lateness does; the first N + 1 are then of version 0:
+
+    version   0        1   2   3
+    rolls out 0 1 2    3   4   5      for steps 0, 1, 2 ..., with N = 2
+    learns    0        1   2   3
+
+What a step draws depends on the seed, the step's number, the weights and what a checkpoint holds (`Progress`), so a
+resumed run goes on as if never stopped.
 """
 
-import random
-import resource
-import time
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from saccade.algorithms.advantages import credit, punished
-from saccade.algorithms.gating import draw
-from saccade.algorithms.losses import policy_loss, token_weights
-from saccade.algorithms.select import Selection, select
-from saccade.config import Rl
-from saccade.errors import DataError, EngineError
-from saccade.evaluation.metrics import step_metrics
-from saccade.rollouts.collect import collect
+from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
+from saccade.algorithms.select import forgiven
+from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
+from saccade.errors import ConfigError, DataError, RunError, boundary
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
+from saccade.training.checkpoint import Checkpoint
+from saccade.training.clock import Clock
 from saccade.training.credit import samples_of
+from saccade.training.learn import learn
+from saccade.training.lots import Lot, Seen, draw_lot, filter_metrics
 from saccade.training.optim import Optimizer, rate
-from saccade.training.pack import Batch, pack
-from saccade.training.step import StepReport, forward, step
-from saccade.types import End, Group, Sample, Task, seed_of
+from saccade.training.prompts import Prompts
+from saccade.training.reference import Reference, first_weights, trained
+from saccade.training.step import StepReport
+from saccade.types import Sample, Task
 
 Log = Callable[[Mapping[str, float]], None]
 
 
-async def train(
-    stage: Stage,
-    tasks: Sequence[Task],
-    *,
-    folder: Path,
-    log: Log,
-    seen: Callable[[int, Sequence[Group]], None] | None = None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands between two steps: what a checkpoint holds besides weights and optimiser.
+
+    `done` steps are finished; `prompts` is what is left of the tasks, `lots` wait to be learned from, `start` is the
+    folder of the weights that RL began with.
+
+    >>> Progress(done=3, prompts=Prompts(cursor=24), lots=(), start="run/sft/step-000400").done
+    3
+    """
+
+    done: int
+    prompts: Prompts
+    lots: tuple[Lot, ...]
+    start: str
+
+
+async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, seen: Seen | None = None) -> None:
     """Train `stage.backbone` in place for the recipe's steps; checkpoints go below `folder`.
 
-    `log` gets one line of metrics a step, `seen` every step's groups. A step of which no group is kept makes no update:
-    its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the stage must have been
-    loaded from it). Raises DataError without tasks, EngineError where engine and trainer disagree about a token.
+    `log` gets one line of metrics a step, `seen` every step's groups as they are rolled out. A step of which no group
+    is kept makes no update: its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the
+    stage must have been loaded from it). Raises DataError without tasks, EngineError where engine and trainer disagree
+    about a token, ConfigError for groups of one attempt, RunError where groups are missing and `rl.select.on_short` is
+    "stop".
     """
     settings = stage.recipe.rl
     if not tasks:
         raise DataError("there are no tasks to learn from")
+    if settings.group < 2:
+        raise ConfigError("rl.group=1 leaves an attempt nothing to be compared with; give at least 2")
     optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
-    last = checkpoint.newest(folder)
-    if last is not None:
-        last.restore(optimizer)
+    at = begin(stage, checkpoint.newest(folder), optimizer)
+    reference = reference_of(stage, at)
     # The number of finished steps, whether or not each had something to learn, is the version of the weights.
-    done = last.step if last else 0
-    await stage.engine.publish(None, done)
-    for number in range(done, settings.steps):
-        clock = Clock()
-        optimizer.begin(number)
-        groups = await roll_out(stage, tasks, number)
+    await stage.engine.publish(None, at.done)
+    while at.done < settings.steps:
+        clock = Clock(stage.score)
+        optimizer.begin(at.done)
+        before, at = at, await ahead(replace(stage, score=clock.score), tasks, at, seen)
         clock.lap("rollout")
-        _refuse_broken(groups, number)
-        if seen is not None:
-            seen(number, groups)
-        chosen = select(groups, settings.select, target=settings.prompts)
-        credits = credit(chosen.kept, settings.advantage)
-        samples = samples_of(chosen.kept, credits, settings.advantage.children)
-        report = learn(stage, samples, settings, optimizer) if samples else None
+        sampled = sum(lot.tokens for lot in at.lots[len(before.lots) :])
+        lot, *waiting = at.lots
+        if lot.missing and settings.select.on_short == "stop":
+            if before.done % settings.save_every:  # else it was saved, or there is nothing to save
+                save(folder, stage, optimizer, before)
+            raise RunError(too_few(lot, settings.prompts))
+        samples, measured = samples_from(lot, stage)
+        report = learn(stage, samples, settings, optimizer, reference) if samples else None
         clock.lap("train")
-        await stage.engine.publish(None, number + 1)
+        at = replace(at, done=at.done + 1, lots=tuple(waiting))
+        await stage.engine.publish(None, at.done)
         clock.lap("publish")
-        measured = {**step_metrics(groups), "punished": punished(chosen.kept, credits)}
-        measured |= {"lr": rate(settings.optim, number, settings.steps), "updates": settings.updates if report else 0}
-        log({"step": number + 1, **measured, **_selection(chosen), **_learning(report), **clock.metrics(groups)})
-        if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
-            checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
+        measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
+        log({"step": at.done, **lot.measured, **measured, **clock.metrics(stage.backbone.device, sampled)})
+        if at.done % settings.save_every == 0 or at.done == settings.steps:
+            save(folder, stage, optimizer, at)
 
 
-def _refuse_broken(groups: Sequence[Group], number: int) -> None:
-    """Stop where no attempt of a step got anywhere: going on would only count steps. Raises EngineError."""
-    episodes = [member.episode for group in groups for member in group.members]
-    if all(episode.end in (End.ABORTED, End.TOOL_BROKEN) for episode in episodes):
-        reason = next((episode.error for episode in episodes if episode.error), "no reason given")
-        raise EngineError(f"all {len(episodes)} attempts of step {number + 1} broke, the first with: {reason}")
+async def ahead(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None) -> Progress:
+    """Roll out until as many lots wait as may: the one of this step, and `staleness` for later ones."""
+    settings = stage.recipe.rl
+    while len(at.lots) <= settings.staleness and at.done + len(at.lots) < settings.steps:
+        lot, prompts = await draw_lot(stage, tasks, at.prompts, at.done + len(at.lots), seen=seen)
+        at = replace(at, prompts=prompts, lots=(*at.lots, lot))
+    return at
 
 
-async def roll_out(stage: Stage, tasks: Sequence[Task], number: int) -> list[Group]:
-    """The groups of step `number`: its prompts in the epoch's order, a frame budget drawn for each."""
-    settings, seed, budgets = stage.recipe.rl, stage.recipe.seed, stage.recipe.gating.frames
-    count = round(settings.prompts * settings.select.oversample)
-    places = range(number * count, (number + 1) * count)
-    orders = {epoch: order(len(tasks), seed, epoch) for epoch in {place // len(tasks) for place in places}}
-    prompts = [tasks[orders[place // len(tasks)][place % len(tasks)]] for place in places]
-    epoch = number * count // len(tasks)
-    return await collect(
-        prompts,
-        stage.agent,
-        stage.context(seed=seed),
-        size=settings.group,
-        score=stage.score,
-        epoch=number,
-        frames=lambda task: draw(budgets, run_seed=seed, epoch=epoch, task=task),
+def samples_from(lot: Lot, stage: Stage) -> tuple[list[Sample], dict[str, float]]:
+    """What a lot's groups have to teach, and what was measured of their credit."""
+    settings, kept = stage.recipe.rl, lot.kept
+    everywhere, anchors = credit(kept, settings.advantage), anchor_credit(kept, settings.advantage)
+    whole = [one + other for one, other in zip(everywhere, anchors, strict=True)]
+    measured = {"punished": punished(kept, whole)}
+    if settings.select.correct_with_negative_advantage:
+        measured |= filter_metrics(forgiven(kept, whole))
+    samples = samples_of(
+        kept,
+        everywhere,
+        settings.advantage.children,
+        anchors=anchors,
+        decode=stage.backbone.renderer.decode,
+        leave_out=is_punished if settings.select.correct_with_negative_advantage else lambda member, advantage: False,
+    )
+    return samples, measured
+
+
+def too_few(lot: Lot, wanted: int) -> str:
+    """Why a step of which groups are missing stops the run."""
+    found = f"step {lot.number + 1} found {wanted - lot.missing} of {wanted} groups to learn from"
+    mend = "raise rl.select.oversample or rl.select.max_rounds, or set rl.select.on_short=go_on"
+    return f"{found} in {lot.measured['rounds']:.0f} rounds; {mend}"
+
+
+# ---- stopping and going on -------------------------------------------------------------------------------------------
+
+
+def begin(stage: Stage, last: Checkpoint | None, optimizer: Optimizer) -> Progress:
+    """Where the run stands: at its beginning, or where its last checkpoint was written. Raises RunError."""
+    if last is None:
+        return Progress(done=0, prompts=Prompts(), lots=(), start=str(Path(stage.recipe.model.path).resolve()))
+    notes = last.restore(optimizer)
+    with boundary(RunError, f"the checkpoint {last.folder} can't be read; delete it to go on from the one before"):
+        row = Prompts(cursor=int(notes["cursor"]), front=tuple(notes["front"]))
+        read = read_jsonl(last.folder / "lots.jsonl", Lot)
+        lots = tuple(relocated(lot, lambda file: os.path.normpath(last.folder / file)) for lot in read)
+        # As seen from the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.
+        start = (last.folder.parent / str(notes["start"])).resolve()
+        return Progress(done=last.step, prompts=row, lots=lots, start=str(start))
+
+
+def save(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
+    """Write a checkpoint of the run as it stands."""
+    run = folder.resolve().parent  # what lies in it moves with it
+    start = seen_from(folder.resolve(), at.start, run)
+    checkpoint.save(
+        folder,
+        step=at.done,
+        backbone=stage.backbone,
+        optimizer=optimizer,
+        notes={**asdict(at.prompts), "start": start},
+        attach=lambda place: write_jsonl(
+            place / "lots.jsonl",
+            # The folder that a checkpoint is written in is beside the one where it will stand.
+            [relocated(lot, lambda file: seen_from(place.resolve(), file, run)) for lot in at.lots],
+        ),
     )
 
 
-def order(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of the tasks in an epoch."""
-    places = list(range(count))
-    random.Random(seed_of("order", seed, epoch)).shuffle(places)
-    return places
+def reference_of(stage: Stage, at: Progress) -> Reference | None:
+    """The policy to be held to, where a setting asks for it. Raises RunError where its weights are gone."""
+    settings = stage.recipe.rl.kl
+    if not (settings.loss or settings.reward):
+        return None
+    first = first_weights(stage.backbone, at.start) if at.done else trained(stage.backbone)
+    return Reference(stage.backbone, first, settings.keep)
 
 
-def learn(stage: Stage, samples: Sequence[Sample], settings: Rl, optimizer: Optimizer) -> StepReport:
-    """Update on one batch of samples, `updates` times; the first is on-policy and needs no second look at old logprobs.
-
-    Raises EngineError where a token that was packed is not the engine's own.
-    """
-    backbone, temperature = stage.backbone, stage.recipe.sampling.temperature
-    batches = pack(
-        samples,
-        positions=backbone.renderer.positions,
-        row_tokens=settings.row_tokens,
-        rows_per_pass=settings.rows_per_pass,
-    )
-    assert_engine_tokens(samples, batches)
-    weights = token_weights(
-        torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
-        aggregation=settings.loss.aggregation,
-        sum_norm=settings.loss.sum_norm,
-    )
-    parts = torch.split(weights, [len(batch.token_N) for batch in batches])
-    weight_of = {id(batch): part for batch, part in zip(batches, parts, strict=True)}
-    proximal = _proximal(stage, batches) if settings.updates > 1 else {}
-
-    def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        device = logp_N.device
-        return policy_loss(
-            logp_N,
-            proximal.get(id(batch)),
-            torch.from_numpy(batch.advantage_N).to(device),
-            weight_of[id(batch)].to(device),
-            settings=settings.loss,
-            engine_logp_N=torch.from_numpy(batch.old_logp_N).to(device),
-        )
-
-    pixels = stage.media.pixels
-    reports = [
-        step(backbone, optimizer, batches, loss, pixels=pixels, temperature=temperature)
-        for _ in range(settings.updates)
-    ]
-    # Loss and norm as on-policy; what the ratios became shows after the last update alone.
-    return replace(reports[0], stats=reports[-1].stats)
-
-
-def _proximal(stage: Stage, batches: Sequence[Batch]) -> dict[int, Tensor]:
-    """The trainer's logprobs before the first update, for the ratios of the later ones."""
-    temperature, pixels = stage.recipe.sampling.temperature, stage.media.pixels
-    with torch.no_grad():
-        return {
-            id(batch): forward(stage.backbone, batch, pixels=pixels, temperature=temperature)[0] for batch in batches
-        }
-
-
-def assert_engine_tokens(samples: Sequence[Sample], batches: Sequence[Batch]) -> None:
-    """Check that the batches train exactly the tokens that were sampled, each once, in order."""
-    trained: dict[int, list[int]] = {}
-    for batch in batches:
-        for sample, token in zip(batch.sample_N.tolist(), batch.token_N.tolist(), strict=True):
-            trained.setdefault(sample, []).append(token)
-    for index, sample in enumerate(samples):
-        if tuple(trained.get(index, ())) != sample.ledger.sampled_tokens():
-            raise EngineError(f"sample {index} trains other tokens than the engine sampled; the batch can't be trusted")
-
-
-class Clock:
-    """Seconds by stage of a step."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """The stage `name` ends now."""
-        now = time.perf_counter()
-        self._laps[f"seconds/{name}"] = now - self._last
-        self._last = now
-
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The laps, sampled tokens per second of rollout, and the process's peak memory (GiB)."""
-        sampled = sum(member.episode.usage.sampled_tokens for group in groups for member in group.members)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        return {**self._laps, "tokens_per_second": sampled / self._laps["seconds/rollout"], "memory_gib": peak}
-
-
-def _selection(chosen: Selection) -> dict[str, float]:
-    kept = {"groups/kept": float(len(chosen.kept)), "groups/missing": float(chosen.missing)}
-    for one in chosen.report:
-        kept[f"groups/dropped/{one.name}"] = float(one.groups[1])
-        kept[f"episodes/dropped/{one.name}"] = float(one.episodes[1])
-        kept[f"correct/kept/{one.name}"], kept[f"correct/dropped/{one.name}"] = one.correct
-    return kept
-
-
-def _learning(report: StepReport | None) -> dict[str, float]:
+def _learning(report: StepReport | None, updates: int) -> dict[str, float]:
     if report is None:
-        return {}
+        return {"updates": 0}
     stats = {name: value for name, value in report.stats.items() if name != "tokens"}
     measured = {"loss": report.loss, "entropy": report.entropy, "grad_norm": report.grad_norm}
-    return measured | stats | {"tokens": report.tokens, "trained_tokens": report.trained_tokens}
+    return {"updates": updates, **measured, **stats, "tokens": report.tokens, "trained_tokens": report.trained_tokens}

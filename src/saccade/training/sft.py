@@ -5,9 +5,11 @@
 What a step learns from depends on the seed and the step's number alone, so a resumed run goes on as if never stopped.
 """
 
+import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -31,7 +33,7 @@ async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) 
 
     Goes on from the newest checkpoint there (the stage must have been loaded from it). Raises DataError without demos.
     """
-    settings, seed = stage.recipe.sft, stage.recipe.seed
+    settings = stage.recipe.sft
     if not demos:
         raise DataError("there are no demonstrations to learn from; make a world or name a file of traces")
     found = scenes(demos)
@@ -39,15 +41,16 @@ async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) 
     last = checkpoint.newest(folder)
     if last is not None:
         last.restore(optimizer)
-    for number in range(last.step if last else 0, settings.steps):
-        begun = time.perf_counter()
-        optimizer.begin(number)
-        samples = await draw(stage, found, settings, seed_of(seed, "sft", number))
-        prepared = time.perf_counter()
-        report = learn(stage, samples, settings, optimizer)
-        log(_metrics(report, settings, number, prepared - begun, time.perf_counter() - prepared))
-        if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
-            checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
+    first, begun = last.step if last else 0, time.perf_counter()
+    async with contextlib.aclosing(drawn(stage, found, first)) as batches:
+        async for number, samples in batches:
+            prepared = time.perf_counter()
+            optimizer.begin(number)
+            report = await asyncio.to_thread(learn, stage, samples, settings, optimizer)
+            log(_metrics(report, settings, number, prepared - begun, time.perf_counter() - prepared))
+            if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
+                checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
+            begun = time.perf_counter()
 
 
 Scenes = Mapping[tuple[object, ...], Sequence[Demo]]
@@ -59,6 +62,24 @@ def scenes(demos: Sequence[Demo]) -> Scenes:
     for demo in demos:
         found.setdefault((demo.task.media, demo.frames, demo.main), []).append(demo)
     return found
+
+
+async def drawn(stage: Stage, found: Scenes, first: int) -> AsyncGenerator[tuple[int, list[Sample]], None]:
+    """Each step's number and samples; the next ones are drawn while the ones before are learned."""
+    settings, seed = stage.recipe.sft, stage.recipe.seed
+
+    def begin(number: int) -> "asyncio.Task[list[Sample]]":
+        return asyncio.create_task(draw(stage, found, settings, seed_of(seed, "sft", number)))
+
+    waiting = begin(first)
+    try:
+        for number in range(first, settings.steps):
+            samples = await waiting
+            if number + 1 < settings.steps:
+                waiting = begin(number + 1)
+            yield number, samples
+    finally:
+        waiting.cancel()
 
 
 async def draw(stage: Stage, found: Scenes, settings: Sft, seed: int) -> list[Sample]:
@@ -89,6 +110,7 @@ def learn(stage: Stage, samples: Sequence[Sample], settings: Sft, optimizer: Opt
         positions=stage.backbone.renderer.positions,
         row_tokens=settings.row_tokens,
         rows_per_pass=settings.rows_per_pass,
+        side_by_side=stage.backbone.side_by_side,
     )
     count = sum(len(batch.token_N) for batch in batches)
 

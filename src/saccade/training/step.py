@@ -3,11 +3,13 @@
 Axis letters: B rows, T tokens, N trained tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from saccade.algorithms.losses import merge_stats
@@ -88,24 +90,74 @@ def step(
 ) -> StepReport:
     """Accumulate gradients over the micro-batches, then one update. The losses of the batches add up."""
     backbone.model.train()
-    total, entropy, trained, tokens = 0.0, 0.0, 0, 0
-    stats: list[Mapping[str, Tensor]] = []
-    for batch in batches:
+
+    def score(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
         logp_N, entropy_N = forward(backbone, batch, pixels=pixels, temperature=temperature)
         value, measured = loss(batch, logp_N)
-        torch.autograd.backward(value)
-        total += float(value.detach())
-        entropy += float(entropy_N.sum())
-        trained += len(batch.token_N)
-        tokens += int((batch.tree_BT >= 0).sum())
-        stats.append(measured)
+        return value, float(entropy_N.sum()), measured
+
+    if backbone.side_by_side > 1 and len(batches) > 1:
+        found = _together(backbone, batches, score)
+    else:
+        found = []
+        for batch in batches:
+            value, entropy, measured = score(batch)
+            torch.autograd.backward(value)
+            found.append((float(value.detach()), entropy, measured))
     norm = optimizer.step()
     backbone.model.eval()
+    values, entropies, stats = zip(*found, strict=True)
+    trained = sum(len(batch.token_N) for batch in batches)
     return StepReport(
-        loss=total,
-        entropy=entropy / max(trained, 1),
+        loss=sum(values),
+        entropy=sum(entropies) / max(trained, 1),
         grad_norm=norm,
-        tokens=tokens,
+        tokens=sum(int((batch.tree_BT >= 0).sum()) for batch in batches),
         trained_tokens=trained,
         stats=merge_stats(stats),
     )
+
+
+Measured = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
+
+
+def _together(
+    backbone: Backbone, batches: Sequence[Batch], score: Callable[[Batch], tuple[Tensor, float, Mapping[str, Tensor]]]
+) -> list[Measured]:
+    """The same with a thread per micro-batch in place of threads within each operation, which wait for each other.
+
+    Gradients are added in the order of the micro-batches, so that a run is the same every time.
+    """
+    many, parameters = backbone.side_by_side, backbone.parameters
+
+    def work(batch: Batch) -> tuple[Measured, tuple[Tensor | None, ...]]:
+        with torch.enable_grad():  # a thread's own setting
+            value, entropy, measured = score(batch)
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+        return (float(value.detach()), entropy, measured), gradients
+
+    found: list[Measured] = []
+    waves = [batches[start : start + many] for start in range(0, len(batches), many)]
+    with _lone_threads(many) as pool:
+        for wave in waves:  # no more gradients are held at once than threads
+            for scored, gradients in pool.map(work, wave):
+                found.append(scored)
+                _add(parameters, gradients)
+    return found
+
+
+@contextlib.contextmanager
+def _lone_threads(many: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads whose operations have no threads of their own."""
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(many, thread_name_prefix="saccade-batch") as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(many)
+
+
+def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

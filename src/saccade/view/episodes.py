@@ -17,7 +17,7 @@ from PIL import Image
 
 from saccade.errors import MediaError
 from saccade.ledger import Ledger, Origin, Picture, Segment
-from saccade.types import BlockKind, Call, Episode, Reply, Scored, ToolResult
+from saccade.types import BlockKind, Call, Episode, Kind, Reply, Scored, ToolResult
 
 Decode = Callable[[Sequence[int]], str]
 Pixels = Callable[[Picture], NDArray[Any]]
@@ -101,9 +101,11 @@ def view_of(scored: Scored, album: Album, decode: Decode | None) -> dict[str, An
 def answer_text(gold: Any) -> str:
     """A gold answer for people.
 
-    >>> answer_text((3.0, 5.0)), answer_text(2.0), answer_text("red")
-    ('3–5 s', '2', 'red')
+    >>> answer_text((3.0, 5.0)), answer_text(2.0), answer_text("red"), answer_text((0.0, 0.0, 0.5, 1.0))
+    ('3–5 s', '2', 'red', '[0.0, 0.0, 0.5, 1.0]')
     """
+    if isinstance(gold, tuple | list) and len(gold) > 2:  # the sides of a box
+        return str([float(f"{side:g}") for side in gold])
     if isinstance(gold, tuple | list):
         return "–".join(f"{bound:g}" for bound in gold) + " s"
     return f"{gold:g}" if isinstance(gold, float | int) else str(gold)
@@ -118,7 +120,11 @@ def talks(ledger: Ledger) -> Iterator[tuple[Segment, ...]]:
 
 def frames_of(segments: Sequence[Segment], album: Album) -> list[dict[str, Any]]:
     """Time and thumbnail of every picture in these segments."""
-    pictures = [slot.picture for segment in segments for slot in segment.slots]
+    return hung([slot.picture for segment in segments for slot in segment.slots], album)
+
+
+def hung(pictures: Sequence[Picture], album: Album) -> list[dict[str, Any]]:
+    """Time and thumbnail of every picture."""
     return [{"time": each.time, "name": album.name(each), "size": f"{each.width}×{each.height}"} for each in pictures]
 
 
@@ -157,7 +163,8 @@ def turn_of(
 def call_of(
     call: Call, result: ToolResult | None, children: Sequence[Episode], album: Album, decode: Decode | None
 ) -> dict[str, Any]:
-    """A call, its result and, where a sub-agent answered it, what that one saw and said."""
+    """A call, what it showed, its result and, where a sub-agent answered it, what that one saw and said."""
+    shown = () if result is None else result.pictures
     child = children[result.child] if result and result.child is not None and result.child < len(children) else None
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
     return {
@@ -165,9 +172,9 @@ def call_of(
         "leaked": call.form.value == "leaked",
         "ok": bool(result and result.ok),
         "ran": result is not None,
-        "said": "" if result is None else result.error or result.text,
+        "said": "" if result is None else result.error or result.text or ("(a picture)" if shown else ""),
         "seconds": 0.0 if result is None else result.seconds,
-        "frames": [] if child is None else frames_of(child.ledger.segments[:1], album),
+        "frames": hung(shown, album) if child is None else frames_of(child.ledger.segments[:1], album),
         "child": None if child is None else child_of(child, decode),
     }
 
@@ -260,7 +267,7 @@ def timeline(episode: Episode) -> dict[str, Any] | None:
     calls = [(call, result) for turn in episode.turns for call, result in _served(turn.reply, turn.results)]
     windows = [(span, result) for call, result in calls if (span := window(call.arguments)) is not None]
     events = [event for event in _listed(extras.get("events")) if _span(event)]
-    gold = _span(episode.task.gold)
+    gold = _span(episode.task.gold) if episode.task.kind is Kind.GROUNDING else None
     ends = [*ticks, *(span[1] for span, _ in windows), *(event[1] for event in events), *([gold[1]] if gold else [])]
     # Without a known length the line ends with the last thing on it.
     given = extras.get("seconds")

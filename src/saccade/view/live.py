@@ -120,7 +120,7 @@ class Watcher:
             self._live.update(self._side_by_side(), refresh=True)
         else:
             title, question = described(call)
-            said = f"error: {result.error}" if result.error is not None else result.text
+            said = f"error: {result.error}" if result.error is not None else shown(result)
             say(self.console, f"  {title}  {question}  ->  {said}  ({result.seconds:.2f} s)")
 
     def _refused(self, results: tuple[ToolResult, ...]) -> None:
@@ -146,10 +146,15 @@ def panel(call: Call, result: ToolResult | None, width: int) -> Panel:
     elif result.error is not None:
         body.append(f"\n{clean(result.error)}", style="not bold red")
     else:
-        body.append(f"\n{clean(result.text) or '(nothing)'}", style="not bold green")
+        body.append(f"\n{clean(shown(result)) or '(nothing)'}", style="not bold green")
     taken = None if result is None else f"{result.seconds:.2f} s"
     least, most = CALL_WIDTH
     return Panel(body, title=Text(clean(title)), subtitle=taken, width=min(max(width, least), most))
+
+
+def shown(result: ToolResult) -> str:
+    """What came back: the text, and the size of each picture."""
+    return " ".join([*filter(None, [result.text]), *(f"[{each.width}x{each.height}]" for each in result.pictures)])
 
 
 def described(call: Call) -> tuple[str, str]:

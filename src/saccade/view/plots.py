@@ -74,6 +74,7 @@ PANELS = (
     Panel(title="Tool calls by frames shown", unit="per episode", keys=("calls/K=*",)),
     Panel(title="Reward of calling over skipping", unit="difference", keys=("call_gain/*",)),
     Panel(title="How episodes end", unit="share of episodes", keys=("end/*",), top=1.0),
+    Panel(title="Without an answer or a grade", unit="share of episodes", keys=("errors", "unanswered", "ungraded")),
     Panel(title="Groups solved", unit="share", keys=("solved", "solved/*"), top=1.0),
     Panel(title="Tokens sampled", unit="per episode", keys=("response_tokens", "sampled_tokens")),
     Panel(title="Visual tokens", unit="per episode", keys=("visual_tokens",)),
@@ -82,10 +83,12 @@ PANELS = (
     Panel(title="Learning rate", unit="", keys=("lr",)),
     Panel(title="Engine–trainer gap", unit="|Δ logprob|, nats", keys=("logprob_gap_mean", "logprob_gap_max"), log=True),
     Panel(title="Clipped tokens", unit="share", keys=("clip_fraction",)),
+    Panel(title="Importance weights", unit="trainer / engine", keys=("importance_mean", "importance_max")),
+    Panel(title="Staleness", unit="versions", keys=("staleness_mean", "staleness_max")),
     Panel(title="KL", unit="nats per token", keys=("kl", "kl/*")),
     Panel(title="Seconds per step", unit="s", keys=("seconds/*",)),
     Panel(title="Throughput", unit="tokens per second", keys=("tokens_per_second",)),
-    Panel(title="Peak memory", unit="GiB", keys=("memory_gib",)),
+    Panel(title="Peak memory", unit="GiB", keys=("memory_gib", "memory_device_gib")),
 )  # fmt: skip
 
 Series = dict[str, tuple[list[float], list[float]]]
@@ -101,7 +104,7 @@ def series_of(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
     chosen = [key for pattern in panel.keys for key in ordered if _matches(key, pattern)]
     found: Series = {}
     for key in dict.fromkeys(chosen):
-        points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if _finite(row.get(key))]
+        points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if finite(row.get(key))]
         if points:
             steps, values = zip(*points, strict=True)
             found[_short(key, panel)] = ([float(step) for step in steps], [float(value) for value in values])
@@ -118,7 +121,8 @@ def _short(key: str, panel: Panel) -> str:
     return "all" if whole else key.rpartition("/")[2].replace("_", " ")
 
 
-def _finite(value: Any) -> bool:
+def finite(value: Any) -> bool:
+    """Whether a value of a log is a number that can be drawn."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -142,30 +146,14 @@ def curve(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: Format = "svg
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=SIZE, layout="constrained")
         _draw(figure.subplots(), panel, series)
-        return _saved(figure, fmt)
-
-
-def curves(rows: Sequence[Mapping[str, Any]], *, fmt: Format = "png", columns: int = 3) -> bytes | None:
-    """Every panel that the rows (lines of metrics.jsonl, in order) can fill, as one picture of small multiples."""
-    filled = [(panel, series) for panel in PANELS if (series := series_of(panel, rows))]
-    if not filled:
-        return None
-    lines = math.ceil(len(filled) / columns)
-    with matplotlib.rc_context(LOOK):
-        figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * lines), layout="constrained")
-        axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-        for place, (panel, series) in zip(axes, filled, strict=False):
-            _draw(place, panel, series)
-        for place in axes[len(filled) :]:
-            place.set_axis_off()
-        return _saved(figure, fmt)
+        return saved(figure, fmt)
 
 
 def _draw(axes: Axes, panel: Panel, series: Series) -> None:
     for i, (name, (steps, values)) in enumerate(series.items()):
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
         axes.plot(steps, values, ".", color=colour, markersize=4.0, alpha=0.35, markeredgewidth=0)
-        axes.plot(steps, running_mean(values), color=colour, linestyle=style, linewidth=1.6, label=_plain(name))
+        axes.plot(steps, running_mean(values), color=colour, linestyle=style, linewidth=1.6, label=plain(name))
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     axes.set_xlabel("step")
@@ -213,8 +201,8 @@ def bars(rows: Mapping[str, Mapping[str, Bar]], *, unit: str = "accuracy, 95 % i
         for i, name in enumerate(names):
             shift = (i - (len(names) - 1) / 2) * height
             places = [(at + shift, row[name]) for at, row in enumerate(rows.values()) if name in row]
-            _draw_bars(axes, places, _plain(name), COLOURS[i % len(COLOURS)], height)
-        axes.set_yticks(range(len(rows)), [_plain(row) for row in rows])
+            _draw_bars(axes, places, plain(name), COLOURS[i % len(COLOURS)], height)
+        axes.set_yticks(range(len(rows)), [plain(row) for row in rows])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.set_xlabel(unit)
@@ -223,7 +211,7 @@ def bars(rows: Mapping[str, Mapping[str, Bar]], *, unit: str = "accuracy, 95 % i
         axes.margins(y=0.02)
         if len(names) > 1:
             figure.legend(loc="outside lower center", fontsize=7.5, ncols=4, handlelength=1.2)
-        return _saved(figure, fmt)
+        return saved(figure, fmt)
 
 
 def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colour: str, height: float) -> None:
@@ -244,7 +232,7 @@ def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colou
         )
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """A name that matplotlib neither reads as a formula nor hides from a legend, and that XML can hold."""
     text = name.replace("$", r"\$").replace("_", " ")
     return "".join(letter if letter.isprintable() else "·" for letter in text)
@@ -253,7 +241,8 @@ def _plain(name: str) -> str:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _saved(figure: Figure, fmt: Format) -> bytes:
+def saved(figure: Figure, fmt: Format) -> bytes:
+    """The picture as a file; the same numbers give the same bytes."""
     buffer = io.BytesIO()
     plain: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
     with warnings.catch_warnings():  # the reader's fonts draw an SVG's text, so a glyph missing here does no harm

@@ -1,13 +1,17 @@
 """Is a needle world sound? Nothing leaks between its splits, and every answer follows from the labels."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from saccade.data.rows import read_tasks
 from saccade.data.world.events import Labels
-from saccade.data.world.make import SPLITS, read_labels, signature
-from saccade.data.world.questions import blind_floor, gold_of
+from saccade.data.world.floors import blind_floor
+from saccade.data.world.folder import SPLITS
+from saccade.data.world.hay import overlaps
+from saccade.data.world.make import read_labels, read_sources, signature
+from saccade.data.world.questions import gold_of
 from saccade.media import files
 from saccade.types import Task
 
@@ -16,18 +20,20 @@ from saccade.types import Task
 class WorldReport:
     """What a check found. `problems` is empty where the world is sound."""
 
-    clips: dict[str, int]  # per split
+    clips: dict[str, int]  # per split; or pictures
     tasks: dict[str, int]
     floors: dict[str, dict[str, float]]  # per split and kind of question: the best constant answer's score
     problems: tuple[str, ...] = field(default=())
 
 
 def check_world(folder: str | os.PathLike[str]) -> WorldReport:
-    """Check the world in `folder`: digests, leaks between splits, answers. Raises DataError for missing files."""
+    """Check the world in `folder`: digests, leaks between splits (of clips, of events, of what stands behind them),
+    answers. Raises DataError for missing files.
+    """
     root = Path(folder)
     labels = {split: read_labels(root, split) for split in SPLITS}
     tasks = {split: read_tasks(root / split / "tasks.jsonl") for split in SPLITS}
-    problems = [*_leaks(labels)]
+    problems = [*_leaks(labels), *overlaps({split: read_sources(root, split) for split in SPLITS})]
     for split in SPLITS:
         for name, (digest, _) in labels[split].items():
             path = root / split / "clips" / name
@@ -44,11 +50,21 @@ def check_world(folder: str | os.PathLike[str]) -> WorldReport:
 
 def _leaks(labels: dict[str, dict[str, tuple[str, Labels]]]) -> list[str]:
     """Clips whose file or whose events stand in more than one split."""
+    return leaks(
+        {
+            f"{split}/clips/{name}": (f"file {digest}", f"events {signature(shown.events)}")
+            for split, clips in labels.items()
+            for name, (digest, shown) in clips.items()
+        }
+    )
+
+
+def leaks(shown: Mapping[str, Sequence[str]]) -> list[str]:
+    """What stands in more than one split: `shown` says of each file (split/folder/name) what is in it, in words."""
     places: dict[str, list[str]] = {}
-    for split, clips in labels.items():
-        for name, (digest, shown) in clips.items():
-            for key in (f"file {digest}", f"events {signature(shown.events)}"):
-                places.setdefault(key, []).append(f"{split}/clips/{name}")
+    for place, keys in shown.items():
+        for key in keys:
+            places.setdefault(key, []).append(place)
     # Equal within a split is a repetition, not a leak.
     shared = {key: names for key, names in places.items() if len({name.split("/")[0] for name in names}) > 1}
     return [f"{', '.join(names)}: the same {key.split()[0]} in more than one split" for key, names in shared.items()]

@@ -57,6 +57,12 @@ def draw_labels(world: World, rng: random.Random) -> Labels:
     Starts are multiples of the event length and at least two event lengths apart, distractors included, so that no
     look at a moment ever shows two events. Raises ConfigError where they can't all fit.
     """
+    # Between two frames an event would be in the labels and in no picture.
+    if world.event_seconds * world.fps < 1 - 1e-9:
+        raise ConfigError(
+            f"events of {world.event_seconds:g} s can fall between frames at {world.fps:g} fps and never be shown; "
+            "give world.event_seconds or world.fps more"
+        )
     least, most = world.events
     if not 1 <= least <= most:
         raise ConfigError(f"world.events {list(world.events)}: give least and most needles per clip, at least one")

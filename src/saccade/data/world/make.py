@@ -1,70 +1,86 @@
 """A needle world on disk: clips with events at known times, tasks with exact labels, traces to learn from.
 
 ```
-folder/world.json                     settings, seed, versions
+folder/world.json                     settings, seed, frame budgets of the traces, the haystack's files, versions
 folder/{train,validation,test}/
     clips/00000.mp4 …                 the videos
-    events.json                       per clip: digest of the file, what is shown when
+    events.json                       per clip: digest of the file, what stands behind it, what is shown when
     tasks.jsonl                       `Task` rows (see questions.py for their extras)
     traces.jsonl                      train alone: `Demo` rows, one per task and frame budget
 ```
 """
 
-import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import av
-import numpy as np
-
-import saccade
 from saccade.config import World
 from saccade.data.record import write_jsonl
 from saccade.data.rows import write_tasks
 from saccade.data.world.events import Event, Labels, draw_labels
-from saccade.data.world.film import hay, stretch, write_clip
-from saccade.data.world.oracle import demo, overview, practice, trace
-from saccade.data.world.paint import Frames, background, draw
+from saccade.data.world.film import write_clip
+from saccade.data.world.folder import SPLITS as SPLITS
+from saccade.data.world.folder import claim, read_json, write_json
+from saccade.data.world.hay import Source, Stretch, chosen, divided, frames_of, hay, shown
+from saccade.data.world.oracle import coded, demo, drilled, overview, practice, seen, trace
+from saccade.data.world.paint import BLOCK, Frames, draw, drifting
 from saccade.data.world.questions import Balance, draw_tasks
-from saccade.errors import ConfigError, DataError
+from saccade.errors import ConfigError
 from saccade.media import files
 from saccade.types import Demo, Task, digest_of, seed_of
 
-SPLITS = ("train", "validation", "test")
-FRAME_BUDGETS = (4, 8, 16, 32)  # of the overviews in traces.jsonl
-FORMAT = 1
+FRAME_BUDGETS = (4, 8, 16, 32)  # of the overviews in traces.jsonl, where nobody says others
 DIRECT = 0.4  # share of the traces whose overview is enough that answer at once
 ATTEMPTS = 200  # to draw a clip that shows something no other clip shows
 
 Progress = Callable[[str, int, int], None]
 
 
-def make_world(folder: str | os.PathLike[str], world: World, *, seed: int, progress: Progress | None = None) -> None:
+def make_world(
+    folder: str | os.PathLike[str],
+    world: World,
+    *,
+    seed: int,
+    budgets: Sequence[int] = FRAME_BUDGETS,
+    progress: Progress | None = None,
+) -> None:
     """Make the world in `folder`, or go on where an interrupted one stopped.
 
-    The same settings and seed give the same files. `progress(split, done, total)` is told of every clip. Raises
-    ConfigError for settings that can't be met and DataError for a folder that holds another world.
+    The same settings and seed give the same files. `budgets` are those of the overviews in its traces.
+    `progress(split, done, total)` is told of every clip. Raises ConfigError for settings that can't be met, DataError
+    for a folder that holds another world, or for a haystack that can't be divided among the splits.
     """
     root = Path(folder)
     if world.pixels % 2 or world.pixels < 16:
         raise ConfigError(f"world.pixels {world.pixels}: the video needs an even number of at least 16")
     drawn = draw_world(world, seed=seed)
-    sources = _sources(world)
-    _claim(root, world, seed)
+    tasks = {split: tasks_of(world, drawn[split], seed=seed, split=split) for split in SPLITS}
+    for split in SPLITS:  # before anything is written: a world with a mistake in it could only be deleted
+        if not tasks[split]:
+            asked = f"world.questions {list(world.questions)} can't be asked of any clip of the split {split}"
+            raise ConfigError(f"{asked}; give other questions, or world.events more")
+    sources = divided(hay(world.haystack) if world.haystack else [])
+    budgets = tuple(dict.fromkeys(budgets))
+    known = {source.path.name: source.digest for split in SPLITS for source in sources[split]}
+    settings = world.model_dump(mode="json", exclude={"media", "image"})
+    given = {"seed": seed, "settings": settings, "budgets": list(budgets), "sources": known}
+    claim(root, given, packages=("av", "numpy"))
     for split in SPLITS:
         clips = root / split / "clips"
         clips.mkdir(parents=True, exist_ok=True)
+        behind = {}
         for index, labels in enumerate(drawn[split]):
-            path = clips / f"{index:05d}.mp4"
+            path, pixels = clips / f"{index:05d}.mp4", seed_of("pixels", seed, split, index)
+            times = _behind(world, labels, pixels, sources[split])
             if not path.exists():
-                write_clip(path, film(world, labels, seed_of("pixels", seed, split, index), sources[split]), world.fps)
+                write_clip(path, film(world, labels, pixels, times), world.fps)
+            behind[path.name] = shown(*times) if times else None
             if progress:
                 progress(split, index + 1, len(drawn[split]))
-        _write_rows(root / split, drawn[split], world, seed, split)
+        traces = demos_of(tasks[split], world, seed=seed, budgets=budgets) if split == "train" else []
+        _write_rows(root / split, drawn[split], behind, tasks[split], traces)
 
 
 def draw_world(world: World, *, seed: int) -> dict[str, list[Labels]]:
@@ -104,96 +120,86 @@ def tasks_of(world: World, drawn: list[Labels], *, seed: int, split: str) -> lis
     return tasks
 
 
-def traces_of(tasks: list[Task], *, seed: int, direct: float = DIRECT) -> list[Demo]:
+def demos_of(tasks: list[Task], world: World, *, seed: int, budgets: Sequence[int]) -> list[Demo]:
+    """The demonstrations of a split, in the language of the world's traces."""
+    if world.traces == "calls":
+        return traces_of(tasks, seed=seed, budgets=budgets)
+    if world.traces == "answers":
+        return [seen(task) for task in tasks]
+    drills = [drilled(task, random.Random(seed_of("drill", seed, task.id)), world.fps) for task in tasks]
+    return [each for pair in zip((coded(task, world.fps) for task in tasks), drills, strict=True) for each in pair]
+
+
+def traces_of(
+    tasks: list[Task], *, seed: int, budgets: Sequence[int] = FRAME_BUDGETS, direct: float = DIRECT
+) -> list[Demo]:
     """One demonstration per task and frame budget, and as many of sub-agents alone.
 
     Where the overview is enough, a share `direct` answers at once.
     """
     found = []
     for task in tasks:
-        for frames in FRAME_BUDGETS:
+        for frames in budgets:
             rng = random.Random(seed_of("trace", seed, task.id, frames))
             found.append(demo(task, trace(task, overview(task.extras["seconds"], frames), rng, direct=direct)))
             found.append(practice(task, rng))
     return found
 
 
-def film(world: World, labels: Labels, seed: int, sources: list[Path]) -> Frames:
-    """The frames of a clip, uint8 RGB [time, pixels, pixels, 3]; `sources` are the haystack's clips, if any."""
-    count = max(1, round(labels.seconds * world.fps))
-    if sources:
-        rng = random.Random(seed)
-        frames = stretch(rng.choice(sources), rng.random(), count=count, pixels=world.pixels, fps=world.fps)
+Background = tuple[Source, tuple[float, ...]]  # a file of the haystack, and the times of its frames
+
+
+def film(world: World, labels: Labels, seed: int, behind: Background | None) -> Iterator[Frames]:
+    """The frames of a clip, uint8 RGB [pixels, pixels, 3] each, before a painted background or the haystack's."""
+    if behind:
+        source, times = behind
+        blocks: Iterator[Frames] = (
+            frames_of(source, times[at : at + BLOCK], world.pixels) for at in range(0, len(times), BLOCK)
+        )
     else:
-        frames = background(count, world.pixels, world.fps, seed)
-    draw(frames, (*labels.events, *labels.distractors), world.fps)
-    return frames
+        blocks = drifting(_count(world, labels), world.pixels, world.fps, seed)
+    start = 0
+    for frames in blocks:
+        draw(frames, (*labels.events, *labels.distractors), world.fps, start=start)
+        yield from frames
+        start += len(frames)
 
 
-def _sources(world: World) -> dict[str, list[Path]]:
-    """The haystack's clips per split: apart from each other where there are at least three."""
-    found = hay(world.haystack) if world.haystack else []
-    if len(found) < len(SPLITS):
-        return dict.fromkeys(SPLITS, found)
-    # About a sixth of the sources each for test and validation.
-    part = max(1, len(found) // 6)
-    return {"train": found[2 * part :], "validation": found[part : 2 * part], "test": found[:part]}
+def _behind(world: World, labels: Labels, seed: int, sources: Sequence[Source]) -> Background | None:
+    return chosen(sources, seed, count=_count(world, labels), fps=world.fps) if sources else None
+
+
+def _count(world: World, labels: Labels) -> int:
+    return max(1, round(labels.seconds * world.fps))
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _claim(root: Path, world: World, seed: int) -> None:
-    """Write world.json, or make sure that the one there is this world's."""
-    identity = {"format": FORMAT, "seed": seed, "settings": world.model_dump(mode="json")}
-    path = root / "world.json"
-    if path.exists():
-        there = _read_json(path)
-        changed = [key for key, value in identity.items() if there.get(key) != value]
-        if changed:
-            raise DataError(f"{root} holds another world (its {', '.join(changed)} differ); give a new folder")
-        return
-    # Never write into a folder that is something else.
-    if root.exists() and any(root.iterdir()):
-        raise DataError(f"{root} is not empty and holds no world; give a new folder")
-    root.mkdir(parents=True, exist_ok=True)
-    versions = {"saccade": saccade.__version__, "av": av.__version__, "numpy": np.__version__}
-    _write_json(path, {**identity, "versions": versions})
-
-
-def _write_rows(folder: Path, drawn: list[Labels], world: World, seed: int, split: str) -> None:
-    tasks = tasks_of(world, drawn, seed=seed, split=split)
+def _write_rows(
+    folder: Path, drawn: list[Labels], behind: Mapping[str, Stretch | None], tasks: list[Task], traces: list[Demo]
+) -> None:
     # Rows are cheap and follow from the seed: they are written anew on every call.
     entries = {}
-    for index, labels in enumerate(drawn):
-        name = f"{index:05d}.mp4"
-        entries[name] = {"digest": files.digest(str(folder / "clips" / name)), **asdict(labels)}
-    _write_json(folder / "events.json", entries)
-    if split == "train":
-        write_jsonl(folder / "traces.jsonl", traces_of(tasks, seed=seed))
+    for labels, (name, source) in zip(drawn, behind.items(), strict=True):
+        digest = files.digest(str(folder / "clips" / name))
+        entries[name] = {"digest": digest, "source": asdict(source) if source else None, **asdict(labels)}
+    write_json(folder / "events.json", entries)
+    if traces:
+        write_jsonl(folder / "traces.jsonl", traces)
     write_tasks(folder / "tasks.jsonl", tasks)  # last: a split with tasks is complete
 
 
 def read_labels(folder: str | os.PathLike[str], split: str) -> dict[str, tuple[str, Labels]]:
     """Per clip of a split, by file name: the digest of its file and what it shows."""
     found = {}
-    for name, entry in _read_json(Path(folder) / split / "events.json").items():
+    for name, entry in read_json(Path(folder) / split / "events.json").items():
         events, distractors = (tuple(Event(**event) for event in entry[key]) for key in ("events", "distractors"))
         found[name] = entry["digest"], Labels(seconds=entry["seconds"], events=events, distractors=distractors)
     return found
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} can't be read; is the world complete? Make it again in the same folder") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} is not a JSON object")
-    return value
+def read_sources(folder: str | os.PathLike[str], split: str) -> dict[str, Stretch]:
+    """Per clip of a split that has a file of the haystack behind it: which, and what of it."""
+    entries = read_json(Path(folder) / split / "events.json").items()
+    return {name: Stretch(**entry["source"]) for name, entry in entries if entry.get("source")}

@@ -69,7 +69,8 @@ def trace(task: Task, times: Sequence[float], rng: random.Random, *, direct: flo
     times = tuple(times)
     # Labels of a direct answer come from the frames that are seen, never from the clip's whole truth.
     wanted = _wanted(task)
-    if visible(task, times) and rng.random() < direct:
+    # A frame shows that something is there, not when it begins and ends.
+    if task.extras["question"] != "when" and visible(task, times) and rng.random() < direct:
         seen = [event for event in wanted if any(event.holds(time) for time in times)]
         return _end(task, times, (), seen)
     asks = tuple(ask(task, start, end) for start, end in windows(task))
@@ -93,15 +94,58 @@ def practice(task: Task, rng: random.Random, *, dense: float = 0.8) -> Demo:
     return replace(demo(task, found), main=False)
 
 
+def coded(task: Task, fps: float) -> Demo:
+    """A right attempt by code, for a prompt that shows no frame: a coarse look that code takes, then a few frames.
+
+    What is shown at a second needs no search.
+    """
+    second, events = task.extras["second"], events_of(task)
+    shown = [second] if second is not None else begins(events, task.extras["seconds"])
+    looks = [phrases.finely(shown, fps)] if shown else []
+    looks = looks if second is not None else [phrases.coarsely(fps), *looks]
+    end = _end(task, (), (), _wanted(task))
+    replies = [phrases.coding(phrases.LOOK, code) for code in looks]
+    return Demo(task=task, frames=None, replies=(*replies, phrases.answering(end.think, end.answer)))
+
+
+def drilled(task: Task, rng: random.Random, fps: float, *, dense: float = 0.8) -> Demo:
+    """What colour is at each of five moments of the task's clip, by code: a question for learning to see, never asked.
+
+    A moment shows an event with probability `dense`.
+    """
+    events, seconds = events_of(task), _moments(task, rng, dense)
+    shown = [next((event.colour for event in events if event.holds(at)), phrases.NOTHING) for at in seconds]
+    said = " ".join(shown)
+    asked = replace(
+        task, id=f"{task.id}-drill", question=phrases.drill(seconds), kind=Kind.OPEN, gold=said, choices=(), extras={}
+    )
+    replies = phrases.coding(phrases.LOOK, phrases.finely(seconds, fps)), phrases.answering(f"I see: {said}", said)
+    return Demo(task=asked, frames=None, replies=replies)
+
+
+def begins(events: Sequence[Event], seconds: float) -> list[float]:
+    """The whole seconds at which something is shown and a second before nothing was: what the coarse look prints."""
+    lit = [any(event.holds(t) for event in events) for t in range(round(seconds))]
+    return [float(t) for t, on in enumerate(lit) if on and not (t and lit[t - 1])]
+
+
+def seen(task: Task) -> Demo:
+    """An attempt that only reads a dense overview, one frame per second: what looking closer is measured against."""
+    frames = max(1, round(task.extras["seconds"]))
+    end = _end(task, overview(task.extras["seconds"], frames), (), _wanted(task))
+    return Demo(task=task, frames=frames, replies=(phrases.answering(end.think, end.answer),))
+
+
 def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:
-    choice = task.choices["ABC".index(str(task.gold))] if task.choices else ""
-    think = phrases.sees(task.extras["question"], seen, choice)
+    think = phrases.sees(task.extras["question"], seen)
     plan = phrases.LOOK if asks else ""
     return Trace(task=task.id, times=times, plan=plan, asks=asks, think=think, answer=answer_text(task))
 
 
 def answer_text(task: Task) -> str:
-    """The gold answer as the model should write it."""
+    """The gold answer as the model should write it: of a choice the option's text, which is copied, not looked up."""
+    if task.choices:
+        return task.choices["ABCDEFGHIJ".index(str(task.gold))]
     if isinstance(task.gold, tuple):
         return phrases.span(*task.gold)
     return phrases.number(task.gold) if task.kind is Kind.NUMBER and isinstance(task.gold, float) else str(task.gold)
@@ -131,12 +175,14 @@ def parts(seconds: float, count: int) -> list[tuple[float, float]]:
 def ask(task: Task, start: float, end: float) -> Ask:
     """The call for one window, and what a sub-agent that sees well says."""
     kind, target = task.extras["question"], task.extras["target"]
-    return _ask(kind, target, _wanted(task), start, end)
+    return _ask(task, kind, target, start, end)
 
 
-def _ask(kind: str, target: str | None, wanted: Sequence[Event], start: float, end: float) -> Ask:
+def _ask(task: Task, kind: str, target: str | None, start: float, end: float) -> Ask:
+    wanted = _asked_for(kind, target, events_of(task))
     shown = list(within(wanted, start, end))
-    return Ask(start=start, end=end, question=phrases.asks(kind, target), reply=phrases.says(kind, shown))
+    reply = phrases.scans(shown, start, task.extras["event_seconds"]) if kind == "when" else phrases.says(shown)
+    return Ask(start=start, end=end, question=phrases.asks(kind, target), reply=reply)
 
 
 def _wanted(task: Task) -> list[Event]:
@@ -157,7 +203,8 @@ def _asked_for(kind: str, target: str | None, events: Sequence[Event]) -> list[E
 def drills(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
     """Every kind of sub-question about one window of the task's clip, for sub-agents to practise on.
 
-    With probability `dense` the window shows an event. Colours that it shows, and one that it does not, are asked for.
+    With probability `dense` the window shows an event. Colours that it shows, and one that it does not (where there is
+    one), are asked for.
     """
     events, seconds, length = events_of(task), task.extras["seconds"], task.extras["event_seconds"]
     # Short windows come first to a learner: few frames, and a time that is easy to find.
@@ -165,11 +212,12 @@ def drills(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
     busy = [window for window in options if any(within(events, *window))]
     start, end = rng.choice(busy if busy and rng.random() < dense else options)
     shown = list(dict.fromkeys(event.colour for event in within(events, start, end)))
-    absent = rng.choice([colour for colour in COLOURS if colour not in shown])
+    missing = [colour for colour in COLOURS if colour not in shown]
+    absent = [rng.choice(missing)] if missing else []
     rng.shuffle(shown)
-    kinds = [("order", None), ("count", rng.choice([*shown, absent])), ("when", absent)]
-    kinds += [("when", colour) for colour in shown[:2]]
-    return tuple(_ask(kind, target, _asked_for(kind, target, events), start, end) for kind, target in kinds)
+    kinds = [("order", None), ("count", rng.choice([*shown, *absent]))]
+    kinds += [("when", colour) for colour in (*absent, *shown[:2])]
+    return tuple(_ask(task, kind, target, start, end) for kind, target in kinds)
 
 
 def glances(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
@@ -177,8 +225,12 @@ def glances(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
 
     A single frame is where seeing is learned first.
     """
+    return tuple(_ask(task, "at", None, *moment(second)) for second in _moments(task, rng, dense))
+
+
+def _moments(task: Task, rng: random.Random, dense: float) -> list[float]:
+    """Five whole seconds of the task's clip, each within an event with probability `dense`."""
     events, length = events_of(task), max(1, int(task.extras["event_seconds"]))
     seconds = [rng.choice(events).start + rng.randrange(length) for _ in range(5)]
     elsewhere = [float(rng.randrange(max(1, int(task.extras["seconds"])))) for _ in seconds]
-    chosen = [at if rng.random() < dense else other for at, other in zip(seconds, elsewhere, strict=True)]
-    return tuple(_ask("at", None, events, *moment(second)) for second in chosen)
+    return [at if rng.random() < dense else other for at, other in zip(seconds, elsewhere, strict=True)]

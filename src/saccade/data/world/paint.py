@@ -1,7 +1,7 @@
 """Pixels: backgrounds that drift slowly, and needles drawn on frames. uint8 RGB [time, height, width, 3] throughout."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from saccade.data.world.events import PALETTE, Event
 
 Frames = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
+Shade = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # frame numbers [N] to shades [N, pixels, pixels] in [-1, 1]
+BLOCK = 256  # frames that are held at once, however long a clip is
 
 DIGITS = {  # rows of three bits, top to bottom
     "0": (7, 5, 5, 5, 7),
@@ -28,17 +30,23 @@ WHITE, INK = (244, 244, 240), (16, 16, 18)
 
 def background(count: int, pixels: int, fps: float, seed: int) -> Frames:
     """A dim, nearly grey picture that drifts slowly: clouds or a turning gradient, different for every seed."""
+    return np.concatenate(list(drifting(count, pixels, fps, seed)))
+
+
+def drifting(count: int, pixels: int, fps: float, seed: int) -> Iterator[Frames]:
+    """The same, `BLOCK` frames at a time."""
     rng = np.random.default_rng(seed)
     level, tint = rng.uniform(50, 120), rng.uniform(-12, 12, 3).astype(np.float32)
-    shade = _clouds(count, pixels, fps, rng) if rng.random() < 0.5 else _gradient(count, pixels, fps, rng)
+    shade = _clouds(pixels, fps, rng) if rng.random() < 0.5 else _gradient(pixels, fps, rng)
     grain = rng.normal(0, 3, (pixels, pixels))
-    grey = (level + 35 * shade + grain).astype(np.float32)
-    # Channel by channel: a third of the memory, and no broadcast over the last, short axis.
-    return np.stack([np.clip(grey + channel, 0, 255).astype(np.uint8) for channel in tint], axis=-1)
+    for start in range(0, count, BLOCK):
+        grey = (level + 35 * shade(np.arange(start, min(start + BLOCK, count))) + grain).astype(np.float32)
+        # Channel by channel: a third of the memory, and no broadcast over the last, short axis.
+        yield np.stack([np.clip(grey + channel, 0, 255).astype(np.uint8) for channel in tint], axis=-1)
 
 
-def _clouds(count: int, pixels: int, fps: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Smooth noise in [-1, 1] that slides by a pixel or so per second."""
+def _clouds(pixels: int, fps: float, rng: np.random.Generator) -> Shade:
+    """Smooth noise that slides by a pixel or so per second."""
     # Noise at a few knots, blended by cosines in between, wraps around: the picture can slide for ever.
     cells = int(rng.integers(3, 6))
     knots = rng.uniform(-1, 1, (cells, cells))
@@ -48,27 +56,36 @@ def _clouds(count: int, pixels: int, fps: float, rng: np.random.Generator) -> ND
     rows = knots[low] * (1 - share)[:, None] + knots[(low + 1) % cells] * share[:, None]
     field = rows[:, low] * (1 - share) + rows[:, (low + 1) % cells] * share
     speed = rng.uniform(-1.5, 1.5, 2) * pixels / 64
-    moves = (np.arange(count)[:, None] / fps * speed).astype(int)
-    return np.stack([np.roll(field, (int(dy), int(dx)), axis=(0, 1)) for dy, dx in moves])
+
+    def shade(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+        moves = (numbers[:, None] / fps * speed).astype(int)
+        return np.stack([np.roll(field, (int(dy), int(dx)), axis=(0, 1)) for dy, dx in moves])
+
+    return shade
 
 
-def _gradient(count: int, pixels: int, fps: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """A slope in [-1, 1] that turns by a few degrees per second."""
-    angle = rng.uniform(0, 2 * np.pi) + rng.uniform(-0.1, 0.1) * np.arange(count) / fps
+def _gradient(pixels: int, fps: float, rng: np.random.Generator) -> Shade:
+    """A slope that turns by a few degrees per second."""
+    begin, turn = rng.uniform(0, 2 * np.pi), rng.uniform(-0.1, 0.1)
     axis = np.linspace(-1, 1, pixels)
-    x, y = np.cos(angle)[:, None, None] * axis, np.sin(angle)[:, None, None] * axis[:, None]
-    slope: NDArray[np.float64] = (x + y) / np.sqrt(2)
-    return slope
+
+    def shade(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+        angle = begin + turn * numbers / fps
+        x, y = np.cos(angle)[:, None, None] * axis, np.sin(angle)[:, None, None] * axis[:, None]
+        slope: NDArray[np.float64] = (x + y) / np.sqrt(2)
+        return slope
+
+    return shade
 
 
-def draw(frames: Frames, events: Sequence[Event], fps: float) -> None:
-    """Draw each event, in place, on the frames whose times i/fps it holds."""
+def draw(frames: Frames, events: Sequence[Event], fps: float, *, start: int = 0) -> None:
+    """Draw each event, in place, on the frames whose times i/fps it holds; the first of `frames` is number `start`."""
     pixels = frames.shape[1]
     for event in events:
         # A frame i/fps shows the event if start <= i/fps < end; the small number is for times that aren't exact.
         body, ink = _stamp(event.shape, pixels, event.x, event.y, event.size)
-        first = int(np.ceil(event.start * fps - 1e-9))
-        last = int(np.ceil(event.end * fps - 1e-9))
+        first = max(0, int(np.ceil(event.start * fps - 1e-9)) - start)
+        last = max(0, int(np.ceil(event.end * fps - 1e-9)) - start)
         frames[first:last, body] = PALETTE.get(event.colour, WHITE)
         frames[first:last, ink] = INK
 

@@ -5,6 +5,7 @@ of a million parameters learns them from nothing in minutes.
 """
 
 import json
+import math
 from collections.abc import Sequence
 
 from saccade.data.world.events import Event
@@ -77,25 +78,88 @@ def asks(kind: str, target: str | None) -> str:
     return f"Which {target}?" if kind == "count" and target else "Which colours?"
 
 
-def says(kind: str, events: Sequence[Event]) -> str:
-    """What a sub-agent answers: the events that it was asked for, in order; times only where it was asked for times.
+def says(events: Sequence[Event]) -> str:
+    """What a sub-agent answers: the colours of the events that it was asked for, in order.
 
     >>> red = Event(start=40, end=42, colour="red")
-    >>> says("order", [red, red]), says("when", [red]), says("count", [])
-    ('red red', '40-42', 'none')
+    >>> says([red, red]), says([])
+    ('red red', 'none')
+    """
+    return " ".join(event.colour for event in events) or NOTHING
+
+
+def scans(events: Sequence[Event], start: float, length: float) -> str:
+    """What a sub-agent answers when it is asked for a time: moment by moment from `start` on, up to the first event.
+
+    Reading the time of a frame that was found is hard for a small model; finding the frame of a time is easy.
+
+    >>> scans([Event(start=40, end=42, colour="red")], 36, 2)
+    '36 38 40 so 40-42'
     """
     if not events:
         return NOTHING
-    return " ".join(span(event.start, event.end) if kind == "when" else event.colour for event in events)
+    first = events[0]
+    # The first moment at which it is shown; one that began before the window is shown at once.
+    steps = max(0, math.ceil((first.start - start) / length - 1e-9))
+    moments = [number(start + i * length) for i in range(steps + 1)]
+    return f"{' '.join(moments)} so {span(first.start, first.end)}"
 
 
-def sees(kind: str, events: Sequence[Event], choice: str = "") -> str:
+def sees(kind: str, events: Sequence[Event]) -> str:
     """What the main agent thinks before its answer: all that it was told or sees itself, copied in order.
 
-    The option that it settles on, if it must name one by its letter, comes last: a letter is then one step away.
+    >>> sees("order", [Event(start=40, end=42, colour="red")])
+    'I see: red'
     """
-    seen = f"I see: {says(kind, events)}"
-    return f"{seen} so {choice}" if choice else seen
+    shown = [span(event.start, event.end) if kind == "when" else event.colour for event in events]
+    return f"I see: {' '.join(shown) or NOTHING}"
+
+
+# ---- looking by code ------------------------------------------------------------------------------------------------
+
+COARSE = (
+    "frames = video_clue_0.get_batch(range(0, len(video_clue_0), {step})).asnumpy().astype(int)\n"
+    "glow = (frames.max(3) - frames.min(3)).max((1, 2)) > {glow}\n"
+    "print(*[t for t in range(len(glow)) if glow[t] and not (t and glow[t - 1])])"
+)
+FINE = ("for t in [", "]:\n    Image.fromarray(video_clue_0[t * {step}].asnumpy()).show()")
+GLOW = 90  # how far the channels of a needle's colour lie apart, and those of a background don't
+CODE = ("<code>\n```python\n", "\n```\n</code>")  # around code
+
+
+def code_pieces(fps: float) -> tuple[str, ...]:
+    """The fixed parts of the code about videos of so many frames per second."""
+    step = round(fps)
+    coarse = COARSE.format(step=step, glow=GLOW).splitlines(keepends=True)
+    return (*coarse, FINE[0], FINE[1].format(step=step), "Which colours at ")
+
+
+def drill(seconds: Sequence[float]) -> str:
+    """A question about some moments, for practice.
+
+    >>> drill([3, 36])
+    'Which colours at 3 36?'
+    """
+    return f"Which colours at {' '.join(map(number, seconds))}?"
+
+
+def coarsely(fps: float) -> str:
+    """Code that looks at a frame of every second, and prints those at which something colourful begins."""
+    return COARSE.format(step=round(fps), glow=GLOW)
+
+
+def finely(seconds: Sequence[float], fps: float) -> str:
+    r"""Code that shows the frames at these seconds.
+
+    >>> finely([12, 36], 4)
+    'for t in [12, 36]:\n    Image.fromarray(video_clue_0[t * 4].asnumpy()).show()'
+    """
+    return f"{FINE[0]}{', '.join(map(number, seconds))}{FINE[1].format(step=round(fps))}"
+
+
+def coding(think: str, code: str) -> str:
+    """A reply that runs code."""
+    return f"<think>\n{think}</think>{CODE[0]}{code}{CODE[1]}"
 
 
 # ---- the shape of a reply --------------------------------------------------------------------------------------------

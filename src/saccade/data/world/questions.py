@@ -11,7 +11,7 @@ A question of `world.questions` is a kind (`at`, `after`, `before`, `count`, `or
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Question:
     """A question that a clip can be asked, and how often its answer should come up next to the others."""
 
     kind: str
-    answer: str | float | tuple[float, float]
+    answer: str | float | tuple[float, ...]
     target: str | None = None
     second: float | None = None
     choices: tuple[str, ...] = ()
@@ -122,7 +122,8 @@ def _candidates(entry: str, labels: Labels, rng: random.Random) -> list[Question
         answer = answer_of(kind, labels.events, target=target, second=second)
         if answer is not None:
             found.append(Question(kind=kind, answer=answer, target=target, second=second))
-    return [choice for item in found for choice in _as_choices(item, labels.events, rng)] if form else found
+    shown = {event.colour for event in labels.events}
+    return [choice for item in found for choice in as_choices(item, shown, rng)] if form else found
 
 
 def _moments(events: Sequence[Event]) -> list[float]:
@@ -159,9 +160,8 @@ def _orders(events: Sequence[Event], rng: random.Random) -> list[Question]:
     return [Question(kind="order", answer=_letter(min(each, key=shown.index), each), choices=each) for each in options]
 
 
-def _as_choices(item: Question, events: Sequence[Event], rng: random.Random) -> list[Question]:
-    """The question with options, once per letter that the answer can have; wrong options come from the clip first."""
-    shown = {event.colour for event in events}
+def as_choices(item: Question, shown: Collection[str], rng: random.Random) -> list[Question]:
+    """The question with options, once per letter that the answer can have; wrong options are first those `shown`."""
     others = [colour for colour in COLOURS if colour not in (item.answer, item.target)]
     rng.shuffle(others)
     others.sort(key=lambda colour: colour not in shown)
@@ -260,26 +260,3 @@ def visible(task: Task, times: Sequence[float]) -> bool:
     start, end = extras["cover"]
     slots = [start + i * length for i in range(int((end - start) / length + 1e-9))]
     return all(any(slot <= time < slot + length for time in times) for slot in slots)
-
-
-def blind_floor(tasks: Sequence[Task]) -> dict[str, float]:
-    """Per kind of question, the mean score of the best constant answer: exact match, or IoU for spans."""
-    golds: dict[str, Counter[Any]] = {}
-    for task in tasks:
-        golds.setdefault(task.extras["question"], Counter())[task.gold] += 1
-    return {kind: _best_constant(counter) for kind, counter in sorted(golds.items())}
-
-
-def _best_constant(golds: Counter[Any]) -> float:
-    total = sum(golds.values())
-    if not all(isinstance(gold, tuple) for gold in golds):
-        return max(golds.values()) / total
-    # The best constant span begins and ends where some gold spans do.
-    bounds = sorted({bound for gold in golds for bound in gold})
-    spans = itertools.combinations(bounds, 2)
-    return max(sum(_iou(span, gold) * count for gold, count in golds.items()) for span in spans) / total
-
-
-def _iou(one: tuple[float, float], other: tuple[float, float]) -> float:
-    shared = max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
-    return shared / (one[1] - one[0] + other[1] - other[0] - shared)

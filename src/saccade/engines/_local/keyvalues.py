@@ -5,6 +5,7 @@ rows in flight. A finished stretch of a conversation is kept as a block [L, 2, H
 prefix share its blocks.
 """
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from torch import Tensor
 class Rows:
     """The rows in flight: `lengths[b]` positions of row b are filled.
 
-    It begins empty and grows with what is asked of it. A forward pass writes T new positions into each of the first
+    It begins empty and grows with what is asked of it; where it would then hold more than `most` positions, it lets go
+    of rows and positions that are no longer asked for. A forward pass writes T new positions into each of the first
     `count` rows, behind what is there; positions behind a row's length are garbage that the mask hides.
     """
 
-    def __init__(self, *, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, *, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, most: int = sys.maxsize
+    ) -> None:
         layers, heads, dim = shape
+        self._most = most
         self.data = torch.zeros(layers, 2, 0, heads, 0, dim, dtype=dtype, device=device)
         self.lengths = torch.zeros(0, dtype=torch.long, device=device)
         self.count = 0
@@ -29,16 +34,23 @@ class Rows:
         self._at: Tensor | None = None
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for `rows` rows of `capacity` positions; grows by a quarter at least, so that growing is rare."""
+        """Make room for `rows` rows of `capacity` positions; none beyond them may be in use.
+
+        Grows by a quarter at least, so that growing is rare.
+        """
         layers, two, held_rows, heads, held, dim = self.data.shape
         if rows <= held_rows and capacity <= held:
             return
-        rows, capacity = _grown(held_rows, rows), _grown(held, capacity)
+        grown = _grown(held_rows, rows), _grown(held, capacity)
+        if grown[0] * grown[1] > self._most:  # many rows were short, now few are long, or the other way round
+            spare, room = capacity // 4, self._most // rows - capacity
+            grown = rows, capacity + (spare if room < 0 else min(spare, room))
+        rows, capacity = grown
         # Zeros, not whatever memory holds: a masked key weighs nothing, but nothing times NaN is NaN.
-        data = self.data.new_zeros(layers, two, rows, heads, capacity, dim)
-        data[:, :, :held_rows, :, :held] = self.data
+        data, both = self.data.new_zeros(layers, two, rows, heads, capacity, dim), min(held, capacity)
+        data[:, :, :held_rows, :, :both] = self.data[:, :, :rows, :, :both]
         lengths = self.lengths.new_zeros(rows)
-        lengths[:held_rows] = self.lengths
+        lengths[:held_rows] = self.lengths[:rows]
         self.data, self.lengths = data, lengths
 
     def shrink(self, most: int) -> None:

@@ -14,7 +14,7 @@ and come back with the next request. A result depends on its own ledger, samplin
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from saccade.engines._local.keyvalues import Kept, Prefixes, Rows
-from saccade.errors import EngineError, SaccadeError, boundary
+from saccade.errors import EngineError, MediaError, SaccadeError, boundary
 from saccade.ledger import Ledger, Picture
 from saccade.media.cache import Lru
 from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
@@ -57,6 +57,11 @@ class Request:
         """How long its row may become."""
         return self.length + self.sampling.max_tokens
 
+    def pictures(self) -> list[Picture]:
+        """The ledger's pictures, in order, that have no keys and values yet."""
+        start = self.prefix.length if self.prefix else 0
+        return [slot.picture for slot in self.ledger.slots() if slot.at >= start]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -84,7 +89,7 @@ class Scheduler:
 
     def __init__(self, backbone: Backbone, pixels: Pixels, limits: Limits) -> None:
         self._backbone, self._pixels, self._limits = backbone, pixels, limits
-        self._rows = self._new_rows()
+        self._rows = self._new_rows(limits.flight_tokens)
         self._prefixes = Prefixes(limits.kept_tokens)
         self._features: Lru[str, Features] = Lru(limits.feature_bytes)
         self._waiting: list[Request] = []
@@ -93,9 +98,9 @@ class Scheduler:
         self.version = 0
         self.work = Work()
 
-    def _new_rows(self) -> Rows:
+    def _new_rows(self, most: int) -> Rows:
         backbone = self._backbone
-        return Rows(shape=backbone.cache_shape, dtype=backbone.model.dtype, device=backbone.device)
+        return Rows(shape=backbone.cache_shape, dtype=backbone.model.dtype, device=backbone.device, most=most)
 
     # ---- what the engine calls -------------------------------------------------------------------------------------
 
@@ -139,7 +144,7 @@ class Scheduler:
                     await self._settle()
                     self._advance()
                 self._rows.shrink(_IDLE_BYTES)  # who shares the device may need it now
-        except SaccadeError as error:  # also of the media: a clip may have changed or gone
+        except SaccadeError as error:
             for request in (*self._waiting, *self._active):
                 if not request.future.done():
                     request.future.set_exception(EngineError(str(error)))
@@ -168,13 +173,13 @@ class Scheduler:
 
     def _admit(self) -> None:
         room = self._room()
-        admitted = self._waiting[:room]
-        if not admitted:
-            return
         begun = time.perf_counter()
-        self._prefill(admitted)
+        admitted = self._prefill(self._waiting[:room])
+        if not admitted:
+            return  # nobody has room, or no picture of theirs can be read: those were told, and go with the cancelled
         first = len(self._active)
-        self._rows.reserve(first + len(admitted), max(request.length for request in admitted) + 1)
+        everyone = (*self._active, *admitted)
+        self._rows.reserve(len(everyone), max(request.length + len(request.tokens) for request in everyone) + 1)
         for row, request in enumerate(admitted, start=first):
             assert request.prefix is not None
             self._rows.load(row, request.prefix.blocks)
@@ -256,8 +261,11 @@ class Scheduler:
 
     # ---- prefill ---------------------------------------------------------------------------------------------------
 
-    def _prefill(self, requests: Sequence[Request]) -> None:
-        """Give every request its prefix; each distinct ledger goes through the model once, and only what is new."""
+    def _prefill(self, requests: Sequence[Request]) -> list[Request]:
+        """Give every request its prefix; each distinct ledger goes through the model once, and only what is new.
+
+        Returns those that have one: a request whose pictures can't be read fails alone.
+        """
         work: dict[str, Request] = {}
         for request in requests:
             request.prefix = self._prefixes.longest(request.keys)
@@ -265,13 +273,35 @@ class Scheduler:
                 work.setdefault(request.keys[-1], request)
         self.work.prefill_tokens += sum(request.new for request in work.values())
         done: dict[str, Request] = {}
+        lost: dict[str, MediaError] = {}
         for batch in self._passes(work.values()):
-            self._forward(batch)
-            done.update({request.keys[-1]: request for request in batch})
-        for request in requests:
+            held, unread = self._read(batch)
+            lost |= unread
+            readable = [request for request in batch if request.keys[-1] not in unread]
+            if readable:
+                self._forward(readable, held)
+            done.update({request.keys[-1]: request for request in readable})
+        found = [request for request in requests if request.keys[-1] not in lost]
+        for request in found:
             twin = done.get(request.keys[-1])
             request.prefix = twin.prefix if twin else request.prefix
             request.position = twin.position if twin else self._next_position(request)
+        for request in requests:
+            if request.keys[-1] in lost and not request.future.done():
+                request.future.set_exception(EngineError(str(lost[request.keys[-1]])))
+        return found
+
+    def _read(self, batch: Sequence[Request]) -> tuple[dict[str, np.ndarray], dict[str, MediaError]]:
+        """Pixels of the pictures that the vision tower has yet to see, by key; why a ledger's can't be read, by its."""
+        held: dict[str, np.ndarray] = {}
+        lost: dict[str, MediaError] = {}
+        for request in batch:
+            unseen = {each.key: each for each in request.pictures() if self._features.get(each.key) is None}
+            try:
+                held |= {key: self._pixels(picture) for key, picture in unseen.items() if key not in held}
+            except MediaError as error:  # a clip may have changed or gone
+                lost[request.keys[-1]] = error
+        return held, lost
 
     def _next_position(self, request: Request) -> int:
         return int(self._backbone.renderer.positions(request.ledger)[:, -1].max()) + 1
@@ -292,7 +322,7 @@ class Scheduler:
                 batches.append([request])
         return batches
 
-    def _forward(self, batch: Sequence[Request]) -> None:
+    def _forward(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> None:
         """One padded pass over the new tokens of several ledgers; keeps the results."""
         device = self._backbone.device
         starts = [request.prefix.length if request.prefix else 0 for request in batch]
@@ -300,7 +330,7 @@ class Scheduler:
         width = max(len(new) for new in news)
         ids = torch.zeros(len(batch), width, dtype=torch.long)
         positions = torch.zeros(3, len(batch), width, dtype=torch.long)
-        scratch = self._new_rows()
+        scratch = self._new_rows(len(batch) * (max(starts) + width))
         scratch.reserve(len(batch), max(starts) + width)
         for row, (request, start, new) in enumerate(zip(batch, starts, news, strict=True)):
             ids[row, : len(new)] = torch.tensor(new)
@@ -309,7 +339,7 @@ class Scheduler:
             request.position = int(where[:, -1].max()) + 1
             scratch.load(row, request.prefix.blocks if request.prefix else ())
         scratch.prepare(len(batch), width, max(starts))
-        features = self._gather(batch, starts)
+        features = self._gather(batch, pixels)
         hidden = self._backbone.hidden(
             ids.to(device), positions.to(device), scratch.mask(), features=features, store=scratch
         )
@@ -320,14 +350,9 @@ class Scheduler:
             request.prefix = Kept(blocks=(*past, block), length=start + len(new), last=last)
             self._prefixes.put(request.keys[-1], request.prefix)
 
-    def _gather(self, batch: Sequence[Request], starts: Sequence[int]) -> Features | None:
+    def _gather(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> Features | None:
         """The features of the new pictures of all rows, each picture through the vision tower once."""
-        pictures = [
-            slot.picture
-            for request, start in zip(batch, starts, strict=True)
-            for slot in request.ledger.slots()
-            if slot.at >= start
-        ]
+        pictures = [picture for request in batch for picture in request.pictures()]
         if not pictures:
             return None
         found: dict[str, Features] = {}
@@ -338,7 +363,8 @@ class Scheduler:
                 missing[picture.key] = picture
             else:
                 found[picture.key] = held
-        for key, feature in zip(missing, self._backbone.features(list(missing.values()), self._pixels), strict=True):
+        seen = self._backbone.features(list(missing.values()), lambda picture: pixels[picture.key])
+        for key, feature in zip(missing, seen, strict=True):
             found[key] = feature
             self._features.put(key, feature, feature.bytes)
         return Features.cat([found[picture.key] for picture in pictures])

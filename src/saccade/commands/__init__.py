@@ -1,0 +1,1 @@
+"""Commands by noun; cli.py puts them together."""

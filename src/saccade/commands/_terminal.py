@@ -1,0 +1,39 @@
+"""What commands share: two consoles, bars, tables, and arguments that mean the same everywhere."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from saccade.view.live import Advance, lines
+
+LOG_WIDTH = 120  # columns of tables where there is no terminal
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
+RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.")]
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int | None = None) -> Iterator[Advance]:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+    with lines(out) as begin:
+        yield begin(label, total)
+
+
+def show(grids: Iterable[Any]) -> None:
+    """Tables of texts (`evaluation.report.Grid`)."""
+    if not out.is_terminal:
+        out.width = LOG_WIDTH
+    for grid in grids:
+        table = Table(*grid.header, title=grid.title, title_justify="left", box=None, header_style="dim")
+        for row in grid.rows:
+            table.add_row(*map(escape, row))
+        out.print()
+        out.print(table)

@@ -1,0 +1,124 @@
+"""A world of pictures on disk: pictures with small cards, tasks with exact labels, traces to learn from.
+
+```
+folder/world.json                     settings, seed, versions
+folder/{train,validation,test}/
+    pictures/00000.png …              the pictures
+    cards.json                        per picture: digest of the file, what is shown where
+    tasks.jsonl                       `Task` rows (see questions.py for their extras)
+    traces.jsonl                      train alone: `Demo` rows, one per task
+```
+"""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from saccade.data.record import write_jsonl
+from saccade.data.rows import write_tasks
+from saccade.data.world.folder import SPLITS, claim, read_json, write_json
+from saccade.data.world.questions import Balance
+from saccade.data.world.still import phrases
+from saccade.data.world.still.cards import Card, Scene, draw_scene
+from saccade.data.world.still.oracle import demo
+from saccade.data.world.still.paint import painted, write_picture
+from saccade.data.world.still.questions import draw_tasks
+from saccade.errors import ConfigError
+from saccade.media import files
+from saccade.sections import Pictures, World
+from saccade.types import Demo, Task, digest_of, seed_of
+
+ATTEMPTS = 200  # to draw a picture that shows something no other picture shows
+
+Progress = Callable[[str, int, int], None]
+
+
+def make_stills(folder: str | os.PathLike[str], world: World, *, seed: int, progress: Progress | None = None) -> None:
+    """Make the world in `folder`, or go on where an interrupted one stopped.
+
+    The same settings and seed give the same files. `progress(split, done, total)` is told of every picture. Raises
+    ConfigError for settings that can't be met, DataError for a folder that holds another world.
+    """
+    root = Path(folder)
+    drawn = draw_stills(world, seed=seed)
+    rows = {split: tasks_of(world.image, drawn[split], seed=seed, split=split) for split in SPLITS}
+    settings = world.model_dump(mode="json", include={"media", "image", "traces", *SPLITS})
+    claim(root, {"seed": seed, "settings": settings}, packages=("pillow", "numpy"))
+    for split in SPLITS:
+        pictures = root / split / "pictures"
+        pictures.mkdir(parents=True, exist_ok=True)
+        for index, scene in enumerate(drawn[split]):
+            path = pictures / f"{index:05d}.png"
+            if not path.exists():
+                write_picture(path, painted(scene, seed_of("pixels", seed, split, index)))
+            if progress:
+                progress(split, index + 1, len(drawn[split]))
+        traces = traces_of(rows[split], world) if split == "train" else []
+        _write_rows(root / split, drawn[split], rows[split], traces)
+
+
+def draw_stills(world: World, *, seed: int) -> dict[str, list[Scene]]:
+    """What every picture of every split shows; no two show the same cards in the same places."""
+    sizes = {"train": world.train, "validation": world.validation, "test": world.test}
+    known: set[str] = set()
+    drawn = {}
+    for split in reversed(SPLITS):  # so that more training pictures leave the test as it is
+        rngs = [random.Random(seed_of("cards", seed, split, index)) for index in range(sizes[split])]
+        drawn[split] = [_new(world.image, rng, known) for rng in rngs]
+    return drawn
+
+
+def _new(dials: Pictures, rng: random.Random, known: set[str]) -> Scene:
+    for _ in range(ATTEMPTS):
+        scene = draw_scene(dials, rng)
+        key = signature(scene)
+        if key not in known:
+            known.add(key)
+            return scene
+    raise ConfigError("so few cards fit the pictures that they would repeat; give world.image.cards more")
+
+
+def signature(scene: Scene) -> str:
+    """What a picture shows, whatever the background and the distractors: equal for those that have the same answers."""
+    return digest_of([asdict(card) for card in scene.cards])
+
+
+def tasks_of(dials: Pictures, drawn: Sequence[Scene], *, seed: int, split: str) -> list[Task]:
+    """The tasks of a split, answers balanced over all its pictures."""
+    rng = random.Random(seed_of("questions", seed, split))
+    balance = Balance(rng)
+    tasks: list[Task] = []
+    for index, scene in enumerate(drawn):
+        place, name = f"pictures/{index:05d}.png", f"{split}-{index:05d}"
+        tasks += draw_tasks(dials, scene, balance, rng, picture=place, name=name)
+    return tasks
+
+
+def traces_of(tasks: Sequence[Task], world: World) -> list[Demo]:
+    """One demonstration per task, in the language of the world's traces."""
+    look = phrases.coding if world.traces == "code" else phrases.zooming
+    return [demo(task, look=look) for task in tasks]
+
+
+def _write_rows(folder: Path, drawn: Sequence[Scene], tasks: Sequence[Task], traces: Sequence[Demo]) -> None:
+    # Rows are cheap and follow from the seed: they are written anew on every call.
+    names = [f"{index:05d}.png" for index in range(len(drawn))]
+    digests = [files.digest(str(folder / "pictures" / name)) for name in names]
+    entries = {
+        name: {"digest": digest, **asdict(scene)} for name, digest, scene in zip(names, digests, drawn, strict=True)
+    }
+    write_json(folder / "cards.json", entries)
+    if traces:
+        write_jsonl(folder / "traces.jsonl", traces)
+    write_tasks(folder / "tasks.jsonl", tasks)  # last: a split with tasks is complete
+
+
+def read_scenes(folder: str | os.PathLike[str], split: str) -> dict[str, tuple[str, Scene]]:
+    """Per picture of a split, by file name: the digest of its file and what it shows. Raises DataError."""
+    found = {}
+    for name, entry in read_json(Path(folder) / split / "cards.json").items():
+        cards, distractors = (tuple(Card(**card) for card in entry[key]) for key in ("cards", "distractors"))
+        found[name] = entry["digest"], Scene(pixels=entry["pixels"], cards=cards, distractors=distractors)
+    return found

@@ -1,0 +1,39 @@
+"""What a perfect agent would say about a picture, as text: the traces of the SFT cold start.
+
+It answers at once where the overview is enough, which is where cards are counted whatever is on them; otherwise it
+looks at just the cards that the question is about, several at the same time, and copies what it sees.
+"""
+
+from collections.abc import Callable, Sequence
+
+from saccade.data.world.still import phrases
+from saccade.data.world.still.cards import Card, Sides
+from saccade.data.world.still.questions import cards_of
+from saccade.types import Demo, Task
+
+AT_ONCE = 5  # calls per turn, as the agents allow
+
+Look = Callable[[str, Sequence[Sides], int], str]  # a thought, boxes in pixels, the picture's side -> a reply
+
+
+def demo(task: Task, *, look: Look = phrases.zooming) -> Demo:
+    """A right attempt at a task; `look` writes the replies that look closer, in the language of an agent's tools."""
+    cards, side = cards_of(task), int(task.extras["width"])
+    seen = [cards[place] for place in task.extras["looks"]]
+    replies = [look(phrases.LOOK, [card.box for card in some], side) for some in _turns(seen)]
+    think = phrases.sees(seen) if seen else phrases.spots(cards)
+    return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
+
+
+def _turns(cards: Sequence[Card]) -> list[Sequence[Card]]:
+    return [cards[start : start + AT_ONCE] for start in range(0, len(cards), AT_ONCE)]
+
+
+def answer_text(task: Task) -> str:
+    """The gold answer as the model should write it: of a choice the option's text, which is copied, not looked up."""
+    if task.choices:
+        return task.choices["ABC".index(str(task.gold))]
+    if isinstance(task.gold, tuple):
+        left, top, right, bottom = (round(side) for side in task.gold)
+        return phrases.sides(phrases.shares((left, top, right, bottom), int(task.extras["width"])))
+    return f"{task.gold:g}" if isinstance(task.gold, float) else task.gold

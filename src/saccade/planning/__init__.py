@@ -1,0 +1,1 @@
+"""What a step of a recipe takes, told before anything is loaded."""

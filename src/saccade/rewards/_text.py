@@ -1,0 +1,54 @@
+"""Answers as people read them: characters that look alike are one character."""
+
+import re
+import unicodedata
+
+_DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
+_QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+# For `folded` text. The repeat is bounded and its spaces are read in one way only, so that no answer makes it slow.
+_WORD = "(?:answer|option|choice)"
+LEAD = rf"(?:(?:the )?(?:(?:final|correct|best|right) )*{_WORD}(?: is)?(?: ?: ?| )|答案(?:是|为)? ?:? ?){{0,3}}"
+
+
+def tidy(text: str) -> str:
+    """Compatible characters (full width, ligatures) folded, every dash a hyphen, quotes straight, no invisible ones.
+
+    >>> tidy("Ｂ \u2212 5\u200b")
+    'B - 5'
+    """
+    plain = _DASHES.sub("-", unicodedata.normalize("NFKC", text)).translate(_QUOTES)
+    return "".join(character for character in plain if unicodedata.category(character) != "Cf")
+
+
+def folded(text: str) -> str:
+    """`tidy`, in one case."""
+    return tidy(text).casefold()
+
+
+def boxes(text: str) -> list[str] | None:
+    r"""What stands inside each `\boxed{...}`, outermost first; None where a box is not closed.
+
+    >>> boxes(r"it is \boxed{\frac{1}{2}}"), boxes(r"\boxed{1")
+    (['\\frac{1}{2}'], None)
+    """
+    found, at = [], 0
+    while (box := _BOX.search(text, at)) is not None:
+        end = _closing(text, box.end())
+        if end is None:
+            return None
+        found.append(text[box.end() + 1 : end])
+        at = end + 1
+    return found
+
+
+def _closing(text: str, opening: int) -> int | None:
+    """The index of the brace that closes the one at `opening`."""
+    depth = 0
+    for at in range(opening, len(text)):
+        # `\{` is a character, not a brace that groups
+        if text[at] in "{}" and (at == 0 or text[at - 1] != "\\"):
+            depth += 1 if text[at] == "{" else -1
+            if depth == 0:
+                return at
+    return None

@@ -1,0 +1,138 @@
+"""A sandbox for one episode: Python that keeps its state, for code that a model wrote.
+
+    async with Sandbox.open(Limits(seconds=10), media=task.media) as box:
+        outcome = await box.run("print(image_clue_0.size)")
+
+A guest that is lost (killed at a limit, crashed) is replaced at the next call: media and shown pictures are there
+again, variables aren't, and the outcome said so. Cancelling a call loses the guest, never the sandbox.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from PIL import Image
+
+from saccade.errors import SandboxError
+from saccade.tools._sandbox import films, server
+from saccade.tools._sandbox.call import Call
+from saccade.tools._sandbox.limits import Isolation, Limits, Outcome, Shown
+from saccade.tools._sandbox.server import Guest, Server
+from saccade.tools._sandbox.walls import Report
+from saccade.tools._sandbox.wire import NO_NONCE, Head, Kind
+from saccade.types import Media, MediaKind
+
+SET_UP_SECONDS = 60.0
+Clue = Media | Image.Image
+
+
+class Sandbox:
+    """One episode's interpreter; see `open`. Calls are made one after the other."""
+
+    def __init__(self, host: Server, limits: Limits, media: Sequence[Clue], first: int | None, seed: int) -> None:
+        self._server, self._limits, self._seed = host, limits, seed
+        self._stills: list[str | films.Still] = []
+        videos: list[str] = []
+        for each in media:
+            if isinstance(each, Image.Image):
+                self._stills.append(films.Still(each))
+            else:
+                (self._stills if each.kind is MediaKind.IMAGE else videos).append(each.path)
+        self._films = [films.Film(path, f"video_clue_{number}") for number, path in enumerate(videos)]
+        self._first = len(self._stills) if first is None else first
+        self._shown: list[Shown] = []
+        self._guest: Guest | None = None
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        limits: Limits | None = None,
+        *,
+        media: Sequence[Clue] = (),
+        first: int | None = None,
+        seed: int = 0,
+        isolation: Isolation = "best_effort",
+        host: Server | None = None,
+    ) -> AsyncIterator["Sandbox"]:
+        """A sandbox with its media as `image_clue_0`, … and `video_clue_0`, …; gone at the end of the block.
+
+        `media` are files, and pictures that are there already (any mode; RGB inside), each kind counted in its order.
+        The first picture that is shown becomes `image_clue_<first>` (default: after the images of `media`). `seed`
+        seeds random and numpy. `host` is a server of one's own; otherwise the process shares one per isolation. Raises
+        ConfigError where the machine is weaker than `isolation` allows, MediaError, SandboxError.
+        """
+        found = await asyncio.to_thread(server.shared, isolation) if host is None else host
+        box = cls(found, limits or Limits(), media, first, seed)
+        try:
+            await box._begin()
+            yield box
+        finally:
+            box._drop()
+
+    @property
+    def report(self) -> Report:
+        """What its guests are locked up with."""
+        return self._server.report
+
+    @property
+    def pictures_left(self) -> int:
+        """How many pictures may still be shown."""
+        return self._limits.pictures - len(self._shown)
+
+    async def run(self, source: str) -> Outcome:
+        """Run some Python; whatever it does comes back as an outcome. Raises SandboxError where the sandbox failed."""
+        async with self._turn, self._server.turns():
+            guest = self._guest or await self._begin()
+            number = self._first + len(self._shown)
+            call = Call(
+                guest=guest,
+                limits=self._limits,
+                films=self._films,
+                number=number,
+                left=self.pictures_left,
+                count_threads=not self._server.report.walls.own_user,
+            )
+            outcome = await self._made(call, source)
+            self._shown += outcome.pictures
+            return outcome
+
+    async def _begin(self) -> Guest:
+        """A fresh guest that has everything the model was promised."""
+        loop = asyncio.get_running_loop()
+        stills = [
+            await loop.run_in_executor(films.pool(), films.still, each) if isinstance(each, str) else each
+            for each in self._stills
+        ]
+        before = [
+            Head(Kind.MAPPED, still.width, still.height, number).packed(NO_NONCE) for number, still in enumerate(stills)
+        ]
+        for number, shown in enumerate(self._shown, self._first):
+            before.append(Head(Kind.STILL, shown.width, shown.height, number, len(shown.rgb)).packed(NO_NONCE))
+            before.append(shown.rgb)
+        before += [Head(Kind.FILM, number).packed(NO_NONCE) for number in range(len(self._films))]
+        self._guest = await self._server.spawn(self._limits, self._seed, [still.place for still in stills])
+        patient = replace(self._limits, seconds=SET_UP_SECONDS)
+        call = Call(guest=self._guest, limits=patient, films=(), number=0, left=0, count_threads=False, first=True)
+        outcome = await self._made(call, "", before)
+        if self._guest is None or not outcome.ok:
+            raise SandboxError(f"the sandbox can't prepare an interpreter: {outcome.error}")
+        return self._guest
+
+    async def _made(self, call: Call, source: str, before: Sequence[bytes] = ()) -> Outcome:
+        """The call's outcome; whatever happens, a guest that can't be used again is dropped."""
+        kept = False
+        try:
+            outcome = await call.make(source, before)
+            kept = outcome.kept
+            return outcome
+        finally:
+            if not kept:
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._guest is not None:
+            self._guest.close()
+            self._guest = None

@@ -1,0 +1,130 @@
+"""Showing pictures from inside a guest: `plt.show()` and its relatives, and PIL's `show`, end here.
+
+A figure is measured before it is drawn, so that a huge one is drawn smaller instead of filling the memory.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image, ImageShow
+
+MOST_ASPECT = 200  # of a picture that a model can look at
+_MOST_SIDE = 2**15  # of a canvas
+
+Hang = Callable[[Image.Image], None]
+
+
+class Gallery:
+    """Catches what is shown and hands it on as RGB pictures of at most `pixels` pixels."""
+
+    def __init__(self, hang: Hang, pixels: int) -> None:
+        self._hang, self._pixels = hang, pixels
+        self._hook()
+
+    def _hook(self) -> None:
+        def show_all(*args: Any, **kwargs: Any) -> None:
+            """Show every open figure, and close it."""
+            for number in plt.get_fignums():
+                self.figure(plt.figure(number))
+            plt.close("all")
+
+        def show_one(figure: Figure, *args: Any, **kwargs: Any) -> None:
+            """Show this figure, and close it."""
+            self.figure(figure)
+            plt.close(figure)
+
+        def show_managed(manager: FigureManagerBase) -> None:
+            """Show the figure of this window, and close it."""
+            show_one(manager.canvas.figure)
+
+        def show_picture(picture: Image.Image, *args: Any, **kwargs: Any) -> None:
+            """Show this picture."""
+            self.picture(picture)
+
+        def nothing(*args: Any, **kwargs: Any) -> None:
+            """Do nothing: there is one backend here."""
+
+        vars(plt).update(show=show_all, switch_backend=nothing)
+        vars(matplotlib).update(use=nothing)
+        for kind, show in ((Figure, show_one), (FigureManagerBase, show_managed), (Image.Image, show_picture)):
+            setattr(kind, "show", show)  # noqa: B010 (for a type checker this is no assignment)
+        vars(ImageShow).update(show=show_picture)
+
+    def figure(self, figure: Figure) -> None:
+        """Draw a figure at its own dots per inch, or at fewer where it would be too large, and show it."""
+        width, height = (float(side) for side in figure.get_size_inches())
+        wanted = figure.get_dpi()
+        most = min(math.sqrt(self._pixels / (width * height)), _MOST_SIDE / max(width, height))
+        own = figure.canvas
+        try:
+            if wanted > most:
+                self._tell(width * wanted, height * wanted, width * most, height * most)
+                figure.set_dpi(most)
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()  # type: ignore[no-untyped-call]
+            self._frame(Image.fromarray(np.asarray(canvas.buffer_rgba())))  # type: ignore[no-untyped-call]
+        finally:
+            figure.set_dpi(wanted)
+            figure.set_canvas(own)
+
+    def picture(self, picture: Image.Image) -> None:
+        """Show a picture of any mode, reduced where it is too large."""
+        width, height = picture.size
+        if width * height > self._pixels:
+            ratio = math.sqrt(self._pixels / (width * height))
+            size = max(1, int(width * ratio)), max(1, int(height * ratio))
+            self._tell(width, height, *size)
+            picture = picture.reduce(max(1, int(0.5 / ratio))) if picture.mode not in ("1", "P", "I;16") else picture
+            picture = picture.resize(size)
+        self._frame(picture)
+
+    def _frame(self, picture: Image.Image) -> None:
+        width, height = picture.size
+        if max(width, height) >= MOST_ASPECT * max(1, min(width, height)):
+            sys.stdout.write(f"[image of {width}x{height} not shown: too narrow]\n")
+            return
+        self._hang(rgb(picture))
+
+    def _tell(self, width: float, height: float, new_width: float, new_height: float) -> None:
+        sizes = f"from {width:.0f}x{height:.0f} to {new_width:.0f}x{new_height:.0f}"
+        sys.stdout.write(f"[image reduced {sizes}]\n")
+
+
+def names() -> dict[str, Any]:
+    """What a guest knows of matplotlib without importing it."""
+    return {"matplotlib": matplotlib, "plt": plt}
+
+
+def warm_up() -> None:
+    """Draw a figure, so that fonts and whatever else is made at first use is there."""
+    plt.plot([0, 1], label="a")
+    plt.legend()
+    plt.gcf().canvas.draw()
+    plt.close("all")
+
+
+def rgb(picture: Image.Image) -> Image.Image:
+    """The picture as RGB: transparency over white, numbers beyond 0 to 255 stretched to that range."""
+    if picture.mode == "F" or picture.mode.startswith("I"):
+        return Image.fromarray(_stretched(np.asarray(picture, dtype=np.float64))).convert("RGB")
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _stretched(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    finite = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+    if finite.min() >= 0 and finite.max() <= 255:
+        return finite.astype(np.uint8)
+    low, high = float(finite.min()), float(finite.max())
+    return ((finite - low) / max(high - low, 1e-12) * 255).astype(np.uint8)

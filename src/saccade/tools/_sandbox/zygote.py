@@ -1,0 +1,217 @@
+"""The process that has imported everything and forks one jailed guest per episode; it never sees data.
+
+    host ──limits and three descriptors──> zygote ──fork──> guest: locked up, then guest.Guest.serve
+      ^                                      │
+      └── life socket: pid and pidfd, later how the guest ended
+
+It is started by exec with a clean environment, so that nothing of the trainer (heap, descriptors, keys) is in it. Its
+parent, the keeper, waits for the host's end and then kills it, and the kernel kills every guest with it.
+"""
+
+import gc
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from saccade.tools._sandbox import jail, keeper, kernel, scratch, trial, walls
+from saccade.tools._sandbox.jail import ENVIRONMENT
+from saccade.tools._sandbox.limits import Limits
+
+OPTIONAL = (
+    "scipy",
+    "scipy.ndimage",
+    "scipy.signal",
+    "skimage",
+    "skimage.io",
+    "skimage.measure",
+    "skimage.filters",
+    "skimage.transform",
+    "cv2",
+)
+_PILLOW = ("ImageChops", "ImageColor", "ImageDraw", "ImageEnhance", "ImageFilter", "ImageFont", "ImageOps", "ImageStat")
+_OWN = ("saccade.tools._sandbox.guest", "saccade.tools._sandbox.wire")
+_USUAL = (
+    "collections",
+    "csv",
+    "datetime",
+    "functools",
+    "itertools",
+    "json",
+    "math",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "textwrap",
+    "time",
+    "typing",
+    "decimal",
+    "fractions",
+    "heapq",
+    "bisect",
+    "copy",
+    "tempfile",
+    "concurrent.futures",
+    "asyncio",
+    "numpy.fft",
+    "numpy.linalg",
+    "numpy.random",
+    "matplotlib.patches",
+    "matplotlib.cm",
+    "matplotlib.gridspec",
+)
+_MESSAGE = 65536
+_PLACES = 253  # descriptors that one message can carry
+
+
+def main(settings: str) -> NoReturn:
+    """Serve the host that these settings (JSON) name: its pid, control socket, cache folder, walls to leave out."""
+    given = json.loads(settings)
+    kernel.die_with_parent()
+    if os.getppid() != given["host"]:
+        os._exit(1)
+    host = os.pidfd_open(given["host"])
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        # A guest that ran for ever in real time would keep its own host from stopping it.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    control = socket.socket(fileno=given["control"])
+    try:
+        space = load(given["cache"], OPTIONAL if given["optional"] else ())
+        if threads() > 1 and given["optional"]:
+            # One of them started a thread, which a fork would leave behind in the middle of something: begin again.
+            again = json.dumps({**given, "optional": False})
+            os.execv(sys.executable, [again if word == settings else word for word in sys.orig_argv])
+        if threads() > 1:
+            raise OSError("a library that the sandbox imports starts threads; see which one did so lately")
+        report = trial.choose(space, frozenset(given["without"]))
+        said = json.dumps(walls.packed(report)).encode()
+        if not report.safe:
+            control.send(said)
+            os._exit(1)
+        base = "" if report.walls.namespaces else scratch.make_base()
+        locked = keeper.settle(report.walls, space, base, lambda zygote: keeper.keep(zygote, host, base))
+        control.send(said)
+        Zygote(locked, control).serve()
+    except OSError as error:
+        control.send(json.dumps({"error": str(error)}).encode())
+    os._exit(1)
+
+
+def threads() -> int:
+    """How many threads this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def load(cache: str, optional: Sequence[str]) -> int:
+    """Import what guests will want, once, of `optional` what is installed; the address space that it takes (bytes)."""
+    os.environ["MPLCONFIGDIR"] = cache
+    from PIL import Image
+
+    from saccade.tools._sandbox import gallery, reader
+
+    Image.init()
+    gallery.warm_up()
+    reader.stand_in()
+    for name in [*_OWN, *_USUAL, *(f"PIL.{part}" for part in _PILLOW), *optional]:
+        # What isn't installed is a plain ModuleNotFoundError inside as well.
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    if "cv2" in sys.modules:
+        vars(sys.modules["cv2"])["setNumThreads"](0)
+    os.environ.update({**ENVIRONMENT, "MPLCONFIGDIR": ENVIRONMENT["HOME"]})
+    # The sources of the project are none of a guest's business.
+    sys.path[:] = [path for path in sys.path if any(jail.within(path, place) for place in jail.libraries())]
+    gc.collect()
+    gc.freeze()
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Zygote:
+    """Forks guests on request and says how each one ended."""
+
+    def __init__(self, locked: jail.Jail, control: socket.socket) -> None:
+        self._jail, self._control = locked, control
+        self._guests: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, life
+        self._poll = select.epoll()
+
+    def serve(self) -> NoReturn:
+        """Until the host hangs up."""
+        self._poll.register(self._control, select.EPOLLIN)
+        while True:
+            for place, _ in self._poll.poll():
+                if place == self._control.fileno():
+                    self._accept()
+                else:
+                    self._bury(place)
+
+    def _accept(self) -> None:
+        data, places, _, _ = socket.recv_fds(self._control, _MESSAGE, _PLACES)
+        if not data:
+            os._exit(0)
+        line, text, ends, *shared = places
+        life = socket.socket(fileno=ends)
+        given = json.loads(data)
+        limits, seed = Limits(**given["limits"]), given["seed"]
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _say(life, {"error": f"the sandbox can't start an interpreter: {error}"})
+            pid = -1
+        if pid == 0:
+            _become_guest(self._jail, limits, seed, (line, text, *shared))
+        for place in (line, text, *shared):
+            os.close(place)
+        if pid > 0:
+            watch = os.pidfd_open(pid)
+            self._guests[watch] = pid, life
+            self._poll.register(watch, select.EPOLLIN)
+            folder = "" if self._jail.walls.namespaces else self._jail.folder(pid)
+            _say(life, {"pid": pid, "folder": folder}, watch)
+
+    def _bury(self, watch: int) -> None:
+        """Say how a guest ended, and forget it."""
+        pid, life = self._guests.pop(watch)
+        self._poll.unregister(watch)
+        os.close(watch)
+        _, status = os.waitpid(pid, 0)
+        if not self._jail.walls.namespaces and os.path.isdir(self._jail.folder(pid)):
+            scratch.clear(self._jail.folder(pid))
+        _say(life, {"status": status})
+        life.close()
+
+
+def _say(life: socket.socket, message: dict[str, Any], *places: int) -> None:
+    try:
+        socket.send_fds(life, [json.dumps(message).encode()], list(places))
+    except OSError:  # the host no longer wants to know
+        return
+
+
+def _become_guest(locked: jail.Jail, limits: Limits, seed: int, places: tuple[int, ...]) -> NoReturn:
+    """Lock up this process and serve the host until one of them ends; never returns into the zygote's code."""
+    from saccade.tools._sandbox import guest, wire
+
+    try:
+        signal.set_wakeup_fd(-1)
+        line, text, *shared = places
+        os.dup2(text, 1)
+        os.dup2(text, 2)
+        os.dup2(line, jail.LINE)
+        os.dup2(locked.null, 0)
+        kept = jail.gather(shared)
+        try:
+            jail.lock_up(locked, limits, kept)
+        except OSError as error:
+            head = wire.Head(wire.Kind.DONE, wire.Verdict.RAISED, size=len(str(error).encode()))
+            os.write(jail.LINE, head.packed(wire.NO_NONCE) + str(error).encode())
+            os._exit(1)
+        guest.Guest(jail.LINE, limits, seed, kept).serve()
+    finally:
+        os._exit(70)

@@ -1,0 +1,167 @@
+"""What a prompt shows: videos and still pictures, one or several, for models of both families."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade.agents.direct import direct
+from saccade.agents.parallel import parallel
+from saccade.agents.reasoning import reasoning
+from saccade.config import load_recipe
+from saccade.data.world.film import write_clip
+from saccade.engines.scripted import scripted
+from saccade.errors import MediaError
+from saccade.ledger import Picture
+from saccade.media.cache import Library
+from saccade.model.tiny import make_tiny
+from saccade.protocols import Context
+from saccade.rollouts.run import run_episode
+from saccade.rollouts.stage import Stage
+from saccade.testing import PaintedMedia
+from saccade.types import End, Kind, Media, MediaKind, Sampling, Task
+
+CALL = '</think><tool_call>{"name":"crop_video","arguments":{"start_time":2,"end_time":6}}</tool_call>'
+ANSWER = "</think><answer>red</answer>"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("media")
+    Image.new("RGB", (300, 120), "red").save(folder / "wide.jpg")
+    Image.new("RGB", (40, 90), "blue").save(folder / "tall.png")
+    Image.new("RGBA", (64, 64), (0, 255, 0, 128)).save(folder / "clear.png")
+    for name, seconds in (("a.mp4", 8), ("b.mp4", 8), ("short.mp4", 1)):
+        write_clip(folder / name, np.full((seconds * 4, 32, 32, 3), 90, np.uint8), 4.0)
+    return folder
+
+
+def task(folder, *names):
+    media = tuple(Media(path=str(folder / name), kind=kind_of(name)) for name in names)
+    return Task(id="t", question="What is it?", media=media, kind=Kind.OPEN, gold="red")
+
+
+def kind_of(name):
+    return MediaKind.VIDEO if name.endswith(".mp4") else MediaKind.IMAGE
+
+
+def attempt(renderer, of, *replies, agent=direct, media=None, frames=None, **settings):
+    engine = scripted(renderer, replies=replies or (ANSWER,))
+    given = {"engine": engine, "renderer": renderer, "media": media or Library(), "sampling": Sampling()}
+    return asyncio.run(agent(of, Context(**given, seed=5, frames=frames), **settings))
+
+
+def shown(episode):
+    """The prompt's pictures: the file's name, and its time or its size."""
+    pictures = episode.ledger.segments[0].slots
+    return [(slot.picture.path.rpartition("/")[2], slot.picture.time) for slot in pictures]
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
+def stage(request, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("tiny") / request.param)
+    make_tiny(folder, family=request.param)
+    settings = ["model.threads=1", "agent.name=direct", "agent.settings=null", "sampling.max_tokens=4"]
+    return Stage.of(load_recipe("tiny/base", [*settings, f"model.path={folder}"]))
+
+
+@pytest.mark.parametrize("agent", [direct, reasoning])
+def test_a_model_sees_pictures(stage, files, agent, tmp_path):
+    """Real files through a real model: two pictures in order, their pixels in the budget, and other pixels matter."""
+
+    def look(folder):
+        of, given = task(folder, "wide.jpg", "tall.png"), {"image_pixels": (3136, 20000)}
+        return asyncio.run(run_episode(of, partial(agent, **given), stage.context(seed=1, temperature=0.0)))
+
+    episode = look(files)
+    assert (episode.error, episode.frames) == (None, 0)
+    assert shown(episode) == [("wide.jpg", None), ("tall.png", None)]
+    factor = stage.backbone.renderer.factor
+    for picture in episode.ledger.pictures():
+        assert picture.width % factor == picture.height % factor == 0
+        assert 3136 <= picture.width * picture.height <= 20000
+    wide, tall = episode.ledger.pictures()
+    assert wide.width > wide.height
+    assert tall.height > tall.width
+    slots = episode.ledger.segments[0].slots
+    assert [slot.tokens for slot in slots] == [p.width * p.height // factor**2 for p in (wide, tall)]
+    assert episode.usage.visual_tokens == sum(slot.tokens for slot in slots)
+    Image.new("RGB", (300, 120), "black").save(tmp_path / "wide.jpg")
+    Image.new("RGB", (40, 90), "blue").save(tmp_path / "tall.png")
+    assert look(tmp_path).ledger.logprobs() != episode.ledger.logprobs()
+
+
+def test_the_default_budget_of_a_picture(renderer, files):
+    pictures = attempt(renderer, task(files, "tall.png")).ledger.pictures()
+    assert 3136 <= pictures[0].width * pictures[0].height <= 2_000_000
+    Image.new("RGB", (3000, 2000)).save(files / "large.png")
+    (large,) = attempt(renderer, task(files, "large.png")).ledger.pictures()
+    assert 1_900_000 < large.width * large.height <= 2_000_000
+
+
+def test_pictures_have_no_times_and_come_in_their_order(renderer, files):
+    episode = attempt(renderer, task(files, "tall.png", "a.mp4", "clear.png"), frames=2)
+    assert shown(episode) == [("tall.png", None), ("a.mp4", 2.0), ("a.mp4", 6.0), ("clear.png", None)]
+    assert episode.frames == 2
+    prompt = renderer.decode(episode.ledger.segments[0].tokens)
+    picture = "<|vision_start|><|image_pad|><|vision_end|>"
+    frames = f"<2.0 seconds>{picture}<6.0 seconds>{picture}"
+    assert f"user\n{picture}{frames}{picture}What is it?" in prompt
+
+
+@pytest.mark.parametrize(
+    ("names", "frames", "counts"),
+    [
+        (("a.mp4", "b.mp4"), 8, (4, 4)),
+        (("a.mp4", "b.mp4"), 5, (3, 2)),
+        (("a.mp4", "b.mp4"), 1, (1, 1)),
+        (("short.mp4", "b.mp4"), 16, (4, 8)),
+    ],
+)
+def test_several_videos_share_the_budget(renderer, files, names, frames, counts):
+    episode = attempt(renderer, task(files, *names), frames=frames)
+    found = [path for path, _ in shown(episode)]
+    assert tuple(found.count(name) for name in names) == counts
+    assert found == sorted(found, key=names.index)
+    assert episode.frames == sum(counts)
+
+
+def test_a_task_without_media_is_asked_all_the_same(renderer, files):
+    episode = attempt(renderer, task(files))
+    assert (shown(episode), episode.frames, episode.end) == ([], 0, End.ANSWERED)
+
+
+def test_the_parallel_agent_has_no_video_to_crop_among_pictures(renderer, files):
+    episode = attempt(renderer, task(files, "wide.jpg", "tall.png"), CALL, ANSWER, agent=parallel)
+    assert shown(episode) == [("wide.jpg", None), ("tall.png", None)]
+    (result,) = episode.results
+    assert (result.executed, episode.children, episode.end) == (False, (), End.ANSWERED)
+    assert result.error == "there is no video to look at, only what you were shown; answer from that"
+
+
+def test_the_parallel_agent_crops_the_video_beside_a_picture(renderer, files):
+    episode = attempt(renderer, task(files, "wide.jpg", "b.mp4"), CALL, "seen", ANSWER, agent=parallel, frames=2)
+    assert episode.results[0].ok
+    pictures = episode.children[0].ledger.pictures()
+    assert {picture.path.rpartition("/")[2] for picture in pictures} == {"b.mp4"}
+    assert [picture.time for picture in pictures] == [2.5, 3.5, 4.5, 5.5]
+
+
+@pytest.mark.parametrize("kind", list(MediaKind))
+def test_what_is_not_there_or_of_the_other_kind_is_named(renderer, files, kind):
+    (files / "notes.jpg").write_text("not a picture")
+    other = "a.mp4" if kind is MediaKind.IMAGE else "wide.jpg"
+    for name in ("none.jpg", "notes.jpg", other):
+        of = replace(task(files), media=(Media(path=str(files / name), kind=kind),))
+        with pytest.raises(MediaError, match=name):
+            attempt(renderer, of)
+
+
+def test_painted_media_have_pictures_too(renderer):
+    of = Task(id="t", question="?", media=(Media(path="a.png", kind=MediaKind.IMAGE),), kind=Kind.OPEN, gold="red")
+    episode = attempt(renderer, of, media=PaintedMedia())
+    assert [(p.path, p.time) for p in episode.ledger.pictures()] == [("a.png", None)]
+    assert all(isinstance(p, Picture) for p in episode.ledger.pictures())

@@ -1,0 +1,170 @@
+"""Boxes and points in every form that models write, and in all coordinates."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reward_cases import said
+
+from saccade.errors import DataError
+from saccade.ledger import Ledger, Picture, Slot
+from saccade.rewards.box import box
+from saccade.types import Kind
+
+GOLD = (100.0, 50.0, 300.0, 150.0)  # of a picture of 400 x 200
+SIZE = {"width": 400, "height": 200}
+
+
+def score(body, gold=GOLD, kind=Kind.BOX, extras=SIZE, ledger=None, **rule):
+    episode, of = said(body, gold=gold, kind=kind)
+    of = replace(of, extras=extras)
+    return box(replace(episode, task=of, ledger=ledger or Ledger()), of, **rule)
+
+
+def pointed(body, **more):
+    return score(body, kind=Kind.POINT, **more)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[100, 50, 300, 150]",
+        "[100.0,50.0,300.0,150.0]",
+        "(100, 50, 300, 150)",
+        "100, 50, 300, 150",
+        "(100,50),(300,150)",
+        "(100, 50) (300, 150)",
+        "<|box_start|>(100,50),(300,150)<|box_end|>",
+        '{"bbox_2d": [100, 50, 300, 150]}',
+        '{"bbox_2d": [100, 50, 300, 150], "label": "cat 7"}',
+        '[{"bbox_2d": [100, 50, 300, 150], "label": "the cat"}]',
+        '```json\n[\n{"bbox_2d": [100, 50, 300, 150]}\n]\n```',
+        '{"bbox": [100, 50, 300, 150]}',
+        "[[100, 50, 300, 150]]",
+        "The cat is at [100, 50, 300, 150].",
+        "\\boxed{[100, 50, 300, 150]}",
+        "<box>[100, 50, 300, 150]</box>",
+        "[0.25, 0.25, 0.75, 0.75]",
+        "[.25, .25, .75, .75]",
+        "[100, 50, 300, 150] and again [100, 50, 300, 150]",
+        "［100，50，300，150］",
+    ],
+)
+def test_forms_of_a_box(body):
+    assert score(body) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("[100, 50, 200, 150]", 0.5),
+        ("[200, 50, 400, 150]", 1 / 3),
+        ("[0, 0, 400, 200]", 0.25),
+        ("[-50, -9, 9999, 400]", 0.25),  # cut to the picture
+        ("[0, 0, 100, 50]", 0.0),  # they touch
+        ("[0, 0, 10, 10]", 0.0),
+        ("[500, 300, 600, 400]", 0.0),
+        ("[300, 150, 100, 50]", 0.0),  # inverted
+        ("[100, 50, 100, 150]", 0.0),  # empty
+        ("[\u2212100, 50, 300, 150]", 2 / 3),
+        ("[1e2, 50, 3.0E+2, 150]", 1.0),
+        ("[100, 50, 1e999, 1e999]", 4 / 9),
+        ("[100, 50, 300]", 0.0),
+        ("[100, 50, 300, 150, 1]", 0.0),
+        ("[100, 50, 300, 150] or [0, 0, 10, 10]", 0.0),
+        ('[{"bbox_2d": [100, 50, 300, 150]}, {"bbox_2d": [0, 0, 9, 9]}]', 0.0),
+        ("(200, 100)", 0.0),  # a point is no box
+        ('{"bbox_2d": [NaN, 50, 300, 150]}', 0.0),
+        ('{"bbox_2d": ["100", 50, 300, 150]}', 0.0),
+        ('{"bbox_2d": [true, 50, 300, 150]}', 0.0),
+        ("[1f2, 50, 300, 150]", 0.0),
+        ("100 50 300 150", 0.0),
+        ("all of it", 0.0),
+        ("", 0.0),
+        ("[" * 5000, 0.0),
+    ],
+)
+def test_overlap(body, expected):
+    assert score(body) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("(200, 100)", 1.0),
+        ("[200, 100]", 1.0),
+        ("200, 100", 1.0),
+        ('{"point_2d": [200, 100], "label": "cat"}', 1.0),
+        ('<point x="200" y="100" alt="cat">cat</point>', 1.0),
+        ("click(200, 100)", 1.0),
+        ("(0.5, 0.5)", 1.0),
+        ("(100, 50)", 1.0),  # the edge belongs to the box
+        ("(99, 100)", 0.0),
+        ("(200, 151)", 0.0),
+        ("(-200, 100)", 0.0),
+        ("(200, 100) or (10, 10)", 0.0),
+        ("[100, 50, 300, 150]", 1.0),  # the centre of a box
+        ("[0, 0, 150, 60]", 0.0),
+        ("(200)", 0.0),
+        ("(200, 100, 7)", 0.0),
+        ('{"point_2d": [NaN, 100]}', 0.0),
+        ("", 0.0),
+    ],
+)
+def test_points(body, expected):
+    assert pointed(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "body"),
+    [
+        ("pixel", "[100, 50, 300, 150]"),
+        ("unit", "[0.25, 0.25, 0.75, 0.75]"),
+        ("percent", "[25, 25, 75, 75]"),
+        ("thousand", "[250, 250, 750, 750]"),
+        ("shown", "[16, 8, 48, 24]"),
+        ("auto", "[100, 50, 300, 150]"),
+    ],
+)
+def test_coordinates(coordinates, body):
+    picture = Picture(path="a.png", digest="d", time=None, width=64, height=32)
+    ledger = Ledger().observe((1, 2), slots=(Slot(at=0, picture=picture, tokens=2),))
+    assert score(body, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
+    parts = tuple(value / side for value, side in zip(GOLD, (400, 200, 400, 200), strict=True))
+    if coordinates in ("unit", "percent", "thousand", "shown"):  # nothing else need be known of the file
+        assert score(body, gold=parts, extras={}, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
+    assert score("[16, 8, 48, 24]", gold=parts, extras={}, ledger=ledger) == pytest.approx(1.0)
+
+
+def test_what_can_not_be_graded_is_named():
+    for gold in ((100.0, 50.0), (300.0, 50.0, 100.0, 150.0), (100.0, 50.0, 500.0, 150.0), "[1, 2, 3, 4]", 4.0):
+        with pytest.raises(DataError, match=r"task t: the gold must be a box .* within 400"):
+            score("[1, 2, 3, 4]", gold=gold)
+    with pytest.raises(DataError, match=r"between 0 and 1 \(extras holds no width"):
+        score("[1, 2, 3, 4]", extras={})
+    with pytest.raises(DataError, match="needs the picture's width and height"):
+        score("[1, 2, 30, 40]", gold=(0.0, 0.0, 1.0, 1.0), extras={})
+
+
+SIDES = st.tuples(*[st.floats(0, 1, allow_nan=False)] * 4)
+
+
+@settings(deadline=None)
+@given(SIDES, SIDES)
+def test_overlap_is_symmetric_and_bounded(one, other):
+    one, other = (tuple(round(value, 6) for value in each) for each in (one, other))
+    if not (one[0] < one[2] and one[1] < one[3] and other[0] < other[2] and other[1] < other[3]):
+        return
+    values = [score(json.dumps({"bbox_2d": a}), gold=b, extras={}) for a, b in ((one, other), (other, one))]
+    assert values[0] == pytest.approx(values[1])
+    assert 0.0 <= values[0] <= 1.0
+    assert score(json.dumps(one), gold=one, extras={}, coordinates="unit") == pytest.approx(1.0)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet='0123456789.,-+e[](){}<> "bx:NaIty', max_size=60))
+def test_whatever_is_said_has_a_value(body):
+    assert 0.0 <= score(body) <= 1.0
+    assert pointed(body) in (0.0, 1.0)

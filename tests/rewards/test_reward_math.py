@@ -1,0 +1,245 @@
+"""Formulas through math-verify, in processes that may be attacked, starved and killed."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+
+import pytest
+from reward_cases import episode, said, task, text, turn
+
+from saccade.errors import ConfigError, DataError
+from saccade.rewards import _checker
+from saccade.rewards._checker import Checker
+from saccade.rewards.accuracy import accuracy
+from saccade.rewards.math import formula
+from saccade.rewards.math import math as math_reward
+from saccade.types import Kind, Ungraded
+
+
+@pytest.fixture(scope="module")
+def reward():
+    pytest.importorskip("math_verify", reason="math-verify is missing: pip install 'saccade[math]'")
+    return math_reward(seconds=1, processes=1)
+
+
+def asked(reward, body, gold):
+    return asyncio.run(reward(*said(body, gold=gold, kind=Kind.MATH)))
+
+
+@pytest.mark.parametrize(
+    ("body", "gold"),
+    [
+        (r"\boxed{4}", "4"),
+        ("4", "4"),
+        ("4.0", "4"),
+        ("$4$", "4"),
+        (r"\(4\)", "4"),
+        (r"\[\boxed{4}\]", "4"),
+        (r"The answer is $\boxed{4}$.", "4"),
+        ("The final answer is: 4.", "4"),
+        (r"\boxed{4} = \boxed{4}", "4"),
+        ("x = 4", "4"),
+        ("x = 2 + 2 = 4", "4"),
+        ("4", "x=4"),
+        ("2+2", "4"),
+        (r"\frac{8}{2}", "4"),
+        ("8/2", "4"),
+        ("2**2", "4"),
+        ("2²", "4"),
+        ("sqrt(16)", "4"),
+        ("√16", "4"),
+        ("√(16)", "4"),
+        ("2×2", "4"),
+        ("8÷2", "4"),
+        ("2·2", "4"),
+        ("\uff14", "4"),
+        ("0.5", r"\frac{1}{2}"),
+        ("½", "0.5"),
+        (r"\frac12", "1/2"),
+        (r"50\%", "0.5"),
+        ("50%", "0.5"),
+        ("\u22125", "-5"),
+        ("\u20135", "-5"),
+        ("1,000", "1000"),
+        ("x²+2x+1", "(x+1)^2"),
+        (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+        ("2π", r"2\pi"),
+        ("2, 1", r"\{1, 2\}"),
+        ("(1, 2)", "(1,2)"),
+        ("3 > x", "x < 3"),
+        ("x ≤ 3", r"x \le 3"),
+        ("∞", r"\infty"),
+        (r"\text{even}", "even"),
+        ("0.333333", r"\frac{1}{3}"),
+        ("4", 4.0),
+    ],
+)
+def test_equal_formulas(reward, body, gold):
+    assert asked(reward, body, gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "gold"),
+    [
+        ("5", "4"),
+        ("-4", "4"),
+        ("\u20134", "4"),
+        ("0.4", "4"),
+        ("40", "4"),
+        ("4.0000001", "4"),
+        ("4 or 5", "4"),
+        ("4, 5", "4"),
+        (r"4 \text{ or } 5", "4"),
+        (r"\{4, 5\}", "4"),
+        (r"\pm 4", "4"),
+        (r"4 \pm 1", "4"),
+        (r"\boxed{4} \boxed{5}", "4"),
+        (r"\boxed{5} or \boxed{4}", "4"),
+        (r"\boxed{4", "4"),
+        (r"4}\boxed{4", "4"),
+        ("5 = 4", "4"),
+        ("4 = 5", "4"),
+        ("2 + 2 = 5 = 4", "4"),
+        ("not 4", "4"),
+        ("it is 4 I think", "4"),
+        ("4!", "4"),
+        ("4i", "4"),
+        ("4x", "4"),
+        (r"4\infty", "4"),
+        (r"x \neq 4", "4"),
+        ("4x²", "4x"),
+        ("0.333", r"\frac{1}{3}"),
+        ("3.14", r"\pi"),
+        ("(2, 1)", "(1, 2)"),
+        ("x > 3", "x < 3"),
+        ("", "4"),
+        (r"\boxed{}", "4"),
+        (r"\text{odd}", "even"),
+        ("4" + "+0" * 300, "4"),  # longer than answers are
+    ],
+)
+def test_unequal_formulas(reward, body, gold):
+    assert asked(reward, body, gold) == 0.0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "9**9**9**9",
+        r"\boxed{10^{10^{10}}!}",
+        "(" * 190 + "4" + ")" * 190,
+        "x^{" * 90 + "x" + "}" * 90,
+    ],
+)
+def test_hostile_formulas_take_a_bounded_time_and_harm_nobody(reward, body):
+    def used():
+        times = os.times()
+        return times.children_user + times.children_system
+
+    before = used()
+    assert asked(reward, body, "4") == 0.0
+    assert used() - before < 8  # seconds of processor time, of processes that were ended
+    assert asked(reward, "1 + 3", "4") == 1.0
+
+
+def test_nothing_waits_for_a_hostile_formula_but_its_own_episode(reward):
+    async def body():
+        ticks = 0
+        hostile = asyncio.ensure_future(reward(*said("8**9**9**9", gold="4", kind=Kind.MATH)))
+        while not hostile.done():
+            ticks += 1
+            await asyncio.sleep(0.01)
+        return ticks, await hostile
+
+    ticks, value = asyncio.run(body())
+    assert value == 0.0
+    assert ticks > 20
+
+
+def test_what_was_asked_before_is_known(reward):
+    asked(reward, "7**9**9**9", "4")
+    started = time.perf_counter()
+    for _ in range(100):
+        assert asked(reward, "7**9**9**9", "4") == 0.0
+    assert time.perf_counter() - started < 2
+
+
+def test_a_process_that_was_killed_by_another_hand_says_nothing_of_the_answer(reward):
+    assert asked(reward, "3 + 1", "4") == 1.0
+    (process,) = reward._checker._alive
+    process.send_signal(signal.SIGKILL)
+    assert asked(reward, "6 - 2", "4") == 1.0
+    assert len(reward._checker._alive) == 1
+
+
+def test_processes_end_with_their_reward():
+    pytest.importorskip("math_verify", reason="math-verify is missing")
+    own = math_reward(processes=2)
+    assert asked(own, "3 + 1", "4") == 1.0
+    (process,) = own._checker._alive
+    del own
+    gc.collect()
+    assert process.returncode is not None
+
+
+def test_where_no_process_starts_nobody_is_wrong(monkeypatch):
+    pytest.importorskip("math_verify", reason="math-verify is missing")
+    monkeypatch.setattr(_checker._symbolic, "__file__", os.devnull)
+    found = asked(math_reward(), "3 + 1", "4")
+    assert isinstance(found, Ungraded)
+    assert "math-verify can't be started" in found.reason
+
+
+def test_a_machine_that_gives_no_time_says_nothing_of_the_answer(monkeypatch, tmp_path):
+    script = tmp_path / "idle.py"
+    script.write_text("import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(99)\n")
+    monkeypatch.setattr(_checker._symbolic, "__file__", str(script))
+    monkeypatch.setattr(_checker, "_IDLE", (0.2, 0.0))
+    with pytest.raises(_checker.CheckerError, match="did nothing for 0 seconds"):
+        asyncio.run(Checker(seconds=1, processes=1).same("4", "5"))
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ConfigError, match=r"needs the package math-verify: pip install 'saccade\[math\]'"):
+        math_reward()
+    other = accuracy()  # who has no task of this kind needs nothing
+    assert other(*said("red", gold="red")) == 1.0
+    with pytest.raises(ConfigError, match="saccade"):
+        other(*said("4", gold="4", kind=Kind.MATH))
+
+
+def test_accuracy_asks_it(reward):
+    async def body():
+        return await accuracy(math={"longest": 3})(*said("4.", gold="4", kind=Kind.MATH))
+
+    assert asyncio.run(body()) == 1.0
+
+
+@pytest.mark.parametrize("settings", [{"seconds": 0}, {"processes": 0}, {"longest": 0}])
+def test_settings_that_make_no_sense_are_named(reward, settings):
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        math_reward(**settings)
+
+
+@pytest.mark.parametrize("gold", [(1.0, 2.0), "", " "])
+def test_a_gold_that_is_no_formula_is_named(reward, gold):
+    with pytest.raises(DataError, match="task t: the gold answer must be a formula"):
+        asked(reward, "4", gold)
+
+
+def test_text_outside_an_answer_is_not_read(reward):
+    of = task("4", Kind.MATH)
+    assert asyncio.run(reward(episode(turn(text(r"\boxed{4}")), of=of), of)) == 0.0
+
+
+def test_the_formula_of_an_answer():
+    assert formula(r"so $\boxed{\frac{1}{\{2\}}}$") == r"\frac{1}{\{2\}}"
+    assert formula(r"\boxed{1}\boxed{ 1 }") == "1"
+    assert formula(r"\fbox{3}") == "3"
+    assert formula("the answer is 3") == "3"
+    assert formula("a}{b") is None
+    assert formula(r"\boxed{a}\boxed{b}") is None

@@ -1,0 +1,224 @@
+"""The stages of a run: what each begins from, and what it refuses to begin from."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import RL, SFT, WORLD, bad, good
+from safetensors.torch import load_file, save_file
+
+from saccade import stages
+from saccade.config import Recipe, load_recipe
+from saccade.evaluation import report
+from saccade.media.cache import Library
+from saccade.runlog import Run
+
+SHORT = ["sampling.max_tokens=8"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("worlds") / "a"
+    good("data", "world", folder, *WORLD)
+    return folder
+
+
+def interrupted(folder, model, world, *, at):
+    """An SFT run that is stopped in its step `at`; how it was started."""
+
+    def stop(step, values):
+        if step == at:
+            raise KeyboardInterrupt
+
+    settings = [*SFT, *RL, *SHORT]
+    recipe = stages.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(model), world=world)
+    with pytest.raises(KeyboardInterrupt):
+        stages.sft(folder, recipe, on_step=stop)
+    return ["tiny/para_grpo", *settings, "--model", model, "--world", world, "--out", folder]
+
+
+@pytest.mark.parametrize("at", [1, 3])  # before the first checkpoint, after it
+def test_rl_does_not_begin_from_half_a_cold_start(tmp_path, tiny_folder, world, at):
+    folder = tmp_path / "run"
+    start = interrupted(folder, tiny_folder, world, at=at)
+    said = bad("train", *start, "--resume")
+    assert f"the SFT in {folder} was stopped before its end" in said
+    assert f"`saccade sft … --out {folder} --resume`" in said
+    assert not (folder / "rl").exists()
+    good("sft", *start, "--resume")
+    assert "rl/step-000004" in good("train", *start, "--resume")
+
+
+def test_an_interrupted_rl_goes_on(tmp_path, tiny_folder, world):
+    folder = tmp_path / "run"
+    settings = [*SFT, *RL, *SHORT]
+    start = ["tiny/para_grpo", *settings, "--model", tiny_folder, "--world", world, "--out", folder]
+    good("sft", *start)
+    recipe = stages.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(tiny_folder), world=world)
+
+    def stop(step, values):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stages.rl(folder, recipe, resume=True, on_step=stop)
+    assert [path.name for path in (folder / "rl").iterdir()] == ["step-000002"]
+    good("train", *start, "--resume")
+    assert [line["step"] for line in Run.open(folder).metrics("rl")] == [1, 2, 3, 4]
+
+
+# ---- what results depend on ------------------------------------------------------------------------------------------
+
+
+def kept(folder, name="test"):
+    return (folder / "evaluations" / f"{name}.jsonl").read_bytes()
+
+
+@pytest.fixture
+def judged(tmp_path, tiny_folder, world):
+    """A finished run with an evaluation, and its one checkpoint."""
+    folder = tmp_path / "run"
+    settings = [*SFT, *SHORT, "sft.steps=2"]
+    good("sft", "tiny/para_grpo", *settings, "--model", tiny_folder, "--world", world, "--out", folder)
+    good("eval", folder)
+    return folder, folder / "sft" / "step-000002"
+
+
+def test_the_same_weights_elsewhere_keep_their_results(judged, tmp_path):
+    folder, weights = judged
+    before = kept(folder)
+    shutil.copytree(weights, tmp_path / "copy")
+    (tmp_path / "copy" / "optimizer.pt").unlink()
+    (tmp_path / "copy" / "notes.json").write_text('{"seen": 3}')
+    good("eval", folder, "--model", tmp_path / "copy")
+    assert kept(folder) == before
+    folder.rename(tmp_path / "moved")
+    good("eval", tmp_path / "moved")
+    assert kept(tmp_path / "moved") == before
+
+
+def test_other_weights_in_the_same_place_do_not(judged):
+    folder, weights = judged
+    before, file = kept(folder), weights / "model.safetensors"
+    status = file.stat()
+    tensors = load_file(file)
+    name = max(tensors, key=lambda each: tensors[each].numel())
+    tensors[name].flatten()[tensors[name].numel() // 3] += 0.5  # one number of a million
+    save_file(tensors, file, metadata={"format": "pt"})
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size
+    assert "holds results of other weights; delete it or give this evaluation another name" in bad("eval", folder)
+    assert kept(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [("model.dtype=bfloat16", "precision"), ("agent.settings.max_turns=1", "agent"), ("seed=9", "seed")],
+)
+def test_other_settings_do_not_either(judged, setting, what):
+    assert f"holds results of other {what}; delete it" in bad("eval", judged[0], setting)
+
+
+def test_prompts_that_do_not_fit_are_no_results(judged):
+    said = bad("eval", judged[0], "agent.settings.context_tokens=20", "--name", "small")
+    assert "every attempt of the evaluation 'small' broke, the first with: " in said
+    assert "no room for a reply in a context of 20" in said
+
+
+def test_a_plugins_own_file_is_part_of_it_and_its_place_is_not(tmp_path):
+    def rewards(folder, text):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "mine.py").write_text(text)
+        terms = {"rewards": {str(tmp_path / folder / "mine.py"): {"weight": 1.0}}}
+        return stages.identity(Recipe.model_validate(terms), tmp_path)["rewards"]
+
+    assert rewards("a", "one") == rewards("b", "one") != rewards("b", "two")
+
+
+JUDGE = """
+from pathlib import Path
+
+from saccade.types import Episode, Task, Ungraded
+
+
+def accuracy(episode: Episode, task: Task) -> float | Ungraded:
+    state = Path(__file__).with_name("state").read_text()
+    if state == "silent" or (state == "shy" and task.id.endswith("0")):
+        return Ungraded(reason="the judge is silent")
+    return 1.0
+"""
+
+
+def test_what_could_not_be_graded_is_said_and_graded_later(tmp_path, tiny_folder, world):
+    folder, state = tmp_path / "run", tmp_path / "state"
+    (tmp_path / "accuracy.py").write_text(JUDGE)
+    (tmp_path / "judged.yaml").write_text(
+        f"extends: tiny/para_grpo\nrewards:\n  accuracy: null\n  tools: null\n"
+        f"  {tmp_path / 'accuracy.py'}: {{weight: 1.0}}\n"
+    )
+    settings = [*SFT, *SHORT, "sft.steps=1"]
+    good("sft", tmp_path / "judged.yaml", *settings, "--model", tiny_folder, "--world", world, "--out", folder)
+    state.write_text("silent")
+    assert "no attempt of the evaluation 'test' could be graded (the judge is silent)" in bad("eval", folder)
+    state.write_text("shy")
+    said = good("eval", folder)
+    assert "2 of 4 attempts could not be graded (the judge is silent); the same command tries them again" in said
+    assert "2 / 2" in said  # tasks / episodes
+    state.write_text("awake")
+    said = good("eval", folder)
+    assert "could not be graded" not in said
+    assert "4 / 4" in said
+
+
+# ---- a folder that moves ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_holds_everything_can_be_moved(tmp_path, monkeypatch):
+    """World, model and checkpoints below the run: resumed, evaluated, asked and reported from its new place."""
+    folder, moved = tmp_path / "here" / "run", tmp_path / "there" / "run"
+    settings = [*SFT, *RL, *SHORT, "evaluation.limit=2"]
+    good("data", "world", folder / "world", *WORLD)
+    good("model", "tiny", folder / "model")
+    start = ["tiny/para_grpo", *settings, "--model", folder / "model", "--world", folder / "world", "--out", folder]
+    good("sft", *start)
+    good("eval", folder)
+    assert str(tmp_path) not in "".join(
+        path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml")
+    )
+    moved.parent.mkdir()
+    folder.rename(moved)
+    monkeypatch.chdir(moved.parent)
+    results = kept(moved)
+    good("eval", "run")
+    assert kept(moved) == results
+    start = ["tiny/para_grpo", *settings, "--model", "run/model", "--world", "run/world", "--out", "run"]
+    assert "rl/step-000004" in good("train", *start, "--resume")
+    assert "visual tokens" in good("ask", "What?", "--video", "run/world/test/clips/00000.mp4", "--model", "run")
+    scored = report.read_evaluations(Path("run"))["test"][0]
+    pixels = Library().pixels
+    assert [pixels(picture).shape for picture in scored.episode.ledger.pictures()]
+    assert Path(scored.episode.task.media[0].path).is_file()
+
+
+def test_where_a_recipes_paths_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    (folder / "model").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+
+    def path_of(path, **given):
+        recipe = load_recipe("tiny/base", [f"model.path={path}"])
+        return stages.with_paths(recipe, **{"folder": folder, **given}).model.path
+
+    assert path_of("model") == "model"
+    assert path_of("other") == str(tmp_path / "other")
+    assert path_of(folder / "model") == "model"
+    assert path_of("''") == ""
+    assert path_of("model", model=Path("other")) == str(tmp_path / "other")
+    assert path_of("model", folder=None) == str(tmp_path / "model")
+    named = stages.with_paths(load_recipe("tiny/base"), folder=folder, world=Path("run/world")).data
+    assert (named.train, named.traces) == ("world/train/tasks.jsonl", "world/train/traces.jsonl")
+    assert stages.with_paths(load_recipe("tiny/base"), folder=folder, world=Path("w")).data.test == str(
+        tmp_path / "w" / "test" / "tasks.jsonl"
+    )

@@ -1,0 +1,285 @@
+"""What the prompts promise works: pictures, videos, figures, state, errors that help."""
+# ruff: noqa: E501 (a cell and what it prints stand on one line)
+
+import numpy as np
+import pytest
+from PIL import Image
+from sandbox_cases import make_clip, number_of, pixels, play, said
+
+from saccade.tools._sandbox.limits import Fault
+from saccade.types import Media, MediaKind
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("photo") / "photo.png"
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, 30:] = (255, 0, 0)
+    Image.fromarray(pixels).save(path)
+    return Media(path=str(path), kind=MediaKind.IMAGE)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return Media(path=make_clip(tmp_path_factory.mktemp("clip") / "clip.mp4"))
+
+
+# ---- state and text ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        (["x = 6", "print(x * 7)"], "42\n"),
+        (["def double(x): return 2 * x", "print(double(double(3)))"], "12\n"),
+        (["import math as m", "print(m.floor(2.5))"], "2\n"),
+        (["3 + 4"], ""),
+        (["print('a', end=''); print('b')"], "ab\n"),
+        (["import sys; print('out'); print('err', file=sys.stderr)"], "out\nerr\n"),
+        (["class A:\n    x = [i for i in range(3)]\nprint(A.x)"], "[0, 1, 2]\n"),
+        (["n = 3\ndef f(k): return 1 if k == 0 else k * f(k - 1)\nprint(f(n), [f(i) for i in range(n)])"], "6 [1, 1, 2]\n"),
+        (["print('über 日本 🙂')"], "über 日本 🙂\n"),
+        (["print('\\ud800')"], "\\ud800\n"),
+        (["import sys; sys.exit(0)", "print('still here')"], "still here\n"),
+        (["exit()", "print('still here')"], "still here\n"),
+        (["import sys; sys.exit('bye')"], "bye\n"),
+        (["open('a.txt', 'w').write('kept')", "print(open('a.txt').read())"], "kept\n"),
+        (["import os; os.makedirs('a/b'); os.chdir('a')", "print(os.path.basename(os.getcwd()))"], "a\n"),
+        (["import tempfile; f = tempfile.NamedTemporaryFile(); f.write(b'x'); f.flush()", "print(f.tell())"], "1\n"),
+        (["import shutil; open('a', 'w').write('x'); shutil.copy('a', 'b'); shutil.copy2('a', 'c')\nprint(open('c').read())"], "x\n"),
+        (["import asyncio\nasync def f(): await asyncio.sleep(0.01); return 5\nprint(asyncio.run(f()))"], "5\n"),
+        (["import threading; t = threading.Thread(target=print, args=('hi',)); t.start(); t.join()"], "hi\n"),
+        (["from concurrent.futures import ThreadPoolExecutor as T\nwith T(4) as t: print(sum(t.map(abs, range(-9, 0))))"], "45\n"),
+        (["import pickle, dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\nprint(pickle.loads(pickle.dumps(P(3))))"], "P(x=3)\n"),
+        (["import inspect\ndef f(): return 1\nprint(inspect.getsource(f).strip())"], "def f(): return 1\n"),
+        (["from datetime import datetime\nfrom zoneinfo import ZoneInfo\nprint(datetime(2024, 1, 1, tzinfo=ZoneInfo('Europe/Paris')).utcoffset())"], "1:00:00\n"),
+        (["print(np.linalg.det(np.eye(3)), np.fft.fft([1, 0]).real.tolist())"], "1.0 [1.0, 1.0]\n"),
+        (["print(__name__, type(io).__name__, base64.b64encode(b'a').decode())"], "__main__ module YQ==\n"),
+        (["sorted = 3", "import builtins; print(builtins.sorted([2, 1]))"], "[1, 2]\n"),
+        (["import sys; sys.stdout = open('log', 'w'); print('lost')", "print('found')"], "found\n"),
+        (["import sqlite3; print(sqlite3.connect(':memory:').execute('select 1+1').fetchone()[0])"], "2\n"),
+        (["import random; a = random.random(); b = np.random.rand()", "print(0 < a < 1, 0 < b < 1)"], "True True\n"),
+        (["import warnings; warnings.warn('careful')", "print('on')"], "on\n"),
+        (["try:\n    input()\nexcept EOFError:\n    print('nobody')"], "nobody\n"),
+    ],
+)  # fmt: skip
+def test_python_works(server, cells, text):
+    assert said(server, *cells) == text
+
+
+def test_it_works_without_namespaces_too(any_server, photo, clip):
+    cell = "import shutil; open('a', 'w').write('x'); shutil.copy2('a', 'b'); plt.plot([1]); plt.show()\n"
+    cell += "print(image_clue_0.size, video_clue_0[3].shape, open('b').read())"
+    assert said(any_server, cell, media=(photo, clip)) == "(60, 40) (64, 96, 3) x\n"
+
+
+def test_seeds_decide(server):
+    cell = "import random; print(random.random(), np.random.rand())"
+    assert said(server, cell, seed=5) == said(server, cell, seed=5)
+    assert said(server, cell, seed=5) != said(server, cell, seed=2**62 + 1)
+
+
+def test_optional_libraries_are_there_or_plainly_missing(server):
+    for name in ("scipy", "skimage", "cv2", "sklearn"):
+        (outcome,) = play(server, f"import {name}; print('ok')")
+        if outcome.error is None:
+            assert outcome.text == "ok\n"
+        else:
+            assert outcome.error.endswith(f"ModuleNotFoundError: No module named '{name}'")
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_a_traceback_holds_the_cells_own_frames(server):
+    first = "def ratio(a, b):\n    return np.linalg.inv(np.zeros((a, b)))"
+    _, outcome = play(server, first, "x = 1\nratio(2, 2)")
+    assert outcome.fault is Fault.RAISED
+    assert outcome.kept
+    lines = outcome.error.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1] == '  File "<cell 2>", line 2, in <module>'
+    assert '  File "<cell 1>", line 2, in ratio' in lines
+    assert "    return np.linalg.inv(np.zeros((a, b)))" in lines
+    assert lines[-1] == "numpy.linalg.LinAlgError: Singular matrix"
+    assert "site-packages" not in outcome.error
+
+
+def test_causes_are_told(server):
+    cell = "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('no a') from e"
+    (outcome,) = play(server, cell)
+    assert "KeyError: 'a'" in outcome.error
+    assert "direct cause" in outcome.error
+    assert outcome.error.endswith("ValueError: no a")
+
+
+def test_a_syntax_error_shows_the_place(server):
+    (outcome,) = play(server, "x = 1\ny = (2")
+    assert "line 2" in outcome.error
+    assert "SyntaxError: '(' was never closed" in outcome.error
+    assert play(server, "a = '\\0'; print(1)")[0].text == "1\n"
+    assert "null bytes" in play(server, "a = 1\0")[0].error
+
+
+def test_long_tracebacks_keep_their_end(server):
+    (outcome,) = play(server, "raise ValueError('x' * 100_000 + 'END')")
+    assert len(outcome.error) < 7000
+    assert outcome.error.endswith("END")
+    (deep,) = play(server, "def f(): f()\nf()")
+    assert deep.error.endswith("RecursionError: maximum recursion depth exceeded")
+    assert "more times]" in deep.error
+
+
+def test_what_was_printed_before_an_error_is_kept(server):
+    (outcome,) = play(server, "print('before'); plt.plot([1]); plt.show(); 1 / 0")
+    assert outcome.text == "before\n"
+    assert [shown.name for shown in outcome.pictures] == ["image_clue_0"]
+    assert outcome.error.endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_refused_thing_is_explained_once(server):
+    first, second = play(server, *["import socket; socket.socket()"] * 2)
+    assert "PermissionError" in first.error
+    assert first.error.endswith("(no network, no processes, files only in the working directory)")
+    assert second.error.endswith("PermissionError: [Errno 1] Operation not permitted")
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_variables(server, photo):
+    cell = "print(image_clue_0.size, image_clue_0.mode, image_clue_0.getpixel((59, 0)), image_hint_0 is image_clue_0)"
+    assert said(server, cell, media=(photo,)) == "(60, 40) RGB (255, 0, 0) True\n"
+
+
+def test_crops_are_shown_and_become_variables(server, photo):
+    cells = ["image_clue_0.crop((20, 10, 40, 20)).resize((40, 20), 0).show()", "print(image_clue_1.size)"]
+    first, second = play(server, *cells, media=(photo,))
+    (shown,) = first.pictures
+    assert (shown.name, shown.width, shown.height) == ("image_clue_1", 40, 20)
+    assert pixels(shown)[0, 0].tolist() == [0, 0, 0]
+    assert pixels(shown)[19, 39].tolist() == [255, 0, 0]
+    assert second.text == "(40, 20)\n"
+
+
+SHOWS = [
+    "plt.plot([1, 2]); plt.show()",
+    "plt.plot([1, 2]); plt.show(block=False)",
+    "from matplotlib.pyplot import show, plot\nplot([1, 2]); show()",
+    "import matplotlib.pyplot as p\np.plot([1, 2]); p.show()",
+    "fig, ax = plt.subplots(); ax.imshow(np.eye(4)); fig.show()",
+    "fig, ax = plt.subplots(); fig.show(); plt.show()",
+    "import matplotlib; matplotlib.use('TkAgg'); plt.plot([1]); plt.show()",
+    "matplotlib.use('Agg'); plt.switch_backend('agg'); plt.plot([1]); plt.show()",
+    "import pylab; pylab.plot([1]); pylab.show()",
+    "plt.plot([1]); plt.gcf().canvas.manager.show()",
+    "plt.plot([1]); plt.pause(0.001)",
+    "plt.figure(figsize=(6.4, 4.8)); plt.text(0.5, 0.5, 'x$^2$'); plt.show()",
+    "ax = plt.figure().add_subplot(projection='3d'); ax.plot([0], [0], [0]); plt.show()",
+]
+
+
+@pytest.mark.parametrize("cell", SHOWS)
+def test_figures_are_shown_in_every_way(server, cell):
+    (outcome,) = play(server, cell)
+    assert outcome.error is None
+    (shown,) = outcome.pictures
+    assert (shown.width, shown.height) == (640, 480)
+    assert len(np.unique(pixels(shown).reshape(-1, 3), axis=0)) > 2
+
+
+def test_every_open_figure_is_shown_in_order(server):
+    cell = "for n in (1, 2, 3): plt.figure(figsize=(n, 1), dpi=100)\nplt.show()\nplt.show()"
+    (outcome,) = play(server, cell)
+    assert [shown.width for shown in outcome.pictures] == [100, 200, 300]
+    assert [shown.name for shown in outcome.pictures] == ["image_clue_0", "image_clue_1", "image_clue_2"]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LA", "I", "F", "I;16", "HSV"])
+def test_pictures_of_every_mode_can_be_shown(server, mode):
+    cell = f"Image.linear_gradient('L').convert('RGB').convert({mode!r}).show()"
+    if mode in ("I", "F", "I;16", "LA"):
+        cell = f"Image.linear_gradient('L').convert('I' if {mode!r} == 'I;16' else 'L').convert({mode!r}).show()"
+    (outcome,) = play(server, cell)
+    assert outcome.error is None
+    assert (outcome.pictures[0].width, outcome.pictures[0].height) == (256, 256)
+    assert pixels(outcome.pictures[0])[:, 0, 0].std() > 20
+
+
+def test_transparency_is_shown_over_white(server):
+    (outcome,) = play(server, "Image.new('RGBA', (2, 2), (255, 0, 0, 0)).show()")
+    assert pixels(outcome.pictures[0]).min() == 255
+
+
+def test_pillow_draws_filters_and_saves(server, photo):
+    cell = """
+from PIL import ImageDraw, ImageEnhance, ImageFilter, ImageOps
+picture = image_clue_0.copy()
+ImageDraw.Draw(picture).rectangle([0, 0, 9, 9], outline='lime', width=2)
+picture = ImageEnhance.Contrast(ImageOps.autocontrast(picture.filter(ImageFilter.SHARPEN))).enhance(1.5)
+picture.save('a.png'); picture.save('a.jpg', quality=90)
+buffer = io.BytesIO(); picture.save(buffer, format='PNG')
+print(Image.open('a.png').size, Image.open('a.jpg').mode, len(buffer.getvalue()) > 100, np.array(picture).shape)
+"""
+    assert said(server, cell, media=(photo,)) == "(60, 40) RGB True (40, 60, 3)\n"
+
+
+# ---- videos --------------------------------------------------------------------------------------------------------
+
+
+def test_a_video_is_a_sequence_of_frames(server, clip):
+    cells = [
+        "v = video_clue_0",
+        "assert len(v) == 60 and abs(v.get_avg_fps() - 25) < 1e-6 and v.get_key_indices()[:2] == [0, 12]",
+        "assert v[7].shape == (64, 96, 3) and v[7].asnumpy().dtype == np.uint8 and type(v[7].asnumpy()) is np.ndarray",
+        "assert v[-1].tolist() == v[59].tolist() and v[np.int64(5)].shape == v[5].shape",
+        "assert v[10:20:5].shape == (2, 64, 96, 3) and v[5:5].shape == (0, 64, 96, 3)",
+        "assert (v.get_batch([9, 3, 9]).asnumpy()[0] == v[9]).all() and (v.get_batch([9, 3, 9])[1] == v[3]).all()",
+        "assert v.get_batch(range(4)).shape == v.get_batch(np.arange(4)).shape == (4, 64, 96, 3)",
+        "assert np.allclose(v.get_frame_timestamp(5), [0.2, 0.24]) and v.get_frame_timestamp([0, 1]).shape == (2, 2)",
+        "v.seek(30); a = v.next(); v.seek_accurate(30); b = v.next(); v.skip_frames(2); c = v.next()",
+        "assert (a == v[24]).all() and (b == v[30]).all() and (c == v[33]).all()",
+        "assert sum(1 for frame in v) == 60",
+        "from decord import VideoReader as R, cpu as c0, gpu, bridge; bridge.set_bridge('native')",
+        "assert isinstance(v, R) and R(v, ctx=c0(0), width=48, height=32)[0].shape == (32, 48, 3)",
+        "import decord; Image.fromarray(v[3].asnumpy()).show(); plt.imshow(v[4]); Image.fromarray(v[5]); print('fine')",
+    ]
+    assert said(server, *cells, media=(clip,)) == "fine\n"
+
+
+def test_frames_are_the_right_ones_in_any_order(server, clip):
+    order = [0, 59, 13, 13, 11, 12, 40, 41, 42, 43, 44, 45, 3]
+    cells = [f"for i in {order}: Image.fromarray(video_clue_0[i]).show()"]
+    cells += [f"for f in video_clue_0.get_batch({order}).asnumpy(): Image.fromarray(f).show()"]
+    for outcome in play(server, *cells, media=(clip,)):
+        assert [number_of(pixels(shown)) for shown in outcome.pictures] == order
+
+
+def test_wrong_indices_are_errors_to_read(server, clip):
+    for cell, error in [
+        ("video_clue_0[60]", "IndexError: frame 60 of a video with 60 frames"),
+        ("video_clue_0.get_batch([0, -61])", "IndexError: frame -61"),
+        ("video_clue_0[1.5]", "TypeError"),
+        ("VideoReader('/data/x.mp4')", "there is no video '/data/x.mp4' here"),
+    ]:
+        (outcome,) = play(server, cell, media=(clip,))
+        assert error in outcome.error
+
+
+def test_a_video_that_cannot_be_read_says_so_without_its_path(server, tmp_path):
+    path = tmp_path / "secret-label-B.mp4"
+    path.write_bytes(b"not a video" * 100)
+    for media in (path, tmp_path / "gone-B.mp4"):
+        (outcome,) = play(server, "len(video_clue_0)", media=(Media(path=str(media)),))
+        assert "RuntimeError: video_clue_0" in outcome.error
+        assert "-B" not in outcome.error
+        assert str(tmp_path) not in outcome.error
+
+
+def test_a_video_is_opened_only_when_it_is_used(server, tmp_path):
+    assert said(server, "print(video_clue_0)", media=(Media(path="/nowhere.mp4"),)) == "VideoReader(video_clue_0)\n"
+
+
+def test_numbers_of_pictures_go_on_where_they_are_told_to(server, photo):
+    (outcome,) = play(server, "plt.plot([1]); plt.show(); print(image_clue_9.size)", media=(photo,), first=9)
+    assert (outcome.pictures[0].name, outcome.text) == ("image_clue_9", "(640, 480)\n")

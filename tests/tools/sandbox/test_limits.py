@@ -1,0 +1,307 @@
+"""Every limit ends in a sentence that the model can read, and says whether its variables are still there."""
+# ruff: noqa: E501 (a cell stands on one line)
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from sandbox_cases import make_clip, pixels, play
+
+from saccade.tools._sandbox.client import Sandbox
+from saccade.tools._sandbox.limits import AGAIN, Fault, Limits, bytes_more
+from saccade.types import Media
+
+SHORT = Limits(seconds=2, grace=1.5)
+KEPT = "Execution timeout: stopped after 2 s. Variables are kept."
+LOST = f"Execution timeout: stopped after 2 s and the interpreter was restarted. {AGAIN}"
+
+
+def ended(server, code, limits=SHORT, **options):
+    """The outcome of code after `x = 5`, and what `print(x)` says afterwards."""
+    _, outcome, after = play(server, "x = 5", code, "print(x)", limits=limits, **options)
+    assert outcome.kept == (after.text == "5\n"), after
+    return outcome
+
+
+# ---- time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import time\nwhile True:\n    try: time.sleep(99)\n    except Exception: pass",
+        "import threading; threading.Lock().acquire(); l = threading.Lock(); l.acquire(); l.acquire()",
+        "import re; re.match('(a+)+b', 'a' * 60)",
+        "y = 3 ** (10 ** 9)",
+        "import queue; queue.Queue().get()",
+        "import itertools; print(sum(1 for _ in itertools.count()))",
+        "import threading; t = threading.Thread(target=lambda: __import__('time').sleep(99)); t.start(); t.join()",
+    ],
+)
+def test_a_runaway_is_stopped_and_its_state_is_kept(server, code):
+    outcome = ended(server, code)
+    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
+    assert outcome.seconds >= 2  # and hardly more, says benchmarks/sandbox.py
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nwhile True: pass",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+        "a = np.ones((8000, 8000)); a @ a",
+        "class A:\n    def __del__(self):\n        while True: pass\nA()\nwhile True: A()",
+    ],
+)
+def test_what_cannot_be_stopped_is_killed_and_the_model_is_told(server, code):
+    outcome = ended(server, f"print('so far')\n{code}")
+    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, LOST, False)
+    assert outcome.text == "so far\n"
+    assert outcome.seconds >= 3.5  # and hardly more, says benchmarks/sandbox.py
+
+
+def test_a_late_answer_is_never_taken_for_the_next_one(server):
+    cells = ["import time\ntry:\n    while True: pass\nfinally:\n    print('late')", "print('next')", "print('last')"]
+    stopped, *outcomes = play(server, *cells, limits=SHORT)
+    assert stopped.error == KEPT
+    assert [outcome.text for outcome in outcomes] == ["next\n", "last\n"]
+
+
+@pytest.mark.parametrize("clause", ["except BaseException: pass", "finally: continue"])
+def test_code_that_catches_everything_is_stopped_one_way_or_the_other(server, clause):
+    outcome = ended(server, f"while True:\n    try:\n        while True: pass\n    {clause}")
+    assert outcome.fault is Fault.TIMEOUT
+    assert outcome.error in (KEPT, LOST)
+
+
+def test_an_exception_whose_text_never_ends_is_stopped(server):
+    outcome = ended(server, "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E")
+    assert outcome.fault in (Fault.TIMEOUT, Fault.RAISED)  # the standard library catches everything there
+    assert outcome.kept
+
+
+def test_errors_in_threads_and_finalizers_are_told(server):
+    cell = "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()"
+    cell += "\nclass A:\n    def __del__(self): {}['gone']\nA(); print('on')"
+    (outcome,) = play(server, cell)
+    assert outcome.error is None
+    assert [line for line in outcome.text.splitlines() if not line.startswith(" ")] == [
+        "Traceback (most recent call last):",
+        "ZeroDivisionError: division by zero",
+        "Traceback (most recent call last):",
+        "KeyError: 'gone'",
+        "on",
+    ]
+
+
+def test_threads_rest_between_calls(server):
+    cells = [
+        "import threading, time\nn = 0\ndef f():\n    global n\n    while True: n += 1; time.sleep(0.001)",
+        "threading.Thread(target=f, daemon=True).start(); time.sleep(0.05)",
+        "a = n",
+        "print(n - a)",
+    ]
+
+    async def body():
+        async with Sandbox.open(host=server) as box:
+            for cell in cells[:3]:
+                await box.run(cell)
+            await asyncio.sleep(1.0)
+            return await box.run(cells[3])
+
+    assert int(asyncio.run(body()).text) < 500  # of the thousand that a second has
+
+
+def test_waiting_for_ones_turn_is_not_charged(server):
+    async def body():
+        boxes = [Sandbox.open(Limits(seconds=20), host=server) for _ in range(12)]
+        opened = [await box.__aenter__() for box in boxes]
+        try:
+            return await asyncio.gather(*(box.run("import time; time.sleep(0.3)") for box in opened))
+        finally:
+            for box in boxes:
+                await box.__aexit__(None, None, None)
+
+    started = time.monotonic()
+    outcomes = asyncio.run(body())
+    assert all(outcome.ok for outcome in outcomes)
+    assert sum(outcome.seconds for outcome in outcomes) < 8 * (time.monotonic() - started)
+
+
+def test_cpu_time_is_bounded_over_all_calls(server):
+    limits = Limits(seconds=300, cpu_seconds=1)
+    outcome = ended(server, "while True: pass", limits)
+    assert (outcome.fault, outcome.kept) == (Fault.CPU, False)
+    assert outcome.error.startswith("Out of CPU time (limit 1 s for all calls together) and it was restarted.")
+
+
+# ---- memory, threads, files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "b = bytes(10**12)",
+        "b = np.ones(10**9)",
+        "b = []\nwhile True: b.append(bytes(10**6))",
+        "s = 'x'\nwhile True: s += s",
+        "import mmap; b = [mmap.mmap(-1, 10**8) for _ in range(99)]",
+        "b = Image.new('RGB', (60_000, 60_000))",
+        "plt.figure(figsize=(1, 1)); b = [bytearray(10**7) for _ in range(999)]; plt.show()",
+    ],
+)
+def test_too_much_memory_is_an_error_to_read(server, code):
+    outcome = ended(server, code, Limits(seconds=300, memory_mib=256))
+    assert outcome.kept
+    assert outcome.fault in (Fault.MEMORY, Fault.RAISED)
+    assert "MemoryError" in outcome.error or "Cannot allocate memory" in outcome.error
+
+
+def test_memory_comes_back(server):
+    cells = ["b = bytes(200 * 2**20)", "c = bytes(200 * 2**20)", "del b", "c = bytes(200 * 2**20); print(len(c))"]
+    first, second, _, last = play(server, *cells, limits=Limits(seconds=300, memory_mib=300))
+    assert (first.fault, second.fault, last.text) == (None, Fault.MEMORY, "209715200\n")
+
+
+def test_threads_are_counted(any_server):
+    code = "import threading, time\nfor _ in range(300): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
+    outcome = ended(any_server, code, Limits(seconds=20, threads=32))
+    if outcome.kept:
+        assert "can't start new thread" in outcome.error
+    else:
+        assert outcome.error.startswith("Too many threads (limit 32) and it was restarted.")
+
+
+def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
+    code = "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
+    outcome = ended(servers("namespaces", "own user"), code, Limits(seconds=20, threads=32))
+    assert (outcome.fault, outcome.kept) == (Fault.THREADS, False)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for n in range(20): open(f'f{n}', 'wb').write(bytes(10**6))",
+        "for n in range(999): open(f'f{n}', 'w').close()",
+        "import os\nfor n in range(9999): os.mkdir('d'); os.chdir('d')",
+        "import os\nos.mkdir('d', 0); os.chmod('d', 0)\nfor n in range(20): open(f'f{n}', 'wb').write(bytes(10**6))",
+        "import os\nf = open('f', 'wb'); os.unlink('f')\nfor n in range(20): f.write(bytes(10**6)); f.flush()\nassert False, 'No space'",
+    ],
+)
+def test_disk_is_bounded(any_server, code):
+    outcome = ended(any_server, code, Limits(seconds=20, disk_mib=8, file_mib=8, files=512))
+    said = ("No space left", "File too large", "File name too long", "Too many or too large files")
+    assert any(text in outcome.error for text in said), outcome
+
+
+def test_one_file_is_bounded(any_server):
+    outcome = ended(any_server, "open('f', 'wb').write(bytes(3 * 2**20))", Limits(file_mib=2))
+    assert "File too large" in outcome.error
+    assert outcome.kept
+
+
+# ---- text and pictures ---------------------------------------------------------------------------------------------
+
+
+def test_text_is_cut_with_a_mark(server):
+    (outcome,) = play(server, "print('x' * 300_000)", limits=Limits(characters=1000))
+    assert outcome.text == "x" * 1000 + "\n[… 292 KiB more not shown]"
+    (outcome,) = play(server, "print('日' * 1000, end='')", limits=Limits(characters=1000))
+    assert outcome.text == "日" * 1000
+    (outcome,) = play(server, "print('日' * 1001, end='')", limits=Limits(characters=1000))
+    assert outcome.text == "日" * 1000 + "\n[… 3 bytes more not shown]"
+
+
+def test_a_flood_of_text_is_swallowed(server):
+    outcome = ended(server, "import os\nwhile True: os.write(1, b'y' * 65536)")
+    assert outcome.error == KEPT
+    assert outcome.text.startswith("yyyy")
+    assert outcome.text.endswith("more not shown]")
+    assert len(outcome.text) < 20_100
+
+
+def test_bytes_that_are_no_text_are_replaced(server):
+    assert play(server, "import os; os.write(1, b'a\\xff\\xf0\\n')")[0].text == "a\ufffd\ufffd\n"
+
+
+def test_pictures_are_counted_over_the_episode(server):
+    cells = ["for n in range(3): Image.new('L', (n + 1, 1)).show()", "print(image_clue_3)"]
+    first, second, third = play(server, *[cells[0]] * 2, cells[1], limits=Limits(pictures=4))
+    assert [shown.name for shown in first.pictures] == ["image_clue_0", "image_clue_1", "image_clue_2"]
+    assert [shown.name for shown in second.pictures] == ["image_clue_3"]
+    assert second.text == "[2 further images not shown, limit 4]\n"
+    assert third.text.startswith("<PIL.Image.Image")
+
+
+def test_large_pictures_are_reduced(server):
+    (outcome,) = play(server, "Image.new('L', (3000, 2000), 7).show()", limits=Limits(pixels=60_000))
+    (shown,) = outcome.pictures
+    assert shown.width * shown.height <= 60_000
+    assert abs(shown.width / shown.height - 1.5) < 0.02
+    assert outcome.text == f"[image reduced from 3000x2000 to {shown.width}x{shown.height}]\n"
+    assert np.unique(pixels(shown)).tolist() == [7]
+
+
+@pytest.mark.parametrize("size", ["(10_000, 10_000)", "(1e9, 1e9)", "(1e5, 6.0)"])
+def test_huge_figures_are_drawn_smaller(server, size):
+    outcome = ended(server, f"plt.figure(figsize={size}); plt.plot([1]); plt.show()", Limits(seconds=60))
+    assert outcome.kept
+    for shown in outcome.pictures:
+        assert shown.width * shown.height <= 4_000_000
+    assert outcome.pictures or outcome.error or "not shown" in outcome.text
+
+
+def test_pictures_that_are_too_narrow_are_not_shown(server):
+    (outcome,) = play(server, "Image.new('L', (2000, 10)).show(); Image.new('L', (1990, 10)).show()")
+    assert [(shown.width, shown.height) for shown in outcome.pictures] == [(1990, 10)]
+    assert outcome.text == "[image of 2000x10 not shown: too narrow]\n"
+
+
+def test_a_lost_interpreter_comes_back_with_media_and_pictures(server, tmp_path):
+    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+    cells = [
+        "Image.new('RGB', (3, 2), (1, 2, 3)).show(); x = 1",
+        "import os; print('printed'); os.kill(os.getpid(), 11)",
+        "print(image_clue_0.size, image_clue_0.getpixel((0, 0)), len(video_clue_0)); Image.new('L', (9, 9)).show()",
+        "print(image_clue_1.size, 'x' in globals())",
+    ]
+    _, crash, after, last = play(server, *cells, media=media)
+    assert crash.text == "printed\n"
+    assert crash.error == f"The interpreter crashed (segmentation fault) and it was restarted. {AGAIN}"
+    assert (crash.fault, crash.kept) == (Fault.CRASHED, False)
+    assert after.text == "(3, 2) (1, 2, 3) 60\n"
+    assert [shown.name for shown in after.pictures] == ["image_clue_1"]
+    assert last.text == "(9, 9) False\n"
+
+
+def test_pictures_survive_the_loss_of_their_interpreter(server):
+    _, after = play(server, "Image.new('L', (3, 2)).show(); import os; os._exit(7)", "print(image_clue_0.size)")
+    assert after.text == "(3, 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "detail"),
+    [("os._exit(7)", "exit code 7"), ("os.abort()", "abort"), ("os.kill(os.getpid(), 14)", "signal SIGALRM")],
+)
+def test_ends_are_told_apart(server, code, detail):
+    outcome = ended(server, f"import os; {code}")
+    assert detail in outcome.error
+    assert outcome.error.endswith(f"and it was restarted. {AGAIN}")
+
+
+def test_a_time_out_while_frames_are_decoded_keeps_the_state(server, tmp_path):
+    media = (Media(path=make_clip(tmp_path / "clip.mp4", frames=300, size=(640, 360), gop=300)),)
+    outcome = ended(
+        server, "while True: video_clue_0.get_batch(range(0, 300, 7))", Limits(seconds=2, grace=10), media=media
+    )
+    assert (outcome.fault, outcome.kept) == (Fault.TIMEOUT, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "1 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (5 * 2**20, "5 MiB")]
+)
+def test_sizes_are_told_in_round_numbers(count, text):
+    assert bytes_more(count) == f"[… {text} more not shown]"
