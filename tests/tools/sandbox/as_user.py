@@ -72,10 +72,10 @@ async def attacked(names, folder):
 
     async def attack(name, code):
         async with places, Sandbox.open(HASTY, host=server) as box:
-            outcome, *after = [await box.run(cell) for cell in (code, *["print(6 * 7)"] * 2)]
-        fine = after[-1].text == "42\n" and "BREACH" not in outcome.text
+            outcome, *after = [await box.run(cell) for cell in (code, *["print(6 * 7)"] * 3)]
+        fine = [each.text for each in after].count("42\n") >= 2 and "BREACH" not in outcome.text
         if not fine or Path(names["labels"]).read_text() != before:
-            found["breaches"][name] = repr(outcome)
+            found["breaches"][name] = repr((outcome, *after))
 
     await asyncio.gather(*(attack(name, code) for name, code in codes.items()))
     found["count"] = len(codes)

@@ -87,13 +87,13 @@ def outside():
 
 
 def attack(server, outside, code, media=()):
-    """The outcome of an attack, after which a sandbox must work again."""
-    first, *later = play(server, code, *["print(6 * 7)"] * 2, limits=HASTY, media=media)
+    """The outcome of an attack, which may cost one more call (an alarm, a dying thread) and no other."""
+    first, *later = play(server, code, *["print(6 * 7)"] * 3, limits=HASTY, media=media)
     for outcome in (first, *later):
         everything = outcome.text + (outcome.error or "").replace("print('BREACH', what)", "").replace('BREACH")', "")
         assert "BREACH" not in everything
         assert WORD not in everything.replace(f"saccade-{WORD}", "").replace(f"SECRET-{WORD}'", "")
-    assert later[-1].text == "42\n", later
+    assert [each.text for each in later].count("42\n") >= 2, later
     assert outside.state() == outside.before
     assert outside.heard == []
     return first

@@ -146,6 +146,7 @@ class Guest:
         sys.modules["__main__"] = self._main
         sys.unraisablehook, threading.excepthook = self._ignore, self._ignore
         vars(builtins).update({name: each for name, each in self._builtins.items() if name not in vars(builtins)})
+        self._line.setblocking(True)
         if self._text.closed:
             self._text = self._open_text()
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._text  # type: ignore[misc]
