@@ -37,6 +37,7 @@ OWNERS = {
     "typer": ("cli", "commands"),
     "rich": ("cli", "commands", "view.live"),
     "matplotlib": ("view.plots", "view.bands", "tools._sandbox.gallery"),  # our plots; those of a model's code
+    "PIL": ("media", "data", "tools", "view.episodes"),
     "httpx": ("rewards._client",),
     "math_verify": ("rewards._symbolic",),
     "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design"),

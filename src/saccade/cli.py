@@ -233,9 +233,10 @@ def ask(
 
     media = _media(video or (), image or ())  # whatever is wrong with it is said before a model is loaded
     home = stages.run_of(model)
-    name = recipe or (str(home / "recipe.yaml") if home else stages.fitting(model))
-    loaded = stages.examined(load_recipe(name, settings or ()))
-    stage = stages.load(loaded, stages.weights_of(model))
+    guessed: tuple[str, tuple[str, ...]] = (str(home / "recipe.yaml"), ()) if home else stages.fitting(model)
+    name, here = (recipe, ()) if recipe else guessed
+    loaded = stages.examined(load_recipe(name, [*here, *(settings or ())]))
+    stage = stages.load(stages.ungraded(loaded), stages.weights_of(model))
     task = Task(id="ask", question=question, media=media, kind=Kind.OPEN, gold="")
     with contextlib.closing(Watcher(out)) as watcher:
         context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=watcher)

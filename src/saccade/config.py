@@ -31,7 +31,7 @@ class Model(Section):
 
     path: str = ""
     published: str = ""  # the published model that these settings are for, such as Qwen3-VL-8B-Instruct
-    family: str = "qwen3_vl"
+    family: str = "qwen3_vl"  # of what a demo makes and what is planned; a checkpoint names its own
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count = 2
@@ -171,7 +171,7 @@ class Rl(Section):
 
     steps: Count = 100
     prompts: Count = 8  # groups per step
-    group: Count = 8  # attempts per group
+    group: Annotated[int, Field(ge=2)] = 8  # attempts per group; one alone has nothing to be compared with
     updates: Count = 1  # optimiser steps per batch
     staleness: Whole = 0  # how many versions ago a step's groups are sampled, to try what lateness does
     row_tokens: Count = 1024

@@ -18,13 +18,10 @@ import torch
 from saccade import plugins, stages
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
-from saccade.data.rows import read_demos
-from saccade.data.world import pieces
 from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
 from saccade.evaluation.run import has_tools
 from saccade.media.cache import Library
-from saccade.model.tiny import make_tiny
 from saccade.runlog import MAY_CHANGE, Run, writing
 from saccade.training.clock import memory
 from saccade.view.page import spent
@@ -123,16 +120,8 @@ class Job:
 
     def make_model(self, tell: Tell) -> Facts:
         """A tiny checkpoint in OUT/model that has the world's words as tokens."""
-        recipe = self.run.recipe
-        texts: dict[str, None] = {}
-        for each in read_demos(self.run.path / recipe.data.traces):
-            said = (*each.replies, *(text for turn in each.children for text in turn))
-            texts |= dict.fromkeys((each.task.question, *each.task.choices, *said))
-        family, folder = recipe.model.family, self.run.path / recipe.model.path
-        with writing(folder):
-            make_tiny(
-                str(folder), family=family, seed=recipe.seed, vocabulary_text=tuple(texts), phrases=pieces(recipe.world)
-            )
+        recipe, folder = self.run.recipe, self.run.path
+        stages.tiny_model(folder / recipe.model.path, recipe, traces=folder / recipe.data.traces)
         return {}
 
     def learn(self, name: str, tell: Tell) -> Facts:

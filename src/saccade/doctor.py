@@ -17,6 +17,7 @@ from saccade.data.world.film import write_clip
 from saccade.errors import SaccadeError
 from saccade.media import video
 from saccade.runlog import version_of, writing
+from saccade.tools._sandbox import server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def examine() -> Iterator[Finding]:
     policy = os.environ.get("OMP_WAIT_POLICY", "not set")
     yield Finding(name="threads", found=f"{torch.get_num_threads()} of {os.cpu_count()} cores, waiting {policy}")
     yield Finding(name="device", found=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
-    for name, attempt in (("video", films), ("this folder", writes)):
+    for name, attempt in (("video", films), ("this folder", writes), ("jail", jails)):
         try:
             yield Finding(name=name, found=attempt())
         except SaccadeError as error:
@@ -61,6 +62,13 @@ def films() -> str:
         write_clip(path, np.zeros((8, 32, 32, 3), np.uint8), 4.0)
         clip = video.probe(str(path))
     return f"H.264 written and read back, {clip.frames} frames"
+
+
+def jails() -> str:
+    """Look which walls stand around Python that a model wrote, and try to get through them. Raises ConfigError."""
+    report = server.examine()
+    stand = "; ".join(f"{each.name} ({each.found}): {each.meaning}" for each in report.layers if each.active)
+    return f"{report.sentence}. {stand}"
 
 
 def writes() -> str:

@@ -64,3 +64,15 @@ class World(Section):
         if self.media == "image" and self.haystack is not None:
             raise ValueError("world.haystack hides needles in clips: leave it out where world.media=image")
         return self
+
+    @model_validator(mode="after")
+    def _seen_by_code(self) -> "World":
+        """The code of traces reads a frame of every whole second, and tells needles by their colours from grey."""
+        if self.media == "image" or self.traces != "code":
+            return self
+        for name, value in (("fps", self.fps), ("event_seconds", self.event_seconds)):
+            if value != int(value):
+                raise ValueError(f"world.traces=code counts whole seconds: give world.{name} a whole number")
+        if self.haystack is not None:
+            raise ValueError("world.traces=code finds colours on grey: leave world.haystack out, or set traces=calls")
+        return self

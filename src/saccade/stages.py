@@ -9,24 +9,27 @@ evaluate(folder, recipe)  tasks  -> folder/evaluations/<name>.jsonl
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from saccade import plugins
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.data.record import seen_from
 from saccade.data.rows import read_demos, read_tasks
-from saccade.data.world import check_world, contact_sheet, make_world
+from saccade.data.world import check_world, contact_sheet, make_world, pieces
 from saccade.data.world.check import WorldReport
 from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS
-from saccade.errors import DataError, ModelError, RunError
+from saccade.errors import ConfigError, DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.metrics import failed
 from saccade.media import files
 from saccade.model.digest import weights_digest
+from saccade.model.tiny import make_tiny
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
 from saccade.runlog import Run, writing
@@ -98,14 +101,19 @@ def run_of(model: Path) -> Path | None:
     return next((place for place in places if (place / "recipe.yaml").is_file()), None)
 
 
-def fitting(model: Path) -> str:
-    """The packaged recipe for a checkpoint that belongs to no run, by the pixels of one visual token."""
+def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
+    """The packaged recipe for a checkpoint that belongs to no run, by the pixels of one visual token, and what must be
+    otherwise here: published recipes are for a GPU.
+    """
     try:
         vision = json.loads((model / "config.json").read_text(encoding="utf-8"))["vision_config"]
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{model} is not a model: it has no config.json that speaks of vision") from error
-    return "tiny/para_grpo" if side <= TINY_TOKEN else "paravt/para_grpo"
+    if side <= TINY_TOKEN:
+        return "tiny/para_grpo", ()
+    here = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
+    return "paravt/para_grpo", here
 
 
 def check(recipe: Recipe) -> None:
@@ -114,7 +122,9 @@ def check(recipe: Recipe) -> None:
         plugins.bind("agents", each.agent.name, each.agent.settings)
     plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None)
     compose(recipe.rewards)
-    plugins.load("chat.families", recipe.model.family)
+    family, families = recipe.model.family, plugins.names("chat.families")
+    if family not in families:
+        raise ConfigError(f"model.family: there is no family {family!r}; {plugins.nearest(family, families)}")
     check_trackers(recipe.track)
 
 
@@ -122,6 +132,11 @@ def examined(recipe: Recipe) -> Recipe:
     """The recipe as evaluation uses it: the agent with the settings that evaluation has otherwise."""
     settings = {**recipe.agent.settings, **recipe.evaluation.agent}
     return recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"settings": settings})})
+
+
+def ungraded(recipe: Recipe) -> Recipe:
+    """The recipe as a cold start or a question uses it, which grade nothing and so need no judge."""
+    return recipe.model_copy(update={"rewards": {}})
 
 
 def load(recipe: Recipe, weights: Path) -> Stage:
@@ -175,14 +190,33 @@ def world(folder: Path, recipe: Recipe, *, told: Callable[[int, str, int], None]
     return found
 
 
+def tiny_model(folder: Path, recipe: Recipe, *, traces: Path, phrases: Sequence[str] = ()) -> None:
+    """A checkpoint of random weights in `folder`, to whose tokenizer the words of the traces are tokens.
+
+    So are the fixed parts of the recipe's world, and `phrases` besides.
+    """
+    texts: dict[str, None] = {}
+    for each in read_demos(traces):
+        said = (*each.replies, *(text for turn in each.children for text in turn))
+        texts |= dict.fromkeys((each.task.question, *each.task.choices, *said))
+    with writing(folder):
+        make_tiny(
+            str(folder),
+            family=recipe.model.family,
+            seed=recipe.seed,
+            vocabulary_text=tuple(texts),
+            phrases=(*pieces(recipe.world), *phrases),
+        )
+
+
 def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
     """Fine-tune on the recipe's traces, resumed from the run's newest checkpoint; returns the last checkpoint.
 
     `run` is the run of the folder where it is open already.
     """
     demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
-    run = run or _begun(folder, recipe, resume)
-    return _learn("sft", functools.partial(sft_training.train, demos=demos), run, on_step)
+    run = run or _begun(folder, recipe, ungraded(recipe), resume)
+    return _learn("sft", ungraded(run.recipe), functools.partial(sft_training.train, demos=demos), run, on_step)
 
 
 def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
@@ -193,26 +227,28 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     halfway.
     """
     tasks = read_tasks(_named(folder, recipe.data.train, "data.train"))
-    run = run or _begun(folder, recipe, resume)
+    run = run or _begun(folder, recipe, recipe, resume)
     # Half a cold start would be taken for a whole one, and nobody would ever know.
     if (folder / "sft").exists() and not run.is_done("sft") and latest(folder, "rl") is None:
         mend = f"finish it first with `saccade sft … --out {folder} --resume`"
         raise RunError(f"the SFT in {folder} was stopped before its end; {mend}")
-    return _learn("rl", functools.partial(rl_training.train, tasks=tasks), run, on_step)
+    return _learn("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
 
 
-def _begun(folder: Path, recipe: Recipe, resume: bool) -> Run:
+def _begun(folder: Path, recipe: Recipe, used: Recipe, resume: bool) -> Run:
     # A folder that became a run with a mistake in its recipe could only be deleted.
     if not resume:
-        check(recipe)
+        check(used)
         load_renderer(str(_model(folder, recipe)))
     return Run.create(folder, recipe, resume=resume)
 
 
-def _learn(name: str, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep) -> Path:
+def _learn(
+    name: str, recipe: Recipe, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep
+) -> Path:
     folder, own = run.path, latest(run.path, name)
     try:
-        stage = load(run.recipe, own or newest(folder) or _model(folder, run.recipe))
+        stage = load(recipe, own or newest(folder) or _model(folder, recipe))
     except ModelError as error:
         if own is None:
             raise

@@ -152,6 +152,11 @@ class BlockKind(StrEnum):
     STRAY = "stray"  # a structural tag that opens or closes nothing
 
 
+# What gives a reply its structure, and what each tag holds.
+TAGS = {"think": BlockKind.THINK, "answer": BlockKind.ANSWER}
+TAGS |= dict.fromkeys(("tool_call", "tool_code", "code"), BlockKind.CALL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A stretch of a reply, such as `Block(kind=BlockKind.ANSWER, body="red", closed=True)`: the body has no tags."""

@@ -20,7 +20,7 @@ from saccade.data.world.film import write_clip
 from saccade.data.world.floors import blind_floor
 from saccade.data.world.hay import PARTS, Source, Stretch, chosen, divided, frames_of, hay, overlaps, shown
 from saccade.data.world.make import SPLITS, draw_world, read_labels, read_sources, tasks_of, traces_of
-from saccade.data.world.oracle import drills, glances, overview, practice, trace
+from saccade.data.world.oracle import drills, glances, practice, trace
 from saccade.data.world.paint import background
 from saccade.data.world.questions import KINDS, answer_of, events_of, visible
 from saccade.data.world.sheet import contact_sheet
@@ -212,7 +212,7 @@ def other_worlds(task, times, rng, count):
 
 @pytest.mark.parametrize("frames", [8, 16, 32])
 def test_a_visible_answer_is_certain(default_tasks, frames):
-    rng, times = random.Random(0), overview(64, frames)
+    rng, times = random.Random(0), uniform_times(64, frames)
     found = 0
     for task in default_tasks["test"]:
         if not visible(task, times):
@@ -232,12 +232,11 @@ def test_a_visible_answer_is_certain(default_tasks, frames):
 
 def test_visibility_at_the_published_budgets(default_tasks):
     tasks = default_tasks["train"]
-    assert overview(64, 8) == uniform_times(64.0, 8)
-    assert all(visible(task, overview(64, 32)) for task in tasks)
+    assert all(visible(task, uniform_times(64, 32)) for task in tasks)
     for frames, share in ((4, 1 / 8), (8, 1 / 4), (16, 1 / 2)):
-        at = [visible(task, overview(64, frames)) for task in tasks if task.extras["question"] == "at"]
+        at = [visible(task, uniform_times(64, frames)) for task in tasks if task.extras["question"] == "at"]
         assert abs(sum(at) / len(at) - share) < 0.08
-        assert not any(visible(task, overview(64, frames)) for task in tasks if task.extras["question"] == "count")
+        assert not any(visible(task, uniform_times(64, frames)) for task in tasks if task.extras["question"] == "count")
 
 
 # ---- the oracle ----------------------------------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def test_direct_traces_use_only_what_the_overview_shows(default_tasks):
     rng, direct = random.Random(1), 0
     for task in default_tasks["validation"]:
         for frames in (4, 8, 16, 32):
-            times = overview(64, frames)
+            times = uniform_times(64, frames)
             found = trace(task, times, rng, direct=1.0)
             # a frame does not show when an event begins and ends
             assert found.direct == (visible(task, times) and task.extras["question"] != "when")
@@ -275,7 +274,7 @@ def test_direct_traces_use_only_what_the_overview_shows(default_tasks):
 def test_traces_with_tools_copy_what_the_sub_agents_say(default_tasks):
     rng = random.Random(2)
     for task in default_tasks["validation"]:
-        found = trace(task, overview(64, 4), rng, direct=0.0)
+        found = trace(task, uniform_times(64, 4), rng, direct=0.0)
         kind = task.extras["question"]
         assert found.plan
         assert len(found.asks) == (1 if kind == "at" else 4)
@@ -295,7 +294,11 @@ def test_traces_with_tools_copy_what_the_sub_agents_say(default_tasks):
 def test_sub_agents_can_see_what_they_say(default_tasks):
     rng = random.Random(3)
     for task in default_tasks["validation"]:
-        asks = [*drills(task, rng, 0.8), *glances(task, rng, 0.8), *trace(task, overview(64, 8), rng, direct=0.0).asks]
+        asks = [
+            *drills(task, rng, 0.8),
+            *glances(task, rng, 0.8),
+            *trace(task, uniform_times(64, 8), rng, direct=0.0).asks,
+        ]
         for ask in asks:
             assert 0 <= ask.start < ask.end <= 64
             times = window_times(ask.start, ask.end)

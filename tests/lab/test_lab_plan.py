@@ -40,7 +40,7 @@ def test_arms_that_are_examined_otherwise_have_exams_of_their_own(path, tmp_path
 def test_later_settings_count(path):
     lab = Lab.of(path, settings=["rl.prompts=3", "sft.steps=7"])
     assert lab.recipe("one", "hot").rl.optim.lr == 1e-2
-    assert lab.recipe("one", "plain").rl.optim.lr == 1e-4
+    assert lab.recipe("one", "plain").rl.optim.lr == 1.5e-4
     assert lab.recipe("one", "plain", 5).seed == 5
     assert lab.recipe("one", "plain").rl.prompts == 3
     assert lab.recipe("one", "plain").rl.save_every == 1

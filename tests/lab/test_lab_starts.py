@@ -11,10 +11,11 @@ from saccade.config import Model, World
 from saccade.data.rows import read_demos, read_tasks
 from saccade.data.world import make_world
 from saccade.data.world.oracle import demo as demo_of
-from saccade.data.world.oracle import overview, trace
+from saccade.data.world.oracle import trace
 from saccade.lab.design import Start
 from saccade.lab.plan import Lab
 from saccade.lab.starts import in_turns, leaked, rewritten, traces
+from saccade.media.picks import uniform_times
 from saccade.rewards.compliance import compliance
 from saccade.rollouts.stage import Stage
 from saccade.training.demos import Rehearsed, rehearse
@@ -33,7 +34,7 @@ def demo(seed_folder):
     task = next(
         task for task in read_tasks(seed_folder / "world/train/tasks.jsonl") if task.extras["question"] == "when"
     )
-    return demo_of(task, trace(task, overview(64, 4), random.Random(0)))
+    return demo_of(task, trace(task, uniform_times(64, 4), random.Random(0)))
 
 
 def test_the_leaked_form_says_the_same(demo):

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import shutil
 import sys
 
@@ -127,9 +128,9 @@ def test_an_engine_samples_the_same_with_checkpointing(folder):
 def test_work_in_pieces_gives_the_same(folder, monkeypatch):
     backbone = opened(folder)
     whole = learn(backbone)
-    monkeypatch.setattr(backbone_module, "_QUERIES", 16)
-    monkeypatch.setattr(backbone_module, "_VISUAL_TOKENS", 3)
-    monkeypatch.setattr(step_module, "_LOGITS", 5 * backbone.vocabulary)
+    monkeypatch.setattr(backbone_module, "QUERIES", 16)
+    monkeypatch.setattr(backbone_module, "VISUAL_TOKENS", 3)
+    monkeypatch.setattr(step_module, "LOGITS", 5 * backbone.vocabulary)
     passes = []
     look = backbone._look
     monkeypatch.setattr(backbone, "_look", lambda images: passes.append(len(images)) or look(images))
@@ -221,6 +222,29 @@ def test_a_saved_model_opens_without_its_adapters(tied, tmp_path):
     assert (logprobs(merged) - logprobs(backbone)).abs().max() <= 1e-5
     assert merged.model.state_dict().keys() == opened(tmp_path / "model").model.state_dict().keys()
     assert sample(merged)[0] == sample(backbone)[0]
+
+
+def test_words_go_with_weights_and_the_index_of_other_files_does_not(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    opened(tmp_path / "model").model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists()
+    backbone = opened(tmp_path / "model")
+    backbone.save(tmp_path / "saved")
+    assert sorted(os.listdir(tmp_path / "saved")) == sorted(os.listdir(folder))
+    assert torch.equal(logprobs(opened(tmp_path / "saved")), logprobs(backbone))
+
+
+@needs_peft
+def test_a_moved_run_finds_its_own_base(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run" / "model")
+    first = opened(tmp_path / "run" / "model", lora_rank=4, dtype="bfloat16")
+    update(first)
+    first.save(tmp_path / "run" / "rl" / "step")
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    again = opened(tmp_path / "moved" / "rl" / "step", lora_rank=4, dtype="bfloat16")
+    ours, theirs = first.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @needs_peft

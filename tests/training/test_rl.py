@@ -12,7 +12,7 @@ from training_cases import Recorder, equal, turns, weights, with_score
 
 from saccade.algorithms.advantages import credit
 from saccade.config import Advantage
-from saccade.errors import ConfigError, DataError, EngineError
+from saccade.errors import DataError, EngineError
 from saccade.training import checkpoint, rl
 from saccade.training import learn as learn_module
 from saccade.training.credit import samples_of
@@ -177,11 +177,6 @@ def test_a_run_with_adapters_resumes_to_the_bit(home, schooled, tmp_path):
 def test_a_finished_run_has_nothing_left_to_do(home, whole):
     _, _, folder = whole
     assert home.rl(home.stage(weights=folder / "step-000004"), folder) == []
-
-
-def test_groups_of_one_are_an_error(home, tmp_path):
-    with pytest.raises(ConfigError, match=r"rl\.group=1 leaves an attempt nothing to be compared with"):
-        home.rl(home.stage("rl.group=1"), tmp_path)
 
 
 def test_no_tasks_are_an_error(home, tmp_path):

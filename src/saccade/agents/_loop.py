@@ -214,7 +214,6 @@ class Talk:
             shelf=self.shelf,
             settings=settings,
             result_tokens=self.plan.result_tokens,
-            deadline=self.ctx.deadline,
         )
         result, child = await found(call.arguments, ctx=ctx)
         self.tell("result", turn=turn, index=index, call=call, result=result, child=child)

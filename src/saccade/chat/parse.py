@@ -25,16 +25,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saccade.types import Block, BlockKind, Call, Form, Reply
+from saccade.types import TAGS, Block, BlockKind, Call, Form, Reply
 
-_KINDS = {
-    "think": BlockKind.THINK,
-    "tool_call": BlockKind.CALL,
-    "tool_code": BlockKind.CALL,
-    "code": BlockKind.CALL,
-    "answer": BlockKind.ANSWER,
-}
-_TAG = re.compile(r"<(/?)(" + "|".join(_KINDS) + r")>")
+_TAG = re.compile(r"<(/?)(" + "|".join(TAGS) + r")>")
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _MAX_DEPTH = 16
 _MAX_CODE = 4096  # characters of a Python call: Python's own parser isn't safe on more
@@ -99,7 +92,7 @@ def _add_text(blocks: list[Block], text: str) -> None:
 
 
 def _block(name: str, body: str, *, closed: bool) -> Block:
-    kind = _KINDS[name]
+    kind = TAGS[name]
     if kind is not BlockKind.CALL:
         return Block(kind=kind, body=body, closed=closed)
     return Block(kind=kind, body=body, closed=closed, call=_call(name, body, closed=closed))

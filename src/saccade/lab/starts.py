@@ -10,12 +10,10 @@ from saccade import stages
 from saccade.chat.parse import parse
 from saccade.config import Recipe
 from saccade.data.record import write_jsonl
-from saccade.data.rows import read_demos, read_tasks
-from saccade.data.world import phrases
+from saccade.data.rows import read_tasks
 from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS, traces_of
 from saccade.lab.design import Start
-from saccade.model.tiny import make_tiny
 from saccade.runlog import Run, writing
 from saccade.types import Call, Demo, Media, seed_of
 
@@ -28,19 +26,8 @@ LEAKED_PIECES = ("crop_video(start_time=", ", end_time=", ", question='", "')")
 def make_world(folder: Path, recipe: Recipe, *, told: Told) -> None:
     """Clips, tasks and traces in `folder`/world, random weights in `folder`/model."""
     stages.world(folder / "world", recipe, told=told)
-    texts: dict[str, None] = {}
-    for demo in read_demos(folder / "world" / "train" / "traces.jsonl"):
-        texts |= dict.fromkeys((demo.task.question, *demo.task.choices))
-        texts |= dict.fromkeys((*demo.replies, *(reply for turn in demo.children for reply in turn)))
-    pieces = (*phrases.PIECES, *LEAKED_PIECES)
-    with writing(folder / "model"):
-        make_tiny(
-            str(folder / "model"),
-            family=recipe.model.family,
-            seed=recipe.seed,
-            vocabulary_text=tuple(texts),
-            phrases=pieces,
-        )
+    written = folder / "world" / "train" / "traces.jsonl"
+    stages.tiny_model(folder / "model", recipe, traces=written, phrases=LEAKED_PIECES)
 
 
 def make_start(folder: Path, recipe: Recipe, start: Start, begin: str, *, told: Told) -> None:

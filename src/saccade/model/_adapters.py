@@ -4,7 +4,8 @@ The adapters live inside the model, so that engine and trainer run the same modu
 weights, which need no peft to open, and beside them the adapters, so that training can go on from it.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from saccade.types import seed_of
 
 FILE = "adapters.safetensors"
 _ADAPTER, _BASE = ".lora_", ".base_layer."
-_BASE_FOLDER = "base"  # in the file's metadata
+_BASE_FOLDER, _BASE_BESIDE = "base", "beside"  # in the file's metadata: where the base is, and as seen from the file
 
 
 def attach(model: nn.Module, text: nn.Module, rank: int) -> None:
@@ -63,7 +64,8 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
 def save(model: nn.Module, folder: Path, base: Path) -> None:
     """Write the adapters beside merged weights, and where the weights are that they adapt."""
     values = {name: value.contiguous() for name, value in adapters(model).items()}
-    save_file(values, folder / FILE, metadata={_BASE_FOLDER: str(base)})
+    beside = os.path.relpath(base, folder.resolve())  # which a run that holds both keeps when it is moved
+    save_file(values, folder / FILE, metadata={_BASE_FOLDER: str(base), _BASE_BESIDE: beside})
 
 
 @torch.no_grad()
@@ -78,7 +80,7 @@ def resume(model: nn.Module, folder: Path, read: Callable[[Path], nn.Module]) ->
         return folder.resolve()
     with boundary(ModelError, f"{folder / FILE} can't be read"), safe_open(folder / FILE, "pt") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        base = Path((file.metadata() or {}).get(_BASE_FOLDER, folder))
+        base = _base(file.metadata() or {}, folder)
     # Every shape names its rank, so equal shapes are equal ranks.
     own = adapters(model)
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
@@ -92,6 +94,14 @@ def resume(model: nn.Module, folder: Path, read: Callable[[Path], nn.Module]) ->
         rounding = 4 * torch.finfo(weight.dtype).eps * float(weight.abs().max() + delta.abs().max())
         weight.copy_(_exact(weight.float() - delta, known.get(f"{name}.weight"), rounding))
     return base
+
+
+def _base(notes: Mapping[str, str], folder: Path) -> Path:
+    """The folder of the weights that were adapted: where it lies from here, or else where it lay then."""
+    beside = (folder.resolve() / notes.get(_BASE_BESIDE, "")).resolve()
+    if beside != folder.resolve() and (beside / "config.json").is_file():
+        return beside
+    return Path(notes.get(_BASE_FOLDER, folder))
 
 
 def _exact(recovered: Tensor, base: Tensor | None, rounding: float) -> Tensor:

@@ -30,8 +30,8 @@ from saccade.model import _adapters
 
 _WORDS = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor: they go with the weights
 _ATTENTION = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
-_QUERIES = 2048  # of one call of attention: its scores and mask must fit where kernels keep them whole
-_VISUAL_TOKENS = 4096  # of one pass of the vision tower: about 80 frames of 50,176 pixels
+QUERIES = 2048  # of one call of attention: its scores and mask must fit where kernels keep them whole
+VISUAL_TOKENS = 4096  # of one pass of the vision tower: about 80 frames of 50,176 pixels
 Pixels = Callable[[Picture], np.ndarray]  # uint8 RGB [height, width, 3]
 
 
@@ -71,8 +71,8 @@ def attend(
         key, value = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (key, value))
     parts: list[Tensor] = []
     past = key.shape[2] - T
-    for start in range(0, T, _QUERIES):
-        stop = min(start + _QUERIES, T)
+    for start in range(0, T, QUERIES):
+        stop = min(start + QUERIES, T)
         seen = past + stop  # no later key is visible
         part = scaled_dot_product_attention(
             query[:, :, start:stop],
@@ -156,7 +156,7 @@ class Backbone:
             loaded: Any = _read(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
             # Kept here: a run deletes the checkpoint it was loaded from as soon as it has written newer ones.
-            files = [file for file in Path(settings.path).iterdir() if file.suffix in _WORDS]
+            files = [file for file in Path(settings.path).iterdir() if _is_words(file.name)]
             self._words = {file.name: file.read_bytes() for file in files}
         self.model.set_attn_implementation(_ATTENTION)
         self.model.model.visual.config._attn_implementation = "saccade_flash"
@@ -209,12 +209,12 @@ class Backbone:
         """The features of each picture, in passes of the vision tower that are bounded in size."""
         found: list[Features] = []
         chosen: list[Picture] = []
-        room = _VISUAL_TOKENS
+        room = VISUAL_TOKENS
         for picture in pictures:
             tokens = self.renderer.visual_tokens(picture)
             if chosen and tokens > room:
                 found += self._look([pixels(each) for each in chosen])
-                chosen, room = [], _VISUAL_TOKENS
+                chosen, room = [], VISUAL_TOKENS
             chosen.append(picture)
             room -= tokens
         return found + self._look([pixels(each) for each in chosen]) if chosen else found
@@ -266,6 +266,15 @@ class Backbone:
         """Logits [N, V] in float32; tokens that may never be sampled are −inf, for sampler and trainer alike."""
         logits: Tensor = self.model.lm_head(hidden_ND).float()
         return logits.index_fill(-1, self.forbidden, float("-inf"))
+
+
+def _is_words(name: str) -> bool:
+    """Whether a file of a checkpoint goes with its weights, however those are divided among files.
+
+    >>> _is_words("tokenizer.json"), _is_words("model.safetensors.index.json")
+    (True, False)
+    """
+    return Path(name).suffix in _WORDS and not name.endswith(".index.json")
 
 
 def _read(settings: Model, folder: Path) -> PreTrainedModel:

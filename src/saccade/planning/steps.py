@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saccade.config import Kl, Optim, Recipe
+from saccade.model.backbone import QUERIES, VISUAL_TOKENS
 from saccade.model.sizes import Sizes
 from saccade.planning.talks import Attempt, Talk
 from saccade.training.pack import Tree, fill
+from saccade.training.step import LOGITS
 
-_LOGITS, _COPIES = 2**27, 5  # numbers in a piece of logits (as in training.step), and copies of it at the peak
-_QUERIES = 2048  # of one call of attention (as in model.backbone)
-_VISUAL = 4096  # visual tokens of one pass of the vision tower (as in model.backbone)
+_COPIES = 5  # of a piece of logits, at the peak
 _FLOAT = 4  # bytes
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -167,7 +167,7 @@ def memory(
         patches, block = B * training.row_visual * sizes.merge**2, sizes.saved_vision(size)
         kept += sizes.depth * block * patches
         checkpointed += sizes.depth * size * sizes.vision_hidden * patches
-        checkpointed += block * min(patches, _VISUAL * sizes.merge**2)
+        checkpointed += block * min(patches, VISUAL_TOKENS * sizes.merge**2)
     mask = B * T * T
     return Memory(
         weights=(sizes.parameters + (trained if rank else 0)) * size // gpus,
@@ -177,10 +177,10 @@ def memory(
         reference=(trained * size if kl and kl.keep == "device" and (kl.loss or kl.reward) else 0) // gpus,
         kept=kept + mask,
         checkpointed=checkpointed + mask,
-        logits=_COPIES * _FLOAT * min(B * T * sizes.vocabulary, _LOGITS),
+        logits=_COPIES * _FLOAT * min(B * T * sizes.vocabulary, LOGITS),
     )
 
 
 def _pairs(T: int) -> int:
     """Pairs of query and key that the masks of a layer speak of: each call of attention has its own."""
-    return sum(min(_QUERIES, T - start) * min(start + _QUERIES, T) for start in range(0, T, _QUERIES))
+    return sum(min(QUERIES, T - start) * min(start + QUERIES, T) for start in range(0, T, QUERIES))

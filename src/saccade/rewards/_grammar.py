@@ -2,10 +2,9 @@
 
 import re
 
-from saccade.types import Block, BlockKind, Episode, Form, Reply
+from saccade.types import TAGS, Block, BlockKind, Episode, Form, Reply
 
-_TAGS = ("think", "tool_call", "tool_code", "answer")
-_ANY = re.compile(f"</?(?:{'|'.join(_TAGS)})>")
+_ANY = re.compile(f"</?(?:{'|'.join(TAGS)})>")
 _PAIRED = frozenset({BlockKind.THINK, BlockKind.CALL, BlockKind.ANSWER})
 
 
@@ -22,7 +21,7 @@ def balanced(block: Block) -> bool:
     if block.kind is BlockKind.STRAY or (block.kind in _PAIRED and not block.closed):
         return False
     return block.kind is BlockKind.CALL or all(
-        block.body.count(f"<{tag}>") == block.body.count(f"</{tag}>") for tag in _TAGS
+        block.body.count(f"<{tag}>") == block.body.count(f"</{tag}>") for tag in TAGS
     )
 
 

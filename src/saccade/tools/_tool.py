@@ -79,7 +79,6 @@ class ToolContext:
     `videos` are the paths of all videos, `pictures` all that the prompt shows, frames included, in order. What a tool
     opens for the length of the episode stands on the `shelf`; without one, a call is all there is.
     `settings` are the tool's own, `result_tokens` bounds the text of a result, and `seed` is the call's own.
-    At `deadline` (seconds of the event loop's clock) the episode is cancelled, the tool with it.
     """
 
     media: MediaLibrary
@@ -93,7 +92,6 @@ class ToolContext:
     shelf: Shelf | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     result_tokens: int = 512
-    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ async def python(
 
     The pictures of the prompt are `image_clue_0`, … (PIL), still ones at the size of their files; videos are
     `video_clue_0`, … (see _sandbox/reader.py); a picture that is shown becomes the next `image_clue_k`. A call may take
-    `seconds`, the episode `cpu_seconds` of CPU time, `memory_mib` beyond the libraries and
+    `seconds`, one interpreter `cpu_seconds` of CPU time, `memory_mib` beyond the libraries and
     `max_images` shown pictures, each scaled to at least and at most `pixels`. `isolation` says whether a
     machine that lacks a wall is refused (strict). Raises ConfigError where it is too weak, SandboxError where the
     sandbox itself failed.

@@ -2,7 +2,7 @@
 
 Trained parameters alone are kept (of a model with adapters that is the adapters; its frozen weights are the same). To
 ask the reference, they change places with the present ones for as long as a forward pass takes (from the CPU, where
-they may wait, they come to the device for that long), so that there is never a second model.
+they may wait, they come to the device for that long), so that the device never holds a second model.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def trained(backbone: Backbone) -> dict[str, nn.Parameter]:
 def first_weights(backbone: Backbone, start: str) -> Weights:
     """The weights in the folder `start`, read like the backbone's own. Raises RunError where they are gone."""
     try:
-        return trained(Backbone(backbone.settings.model_copy(update={"path": start})))
+        return trained(Backbone(backbone.settings.model_copy(update={"path": start, "device": "cpu"})))
     except ModelError as error:
         raise RunError(
             f"rl.kl needs the weights {start} that RL began with, and they can't be read: {error}"

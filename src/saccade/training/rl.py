@@ -23,7 +23,7 @@ from pathlib import Path
 from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
 from saccade.algorithms.select import forgiven
 from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
-from saccade.errors import ConfigError, DataError, RunError, boundary
+from saccade.errors import DataError, RunError, boundary
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.checkpoint import Checkpoint
@@ -63,14 +63,12 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
     `log` gets one line of metrics a step, `seen` every step's groups as they are rolled out. A step of which no group
     is kept makes no update: its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the
     stage must have been loaded from it). Raises DataError without tasks, EngineError where engine and trainer disagree
-    about a token, ConfigError for groups of one attempt, RunError where groups are missing and `rl.select.on_short` is
+    about a token, RunError where groups are missing and `rl.select.on_short` is
     "stop".
     """
     settings = stage.recipe.rl
     if not tasks:
         raise DataError("there are no tasks to learn from")
-    if settings.group < 2:
-        raise ConfigError("rl.group=1 leaves an attempt nothing to be compared with; give at least 2")
     optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
     at = begin(stage, checkpoint.newest(folder), optimizer)
     reference = reference_of(stage, at)

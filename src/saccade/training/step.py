@@ -17,7 +17,7 @@ from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
 from saccade.training.optim import Optimizer
 from saccade.training.pack import Batch
 
-_LOGITS = 2**27  # of one piece of the trained tokens: half a GiB in float32
+LOGITS = 2**27  # of one piece of the trained tokens: half a GiB in float32
 Loss = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
 
 
@@ -44,7 +44,7 @@ def forward(backbone: Backbone, batch: Batch, *, pixels: Pixels, temperature: fl
     )
     chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.at_N).to(device)]
     token_N = torch.from_numpy(batch.token_N).to(device)
-    size = max(1, _LOGITS // backbone.vocabulary)
+    size = max(1, LOGITS // backbone.vocabulary)
     pieces = list(zip(torch.split(chosen_ND, size), torch.split(token_N, size), strict=True))
     if len(pieces) == 1:
         return _score(backbone, chosen_ND, token_N, temperature)

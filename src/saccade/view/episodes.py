@@ -17,7 +17,7 @@ from PIL import Image
 
 from saccade.errors import MediaError
 from saccade.ledger import Ledger, Origin, Picture, Segment
-from saccade.types import BlockKind, Call, Episode, Kind, Reply, Scored, ToolResult
+from saccade.types import TAGS, BlockKind, Call, Episode, Kind, Reply, Scored, ToolResult
 
 Decode = Callable[[Sequence[int]], str]
 Pixels = Callable[[Picture], NDArray[Any]]
@@ -25,7 +25,7 @@ Pixels = Callable[[Picture], NDArray[Any]]
 THUMB = 96  # pixels of a thumbnail's longer side, at most
 MOST_TOKENS = 1500  # of a reply shown one by one; the rest is one piece of text
 SPLIT = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends within a character
-_TAG = re.compile(r"</?(?:think|tool_call|tool_code|answer)>")
+_TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>")
 _CONTROL = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
 
 

@@ -1,4 +1,4 @@
-"""Curves and bars as SVG or PNG: the only user of matplotlib.
+"""Curves and bars as SVG or PNG, and how all plots look.
 
 The colours are those of Okabe and Ito (2008), told apart by most colour-blind readers. `themed` makes an SVG take its
 colours from the page around it, so that one picture serves a light and a dark page.

@@ -24,11 +24,12 @@ from saccade.data.world.film import write_clip
 from saccade.data.world.folder import SPLITS as SPLITS
 from saccade.data.world.folder import claim, read_json, write_json
 from saccade.data.world.hay import Source, Stretch, chosen, divided, frames_of, hay, shown
-from saccade.data.world.oracle import coded, demo, drilled, overview, practice, seen, trace
+from saccade.data.world.oracle import coded, demo, drilled, practice, seen, trace
 from saccade.data.world.paint import BLOCK, Frames, draw, drifting
 from saccade.data.world.questions import Balance, draw_tasks
 from saccade.errors import ConfigError
 from saccade.media import files
+from saccade.media.picks import uniform_times
 from saccade.types import Demo, Task, digest_of, seed_of
 
 FRAME_BUDGETS = (4, 8, 16, 32)  # of the overviews in traces.jsonl, where nobody says others
@@ -141,7 +142,7 @@ def traces_of(
     for task in tasks:
         for frames in budgets:
             rng = random.Random(seed_of("trace", seed, task.id, frames))
-            found.append(demo(task, trace(task, overview(task.extras["seconds"], frames), rng, direct=direct)))
+            found.append(demo(task, trace(task, uniform_times(task.extras["seconds"], frames), rng, direct=direct)))
             found.append(practice(task, rng))
     return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from saccade.data.world import phrases
 from saccade.data.world.events import COLOURS, Event, within
 from saccade.data.world.questions import events_of, visible
+from saccade.media.picks import uniform_times
 from saccade.types import Demo, Kind, Task
 
 WINDOWS = 4  # that cover a clip
@@ -52,15 +53,6 @@ class Trace:
         return not self.asks
 
 
-def overview(seconds: float, frames: int) -> tuple[float, ...]:
-    """The times of an overview: the middles of `frames` equal parts.
-
-    >>> overview(64, 4)
-    (8.0, 24.0, 40.0, 56.0)
-    """
-    return tuple((i + 0.5) * seconds / frames for i in range(frames))
-
-
 def trace(task: Task, times: Sequence[float], rng: random.Random, *, direct: float = 0.4) -> Trace:
     """A right attempt at a task whose overview shows frames at `times`.
 
@@ -90,7 +82,7 @@ def demo(task: Task, found: Trace) -> Demo:
 def practice(task: Task, rng: random.Random, *, dense: float = 0.8) -> Demo:
     """Drills as a demonstration with one frame, to be learned from its sub-agents alone: one window, or moments."""
     asks = rng.choice((drills, glances))(task, rng, dense)
-    found = Trace(task=task.id, times=overview(task.extras["seconds"], 1), plan="", asks=asks, think="", answer="")
+    found = Trace(task=task.id, times=uniform_times(task.extras["seconds"], 1), plan="", asks=asks, think="", answer="")
     return replace(demo(task, found), main=False)
 
 
@@ -132,7 +124,7 @@ def begins(events: Sequence[Event], seconds: float) -> list[float]:
 def seen(task: Task) -> Demo:
     """An attempt that only reads a dense overview, one frame per second: what looking closer is measured against."""
     frames = max(1, round(task.extras["seconds"]))
-    end = _end(task, overview(task.extras["seconds"], frames), (), _wanted(task))
+    end = _end(task, uniform_times(task.extras["seconds"], frames), (), _wanted(task))
     return Demo(task=task, frames=frames, replies=(phrases.answering(end.think, end.answer),))
 
 

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw
 from saccade.data.world.events import PALETTE, Event, Labels
 from saccade.data.world.make import read_labels
 from saccade.media import video
+from saccade.media.picks import uniform_times
 
 CELL, GAP, LINE = 72, 6, 14  # pixels
 
@@ -36,8 +37,7 @@ def contact_sheet(
 
 def _row(path: Path, labels: Labels, columns: int) -> Image.Image:
     everything = (*labels.events, *labels.distractors)
-    times = [(i + 0.5) * labels.seconds / columns for i in range(columns)]
-    times = sorted({*times, *((event.start + event.end) / 2 for event in everything)})
+    times = sorted({*uniform_times(labels.seconds, columns), *((event.start + event.end) / 2 for event in everything)})
     row = Image.new("RGB", (len(times) * (CELL + GAP) + GAP, CELL + LINE + GAP), "white")
     pen = ImageDraw.Draw(row)
     for i, (time, frame) in enumerate(zip(times, video.decode(video.survey(str(path)), times), strict=True)):

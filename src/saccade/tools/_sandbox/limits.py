@@ -15,8 +15,8 @@ MIB = 2**20
 class Limits:
     """The bounds of one guest; each ends in a sentence for the model.
 
-    `seconds` of one call, then `grace` seconds between asking it to stop and killing it; `cpu_seconds` of the whole
-    episode; MiB of memory beyond the libraries, of all files and of one file; `threads`; `characters` of text per call;
+    `seconds` of one call, then `grace` seconds between asking it to stop and killing it; `cpu_seconds` of all its
+    calls; MiB of memory beyond the libraries, of all files and of one file; `threads`; `characters` of text per call;
     `pictures` of the whole episode and the most `pixels` of one.
     """
 
@@ -85,11 +85,6 @@ class Outcome:
     def ok(self) -> bool:
         """Whether the code ran to its end without an exception."""
         return self.fault is None
-
-    @property
-    def informative(self) -> bool:
-        """Whether it ran to its end and printed or showed something."""
-        return self.ok and bool(self.text.strip() or self.pictures)
 
 
 AGAIN = "Variables are lost; image_clue_* and video_clue_* are available again."
