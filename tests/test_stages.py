@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from saccade import stages
 from saccade.config import Recipe, load_recipe
+from saccade.errors import ConfigError
 from saccade.evaluation import report
 from saccade.media.cache import Library
+from saccade.model.tiny import make_tiny
 from saccade.runlog import Run
 
 SHORT = ["sampling.max_tokens=8"]
@@ -222,3 +224,27 @@ def test_where_a_recipes_paths_start(tmp_path, monkeypatch):
     assert stages.with_paths(load_recipe("tiny/base"), folder=folder, world=Path("w")).data.test == str(
         tmp_path / "w" / "test" / "tasks.jsonl"
     )
+
+
+def test_a_question_and_a_cold_start_need_no_judge(tmp_path, tiny_folder, world, monkeypatch):
+    """The judge's key is wanted where something is graded, and not before."""
+    monkeypatch.delenv("SACCADE_TEST_KEY", raising=False)
+    judge = "{weight: 1.0, settings: {url: http://127.0.0.1:9/v1, model: m, key_variable: SACCADE_TEST_KEY}}"
+    given = ["tiny/para_grpo", *SFT, *RL, *SHORT, f"rewards.judge={judge}"]
+    start = [*given, "--model", tiny_folder, "--world", world, "--out", tmp_path / "run"]
+    good("sft", *start)
+    assert "SACCADE_TEST_KEY" in bad("train", *start, "--resume")
+    clip = world / "test" / "clips" / "00000.mp4"
+    good("ask", "When?", "--video", clip, "--model", tmp_path / "run")
+
+
+def test_a_published_shape_is_asked_on_the_cpu_where_there_is_no_gpu(tmp_path, world, monkeypatch):
+    monkeypatch.setattr(stages.torch.cuda, "is_available", lambda: False)
+    make_tiny(str(tmp_path / "model"), patch=16)
+    clip = world / "test" / "clips" / "00000.mp4"
+    good("ask", "When?", "--video", clip, "--model", tmp_path / "model", "sampling.max_tokens=4")
+
+
+def test_a_family_that_is_not_there_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"model\.family: there is no family 'qwen3vl'"):
+        stages.check(load_recipe("tiny/para_grpo", ["model.family=qwen3vl"]))

@@ -279,6 +279,8 @@ def test_thinking_in_the_wrong_place(attempt, recipe):
     inside = attempt(f"{THOUGHT}</think><answer><think>{THOUGHT}</think>red</answer>", recipe=recipe)
     assert inside.score.value < honest
     assert inside.score.parts["compliance"] == 0.0
+    coded = attempt(f"{THOUGHT}</think><answer>red <code>look()</code></answer>", recipe=recipe)
+    assert coded.score.parts["compliance"] == 0.0
     # a thought that is left open, with the answer in it
     left_open = attempt(f"{THOUGHT} <answer>red</answer>", recipe=recipe)
     assert left_open.score.value <= honest

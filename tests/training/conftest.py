@@ -15,7 +15,8 @@ SMALL = (
     "sampling={max_tokens: 64, temperature: 0.8}",
     "gating.frames=[4, 8]",
     "sft={steps: 4, tokens_per_step: 400, per_scene: 2, save_every: 2, optim: {warmup: 3}}",
-    "rl={steps: 4, prompts: 2, group: 4, save_every: 2, optim: {lr: 1e-3, warmup: 3}, select: {oversample: 1}}",
+    "rl={steps: 4, prompts: 2, group: 4, save_every: 2, select: {oversample: 1}}",
+    "rl.optim={lr: 1e-3, warmup: 3, schedule: constant, decay_from: 0}",
 )
 
 
