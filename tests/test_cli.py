@@ -78,7 +78,8 @@ def test_a_model_is_not_overwritten(tmp_path):
 def test_doctor_tries_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = good("doctor")
-    assert all(name in output for name in ("python", "torch", "transformers", "av", "threads", "device", "video", "jail"))
+    names = ("python", "torch", "transformers", "av", "threads", "device", "video", "jail")
+    assert all(name in output for name in names)
     assert list(tmp_path.iterdir()) == []
 
 
