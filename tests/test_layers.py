@@ -47,9 +47,10 @@ OWNERS = {
     "jinja2": ("view.page", "view.lab_page"),
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),
+    "pyarrow": ("data.parquet",),
 }
 
-OPTIONAL = {"tensorboard"}  # reached through torch's own writer
+OPTIONAL = {"tensorboard", "pyarrow"}  # reached through torch's own writer; imported by name, late
 
 
 def modules():
