@@ -69,6 +69,35 @@ def _import(
     out.print(f"wrote {escape(str(target))}: {sum(one.written for one in reports)}", soft_wrap=True)
 
 
+@data.command("materialize")
+def _materialize(
+    files: Files,
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    root: Annotated[Path, typer.Option(help="Where the archives were unpacked.")],
+    sentinel: Annotated[
+        list[str] | None, typer.Option(help="How published paths begin, such as selfqa/; ParaVT's by default.")
+    ] = None,
+    back: Annotated[bool, typer.Option("--back", help="Take the root away again.")] = False,
+) -> None:
+    """Point published paths of media to a local folder; a stopped call goes on, a finished one looks again."""
+    from saccade.data.materialize import SENTINELS, materialize
+
+    marks = tuple(sentinel or SENTINELS)
+    with writing(folder), progress("materialize") as advance:
+        reports = materialize(
+            files, folder, root, sentinels=marks, back=back, told=lambda name, rows: advance(rows, name)
+        )
+    for one in reports:
+        lacking = one.lacking()
+        say(out, f"{one.file}: {one.rows} rows, {sum(one.paths.values())} paths, {len(one.missing)} files missing")
+        for bucket in sorted({*one.paths, *lacking}):
+            gone = lacking.get(bucket, 0)
+            say(out, f"  {bucket}: {one.paths.get(bucket, 0)} paths, {gone} files missing")
+        if one.missing:
+            say(out, f"  the first is {one.missing[0]}; {folder / one.file}.missing.txt lists them", style="dim")
+    out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
+
+
 def _counts(one: "Found") -> Iterator[str]:
     yield f"{one.rows} rows, {one.written} written"
     if one.bad_rows:
