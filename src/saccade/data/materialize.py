@@ -186,10 +186,15 @@ class _Job:
         total: Counter[str] = Counter()
         missing: set[str] = set()
         parts: list[Path] = []
+        feed: parquet.Feed | None = None
         rows, at, more = 0, 0, True
         while more:
             part = self.place / f"{len(parts):06d}{self.source.suffix}"
-            note = _read(part.with_suffix(".note")) or self.shard(part, rows, at)
+            note = _read(part.with_suffix(".note"))
+            if note is None:
+                # the shards that were finished before are the first ones: from here on the file is read once
+                feed = feed or (parquet.Feed(self.source, rows) if self.source.suffix == ".parquet" else None)
+                note = self.shard(part, at, feed)
             rows, at, more = rows + note["rows"], note["at"], note["more"]
             total.update(note["paths"])
             missing.update(note["missing"])
@@ -209,13 +214,13 @@ class _Job:
         shutil.rmtree(self.place)
         return done
 
-    def shard(self, part: Path, rows: int, at: int) -> dict[str, Any]:
-        """Write one shard and, once it is whole, a note on it: the rows before it and `at`, the byte, are given."""
+    def shard(self, part: Path, at: int, feed: parquet.Feed | None) -> dict[str, Any]:
+        """Write one shard, and once it is whole a note on it: of a text it begins at a byte, else the feed goes on."""
         paths = Paths(root=self.root, sentinels=self.sentinels, back=self.back)
         with whole(part) as partial:
-            if self.source.suffix == ".parquet":
-                count = parquet.rewrite(self.source, partial, paths.changed, start=rows, rows=SHARD_ROWS)
-                more = rows + count < parquet.count(self.source)
+            if feed is not None:
+                count = parquet.rewrite(feed, partial, paths.changed, rows=SHARD_ROWS)
+                more = feed.left > 0
             else:
                 count, at = self.lines(partial, paths, at)
                 more = at < self.source.stat().st_size

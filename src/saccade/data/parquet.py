@@ -10,6 +10,7 @@ from typing import Any
 
 from saccade.errors import ConfigError, DataError, boundary
 
+BUFFER = 2**20  # bytes of a column that are read at a time
 BATCH_ROWS = 256  # rows may hold pictures, so that few of them already fill some megabytes
 
 
@@ -26,7 +27,8 @@ def _opened(path: Path) -> Any:
         raise DataError(f"{path}: there is no such file")
     pyarrow = _pyarrow()
     with boundary(DataError, f"{path} can't be read as Parquet; download it again"):
-        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+        # with a buffer columns are read as they are needed, else a whole row group is
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER)
 
 
 def iterate(path: Path) -> Iterator[dict[str, Any]]:
@@ -67,19 +69,38 @@ def write(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping[str, An
         writer.write_table(pyarrow.Table.from_pylist(held, schema=schema))
 
 
-def rewrite(source: Path, target: Path, change: Callable[[Any], Any], *, start: int, rows: int) -> int:
-    """Copy `rows` rows from row `start` (from 0) on, every text in them changed; how many there were.
+class Feed:
+    """The rows of a Parquet file from row `start` (from 0) on, as many at a time as are asked for."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        with _opened(path) as file:
+            self.schema = file.schema_arrow
+        self.left = count(path) - start
+        self._batches = _window(path, start)
+        self._rest: Any = None
+
+    def take(self, rows: int) -> Iterator[Any]:
+        """The next rows as batches."""
+        while rows and self.left:
+            batch = next(self._batches) if self._rest is None else self._rest
+            self._rest = batch.slice(rows) if batch.num_rows > rows else None
+            batch = batch.slice(0, rows)
+            rows, self.left = rows - batch.num_rows, self.left - batch.num_rows
+            yield batch
+
+
+def rewrite(feed: Feed, target: Path, change: Callable[[Any], Any], *, rows: int) -> int:
+    """Write the next `rows` rows of a file with every text in them changed; how many there were.
 
     Columns without a text, and those in which `change` changes nothing, are copied as they are.
     """
     pyarrow = _pyarrow()
-    done = 0
-    with _opened(source) as file, pyarrow.parquet.ParquetWriter(target, file.schema_arrow) as writer:
-        for batch in _window(file, start, rows):
+    before = feed.left
+    with pyarrow.parquet.ParquetWriter(target, feed.schema) as writer:
+        for batch in feed.take(rows):
             columns = [_changed(pyarrow, column, change) for column in batch.columns]
             writer.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema))
-            done += batch.num_rows
-    return done
+    return before - feed.left
 
 
 def join(parts: Sequence[Path], target: Path) -> None:
@@ -98,22 +119,17 @@ def _batches(path: Path) -> Iterator[Any]:
         yield from file.iter_batches(batch_size=BATCH_ROWS)
 
 
-def _window(file: Any, start: int, rows: int) -> Iterator[Any]:
-    """The batches of rows `start` to `start + rows`, without reading the row groups before them."""
-    groups, before = [], 0
-    for number in range(file.num_row_groups):
-        size = file.metadata.row_group(number).num_rows
-        if before + size > start and before < start + rows:
-            groups.append((number, before))
-        before += size
-    if not groups:
-        return
-    at = groups[0][1]
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number for number, _ in groups]):
-        first, last = max(start - at, 0), min(start + rows - at, batch.num_rows)
-        at += batch.num_rows
-        if first < last:
-            yield batch.slice(first, last - first)
+def _window(path: Path, start: int) -> Iterator[Any]:
+    """The batches from row `start` on, without reading the row groups before it."""
+    with _opened(path) as file, boundary(DataError, f"{path} can't be read as Parquet; download it again"):
+        first = 0
+        while first < file.num_row_groups and start >= file.metadata.row_group(first).num_rows:
+            start -= file.metadata.row_group(first).num_rows
+            first += 1
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=list(range(first, file.num_row_groups))):
+            if start < batch.num_rows:
+                yield batch.slice(start)
+            start = max(0, start - batch.num_rows)
 
 
 def _changed(pyarrow: Any, column: Any, change: Callable[[Any], Any]) -> Any:
