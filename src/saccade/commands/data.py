@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from saccade.commands._terminal import out, progress
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, DataError
 from saccade.runlog import writing
 from saccade.view.live import say
 
@@ -96,6 +96,51 @@ def _materialize(
         if one.missing:
             say(out, f"  the first is {one.missing[0]}; {folder / one.file}.missing.txt lists them", style="dim")
     out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
+
+
+@data.command("check")
+def _check(
+    files: Annotated[list[Path], typer.Argument(help="Files of tasks or demonstrations, each a split.")],
+    look: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open every file of media, and know it by content.")
+    ] = True,
+) -> None:
+    """See whether data sets are sound: rows, files, times, answers, repetitions, and what splits share."""
+    from saccade.data.check import FINDINGS, NOTES, check
+
+    with progress("check") as advance:
+        splits = check(files, look=look, told=lambda name, rows: advance(rows, name) if rows % 64 == 0 else None)
+    for split in splits:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(split.kinds.items())) or "no task"
+        say(out, f"{split.file}: {kinds}; {split.media} files of media, {split.seconds / 3600:.2f} h of video")
+        for what, count in sorted(split.findings.items()):
+            say(out, f"  {'note' if what in NOTES else 'problem'}: {count} {FINDINGS[what]}")
+            for example in split.examples[what]:
+                say(out, f"    {example}", style="dim")
+    problems = sum(split.problems for split in splits)
+    if problems:
+        raise DataError(f"{problems} problems were found in {len(splits)} files")
+    out.print("no problem was found")
+
+
+@data.command("show")
+def _show(
+    file: Annotated[Path, typer.Argument(help="A file of tasks or demonstrations.")],
+    row: Annotated[int, typer.Option(min=1, help="Which row, from 1.")] = 1,
+    id: Annotated[str | None, typer.Option(help="Or the row with this id.")] = None,
+    page: Annotated[Path | None, typer.Option(help="An HTML page to write.")] = None,
+) -> None:
+    """Show a row as text, and as a page with its pictures."""
+    from saccade.data import native
+    from saccade.data.rows import located
+    from saccade.view.rows import page_of, text_of
+
+    item = located(native.find(file, row, id), file)
+    out.print(escape(text_of(item)), soft_wrap=True)
+    if page is not None:
+        with writing(page):
+            page.write_text(page_of(item, file), encoding="utf-8")
+        out.print(f"wrote {escape(str(page))}", soft_wrap=True)
 
 
 def _counts(one: "Found") -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from saccade.data import parquet
-from saccade.data.raw import read_rows
+from saccade.data.raw import Row, read_rows
 from saccade.data.record import iterate_jsonl, plain, typed, whole, write_jsonl
 from saccade.errors import DataError
 from saccade.types import Demo, Task
@@ -36,6 +36,26 @@ def iterate(path: str | os.PathLike[str], kind: type[Noun]) -> Iterator[Noun]:
     for number, row in enumerate(parquet.iterate(source), start=1):
         where = f"{source}, row {number}"
         yield typed(_noun(row, kind, where), kind, where)
+
+
+def find(path: Path, number: int, id: str | None = None) -> Task | Demo:
+    """The row of a number (from 1), or of an id. Raises DataError where there is none."""
+    kind: Any = kind_of(path)
+    last = 0
+    for row in read_rows(path):
+        last = row.number
+        if id is None and row.number == number:
+            return of_row(row, kind)
+        if id is not None and id in (row.values.get("id"), (row.values.get("task") or {}).get("id")):
+            return of_row(row, kind)
+    raise DataError(f"{path} has no row {f'with the id {id!r}' if id else number}; it has {last} rows")
+
+
+def of_row(row: Row, kind: type[Noun]) -> Noun:
+    """A row of a native file as what it is. Raises DataError, naming file, row and field."""
+    where = f"{row.file}, row {row.number}"
+    value = dict(row.values)
+    return typed(_noun(value, kind, where) if row.file.suffix == ".parquet" else value, kind, where)
 
 
 def write(path: str | os.PathLike[str], items: Iterable[Any]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from saccade.data import native
+from saccade.data.record import relocated
 from saccade.errors import DataError
 from saccade.types import Demo, Kind, Media, Task
 
@@ -34,7 +35,7 @@ def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
         if problem:
             raise DataError(f"{source}, task {task.id}: {problem}")
         known.add(task.id)
-    return _located(tasks, source)
+    return _found(tasks, source)
 
 
 def read_demos(path: str | os.PathLike[str]) -> list[Demo]:
@@ -46,8 +47,13 @@ def read_demos(path: str | os.PathLike[str]) -> list[Demo]:
     demos = list(native.iterate(source, Demo))
     if not demos:
         raise DataError(f"{source}: the file holds no demonstration")
-    tasks = _located([demo.task for demo in demos], source)
+    tasks = _found([demo.task for demo in demos], source)
     return [replace(demo, task=task) for demo, task in zip(demos, tasks, strict=True)]
+
+
+def located(item: Task | Demo, source: Path) -> Task | Demo:
+    """A row of a file with the paths of its media joined to the file's folder; none of them is looked for."""
+    return relocated(item, lambda path: str(source.parent / path))
 
 
 def problem_of(task: Task) -> str | None:
@@ -75,14 +81,14 @@ def _ordered(gold: object, axes: int) -> bool:
     return isinstance(gold, tuple) and len(gold) == 2 * axes and all(gold[i] < gold[i + axes] for i in range(axes))
 
 
-def _located(tasks: Sequence[Task], source: Path) -> list[Task]:
+def _found(tasks: Sequence[Task], source: Path) -> list[Task]:
     # Many tasks share a file: each is looked for once.
     found: dict[str, bool] = {}
-    located = []
+    joined = []
     for task in tasks:
         media = tuple(Media(path=str(source.parent / item.path), kind=item.kind) for item in task.media)
         for item in media:
             if not found.setdefault(item.path, Path(item.path).is_file()):
                 raise DataError(f"{source}, task {task.id}: media file {item.path} is missing")
-        located.append(replace(task, media=media))
-    return located
+        joined.append(replace(task, media=media))
+    return joined
