@@ -56,5 +56,14 @@ EXAMPLES = {
             {"from": "gpt", "value": "Brown."},
         ],
     },
+    "tasks": {
+        "id": "w-1",
+        "question": "Which?",
+        "media": [{"path": "a.mp4", "kind": "video"}],
+        "kind": "choice",
+        "gold": "B",
+        "choices": ["red", "blue"],
+        "extras": {"level": 3},
+    },
     "plain": {"media": "a.mp4", "question": "Which?", "answer": "red", "choices": "red|blue", "level": 3},
 }

@@ -352,14 +352,16 @@ def _check_tokens(episode: Episode, engine: scripted, who: str) -> None:
 
 
 def check_source(source: Callable[[Row], Iterator[Task | Demo]], values: Mapping[str, Any]) -> None:
-    """A fair row becomes tasks or demonstrations that are sound, the same each time, with ids that begin alike.
+    """A fair row becomes tasks or demonstrations that are sound, the same each time, with other ids than another row's.
 
     Whatever else stands in its fields, at any depth, gives sound ones or a DataError that names file and row.
     """
     fair = list(source(_row(values)))
     assert fair, "a fair row gave nothing"
     assert fair == list(source(_row(values))), "the same row gave two things"
-    assert _tasks(fair) != _tasks(list(source(replace(_row(values), number=8)))), "two rows gave tasks of one id"
+    another = {**values, **({"id": "another"} if "id" in values else {})}
+    ids = [task.id for task in _tasks([*fair, *source(replace(_row(another), number=8))])]
+    assert len({*ids}) == len(ids), f"two rows gave tasks of one id: {ids}"
     for changed in (each for each in _broken(values) if isinstance(each, dict)):
         found, problem = _tried(source, changed)
         assert "rows.jsonl, row 7" in problem, f"an error must name the row: {problem}"

@@ -29,14 +29,13 @@ def plain(
     Several files are a JSON list, or stand with `|` between them; so do `choices`. `judge` is the kind of every row
     that names none; `first` says that answers count the choices from it (0 or 1); `media_kind` is what all files are.
     """
-    choice_list = _listed(row, choices, r"\||;(?=\s*[A-J][.)])") if row.has(choices) else ()
+    choice_list = _choices(row, choices) if row.has(choices) else ()
     said: Any = row.get(answer)
     if first is not None:
         said = _counted(row, answer, first, len(choice_list))
     declared = row.text(kind) if row.has(kind) else judge
     asked = PLACEHOLDER.sub("", row.text(question)).strip()
-    options = tuple(row.as_text(each, choices) for each in choice_list)
-    found = judged(row, asked, said, where=answer, declared=declared, choices=options)
+    found = judged(row, asked, said, where=answer, declared=declared, choices=choice_list)
     yield Task(
         id=row.text(id) if row.has(id) else row.id,
         question=found.question,
@@ -46,6 +45,15 @@ def plain(
         choices=found.choices,
         extras=extras_of(row, media, question, answer, choices, kind, id),
     )
+
+
+def _choices(row: Row, name: str) -> tuple[str, ...]:
+    """A list of choices, texts with marks between them, or choices by letter; blank ones at the end are none."""
+    found = row.get(name)
+    listed = tuple(found.values()) if isinstance(found, dict) else _listed(row, name, r"\||;(?=\s*[A-J][.)])")
+    while listed and (listed[-1] is None or not str(listed[-1]).strip()):
+        listed = listed[:-1]
+    return tuple(row.as_text(each, name) for each in listed)
 
 
 def _listed(row: Row, name: str, between: str) -> tuple[Any, ...]:
