@@ -195,3 +195,47 @@ def test_bad_calls_are_one_sentence(tmp_path, root):
     assert "end in .jsonl" in bad("data", "materialize", tmp_path / "a.csv", "--root", root, *out)
     source.write_bytes(b'{"a": "\xff"}\n')
     assert "not UTF-8" in bad("data", "materialize", source, "--root", root, *out)
+
+
+def test_parquet_goes_on_where_it_was(tmp_path, root, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[parquet]'")
+    import pyarrow
+
+    monkeypatch.setattr(module, "SHARD_ROWS", 100)
+    parquet.write_table(pyarrow.Table.from_pylist(rows(730)), tmp_path / "rows.parquet", row_group_size=333)
+    materialize([tmp_path / "rows.parquet"], tmp_path / "whole", root)
+    for stop in (100, 400, 600, 730):
+
+        def told(name, done, stop=stop):
+            if done >= stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            materialize([tmp_path / "rows.parquet"], tmp_path / "out", root, told=told)
+    materialize([tmp_path / "rows.parquet"], tmp_path / "out", root)
+    out, whole = (parquet.read_table(tmp_path / name / "rows.parquet") for name in ("out", "whole"))
+    assert out.equals(whole)
+    assert out.num_rows == 730
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, root, monkeypatch):
+    import errno
+
+    monkeypatch.setattr(module, "SHARD_ROWS", 10)
+    source = published(tmp_path / "rows.jsonl", 45)
+    whole, left = module.whole, [7]
+
+    def full(path):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path)
+
+    monkeypatch.setattr(module, "whole", full)
+    words = ["data", "materialize", source, "--root", root, "--out", tmp_path / "out"]
+    assert "no space left on device; free some space" in bad(*words)
+    kept = list((tmp_path / "out" / ".parts" / "rows.jsonl").glob("*.note"))
+    assert kept
+    good(*words)
+    materialize([source], tmp_path / "again", root)
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == (tmp_path / "again" / "rows.jsonl").read_bytes()
