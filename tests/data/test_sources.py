@@ -123,6 +123,27 @@ def test_a_plain_table_has_columns_of_its_own():
         made("plain", EXAMPLES["plain"], medai="x")
 
 
+def test_a_talk_that_ends_with_a_call_is_refused():
+    messages = EXAMPLES["paravt_sft"]["messages"]
+    with pytest.raises(DataError, match="its last reply calls a tool, and nothing answers"):
+        made("paravt_sft", {"messages": messages[:3]})
+    with pytest.raises(DataError, match="should end with the assistant's reply"):
+        made("paravt_sft", {"messages": messages[:4]})
+
+
+def test_numbers_of_a_validation_row_are_numbers():
+    (task,) = made("pyvision_val", {**EXAMPLES["pyvision_val"], "question": "How many?", "answer": 4}
+                   | {"data_source": "vsi_numerical"})  # fmt: skip
+    assert (task.kind, task.gold) == (Kind.NUMBER, 4.0)
+
+
+def test_names_with_brackets_and_choices_by_letter():
+    row = {"media": "[x] a.mp4", "question": "Which?", "answer": "B", "choices": {"A": "red", "B": "blue", "C": ""}}
+    (task,) = made("plain", {**row, "picture": b"x" * 99})
+    assert (task.media[0].path, task.choices, task.gold) == ("[x] a.mp4", ("red", "blue"), "B")
+    assert task.extras == {"picture": "99 bytes"}
+
+
 # ---- options and answers -------------------------------------------------------------------------------------------
 
 

@@ -32,8 +32,9 @@ Files = Annotated[list[Path], typer.Argument(help="Files of rows.")]
 @data.command("import")
 def _import(
     source: Annotated[str, typer.Argument(help="The format: a source such as plain or llava, or a path ./mine.py.")],
-    files: Annotated[
-        list[Path], typer.Argument(help="Files of rows, and settings of the source, such as media=video.")
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE... [SETTING=VALUE]...", help="Files of rows; settings of the source."),
     ],
     target: Annotated[Path, typer.Option("--out", help="The file of tasks to write: .jsonl or .parquet.")],
     root: Annotated[Path | None, typer.Option(help="Where relative paths of media start; else at their file.")] = None,
@@ -45,7 +46,6 @@ def _import(
     from saccade.config import parsed
     from saccade.data.gather import gather
 
-    words = [str(word) for word in files]
     pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
     paths = [Path(word) for word in words if "=" not in word or Path(word).exists()]
     if not paths:

@@ -164,7 +164,8 @@ class _Work:
 
     def keep(self, content: bytes) -> str:
         """The path of a new file with these bytes, named after them."""
-        ending = next((name for sign, name in _SIGNS.items() if content.startswith(sign)), ".bin")
+        ending = ".mp4" if content[4:8] == b"ftyp" else ".bin"
+        ending = next((name for sign, name in _SIGNS.items() if content.startswith(sign)), ending)
         folder = self.target.with_name(f"{self.target.name}.media").resolve()
         path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{ending}"
         if not path.exists():

@@ -83,7 +83,9 @@ class Row:
 
     def list(self, name: str) -> list[Any]:
         """A list, or JSON that is one; a mapping or a text alone is a list of one."""
-        found = self._decoded(name) if str(self.get(name)).lstrip().startswith("[") else self.get(name)
+        found = self.get(name)
+        if isinstance(found, str) and found.strip().startswith("[") and found.strip().endswith("]"):
+            found = self._decoded(name)
         if isinstance(found, str | Mapping):
             return [found]
         if not isinstance(found, list | tuple):
@@ -105,7 +107,7 @@ class Row:
         return tuple(self.medium(value, f"{name}.{place}", kind) for place, value in enumerate(values))
 
     def medium(self, value: Any, where: str, kind: MediaKind | None = None) -> Media:
-        """A file by its path, or in a mapping as `video`, `image`, `path` or `url`; or the bytes of a picture."""
+        """A file by its path, or in a mapping as `video`, `image`, `path` or `url`; or their bytes."""
         if isinstance(value, Mapping):
             keys = [
                 key for key in ("bytes", "video", "image", "video_url", "image_url", "path", "url") if value.get(key)
@@ -117,7 +119,7 @@ class Row:
         if isinstance(value, str) and value.startswith("data:"):
             value = self._unpacked(value, where)
         if isinstance(value, bytes):
-            return Media(path=self.keep(value), kind=MediaKind.IMAGE)
+            return Media(path=self.keep(value), kind=kind or MediaKind.IMAGE)
         path = self.as_text(value, where).strip().removeprefix("file://")
         if "\0" in path:
             raise self.wrong(where, "a path can't hold a zero byte")

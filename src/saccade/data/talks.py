@@ -23,6 +23,7 @@ ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
 }
 PLACEHOLDER = re.compile(r"[ \t]*<(?:image|video)>[ \t]*\n?")
+_SHORT: Mapping[type, Any] = {bytes: lambda content: f"{len(content)} bytes"}  # a picture is no remark
 _RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 _OUTPUT = re.compile(r"\s*<(?:interpreter|tool_response)>")
 
@@ -126,6 +127,8 @@ def _demo(row: Row, question: str, rest: Sequence[Said], shown: tuple[Media, ...
     if not question:
         raise row.wrong(where, "a question of it has no words")
     replies, children = _turns(row, rest, where)
+    if "<answer>" not in replies[-1] and re.search(r"<(?:tool_call|tool_code|code)>", replies[-1]):
+        raise row.wrong(where, "its last reply calls a tool, and nothing answers")
     if not any("<answer>" in reply for reply in replies) and wrap:
         # what was thought and called before stays in front of the answer
         head, thought, last = replies[-1].rpartition("</think>")
@@ -176,4 +179,4 @@ def _heard(row: Row, reply: str, answers: Sequence[str], where: str) -> tuple[st
 def extras_of(row: Row, *used: str) -> Mapping[str, Any]:
     """What else the row says, as far as JSON has words for it."""
     rest = {name: value for name, value in row.values.items() if name not in used and value is not None}
-    return json.loads(json.dumps(rest, default=str))
+    return json.loads(json.dumps(rest, default=lambda value: _SHORT.get(type(value), str)(value)))

@@ -58,7 +58,7 @@ def _choices(row: Row, name: str) -> tuple[str, ...]:
 
 def _listed(row: Row, name: str, between: str) -> tuple[Any, ...]:
     value = row.get(name)
-    if isinstance(value, str) and not value.lstrip().startswith("["):
+    if isinstance(value, str) and not value.strip().endswith("]"):
         return tuple(part.strip() for part in re.split(between, value) if part.strip())
     return tuple(row.list(name))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from saccade.data.answers import judged
 from saccade.data.raw import Row
+from saccade.data.sources._pyvision import declared
 from saccade.data.talks import asked, messages
 from saccade.types import MediaKind, Task
 
@@ -26,7 +27,7 @@ def pyvision_rl(row: Row) -> Iterator[Task]:
     answer = model.get("ground_truth")
     if answer in (None, "", [], {}):
         raise row.wrong("reward_model.ground_truth", "it is missing or empty")
-    found = judged(row, question, answer, where="reward_model.ground_truth", declared=_kind(row))
+    found = judged(row, question, answer, where="reward_model.ground_truth", declared=declared(row))
     kept = {name: row.values[name] for name in ("data_source", "ability", "env_name") if row.has(name)}
     yield Task(
         id=row.id,
@@ -37,11 +38,3 @@ def pyvision_rl(row: Row) -> Iterator[Task]:
         choices=found.choices,
         extras={**kept, **{name: value for name, value in info.items() if name not in ("question", "answer")}},
     )
-
-
-def _kind(row: Row) -> str | None:
-    """What the row's source says of how it is judged; None where its answer has to tell."""
-    source, ability = (str(row.values.get(name) or "").lower() for name in ("data_source", "ability"))
-    if source == "vsi_numerical" or source.endswith("_rule_verifiable"):
-        return "number"
-    return "math" if "math" in ability else None
