@@ -144,6 +144,28 @@ def test_names_with_brackets_and_choices_by_letter():
     assert task.extras == {"picture": "99 bytes"}
 
 
+def test_an_imported_demonstration_is_rehearsed_as_it_was_published(renderer):
+    """The agent forces the first tag, runs the call, and hears what the published tool answered."""
+    import asyncio
+
+    from saccade.ledger import Origin
+    from saccade.protocols import Context
+    from saccade.testing import PaintedMedia
+    from saccade.training.demos import rehearse
+    from saccade.types import Sampling
+
+    (demo,) = made("paravt_sft", EXAMPLES["paravt_sft"])
+    agent = plugins.bind("agents", "parallel", {"think_prefix": True})
+    ctx = Context(engine=None, renderer=renderer, media=PaintedMedia(), sampling=Sampling(max_tokens=64), seed=0)
+    main, child = asyncio.run(rehearse(demo, agent, ctx))
+    text = "".join(renderer.decode(segment.tokens) for segment in main.ledger.segments)
+    assert text.count("<think>\nLook.</think>") == text.count("<think>\nIt is blue.</think><answer>blue</answer>") == 1
+    assert text.count("<think>\n<think>") == 0
+    tools = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    assert "blue at 2" in "".join(renderer.decode(segment.tokens) for segment in tools)
+    assert "blue at 2" in renderer.decode(child.ledger.sampled_tokens())
+
+
 # ---- options and answers -------------------------------------------------------------------------------------------
 
 

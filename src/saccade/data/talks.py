@@ -162,7 +162,9 @@ def _turns(row: Row, rest: Sequence[Said], where: str) -> tuple[tuple[str, ...],
         raise row.wrong(where, "it should end with the assistant's reply")
     if any(not reply.strip() for reply in replies):
         raise row.wrong(where, "a reply of the assistant is blank")
-    return tuple(replies), tuple(_heard(row, *turn, where) for turn in zip(replies[:-1], answers[:-1], strict=True))
+    # agents that begin a reply force its first tag with the line end behind it
+    whole = tuple(re.sub(r"\A\s*<think>\s*", "<think>\n", reply) for reply in replies)
+    return whole, tuple(_heard(row, *turn, where) for turn in zip(replies[:-1], answers[:-1], strict=True))
 
 
 def _heard(row: Row, reply: str, answers: Sequence[str], where: str) -> tuple[str, ...]:
