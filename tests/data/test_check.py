@@ -110,6 +110,13 @@ def test_the_command_says_what_it_found(folder):
     assert "saccade data import" in bad("data", "check", folder / "c.jsonl")
 
 
+def test_a_task_may_be_shown_in_several_ways(folder):
+    demo = Demo(task=task(1), frames=4, replies=("<answer>x</answer>",))
+    assert findings(folder, [demo, replace(demo, frames=8)]) == [{}]
+    assert findings(folder, [demo, demo]) == [{"repeated": 1}]
+    assert findings(folder, [demo, replace(demo, replies=("x",))]) == [{"answer": 1}]
+
+
 # ---- looking at a row ----------------------------------------------------------------------------------------------
 
 

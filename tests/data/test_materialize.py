@@ -9,6 +9,7 @@ from published_rows import EXAMPLES
 
 from saccade.data import materialize as module
 from saccade.data.materialize import SENTINELS, Paths, materialize
+from saccade.media.files import digest
 
 NAMES = ["longvt_source/made/a b.mp4", "museg/charades/ü.mp4", "museg/et_instruct_164k/2.mp4", "selfqa/3.mp4"]
 
@@ -239,3 +240,23 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, root, monkeypat
     good(*words)
     materialize([source], tmp_path / "again", root)
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() == (tmp_path / "again" / "rows.jsonl").read_bytes()
+
+
+def test_media_are_listed_with_their_digests(tmp_path, root):
+    source = published(tmp_path / "rows.jsonl")
+    words = ["data", "materialize", source, "--root", root, "--out", tmp_path / "out"]
+    good(*words)
+    path = tmp_path / "out" / "rows.jsonl.media.jsonl"
+    listed = [json.loads(line) for line in path.read_text().splitlines()]
+    assert listed == [{"path": name, "bytes": 1} for name in sorted(NAMES[:2])]
+    (root / "selfqa").mkdir()
+    (root / "selfqa" / "3.mp4").write_bytes(b"y")
+    good(*words, "--digest-media")
+    listed = {row["path"]: row["digest"] for row in map(json.loads, path.read_text().splitlines())}
+    assert sorted(listed) == sorted([*NAMES[:2], NAMES[3]])
+    assert listed[NAMES[0]] == listed[NAMES[1]] == digest(str(root / NAMES[0])) != listed[NAMES[3]]
+    (root / NAMES[0]).unlink()
+    (root / NAMES[1]).write_bytes(b"")
+    assert "longvt_source/made: 9 paths, 1 files missing" in good(*words, "--digest-media")
+    listed = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["path"] for row in listed if "digest" not in row] == [NAMES[1]]

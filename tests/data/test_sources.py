@@ -388,3 +388,14 @@ def test_native_files_turn_into_each_other(table, tmp_path):
     first, *others = (read_tasks(tmp_path / name) for name in ("a.jsonl", "there/b.parquet", "c.jsonl"))
     assert [[task.digest for task in each] for each in others] == [[task.digest for task in first]] * 2
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "c.jsonl").read_text()
+
+
+def test_demonstrations_of_one_task_stay_together(tmp_path):
+    from saccade.data.rows import write_tasks
+    from saccade.types import Demo, Media, Task
+
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    task = Task(id="t", question="Q?", media=(Media(path="a.mp4"),), kind=Kind.OPEN, gold="x")
+    write_tasks(tmp_path / "a.jsonl", [Demo(task=task, frames=n, replies=("<answer>x</answer>",)) for n in (4, 8)])
+    good("data", "import", "tasks", tmp_path / "a.jsonl", "--out", tmp_path / "b.jsonl")
+    assert read_demos(tmp_path / "a.jsonl") == read_demos(tmp_path / "b.jsonl")

@@ -66,7 +66,7 @@ def _import(
         say(out, f"{one.file}: {', '.join(_counts(one))}")
         for problem in one.bad:
             say(out, problem, style="dim")
-    out.print(f"wrote {escape(str(target))}: {sum(one.written for one in reports)}", soft_wrap=True)
+    out.print(f"wrote {escape(str(target))}: {sum(one.written for one in reports)} rows", soft_wrap=True)
 
 
 @data.command("materialize")
@@ -78,6 +78,7 @@ def _materialize(
         list[str] | None, typer.Option(help="How published paths begin, such as selfqa/; ParaVT's by default.")
     ] = None,
     back: Annotated[bool, typer.Option("--back", help="Take the root away again.")] = False,
+    digest_media: Annotated[bool, typer.Option("--digest-media", help="List media with content digests.")] = False,
 ) -> None:
     """Point published paths of media to a local folder; a stopped call goes on, a finished one looks again."""
     from saccade.data.materialize import SENTINELS, materialize
@@ -85,7 +86,13 @@ def _materialize(
     marks = tuple(sentinel or SENTINELS)
     with writing(folder), progress("materialize") as advance:
         reports = materialize(
-            files, folder, root, sentinels=marks, back=back, told=lambda name, rows: advance(rows, name)
+            files,
+            folder,
+            root,
+            sentinels=marks,
+            back=back,
+            digest_media=digest_media,
+            told=lambda name, rows: advance(rows, name),
         )
     for one in reports:
         lacking = one.lacking()

@@ -110,7 +110,7 @@ class _Check:
             return split.found("row", str(error))
         task = item.task if isinstance(item, Demo) else item
         split.kinds[task.kind.value] += 1
-        if _mark(task.id) in ids:
+        if _mark(task.id) in ids and not isinstance(item, Demo):  # a task may be shown in several ways
             split.found("id", f"{task.id}, row {row.number}")
         ids.add(_mark(task.id))
         for problem in _answers(item, task):
@@ -119,7 +119,8 @@ class _Check:
             split.letters[str(task.gold)] += 1
         known = [self.medium(row.file.parent / one.path, one, number, split, task) for one in task.media]
         self.times(task, known, split)
-        self.question(task, _mark([each.mark for each in known]), number, split)
+        said = [item.frames, item.replies] if isinstance(item, Demo) else []
+        self.question(task, _mark([each.mark for each in known]), said, number, split)
         return None
 
     def medium(self, path: Path, one: Media, number: int, split: Split, task: Task) -> _Known:
@@ -147,10 +148,10 @@ class _Check:
         if task.gold[0] < 0 or task.gold[-1] > max(lengths) + video.GRACE:
             split.found("time", f"{task.id}: {task.gold} of a video of {max(lengths):.1f} s")
 
-    def question(self, task: Task, media: int, number: int, split: Split) -> None:
-        """Whether the same was asked before: of the same files, or in another split."""
+    def question(self, task: Task, media: int, said: Sequence[Any], number: int, split: Split) -> None:
+        """Whether the same was asked (and said in reply) of the same files, or in another split of others."""
         words = [" ".join(text.casefold().split()) for text in (task.question, *task.choices)]
-        own = _mark([words, media, number])
+        own = _mark([words, media, said, number])
         if own in self.asked:
             split.found("repeated", task.id)
         self.asked.add(own)

@@ -20,7 +20,8 @@ from typing import Any
 
 from saccade.data import parquet
 from saccade.data.gather import bucket_of
-from saccade.data.record import whole
+from saccade.data.raw import read_rows
+from saccade.data.record import whole, write_jsonl
 from saccade.errors import DataError
 from saccade.media import files
 
@@ -31,7 +32,7 @@ TEXTS = (".jsonl", ".ndjson", ".json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What came of one file: `missing` are the local files that aren't there, each once.
+    """What came of one file: `missing` are the local files that aren't there, `media` those that are, each once.
 
     >>> Done(file="a.parquet", rows=2, paths={"selfqa": 2}, missing=("selfqa/1.mp4",)).lacking()
     {'selfqa': 1}
@@ -41,6 +42,7 @@ class Done:
     rows: int
     paths: dict[str, int]  # references, by bucket
     missing: tuple[str, ...]
+    media: tuple[str, ...] = ()
     source_digest: str = ""
     digest: str = ""
 
@@ -62,6 +64,7 @@ class Paths:
     back: bool = False
     paths: Counter[str] = field(default_factory=Counter)
     missing: set[str] = field(default_factory=set)
+    media: set[str] = field(default_factory=set)
     _alone: re.Pattern[str] = field(init=False)
     _quoted: re.Pattern[str] = field(init=False)
 
@@ -102,8 +105,7 @@ class Paths:
         self.paths[bucket_of(plain)] += 1
         if self.back:
             return f"{scheme}{path}"
-        if not os.path.isfile(f"{self.root}/{plain}"):
-            self.missing.add(plain)
+        (self.media if os.path.isfile(f"{self.root}/{plain}") else self.missing).add(plain)
         return f"{scheme}{self.root}/{path}"
 
 
@@ -114,12 +116,14 @@ def materialize(
     *,
     sentinels: Sequence[str] = SENTINELS,
     back: bool = False,
+    digest_media: bool = False,
     told: Callable[[str, int], None] = lambda file, rows: None,
 ) -> list[Done]:
     """Write each file to `folder` with its sentinel paths below `root`; `back` takes the root away again.
 
     What was finished before stays, and what is missing is looked for anew. `folder/manifest.json` holds rows, counts by
-    bucket and digests, `<file>.missing.txt` the files that aren't there. Raises DataError.
+    bucket and digests, `<file>.missing.txt` the media that aren't there, `<file>.media.jsonl` those that are with their
+    sizes, and where `digest_media` with digests of their content. Raises DataError.
     """
     names = Counter(source.name for source in sources)
     for source in sources:
@@ -142,7 +146,8 @@ def materialize(
             job = _Job(source=source, folder=folder, identity=identity, root=local, sentinels=marks, back=back)
             done = job.run(told)
         _write_missing(folder, done)
-        short = {key: value for key, value in asdict(done).items() if key != "missing"}
+        _write_media(folder / f"{source.name}.media.jsonl", done.media, local, digest_media)
+        short = {key: value for key, value in asdict(done).items() if key not in ("missing", "media")}
         manifest["files"][source.name] = {**short, "missing": done.lacking(), "identity": identity}
         manifest["root"] = local
         _write(folder / "manifest.json", manifest)
@@ -185,6 +190,7 @@ class _Job:
             _write(self.place / "of.json", self.identity)
         total: Counter[str] = Counter()
         missing: set[str] = set()
+        media: set[str] = set()
         parts: list[Path] = []
         feed: parquet.Feed | None = None
         rows, at, more = 0, 0, True
@@ -198,6 +204,7 @@ class _Job:
             rows, at, more = rows + note["rows"], note["at"], note["more"]
             total.update(note["paths"])
             missing.update(note["missing"])
+            media.update(note["media"])
             parts.append(part)
             told(self.source.name, rows)
         target = self.folder / self.source.name
@@ -208,6 +215,7 @@ class _Job:
             rows=rows,
             paths=dict(sorted(total.items())),
             missing=tuple(sorted(missing)),
+            media=tuple(sorted(media)),
             source_digest=digest(self.source),
             digest=digest(target),
         )
@@ -224,7 +232,8 @@ class _Job:
             else:
                 count, at = self.lines(partial, paths, at)
                 more = at < self.source.stat().st_size
-        note = {"rows": count, "at": at, "more": more, "paths": paths.paths, "missing": sorted(paths.missing)}
+        note = {"rows": count, "at": at, "more": more, "paths": paths.paths}
+        note |= {"missing": sorted(paths.missing), "media": sorted(paths.media)}
         _write(part.with_suffix(".note"), note)
         return note
 
@@ -256,17 +265,42 @@ class _Job:
 
 def _again(folder: Path, entry: dict[str, Any], root: str, back: bool) -> Done:
     """What a finished file lacks now: more archives may have been unpacked since."""
-    known = folder / f"{entry['file']}.missing.txt"
-    lines = known.read_text(encoding="utf-8").splitlines() if known.is_file() else []
-    missing = tuple(path for path in lines if back or not os.path.isfile(f"{root}/{path}"))
+    listed = folder / f"{entry['file']}.missing.txt"
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
+    known = {*lines, *_media(folder / f"{entry['file']}.media.jsonl")}
+    missing = {*lines} if back else {path for path in known if not os.path.isfile(f"{root}/{path}")}
     return Done(
         file=entry["file"],
         rows=entry["rows"],
         paths=entry["paths"],
-        missing=missing,
+        missing=tuple(sorted(missing)),
+        media=() if back else tuple(sorted(known - missing)),
         source_digest=entry["source_digest"],
         digest=entry["digest"],
     )
+
+
+def _media(path: Path) -> dict[str, dict[str, Any]]:
+    """The media that a list of ours names."""
+    if not path.is_file():
+        return {}
+    return {row.values["path"]: dict(row.values) for row in read_rows(path)}
+
+
+def _write_media(path: Path, media: Sequence[str], root: str, digests: bool) -> None:
+    """List media with their sizes; a digest that is known stays while the size does."""
+    known, rows = _media(path), []
+    for name in media:
+        size = os.path.getsize(f"{root}/{name}")
+        row = {"path": name, "bytes": size}
+        before = known.get(name, {})
+        if before.get("bytes") == size and "digest" in before:
+            row["digest"] = before["digest"]
+        elif digests and size:
+            row["digest"] = files.digest(f"{root}/{name}")
+        rows.append(row)
+    if rows:
+        write_jsonl(path, rows)
 
 
 def digest(path: Path) -> str:
