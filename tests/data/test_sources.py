@@ -38,7 +38,13 @@ def test_paravt_rows_for_rl():
 
 @pytest.mark.parametrize(
     ("answer", "gold"),
-    [("[3.5, 9]", (3.5, 9.0)), ([3.5, 9], (3.5, 9.0)), ("00:10 - 01:00", (10.0, 60.0)), ("3.0s to 4s", (3.0, 4.0))],
+    [
+        ("[3.5, 9]", (3.5, 9.0)),
+        ([3.5, 9], (3.5, 9.0)),
+        ("00:10 - 01:00", (10.0, 60.0)),
+        ("3.0s to 4s", (3.0, 4.0)),
+        ({"start": 1, "end": 2}, (1.0, 2.0)),
+    ],
 )
 def test_a_question_of_when_has_a_span(answer, gold):
     info = {"answer": answer, "question_type": "tvg"}
@@ -175,6 +181,8 @@ def test_an_imported_demonstration_is_rehearsed_as_it_was_published(renderer):
         ("Which?\nA. red\nB. blue", ("red", "blue")),
         ("Which?\nOptions:\n(A) red\n(B) blue\n(C) 3.5", ("red", "blue", "3.5")),
         ("Which? A) red B) blue", ("red", "blue")),
+        ("Which?\n<options>\n(a) red\n(b) blue\n</options>", ("red", "blue")),
+        ("哪个？\nA．红\nB．蓝", ("红", "蓝")),
         ("Is vitamin A. good?", ()),
         ("A. Smith wrote it. Who is A. Smith?", ()),
         ("Plan B: what is it?", ()),
@@ -189,6 +197,7 @@ def test_options_are_found_in_the_question(question, options):
     ("answer", "letter"),
     [
         *((answer, "B") for answer in ("B", "(B)", "b.", "B. blue", "B) blue", "Blue", "\\boxed{B}", "（Ｂ）")),
+        *((answer, "B") for answer in ("Answer: B", "option B", "The answer is B.", "B blue", "<answer>B</answer>")),
         *((answer, None) for answer in ("B. red", "C", "A or B", "", "Boat", "Blue or red")),
     ],
 )

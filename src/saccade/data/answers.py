@@ -5,12 +5,12 @@ Options that stand in the question (`A. red`, `(A) red`) are taken out of it, si
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from saccade.data.raw import Row
-from saccade.rewards._text import boxes, tidy
+from saccade.rewards._text import LEAD, boxes, tidy
 from saccade.types import Kind
 
 LETTERS = "ABCDEFGHIJ"
@@ -23,8 +23,11 @@ KINDS = {
     **dict.fromkeys(("box", "bbox"), Kind.BOX),
     "point": Kind.POINT,
 }
-_LABEL = re.compile(r"^[ \t]*(?:\(([A-J])\)|([A-J])[.):：])[ \t]*(?=\S)", re.MULTILINE)
-_INLINE = re.compile(r"(?<!\S)(?:\(([A-J])\)|([A-J])[.):：])[ \t]+(?=\S)")
+_LABEL = re.compile(r"^[ \t]*(?:\(([A-Ja-j])\)|([A-J])[.):：．、])[ \t]*(?=\S)", re.MULTILINE)
+_INLINE = re.compile(r"(?<!\S)(?:\(([A-J])\)|([A-J])[.):：．、])[ \t]+(?=\S)")
+_NAMED = re.compile(r"[(\[]?([A-Ja-j])[)\]]?[.):：,]*(?:\s+|\Z|(?<=[.):：]))(.*)", re.DOTALL)
+_LEAD = re.compile(LEAD, re.IGNORECASE)
+_TAGS = re.compile(r"</?(?:options|choices|candidates)>[ \t]*\n?")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TIME = r"\d+(?::\d{1,2}){0,2}(?:\.\d+)?"
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
@@ -106,12 +109,15 @@ def split_options(question: str) -> tuple[str, tuple[str, ...]]:
     >>> split_options("Which? (A) red (B) blue")
     ('Which?', ('red', 'blue'))
     """
+    whole, question = question, _TAGS.sub("", question)
     for pattern in (_LABEL, _INLINE):
-        labels = _in_order([(match[1] or match[2], match.start(), match.end()) for match in pattern.finditer(question)])
+        labels = _in_order(
+            [((match[1] or match[2]).upper(), match.start(), match.end()) for match in pattern.finditer(question)]
+        )
         if len(labels) >= 2:
             break
     else:
-        return question, ()
+        return whole, ()
     ends = [*(start for _, start, _ in labels[1:]), len(question)]
     texts = [question[label[2] : end] for label, end in zip(labels, ends, strict=True)]
     last, _, tail = texts[-1].strip().partition("\n")
@@ -121,7 +127,7 @@ def split_options(question: str) -> tuple[str, tuple[str, ...]]:
     head = re.sub(r"\n[ \t]*(?:options|choices|candidates)[ \t]*[:：]?$", "", head, flags=re.IGNORECASE).rstrip()
     options = tuple(text.strip().rstrip(";").rstrip() for text in texts)
     if not all(options) or not head:
-        return question, ()
+        return whole, ()
     return "\n".join(filter(None, (head, tail.strip()))), options
 
 
@@ -153,12 +159,13 @@ def letter_of(answer: Any, options: Sequence[str]) -> str | None:
     plain = [_plain(option) for option in options]
     if plain.count(_plain(text)) == 1:
         return LETTERS[plain.index(_plain(text))] if len(options) <= len(LETTERS) else None
-    match = re.fullmatch(r"\(?([A-Ja-j])\)?(?:[.):：]?\s*|[.):：]\s*(.*)|(?<=\))\s*(.*))", text, re.DOTALL)
+    text = text[match.end() :] if (match := _LEAD.match(text)) else text
+    named = _NAMED.fullmatch(text)
     letters = LETTERS[: len(options)]
-    if match is None or match[1].upper() not in letters:
+    if named is None or named[1].upper() not in letters:
         return None
-    said = _plain(match[2] or match[3] or "")
-    return match[1].upper() if not said or said == plain[letters.index(match[1].upper())] else None
+    said = _plain(named[2])
+    return named[1].upper() if not said or said == plain[letters.index(named[1].upper())] else None
 
 
 def _plain(text: str) -> str:
@@ -169,11 +176,15 @@ def _plain(text: str) -> str:
 
 
 def span_of(answer: Any) -> tuple[float, float] | None:
-    """A start and a later end in seconds: a pair of numbers, or two times in a text; None where it is neither.
+    """A start and a later end in seconds: a pair, listed or named, or two times in a text; None where it is neither.
 
     >>> span_of([3, 5.5]), span_of("From 00:10 to 00:12.5"), span_of("24.3 30.4"), span_of("9 to 3")
     ((3.0, 5.5), (10.0, 12.5), (24.3, 30.4), None)
     """
+    if isinstance(answer, Mapping):
+        answer = [value for name in ("start", "end") for key, value in answer.items() if str(key).startswith(name)]
+    if isinstance(answer, list | tuple) and len(answer) == 1:
+        return span_of(answer[0])
     if isinstance(answer, str):
         times = tuple(_seconds(time) for time in re.findall(_TIME, tidy(bare(answer))))
     else:
