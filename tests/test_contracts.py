@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from published_rows import EXAMPLES
 
 from saccade import plugins
 from saccade.agents.direct import direct
@@ -21,10 +22,11 @@ from saccade.testing import (
     check_engine,
     check_family,
     check_reward,
+    check_source,
     check_tool,
     example_episodes,
 )
-from saccade.types import Completion, End, Kind, Score, Stop, Ungraded
+from saccade.types import Completion, End, Kind, Score, Stop, Task, Ungraded
 
 KINDS = {
     **{"choice": (Kind.CHOICE,), "open": (Kind.OPEN,), "grounding": (Kind.GROUNDING,), "number": (Kind.NUMBER,)},
@@ -71,6 +73,12 @@ def test_engine(name, renderer, tiny_folder):
 def test_family(name, tmp_path):
     make_tiny(tmp_path / "model", family=name)
     check_family(load_renderer(str(tmp_path / "model")))
+
+
+@pytest.mark.parametrize("name", plugins.names("data.sources"))
+def test_source(name):
+    assert name in EXAMPLES, f"add a row of the source {name} to tests/published_rows.py"
+    check_source(plugins.bind("data.sources", name, {}), EXAMPLES[name])
 
 
 # ---- the checks themselves catch what they are for -----------------------------------------------------------------
@@ -151,3 +159,16 @@ def test_scripted_runs_out(renderer):
     engine = scripted(renderer, replies=("red",))
     with pytest.raises(EngineError, match="all of them are said"):
         asyncio.run(check_engine(engine, renderer))
+
+
+def test_a_careless_source_is_caught():
+    with pytest.raises(KeyError):
+        check_source(lambda row: iter([row.values["nothing"]]), {"a": 1})
+    task = Task(id="one", question="?", media=(), kind=Kind.OPEN, gold="x")
+    with pytest.raises(AssertionError, match="one id"):
+        check_source(lambda row: iter([task]), {"a": 1})
+    with pytest.raises(AssertionError, match="gave nothing"):
+        check_source(lambda row: iter(()), {"a": 1})
+    bad = replace(task, kind=Kind.NUMBER)
+    with pytest.raises(AssertionError, match="not a number"):
+        check_source(lambda row: iter([replace(bad, id=row.id)]), {"a": 1})

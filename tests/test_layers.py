@@ -45,12 +45,13 @@ OWNERS = {
     "tokenizers": ("chat.tokens", "model._tiny_tokenizer"),
     "peft": ("model._adapters",),
     "safetensors": ("model._adapters",),
-    "jinja2": ("view.page", "view.lab_page"),
+    "jinja2": ("view.page", "view.lab_page", "view.rows"),
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),
+    "pyarrow": ("data.parquet",),
 }
 
-OPTIONAL = {"tensorboard"}  # reached through torch's own writer
+OPTIONAL = {"tensorboard", "pyarrow"}  # reached through torch's own writer; imported by name, late
 
 
 def modules():

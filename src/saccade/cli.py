@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.commands._terminal import RecipeName, Settings, err, out, progress, show
+from saccade.commands.data import data
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
 from saccade.config import load_recipe
@@ -62,10 +63,9 @@ def _name() -> str:
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 model_app = typer.Typer(no_args_is_help=True, help="Make models.")
-data_app = typer.Typer(no_args_is_help=True, help="Make data.")
 app.add_typer(recipes, name="recipes")
 app.add_typer(model_app, name="model")
-app.add_typer(data_app, name="data")
+app.add_typer(data, name="data")
 app.command("lab")(lab)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -127,7 +127,7 @@ def model_tiny(
     out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
 
 
-@data_app.command("world")
+@data.command("world")
 def data_world(
     folder: Annotated[Path, typer.Argument(help="Where the world goes.")],
     settings: Settings = None,

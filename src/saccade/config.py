@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from saccade.errors import ConfigError
 from saccade.plugins import nearest
@@ -39,10 +39,17 @@ class Model(Section):
     lora_rank: Whole = 0  # of adapters on the text model's linear layers; 0 = train all weights
 
 
-class Data(Section):
-    """Files of tasks and traces (JSONL); relative paths, like `model.path`, start at the recipe's run folder."""
+# A file, or files with the weights that they are mixed by; the tags are named in errors.
+Mixed = Annotated[
+    Annotated[str, Tag("file")] | Annotated[dict[str, Positive], Tag("weight")],
+    Discriminator(lambda value: "weight" if isinstance(value, Mapping) else "file"),
+]
 
-    train: str = ""
+
+class Data(Section):
+    """Files of tasks and traces (JSONL or Parquet); relative paths start at the recipe's run folder, as the model's."""
+
+    train: Mixed = ""
     validation: str = ""
     test: str = ""
     traces: str = ""

@@ -18,6 +18,7 @@ import torch
 from saccade import plugins
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
+from saccade.data.mixture import Mixture
 from saccade.data.record import seen_from
 from saccade.data.rows import read_demos, read_tasks
 from saccade.data.world import check_world, contact_sheet, make_world, pieces
@@ -37,7 +38,7 @@ from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
-from saccade.types import Scored
+from saccade.types import Scored, Task
 
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -226,13 +227,21 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     `run` is the run of the folder where it is open already. Raises RunError where the folder's `sft` was stopped
     halfway.
     """
-    tasks = read_tasks(_named(folder, recipe.data.train, "data.train"))
+    tasks = _training_tasks(folder, recipe)
     run = run or _begun(folder, recipe, recipe, resume)
     # Half a cold start would be taken for a whole one, and nobody would ever know.
     if (folder / "sft").exists() and not run.is_done("sft") and latest(folder, "rl") is None:
         mend = f"finish it first with `saccade sft … --out {folder} --resume`"
         raise RunError(f"the SFT in {folder} was stopped before its end; {mend}")
     return _learn("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
+
+
+def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
+    """The tasks to learn from: of one file, or of several mixed by weight."""
+    train = recipe.data.train
+    if isinstance(train, str) or not train:
+        return read_tasks(_named(folder, str(train or ""), "data.train"))
+    return Mixture(tuple(read_tasks(folder / path) for path in train), tuple(train.values()))
 
 
 def _begun(folder: Path, recipe: Recipe, used: Recipe, resume: bool) -> Run:

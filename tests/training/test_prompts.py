@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.training.prompts import Prompts, order, task_at
+from saccade.data.mixture import order
+from saccade.training.prompts import Prompts, task_at
 from saccade.types import Kind, Task
 
 TASKS = [Task(id=str(number), question="?", media=(), kind=Kind.OPEN, gold="red") for number in range(20)]

@@ -4,6 +4,7 @@ Values without a type of their own (`Task.extras`, `Call.arguments`) must be JSO
 a list. Infinite and not-a-number floats survive.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,11 +24,24 @@ Noun = TypeVar("Noun")
 
 def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     """Write one line per item. The file appears complete or not at all."""
-    target = Path(path)
-    partial = target.with_name(target.name + ".part")
-    with partial.open("wb") as file:
+    with whole(Path(path)) as partial, partial.open("wb") as file:
         file.writelines(_line(item) for item in items)
-    os.replace(partial, target)  # atomic: a reader sees the old file or the new one
+
+
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A path to write, which becomes `target` where nothing fails and is deleted where something does."""
+    partial = target.with_name(target.name + ".part")
+    try:
+        yield partial
+        os.replace(partial, target)  # atomic: a reader sees the old file or the new one
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def plain(item: Any) -> Any:
+    """A noun as JSON has it: mappings, lists, texts, numbers."""
+    return json.loads(_line(item))
 
 
 def append(path: str | os.PathLike[str], item: Any) -> None:
@@ -100,6 +114,11 @@ def _parse(line: bytes, kind: type[Noun], where: str) -> Noun:
     except ValueError as error:
         ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
         raise DataError(f"{where}: not valid JSON{ending}: {error}") from error
+    return typed(value, kind, where)
+
+
+def typed(value: Any, kind: type[Noun], where: str) -> Noun:
+    """A plain value as a noun. Raises DataError, naming `where` and the field, for anything that isn't a `kind`."""
     try:
         item: Noun = _adapter(cast(Hashable, kind)).validate_python(value)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Tasks and demonstrations on disk: JSONL of `Task` and of `Demo`, media paths relative to the file's own folder."""
+"""Tasks and demonstrations on disk: JSONL or Parquet of `Task` and of `Demo`, media paths relative to their folder."""
 
 import math
 import os
@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from saccade.data.record import read_jsonl, write_jsonl
+from saccade.data import native
+from saccade.data.record import relocated
 from saccade.errors import DataError
 from saccade.types import Demo, Kind, Media, Task
 
 
 def write_tasks(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
     """Write tasks as they are: give media paths relative to the folder of `path`, or absolute."""
-    write_jsonl(path, tasks)
+    native.write(path, tasks)
 
 
 def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
@@ -23,18 +24,18 @@ def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
     fit the kind.
     """
     source = Path(path)
-    tasks = read_jsonl(source, Task)
+    tasks = list(native.iterate(source, Task))
     if not tasks:
         raise DataError(f"{source}: the file holds no task")
     known: set[str] = set()
     for task in tasks:
-        problem = _problem(task)
+        problem = problem_of(task)
         if task.id in known:
             problem = "the id was used before"
         if problem:
             raise DataError(f"{source}, task {task.id}: {problem}")
         known.add(task.id)
-    return _located(tasks, source)
+    return _found(tasks, source)
 
 
 def read_demos(path: str | os.PathLike[str]) -> list[Demo]:
@@ -43,14 +44,19 @@ def read_demos(path: str | os.PathLike[str]) -> list[Demo]:
     Raises DataError for an empty file, a bad row, a missing media file.
     """
     source = Path(path)
-    demos = read_jsonl(source, Demo)
+    demos = list(native.iterate(source, Demo))
     if not demos:
         raise DataError(f"{source}: the file holds no demonstration")
-    tasks = _located([demo.task for demo in demos], source)
+    tasks = _found([demo.task for demo in demos], source)
     return [replace(demo, task=task) for demo, task in zip(demos, tasks, strict=True)]
 
 
-def _problem(task: Task) -> str | None:
+def located(item: Task | Demo, source: Path) -> Task | Demo:
+    """A row of a file with the paths of its media joined to the file's folder; none of them is looked for."""
+    return relocated(item, lambda path: str(source.parent / path))
+
+
+def problem_of(task: Task) -> str | None:
     """Why a task can't be graded, if it can't."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(task.choices)]
     if task.kind is Kind.CHOICE and not 2 <= len(task.choices) <= 10:
@@ -75,14 +81,14 @@ def _ordered(gold: object, axes: int) -> bool:
     return isinstance(gold, tuple) and len(gold) == 2 * axes and all(gold[i] < gold[i + axes] for i in range(axes))
 
 
-def _located(tasks: Sequence[Task], source: Path) -> list[Task]:
+def _found(tasks: Sequence[Task], source: Path) -> list[Task]:
     # Many tasks share a file: each is looked for once.
     found: dict[str, bool] = {}
-    located = []
+    joined = []
     for task in tasks:
         media = tuple(Media(path=str(source.parent / item.path), kind=item.kind) for item in task.media)
         for item in media:
             if not found.setdefault(item.path, Path(item.path).is_file()):
                 raise DataError(f"{source}, task {task.id}: media file {item.path} is missing")
-        located.append(replace(task, media=media))
-    return located
+        joined.append(replace(task, media=media))
+    return joined

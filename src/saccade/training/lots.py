@@ -20,7 +20,7 @@ from saccade.errors import EngineError
 from saccade.evaluation.metrics import failed, step_metrics
 from saccade.rollouts.collect import collect
 from saccade.rollouts.stage import Stage
-from saccade.training.prompts import Prompts, task_at
+from saccade.training.prompts import Prompts, epoch_at, task_at
 from saccade.types import Group, Task, seed_of
 from saccade.waiting import together
 
@@ -83,7 +83,7 @@ async def roll_out(
     parts: dict[tuple[int, int], list[int]] = {}
     for place in places:
         digest = task_at(tasks, seed, place).digest
-        parts.setdefault((place // len(tasks), drawn[digest]), []).append(place)
+        parts.setdefault((epoch_at(tasks, seed, place), drawn[digest]), []).append(place)
         drawn[digest] += 1
     rolled = await together([_part(stage, tasks, part, number, *key) for key, part in parts.items()])
     groups = {

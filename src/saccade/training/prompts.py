@@ -7,15 +7,15 @@ A *place* is a number in the endless row of epochs:
     task      b  d  a  c | c  a  d  b | ...
 
 Places are taken from the front: first those that are to go again, then new ones. Everything about a prompt (its task,
-epoch and frame budget) follows from its place, so that a place is all a checkpoint has to remember.
+epoch and frame budget) follows from its place, so that a place is all a checkpoint has to remember; so it does where
+files are mixed by weight.
 """
 
-import functools
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from saccade.types import Task, seed_of
+from saccade.data.mixture import Mixture
+from saccade.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,10 @@ class Prompts:
 
 
 def task_at(tasks: Sequence[Task], seed: int, place: int) -> Task:
-    """The task at a place of the row."""
-    return tasks[order(len(tasks), seed, place // len(tasks))[place % len(tasks)]]
+    """The task at a place of the row; of several files mixed, see `data.mixture`."""
+    return Mixture.of(tasks).at(seed, place)[0]
 
 
-@functools.lru_cache(maxsize=8)  # a step asks for each of its places
-def order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order of the tasks in an epoch."""
-    places = list(range(count))
-    random.Random(seed_of("order", seed, epoch)).shuffle(places)
-    return tuple(places)
+def epoch_at(tasks: Sequence[Task], seed: int, place: int) -> int:
+    """The epoch that a place belongs to: its own file's, where several are mixed."""
+    return Mixture.of(tasks).at(seed, place)[1]

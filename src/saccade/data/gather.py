@@ -1,0 +1,191 @@
+"""Published rows into a file of tasks or demonstrations, one row at a time.
+
+    file ──read_rows──> Row ──source──> Task, Demo ──their files found?──> written
+                                                    └── missing: counted by source, and listed row by row
+
+Nothing is held but ids, so that memory stays flat however many rows there are.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from saccade.data import native
+from saccade.data.raw import Row, read_rows
+from saccade.data.record import seen_from, whole
+from saccade.data.rows import problem_of
+from saccade.errors import DataError
+from saccade.types import Demo, Media, Task
+
+Source = Callable[[Row], Iterator[Task | Demo]]
+Policy = Literal["error", "skip"]
+SHOWN = 5  # ids that a report names; the whole list is a file
+
+_SIGNS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of one file: rows read, items written, rows left out for missing files or because they are bad."""
+
+    file: str
+    rows: int = 0
+    written: int = 0
+    missing_rows: int = 0
+    missing_files: Counter[str] = field(default_factory=Counter)  # by the first folder of their paths
+    missing_ids: list[str] = field(default_factory=list)  # the first few
+    bad_rows: int = 0
+    bad: list[str] = field(default_factory=list)  # the first few sentences
+
+
+def gather(
+    source: Source,
+    files: Sequence[Path],
+    target: Path,
+    *,
+    root: Path | None = None,
+    on_missing: Policy = "error",
+    on_bad: Policy = "error",
+    told: Callable[[int], None] = lambda rows: None,
+) -> list[Found]:
+    """Write what `source` makes of the rows of `files` to `target` (.jsonl or .parquet); what came of each file.
+
+    Relative paths of media start at `root`, else at their file's folder. Rows with missing files are listed in
+    `<target>.missing.jsonl`; with "error" all are looked for, then nothing is written. Pictures that stand in rows
+    become files in `<target>.media/`. Raises DataError.
+    """
+    absent = [str(file) for file in files if not file.is_file()]
+    if absent:
+        raise DataError(f"{absent[0]}: there is no such file")
+    if target.suffix not in (".jsonl", ".parquet"):
+        raise DataError(f"{target}: a file of tasks ends in .jsonl or .parquet")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    listing = target.with_name(target.name + ".missing.jsonl")
+    reports = [Found(file=str(file)) for file in files]
+    with listing.open("w", encoding="utf-8") as missing:
+        work = _Work(source=source, target=target, root=root, on_bad=on_bad, missing=missing)
+        items = itertools.chain.from_iterable(
+            work.items(file, report, told) for file, report in zip(files, reports, strict=True)
+        )
+        native.write(target, _unless_missing(items, reports, on_missing, listing))
+    if not any(report.missing_rows for report in reports):
+        listing.unlink()
+    return reports
+
+
+def _unless_missing(items: Iterator[Any], reports: Sequence[Found], policy: Policy, listing: Path) -> Iterator[Any]:
+    """The items; at their end an error, so that nothing is written, where files are missing and may not be."""
+    yield from items
+    lacking = [report for report in reports if report.missing_rows]
+    if lacking and policy == "error":
+        one = lacking[0]
+        folders = ", ".join(f"{count} in {folder}" for folder, count in one.missing_files.most_common(SHOWN))
+        what = f"{one.file}: {one.missing_rows} of {one.rows} rows lack files ({folders}), first {one.missing_ids[0]}"
+        more = f"; so do rows of {len(lacking) - 1} other files" if lacking[1:] else ""
+        mend = "give --root their folder, or leave the rows out with --on-missing skip"
+        raise DataError(f"{what}{more}; {listing} lists them: {mend}")
+    if not sum(report.written for report in reports):
+        raise DataError("no row is left to be written; check --root and the source")
+
+
+@dataclass(slots=True)
+class _Work:
+    source: Source
+    target: Path
+    root: Path | None
+    on_bad: Policy
+    missing: TextIO
+    ids: set[bytes] = field(default_factory=set)
+    kind: type[Any] | None = None
+
+    def items(self, file: Path, report: Found, told: Callable[[int], None]) -> Iterator[Task | Demo]:
+        """What is to be written of one file's rows."""
+        folder = file.parent if self.root is None else self.root
+        for row in read_rows(file, self.keep):
+            report.rows += 1
+            told(report.rows)
+            for item in self.made(row, report):
+                located = self.located(row, item, folder, report)
+                if located is not None:
+                    report.written += 1
+                    yield located
+
+    def made(self, row: Row, report: Found) -> list[Task | Demo]:
+        """What the source makes of a row, sound and with ids of their own."""
+        try:
+            items = list(self.source(row))
+            for item in items:
+                self.check(row, item)
+        except DataError as error:
+            if self.on_bad == "error":
+                raise
+            report.bad_rows += 1
+            report.bad += [str(error)] if len(report.bad) < SHOWN else []
+            return []
+        return items
+
+    def check(self, row: Row, item: Task | Demo) -> None:
+        task = item.task if isinstance(item, Demo) else item
+        problem = problem_of(task)
+        if problem:
+            raise DataError(f"{row.file}, row {row.number}: {problem}")
+        if type(item) is not (self.kind or type(item)):
+            raise DataError(f"{row.file}, row {row.number}: a file can't hold both tasks and demonstrations")
+        self.kind = type(item)
+        # eight bytes of a digest for each id: a million rows are some ten megabytes
+        mark = hashlib.sha256(task.id.encode()).digest()[:8]
+        if mark in self.ids and not isinstance(item, Demo):  # a task may be shown in several ways
+            raise DataError(f"{row.file}, row {row.number}: the id {task.id!r} was used before")
+        self.ids.add(mark)
+
+    def located(self, row: Row, item: Task | Demo, folder: Path, report: Found) -> Task | Demo | None:
+        """The item with its files as seen from the target's folder; None, and noted, where one is missing."""
+        task = item.task if isinstance(item, Demo) else item
+        paths = {one.path: os.path.join(folder, one.path) for one in task.media}
+        gone = [one.path for one in task.media if not is_file(paths[one.path])]
+        if gone:
+            report.missing_rows += 1
+            report.missing_files.update(bucket_of(path) for path in gone)
+            report.missing_ids += [task.id] if len(report.missing_ids) < SHOWN else []
+            note = {"file": str(row.file), "row": row.number, "id": task.id, "paths": gone}
+            self.missing.write(json.dumps(note) + "\n")
+            return None
+        home = self.target.parent
+        media = tuple(Media(path=seen_from(home, paths[one.path], home), kind=one.kind) for one in task.media)
+        task = replace(task, media=media)
+        return replace(item, task=task) if isinstance(item, Demo) else task
+
+    def keep(self, content: bytes) -> str:
+        """The path of a new file with these bytes, named after them."""
+        ending = ".mp4" if content[4:8] == b"ftyp" else ".bin"
+        ending = next((name for sign, name in _SIGNS.items() if content.startswith(sign)), ending)
+        folder = self.target.with_name(f"{self.target.name}.media").resolve()
+        path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{ending}"
+        if not path.exists():
+            folder.mkdir(exist_ok=True)
+            with whole(path) as partial:
+                partial.write_bytes(content)
+        return str(path)
+
+
+@lru_cache(maxsize=65536)  # many rows share a file
+def is_file(path: str) -> bool:
+    """Whether a path is that of a file; a web address isn't."""
+    return os.path.isfile(path)
+
+
+def bucket_of(path: str) -> str:
+    """The folders of a path that tell which archive it is from: two, where it has as many.
+
+    >>> bucket_of("museg/charades/1.mp4"), bucket_of("selfqa/2.mp4"), bucket_of("3.mp4")
+    ('museg/charades', 'selfqa', '.')
+    """
+    parts = [part for part in path.split("/")[:-1] if part]
+    return "/".join(parts[:2]) or "."

@@ -1,0 +1,331 @@
+"""Published paths of media to local ones, and back: whatever else a file says stays as it is.
+
+    file ──shards of rows, each written whole──> .parts/<file>/ ──joined──> out/<file>, manifest.json
+                  └── a second call begins behind the last whole shard
+
+A published file names its media by archive (`longvt_source/...`, `museg/charades/...`). Here each such path gets a root
+in front, wherever it stands: in a column, in a list, in JSON inside a text. Taking the root away gives the file back.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from saccade.data import parquet
+from saccade.data.gather import bucket_of
+from saccade.data.raw import read_rows
+from saccade.data.record import whole, write_jsonl
+from saccade.errors import DataError
+from saccade.media import files
+
+SENTINELS = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
+SHARD_ROWS = 8192
+TEXTS = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What came of one file: `missing` are the local files that aren't there, `media` those that are, each once.
+
+    >>> Done(file="a.parquet", rows=2, paths={"selfqa": 2}, missing=("selfqa/1.mp4",)).lacking()
+    {'selfqa': 1}
+    """
+
+    file: str
+    rows: int
+    paths: dict[str, int]  # references, by bucket
+    missing: tuple[str, ...]
+    media: tuple[str, ...] = ()
+    source_digest: str = ""
+    digest: str = ""
+
+    def lacking(self) -> dict[str, int]:
+        """How many files are missing, by bucket."""
+        return dict(Counter(map(bucket_of, self.missing)))
+
+
+@dataclass(slots=True)
+class Paths:
+    """Sentinel paths to local ones (or back, where `back`), counted by bucket while they are changed.
+
+    >>> Paths(root="/data", sentinels=SENTINELS, back=True).changed("file:///data/selfqa/1.mp4")
+    'file://selfqa/1.mp4'
+    """
+
+    root: str
+    sentinels: tuple[str, ...]
+    back: bool = False
+    paths: Counter[str] = field(default_factory=Counter)
+    missing: set[str] = field(default_factory=set)
+    media: set[str] = field(default_factory=set)
+    _alone: re.Pattern[str] = field(init=False)
+    _quoted: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # a slash in JSON may have backslashes before it, and JSON in JSON has some before its quotes
+        words = [re.escape(sentinel).replace("/", r"\\*/") for sentinel in self.sentinels]
+        root = re.escape(f"{self.root}/") if self.back else ""
+        path = rf"(file:(?:\\*/){{2}})?({root})((?:{'|'.join(words)})"
+        self._alone = re.compile(rf"{path}[^\r\n]*)")
+        self._quoted = re.compile(rf'(?<="){path}(?:[^"\\]|\\+[u/])*)(?=\\*")')
+
+    def changed(self, value: Any) -> Any:
+        """A value with every path in it changed."""
+        if isinstance(value, str):
+            if value.lstrip()[:1] in ("{", "["):
+                return self.text(value)
+            match = self._alone.fullmatch(value)
+            return self._replaced(match) if match else value
+        if isinstance(value, dict):
+            return {key: self.changed(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.changed, value))
+        return value
+
+    def text(self, text: str) -> str:
+        """JSON with every string in it that is a path changed; all else, spaces included, stays."""
+        return self._quoted.sub(self._replaced, text)
+
+    def _replaced(self, match: re.Match[str]) -> str:
+        scheme, _, path = match[1] or "", match[2], match[3]
+        plain = re.sub(r"\\+/", "/", path)
+        if "\\u" in plain:
+            plain = json.loads('"' + re.sub(r"\\+u", r"\\u", plain) + '"')
+        # nothing may lead out of the root
+        if ".." in plain.split("/"):
+            self.missing.add(plain)
+            return match[0]
+        self.paths[bucket_of(plain)] += 1
+        if self.back:
+            return f"{scheme}{path}"
+        (self.media if os.path.isfile(f"{self.root}/{plain}") else self.missing).add(plain)
+        return f"{scheme}{self.root}/{path}"
+
+
+def materialize(
+    sources: Sequence[Path],
+    folder: Path,
+    root: Path,
+    *,
+    sentinels: Sequence[str] = SENTINELS,
+    back: bool = False,
+    digest_media: bool = False,
+    told: Callable[[str, int], None] = lambda file, rows: None,
+) -> list[Done]:
+    """Write each file to `folder` with its sentinel paths below `root`; `back` takes the root away again.
+
+    What was finished before stays, and what is missing is looked for anew. `folder/manifest.json` holds rows, counts by
+    bucket and digests, `<file>.missing.txt` the media that aren't there, `<file>.media.jsonl` those that are with their
+    sizes, and where `digest_media` with digests of their content. Raises DataError.
+    """
+    names = Counter(source.name for source in sources)
+    for source in sources:
+        _check(source, folder, names[source.name])
+    local = os.path.abspath(root)
+    if not back and not os.path.isdir(local):
+        raise DataError(f"{root}: there is no such folder; give --root where the archives were unpacked")
+    if re.search(r'["\\\x00-\x1f]', local):
+        raise DataError(f"{root}: a root can't have quotes or backslashes in its name")
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = _read(folder / "manifest.json") or {"root": local, "files": {}}
+    reports = []
+    for source in sources:
+        identity = [*files.identity(str(source))[1:], local, sorted(sentinels), back]
+        entry = manifest["files"].get(source.name, {})
+        if entry.get("identity") == identity and (folder / source.name).is_file():
+            done = _again(folder, entry, local, back)
+        else:
+            marks = tuple(sentinels)
+            job = _Job(source=source, folder=folder, identity=identity, root=local, sentinels=marks, back=back)
+            done = job.run(told)
+        _write_missing(folder, done)
+        _write_media(folder / f"{source.name}.media.jsonl", done.media, local, digest_media)
+        short = {key: value for key, value in asdict(done).items() if key not in ("missing", "media")}
+        manifest["files"][source.name] = {**short, "missing": done.lacking(), "identity": identity}
+        manifest["root"] = local
+        _write(folder / "manifest.json", manifest)
+        reports.append(done)
+    return reports
+
+
+def _check(source: Path, folder: Path, times: int) -> None:
+    if not source.is_file():
+        raise DataError(f"{source}: there is no such file")
+    if source.suffix not in (*TEXTS, ".parquet"):
+        raise DataError(f"{source}: paths are changed in files that end in {', '.join(TEXTS)} or .parquet")
+    if times > 1:
+        raise DataError(f"{source}: two files of one name can't go into one folder")
+    if folder.resolve() == source.parent.resolve():
+        raise DataError(f"{source}: it would be overwritten; give --out another folder than its own")
+
+
+# ---- one file ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    source: Path
+    folder: Path
+    identity: list[Any]
+    root: str
+    sentinels: tuple[str, ...]
+    back: bool
+
+    @property
+    def place(self) -> Path:
+        return self.folder / ".parts" / self.source.name
+
+    def run(self, told: Callable[[str, int], None]) -> Done:
+        """Write the shards that are missing, then all of them as one file."""
+        if _read(self.place / "of.json") != self.identity:
+            shutil.rmtree(self.place, ignore_errors=True)
+            self.place.mkdir(parents=True)
+            _write(self.place / "of.json", self.identity)
+        total: Counter[str] = Counter()
+        missing: set[str] = set()
+        media: set[str] = set()
+        parts: list[Path] = []
+        feed: parquet.Feed | None = None
+        rows, at, more = 0, 0, True
+        while more:
+            part = self.place / f"{len(parts):06d}{self.source.suffix}"
+            note = _read(part.with_suffix(".note"))
+            if note is None:
+                # the shards that were finished before are the first ones: from here on the file is read once
+                feed = feed or (parquet.Feed(self.source, rows) if self.source.suffix == ".parquet" else None)
+                note = self.shard(part, at, feed)
+            rows, at, more = rows + note["rows"], note["at"], note["more"]
+            total.update(note["paths"])
+            missing.update(note["missing"])
+            media.update(note["media"])
+            parts.append(part)
+            told(self.source.name, rows)
+        target = self.folder / self.source.name
+        with whole(target) as partial:
+            self.join(parts, partial)
+        done = Done(
+            file=self.source.name,
+            rows=rows,
+            paths=dict(sorted(total.items())),
+            missing=tuple(sorted(missing)),
+            media=tuple(sorted(media)),
+            source_digest=digest(self.source),
+            digest=digest(target),
+        )
+        shutil.rmtree(self.place)
+        return done
+
+    def shard(self, part: Path, at: int, feed: parquet.Feed | None) -> dict[str, Any]:
+        """Write one shard, and once it is whole a note on it: of a text it begins at a byte, else the feed goes on."""
+        paths = Paths(root=self.root, sentinels=self.sentinels, back=self.back)
+        with whole(part) as partial:
+            if feed is not None:
+                count = parquet.rewrite(feed, partial, paths.changed, rows=SHARD_ROWS)
+                more = feed.left > 0
+            else:
+                count, at = self.lines(partial, paths, at)
+                more = at < self.source.stat().st_size
+        note = {"rows": count, "at": at, "more": more, "paths": paths.paths}
+        note |= {"missing": sorted(paths.missing), "media": sorted(paths.media)}
+        _write(part.with_suffix(".note"), note)
+        return note
+
+    def lines(self, target: Path, paths: Paths, at: int) -> tuple[int, int]:
+        """Copy lines from byte `at` on; how many, and the byte behind them."""
+        count = 0
+        with self.source.open("rb") as file, target.open("wb") as out:
+            file.seek(at)
+            for line in file:
+                try:
+                    out.write(paths.text(line.decode()).encode())
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{self.source}, byte {at}: the line is not UTF-8: {error}") from error
+                count, at = count + 1, at + len(line)
+                if count == SHARD_ROWS:
+                    break
+        return count, at
+
+    def join(self, parts: Sequence[Path], target: Path) -> None:
+        """All shards as one file."""
+        if self.source.suffix == ".parquet":
+            return parquet.join(parts, target)
+        with target.open("wb") as out:
+            for part in parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, out)
+        return None
+
+
+def _again(folder: Path, entry: dict[str, Any], root: str, back: bool) -> Done:
+    """What a finished file lacks now: more archives may have been unpacked since."""
+    listed = folder / f"{entry['file']}.missing.txt"
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
+    known = {*lines, *_media(folder / f"{entry['file']}.media.jsonl")}
+    missing = {*lines} if back else {path for path in known if not os.path.isfile(f"{root}/{path}")}
+    return Done(
+        file=entry["file"],
+        rows=entry["rows"],
+        paths=entry["paths"],
+        missing=tuple(sorted(missing)),
+        media=() if back else tuple(sorted(known - missing)),
+        source_digest=entry["source_digest"],
+        digest=entry["digest"],
+    )
+
+
+def _media(path: Path) -> dict[str, dict[str, Any]]:
+    """The media that a list of ours names."""
+    if not path.is_file():
+        return {}
+    return {row.values["path"]: dict(row.values) for row in read_rows(path)}
+
+
+def _write_media(path: Path, media: Sequence[str], root: str, digests: bool) -> None:
+    """List media with their sizes; a digest that is known stays while the size does."""
+    known, rows = _media(path), []
+    for name in media:
+        size = os.path.getsize(f"{root}/{name}")
+        row = {"path": name, "bytes": size}
+        before = known.get(name, {})
+        if before.get("bytes") == size and "digest" in before:
+            row["digest"] = before["digest"]
+        elif digests and size:
+            row["digest"] = files.digest(f"{root}/{name}")
+        rows.append(row)
+    if rows:
+        write_jsonl(path, rows)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a whole file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_missing(folder: Path, done: Done) -> None:
+    path = folder / f"{done.file}.missing.txt"
+    if not done.missing:
+        path.unlink(missing_ok=True)
+        return
+    with whole(path) as partial:
+        partial.write_text("".join(f"{name}\n" for name in done.missing), encoding="utf-8")
+
+
+def _write(path: Path, value: Any) -> None:
+    with whole(path) as partial:
+        partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _read(path: Path) -> Any:
+    """What a file of ours says; None where there is none, or none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
