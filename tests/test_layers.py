@@ -42,6 +42,7 @@ OWNERS = {
     "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design"),
     "transformers": ("model",),
     "tokenizers": ("chat.tokens", "model._tiny_tokenizer"),
+    "pyarrow": ("evaluation.benchmarks._rows",),
     "peft": ("model._adapters",),
     "safetensors": ("model._adapters",),
     "jinja2": ("view.page", "view.lab_page"),
