@@ -5,6 +5,7 @@
     check_family(renderer)                      turns extend, marks can't be spoken, a picture is as long as it says
     await check_reward(reward)                  steady, finite, and at ease with every way an episode can end
     await check_agent(agent, renderer)          every script ends in an episode whose tokens are the engine's own
+    check_benchmark(benchmark, tasks)           both rules take any answer; what fails is counted and never marked
 
 Each raises AssertionError with one sentence. No test framework is needed.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from saccade.chat.render import ChatRenderer
 from saccade.engines.scripted import scripted
 from saccade.errors import EngineError, MediaError
+from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, grade, report
 from saccade.ledger import Box, Ledger, Origin, Picture
 from saccade.protocols import Agent, Budget, Clip, Context, Engine, Grade, MediaLibrary, Renderer, Reward
 from saccade.tools._tool import FunctionTool, ToolContext
@@ -287,6 +289,42 @@ def _episode(kind: Kind, end: End, turns: tuple[Turn, ...]) -> Episode:
     task = Task(id=f"check-{kind}", question="?", media=(), kind=kind, gold=_GOLDS[kind][0], choices=choices)
     ledger = Ledger().observe((1, 2)).force((3,)).act((5, 7), logprobs=(-0.1, -2.0), version=0)
     return Episode(task=task, agent="check", ledger=ledger, turns=turns, end=end)
+
+
+# ---- benchmarks ----------------------------------------------------------------------------------------------------
+
+_ANSWERS = (
+    *("A", "(b)", r"\boxed{C}", r"\boxed{", "<answer>", "</answer>", "<think>", "12", "-3.5", "3 - 5", "00:12 - 1:30"),
+    *("I can't tell.", "A or B", "\u2212\u0663", "答案是B", "{}", '{"short answer": null}', "[[1, 2]]", "nan", "\x00", "9^{9^9}"),
+    *("((" * 2000, "a " * 5000, "1" * 5000, "\ud800"),
+)
+
+
+def check_benchmark(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
+    """Both rules take any answer and mark it the same twice; the tolerant one knows the gold; failures are counted."""
+    name, ids = benchmark.name, [task.id for task in tasks]
+    assert ids, f"{name}: there must be tasks to check with"
+    assert len(set(ids)) == len(ids), f"{name}: two tasks have one id"
+    for text in _ANSWERS:
+        answers = {task: Answer(text=text) for task in ids}
+        for extractor in ("official", "tolerant"):
+            first, second = (grade(benchmark, tasks, answers, extractor=extractor) for _ in range(2))
+            assert first == second, f"{name}: the {extractor} rule marks {text[:20]!r} now so, now so"
+            values = [each.mark.value for each in first if each.mark.value is not None]
+            assert all(0 <= value <= 1 for value in values), f"{name}: a mark for {text[:20]!r} is not within 0 and 1"
+            found = report(benchmark, first, extractor=extractor)
+            numbers = [*found.metrics.values(), *found.at_most.values()]
+            assert all(map(math.isfinite, numbers)), f"{name}: a metric is not a number for {text[:20]!r}"
+            assert found.n == len(tasks), f"{name}: the denominator must be all tasks"
+            assert found.headline in found.metrics, f"{name}: {found.headline!r} is not among the metrics"
+    golds = grade(benchmark, tasks, {task.id: Answer(text=str(task.gold)) for task in tasks}, extractor="tolerant")
+    missed = [each.task.id for each in golds if each.task.gold != "" and each.mark.value not in (1, None)]
+    assert not missed, f"{name}: the tolerant rule doesn't know the gold of {missed[0]}"
+    failed = {task.id: Answer(text=str(task.gold), error="the server died") for task in tasks}
+    lost = report(benchmark, grade(benchmark, tasks, failed))
+    assert (lost.errors, lost.unparsed) == (len(tasks), 0), f"{name}: what failed must be counted as an error alone"
+    blank = report(benchmark, grade(benchmark, tasks, {}))
+    assert lost.metrics == blank.metrics, f"{name}: an answer that came with an error was marked"
 
 
 # ---- agents --------------------------------------------------------------------------------------------------------

@@ -39,10 +39,10 @@ SPANS = [
     ("other capitals", "A man happens to do it in 24.3 to 30.4 s, Bob ends it", 1, 1, "to is a hyphen"),
     ("boxed", r"\boxed{24.3 - 30.4}", 1, 1, "a range anywhere"),
     ("tag unclosed", "<think>5 - 8?</think><answer>24.3 - 30.4", 1, 1, "the tag is resolved first"),
-    ("mm:ss", "00:24 - 00:30", 0.9344, 0.9344, "5.7 of 6.1 seconds: 24.3 to 30 of 24 to 30.4 is 5.7 / 6.4"),
-    ("h:mm:ss", "0:00:24 to 0:00:30", 0.9344, 0.9344, "as mm:ss"),
+    ("mm:ss", "00:24 - 00:30", 0.8906, 0.8906, "24.3 to 30 of 24 to 30.4: 5.7 / 6.4"),
+    ("h:mm:ss", "0:00:24 to 0:00:30", 0.8906, 0.8906, "as mm:ss"),
     ("clock with a fraction", "00:24.3 - 00:30.4", 0.0, 1, "read as 24.3 - 00, and turned round"),
-    ("clocks in words", "starts at 00:00:24 and ends at 00:00:30", 0.9344, 0.9344, "two clock times"),
+    ("clocks in words", "starts at 00:00:24 and ends at 00:00:30", 0.8906, 0.8906, "two clock times"),
     ("words on one line", "starts at 24.3 s and ends at 30.4 s", UNREAD, 1, "one number a sentence, and no range"),
     ("words on two lines", "start: 24.3 s\nend: 30.4 s", 1, 1, "the first number of each sentence"),
     ("between", "between 24.3 and 30.4", UNREAD, 1, "no hyphen, and one number a sentence"),
@@ -69,8 +69,6 @@ SPANS = [
 @pytest.mark.parametrize(("kind", "said", "official", "tolerant", "why"), SPANS, ids=[each[0] for each in SPANS])
 def test_charades(kind, said, official, tolerant, why, tmp_path):
     row = first("charades_sta")
-    if kind in ("mm:ss", "h:mm:ss", "clocks in words"):
-        official = tolerant = round((30 - 24.3) / (30.4 - 24), 4)
     assert marked("charades_sta", tmp_path, said, "official", row) == official, why
     assert marked("charades_sta", tmp_path, said, "tolerant", row) == tolerant
 
@@ -252,7 +250,7 @@ VERSES = [
     ("empty", "", "an error", "an error", "nothing was said"),
     ("very long", LONG + "The answer is 14", OPEN, 1, "the judge"),
     ("two answers", "13 or 14", OPEN, OPEN, "the judge"),
-    ("other language", "答案是14", OPEN, OPEN, "the judge"),
+    ("other language", "答案是14", OPEN, 1, "the judge"),
 ]
 
 
@@ -269,7 +267,7 @@ def short(answer):
 
 # (type, kind, said, official, tolerant, why); golds are 3.8971, C and 23:38
 DYNAMIC = [
-    ("float", "plain", "3.897", UNREAD, 0, "no JSON; 0.0011 off is not within 0.001 either"),
+    ("float", "plain", "3.897", UNREAD, 1, "no JSON"),
     ("float", "JSON", short('"3.8971"'), 1, 1, "equal"),
     ("float", "JSON number", short("3.8971"), 1, 1, "str() of a number"),
     ("float", "within", short('"3.898"'), 1, 1, "0.0009 off"),

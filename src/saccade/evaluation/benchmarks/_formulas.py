@@ -6,7 +6,7 @@ from saccade.evaluation.benchmarks._answers import undressed
 from saccade.evaluation.benchmarks._latex import same_value
 from saccade.rewards._text import boxes, tidy
 
-_LED = re.compile(r"(?i:answer|result|value)(?:\s*(?:is|:|=|：|是|为))+\s*")
+_LED = re.compile(r"(?i:answer|result|value|答案)(?:\s*(?:is|:|=|：|是|为))+\s*")
 _UNITS = (
     r"degrees?|°|cm|mm|km|m|meters?|metres?|centimeters?|feet|foot|ft|inches|inch|in|units?|seconds?|s|minutes?|hours?|"
     r"dollars?|kg|g|miles?|yards?"

@@ -73,7 +73,7 @@ def _tolerant(text: str, task: Task) -> Mark:
     """The short answer, or all of it where there is no JSON, read as a person would."""
     inner = re.search(r"\{.*\}", text, re.DOTALL)
     official = _official(inner[0], task) if inner else UNPARSED
-    said = official.read or text
+    said = text if official.read is None else official.read
     if task.extras["answer_type"] == "multiple choice":
         letter = letter_of(said, LETTERS[:6])
         return UNPARSED if letter is None else Mark(read=letter, value=float(letter == task.gold))
