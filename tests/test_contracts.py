@@ -32,7 +32,7 @@ from saccade.testing import (
 from saccade.types import Completion, End, Kind, Score, Stop, Ungraded
 
 sys.path.insert(0, str(Path(__file__).parent / "evaluation" / "benchmarks"))
-from toy_rows import MAKERS, write_copy  # noqa: E402
+from toy_rows import MAKERS, write_copy
 
 KINDS = {
     **{"choice": (Kind.CHOICE,), "open": (Kind.OPEN,), "grounding": (Kind.GROUNDING,), "number": (Kind.NUMBER,)},
@@ -175,8 +175,8 @@ def test_a_benchmark_that_marks_failures_is_caught(tmp_path):
         check_benchmark(blind, tasks)
     with pytest.raises(AssertionError, match="not within 0 and 1"):
         check_benchmark(replace(fair, official=lambda text, task: Mark(read=text, value=2.0)), tasks)
+    values = itertools.count()
     with pytest.raises(AssertionError, match="now so"):
-        values = itertools.count()
         check_benchmark(replace(fair, official=lambda text, task: Mark(read=str(next(values)), value=0.0)), tasks)
     with pytest.raises(AssertionError, match="two tasks have one id"):
         check_benchmark(fair, [tasks[0], tasks[0]])

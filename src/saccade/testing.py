@@ -295,8 +295,19 @@ def _episode(kind: Kind, end: End, turns: tuple[Turn, ...]) -> Episode:
 
 _ANSWERS = (
     *("A", "(b)", r"\boxed{C}", r"\boxed{", "<answer>", "</answer>", "<think>", "12", "-3.5", "3 - 5", "00:12 - 1:30"),
-    *("I can't tell.", "A or B", "\u2212\u0663", "答案是B", "{}", '{"short answer": null}', "[[1, 2]]", "nan", "\x00", "9^{9^9}"),
-    *("((" * 2000, "a " * 5000, "1" * 5000, "\ud800"),
+    *(
+        "I can't tell.",
+        "A or B",
+        "\u2212\u0663",
+        "答案是B",
+        "{}",
+        '{"short answer": null}',
+        "[[1, 2]]",
+        "nan",
+        "\x00",
+        "9^{9^9}",
+    ),
+    *("((" * 2000, "a " * 5000, "1" * 5000, "\ud800", "\x00"),
 )
 
 

@@ -32,7 +32,11 @@ def test_what_fails_stays_in_the_denominator(tmp_path):
     assert (found.n, found.errors, found.unparsed, found.undecided) == (2700, 300, 300, 0)
     assert found.score == pytest.approx(100 * 2100 / 2700)
     assert found.metrics["accuracy_of_answered"] == 100  # as the published script has it
-    assert {name: cell.n for name, cell in found.strata["duration"].items()} == {"long": 900, "medium": 900, "short": 900}
+    assert {name: cell.n for name, cell in found.strata["duration"].items()} == {
+        "long": 900,
+        "medium": 900,
+        "short": 900,
+    }
     assert found.strata["duration"]["short"].value == pytest.approx(100 / 3)
 
 

@@ -98,12 +98,17 @@ def _pair(text: str, gold: str, task: Task) -> float | None:
 
 
 def _ints(found: re.Match[str]) -> list[int]:
-    return [int(each) for each in found.groups()]
+    return [_whole(each) for each in found.groups()]
+
+
+def _whole(digits: str) -> int:
+    """Digits as a number; -1, which is none of theirs, for more of them than any gold has."""
+    return int(digits) if len(digits) <= 18 else -1
 
 
 def _overlap(text: str, gold: str, task: Task) -> float:
     """Intersection over union of the two sets of whole numbers; two empty ones are the same."""
-    said, wanted = ({int(each) for each in re.findall(r"\d+", one)} for one in (text, gold))
+    said, wanted = ({_whole(each) for each in re.findall(r"\d+", one)} for one in (text, gold))
     return len(said & wanted) / len(said | wanted) if said | wanted else 1.0
 
 
@@ -118,7 +123,7 @@ def _jigsaw(text: str, gold: str, task: Task) -> float | None:
 
 
 def _run(text: str, count: int) -> Sequence[int] | None:
-    runs = ([int(each) for each in re.findall(r"\d+", run)] for run in re.findall(r"[\d\s,，]+", text))
+    runs = ([_whole(each) for each in re.findall(r"\d+", run)] for run in re.findall(r"[\d\s,，]+", text))
     return next((run for run in runs if len(run) == count), None)
 
 

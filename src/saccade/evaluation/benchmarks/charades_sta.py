@@ -95,5 +95,5 @@ def _clock_range(text: str) -> tuple[float, float] | None:
 
 
 def _range(text: str) -> tuple[float, float] | None:
-    found = re.search(r"(\d+\.?\d*)\s*[-–]\s*(\d+\.?\d*)", text)
+    found = re.search(r"(?<!\d)(\d+(?:\.\d*)?)\s*[-–]\s*(\d+\.?\d*)", text)
     return (float(found[1]), float(found[2])) if found else None
