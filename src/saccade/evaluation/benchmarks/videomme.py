@@ -18,7 +18,8 @@ _KEPT = ("video_id", "videoID", "duration", "domain", "sub_category", "task_type
 
 
 def videomme(*, subtitles: bool = False) -> Benchmark:
-    """VideoMME (Fu et al. 2024, arXiv 2405.21075); `subtitles` names each video's file in `extras["subtitles"]`.
+    """VideoMME (Fu et al. 2024, arXiv 2405.21075); `subtitles` names each video's file in `extras["subtitles"]`, for
+    an agent to show the cues of the frames that it samples ("" where a video has none).
 
     Official: some phrases are deleted, then the first of A-D anywhere is the answer, even inside a word. The official
     script leaves out of the mean what it can't read; that number stands beside as `accuracy_of_answered`.
