@@ -1,7 +1,10 @@
 """Every file of a plugin folder keeps its contract; a new file is tested the moment it exists."""
 
 import asyncio
+import itertools
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from published_rows import EXAMPLES
@@ -12,6 +15,7 @@ from saccade.chat.render import load_renderer
 from saccade.config import Model
 from saccade.engines.scripted import scripted
 from saccade.errors import EngineError
+from saccade.evaluation.benchmarks._benchmark import Mark
 from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
 from saccade.model.tiny import make_tiny
@@ -19,6 +23,7 @@ from saccade.rewards._compose import bind
 from saccade.testing import (
     PaintedMedia,
     check_agent,
+    check_benchmark,
     check_engine,
     check_family,
     check_reward,
@@ -27,6 +32,9 @@ from saccade.testing import (
     example_episodes,
 )
 from saccade.types import Completion, End, Kind, Score, Stop, Task, Ungraded
+
+sys.path.insert(0, str(Path(__file__).parent / "evaluation" / "benchmarks"))
+from toy_rows import MAKERS, write_copy
 
 KINDS = {
     **{"choice": (Kind.CHOICE,), "open": (Kind.OPEN,), "grounding": (Kind.GROUNDING,), "number": (Kind.NUMBER,)},
@@ -79,6 +87,13 @@ def test_family(name, tmp_path):
 def test_source(name):
     assert name in EXAMPLES, f"add a row of the source {name} to tests/published_rows.py"
     check_source(plugins.bind("data.sources", name, {}), EXAMPLES[name])
+
+
+@pytest.mark.parametrize("name", plugins.names("evaluation.benchmarks"))
+def test_benchmark(name, tmp_path):
+    benchmark = plugins.bind("evaluation.benchmarks", name, {})()
+    rows = list(itertools.islice(MAKERS[name](), 0, None, 97))[:40]
+    check_benchmark(benchmark, benchmark.tasks(write_copy(name, tmp_path, rows), subset=True)[:40])
 
 
 # ---- the checks themselves catch what they are for -----------------------------------------------------------------
@@ -172,3 +187,18 @@ def test_a_careless_source_is_caught():
     bad = replace(task, kind=Kind.NUMBER)
     with pytest.raises(AssertionError, match="not a number"):
         check_source(lambda row: iter([replace(bad, id=row.id)]), {"a": 1})
+
+
+def test_a_benchmark_that_marks_failures_is_caught(tmp_path):
+    fair = plugins.bind("evaluation.benchmarks", "mlvu", {})()
+    tasks = fair.tasks(write_copy("mlvu", tmp_path), subset=True)[:4]
+    blind = replace(fair, tolerant=lambda text, task: Mark(read=text, value=0.0))
+    with pytest.raises(AssertionError, match="doesn't know the gold"):
+        check_benchmark(blind, tasks)
+    with pytest.raises(AssertionError, match="not within 0 and 1"):
+        check_benchmark(replace(fair, official=lambda text, task: Mark(read=text, value=2.0)), tasks)
+    values = itertools.count()
+    with pytest.raises(AssertionError, match="now so"):
+        check_benchmark(replace(fair, official=lambda text, task: Mark(read=str(next(values)), value=0.0)), tasks)
+    with pytest.raises(AssertionError, match="two tasks have one id"):
+        check_benchmark(fair, [tasks[0], tasks[0]])

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.commands._terminal import RecipeName, Settings, err, out, progress, show
+from saccade.commands.bench import run_benchmarks
 from saccade.commands.data import data
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
@@ -186,8 +187,16 @@ def evaluate(
     model: ModelPath = None,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
+    bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
+    data: Annotated[Path, typer.Option(help="The folder that holds a copy of each, by its name.")] = Path("data"),
+    extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
+    subset: Annotated[bool, typer.Option("--subset", help="Let a copy hold fewer questions than published.")] = False,
 ) -> None:
     """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there."""
+    if bench:
+        settings = settings or []
+        run_benchmarks(folder, settings, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)
+        return
     from saccade import stages
     from saccade.evaluation import report
     from saccade.evaluation.metrics import failed

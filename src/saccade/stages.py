@@ -4,12 +4,14 @@ world(folder, recipe)     clips, tasks and traces, checked
 sft(folder, recipe)       traces -> checkpoints in folder/sft
 rl(folder, recipe)        tasks  -> checkpoints in folder/rl
 evaluate(folder, recipe)  tasks  -> folder/evaluations/<name>.jsonl
+examine(folder, recipe)   a benchmark -> the same, and its report beside
 """
 
 import asyncio
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +29,16 @@ from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import ConfigError, DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
+from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.metrics import failed
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.model.tiny import make_tiny
+from saccade.protocols import Scorer
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
-from saccade.runlog import Run, writing
+from saccade.runlog import Run, write_text, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
@@ -287,18 +292,21 @@ def evaluate(
     *,
     name: str,
     weights: Path | None = None,
-    tasks: Path | None = None,
+    tasks: Path | Sequence[Task] | None = None,
+    score: tuple[str, Scorer] | None = None,
     at_once: int = 512,
     on_done: Callable[[int, int], None],
 ) -> list[Scored]:
     """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default), `at_once` at a time.
 
-    The episodes are kept in `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
+    `score`, with what it is called, is asked in place of the recipe's rewards. The episodes are kept in
+    `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
     Raises DataError for a name that is no file's, and RunError where no attempt could be graded or every one broke.
     """
     if not name or Path(name).name != name:
         raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
-    rows = read_tasks(tasks or _named(folder, recipe.data.test, "data.test"))
+    given = tasks or _named(folder, recipe.data.test, "data.test")
+    rows = read_tasks(given) if isinstance(given, Path) else given
     recipe = examined(recipe)
     chosen = weights_of(weights) if weights else newest(folder) or _model(folder, recipe)
     stage = load(recipe, chosen)
@@ -308,11 +316,11 @@ def evaluate(
         rows,
         agent=stage.agent,
         base=stage.context(seed=recipe.seed),
-        score=stage.score,
+        score=score[1] if score else stage.score,
         settings=recipe.evaluation,
         path=path,
         root=folder,
-        identity=identity(recipe, chosen),
+        identity={**identity(recipe, chosen), **({"rewards": score[0]} if score else {})},
         at_once=at_once,
         on_done=on_done,
     )
@@ -323,6 +331,35 @@ def evaluate(
     if all(failed(each.episode) for each in found):
         reason = next((each.episode.error for each in found if each.episode.error), "no reason given")
         raise RunError(f"every attempt of the evaluation {name!r} broke, the first with: {reason}")
+    return found
+
+
+def examine(
+    folder: Path,
+    recipe: Recipe,
+    benchmark: Benchmark,
+    *,
+    data: Path,
+    subset: bool = False,
+    extractor: Extractor = "official",
+    weights: Path | None = None,
+    on_done: Callable[[int, int], None],
+) -> Report:
+    """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
+
+    Raises DataError for a copy that is not whole, unless a `subset` is wanted.
+    """
+    scored = evaluate(
+        folder,
+        recipe,
+        name=benchmark.name,
+        weights=weights,
+        tasks=benchmark.tasks(data, subset=subset),
+        score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
+        on_done=on_done,
+    )
+    found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
+    write_text(folder / "evaluations" / f"{benchmark.name}.report.json", json.dumps(asdict(found), indent=1) + "\n")
     return found
 
 

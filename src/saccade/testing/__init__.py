@@ -6,6 +6,7 @@
     await check_reward(reward)                  steady, finite, and at ease with every way an episode can end
     await check_agent(agent, renderer)          every script ends in an episode whose tokens are the engine's own
     check_source(source, row)                   a row becomes sound tasks; a bad one, a sentence with row and field
+    check_benchmark(benchmark, tasks)           both rules take any answer; what fails is counted and never marked
 
 Each raises AssertionError with one sentence. No test framework is needed.
 """
@@ -13,26 +14,23 @@ Each raises AssertionError with one sentence. No test framework is needed.
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saccade.chat.render import ChatRenderer
-from saccade.data.raw import Row
-from saccade.data.rows import problem_of
 from saccade.engines.scripted import scripted
-from saccade.errors import DataError, EngineError, MediaError
+from saccade.errors import EngineError, MediaError
 from saccade.ledger import Box, Ledger, Origin, Picture
 from saccade.protocols import Agent, Budget, Clip, Context, Engine, Grade, MediaLibrary, Renderer, Reward
+from saccade.testing._data import check_benchmark, check_source
 from saccade.tools._tool import FunctionTool, ToolContext
 from saccade.types import (
     Block,
     BlockKind,
     Call,
-    Demo,
     End,
     Episode,
     Form,
@@ -49,6 +47,18 @@ from saccade.types import (
     Ungraded,
     digest_of,
 )
+
+__all__ = [
+    "PaintedMedia",
+    "check_agent",
+    "check_benchmark",
+    "check_engine",
+    "check_family",
+    "check_reward",
+    "check_source",
+    "check_tool",
+    "example_episodes",
+]
 from saccade.waiting import settled
 
 
@@ -346,55 +356,3 @@ def _check_tokens(episode: Episode, engine: scripted, who: str) -> None:
             completion = said.get(ledger.fork(place).keys()[-1])
             assert completion is not None, f"{who}: a turn's prompt is not what the engine was given"
             assert completion.tokens == segment.tokens, f"{who}: sampled tokens differ from the engine's"
-
-
-# ---- data sources --------------------------------------------------------------------------------------------------
-
-
-def check_source(source: Callable[[Row], Iterator[Task | Demo]], values: Mapping[str, Any]) -> None:
-    """A fair row becomes tasks or demonstrations that are sound, the same each time, with other ids than another row's.
-
-    Whatever else stands in its fields, at any depth, gives sound ones or a DataError that names file and row.
-    """
-    fair = list(source(_row(values)))
-    assert fair, "a fair row gave nothing"
-    assert fair == list(source(_row(values))), "the same row gave two things"
-    another = {**values, **({"id": "another"} if "id" in values else {})}
-    ids = [task.id for task in _tasks([*fair, *source(replace(_row(another), number=8))])]
-    assert len({*ids}) == len(ids), f"two rows gave tasks of one id: {ids}"
-    for changed in (each for each in _broken(values) if isinstance(each, dict)):
-        found, problem = _tried(source, changed)
-        assert "rows.jsonl, row 7" in problem, f"an error must name the row: {problem}"
-        for task in _tasks([*fair, *found]):
-            assert problem_of(task) is None, f"{changed} gave a task with a problem: {problem_of(task)}"
-
-
-def _tried(source: Callable[[Row], Iterator[Task | Demo]], values: Mapping[str, Any]) -> tuple[list[Task | Demo], str]:
-    """What a row gives, or what is wrong with it."""
-    try:
-        return list(source(_row(values))), "rows.jsonl, row 7"
-    except DataError as error:
-        return [], str(error)
-
-
-def _row(values: Mapping[str, Any]) -> Row:
-    return Row(file=Path("rows.jsonl"), number=7, values=values, keep=lambda content: "kept.png")
-
-
-def _tasks(items: Sequence[Task | Demo]) -> list[Task]:
-    return [item.task if isinstance(item, Demo) else item for item in items]
-
-
-def _broken(value: Any) -> Iterator[Any]:
-    """The value with one thing in it replaced by something else, or left out."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            rest = {name: each for name, each in value.items() if name != key}
-            yield rest
-            yield from ({**rest, key: each} for each in _broken(inner))
-    if isinstance(value, list):
-        yield from (value[:place] + value[place + 1 :] for place in range(len(value)))
-        yield from (
-            [*value[:place], each, *value[place + 1 :]] for place, old in enumerate(value) for each in _broken(old)
-        )
-    yield from (None, "", " ", "{", "no", 7, -0.5, True, [], [[]], {}, {"a": 1}, b"\x89PNG", math.nan)

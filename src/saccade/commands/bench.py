@@ -1,0 +1,82 @@
+"""`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from saccade import plugins
+from saccade.commands._terminal import progress, show
+from saccade.config import load_recipe
+from saccade.errors import ConfigError
+from saccade.runlog import Run
+
+# Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hrbench_4k": ("hrbench", {"size": "4k"}),
+    "hrbench_8k": ("hrbench", {"size": "8k"}),
+    "mathvision_mini": ("mathvision", {"mini": True}),
+}
+
+
+def run_benchmarks(
+    folder: Path,
+    settings: Sequence[str],
+    names: Sequence[str],
+    *,
+    data: Path,
+    model: Path | None,
+    extractor: str,
+    subset: bool,
+) -> None:
+    """Evaluate a run on each benchmark, whose copy lies in `data` under its name, and show what is reported.
+
+    Raises ConfigError for an unknown benchmark or extractor before anything is run.
+    """
+    from saccade import stages
+    from saccade.evaluation.benchmarks._benchmark import Extractor
+
+    if extractor not in get_args(Extractor):
+        raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
+    found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
+    benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
+    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
+    for name, benchmark in benchmarks:
+        with progress(f"eval {benchmark.name}") as advance:
+            report = stages.examine(
+                folder,
+                loaded,
+                benchmark,
+                data=data / (benchmark.name if (data / benchmark.name).exists() else name),
+                subset=subset,
+                extractor="tolerant" if extractor == "tolerant" else "official",
+                weights=model,
+                on_done=functools.partial(_tell, advance),
+            )
+        show(_grids(report))
+
+
+def _tell(advance: Callable[[int, str, int | None], None], done: int, every: int) -> None:
+    advance(done, "", every)
+
+
+def _grids(report: Any) -> list[Any]:
+    """What a report says, as tables: its metrics, what went wrong, its strata."""
+    from saccade.evaluation.report import Grid
+
+    counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
+    rows = [(name, f"{value:.2f}") for name, value in report.metrics.items()]
+    if report.undecided:
+        counts["for a judge to decide"] = report.undecided
+        rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))
+    rows += [(name, str(count)) for name, count in counts.items()]
+    whole = Grid(title=f"{report.benchmark} ({report.extractor})", header=("", ""), rows=tuple(rows))
+    tables = [
+        Grid(
+            title=name,
+            header=("", "n", "mean"),
+            rows=tuple((row, str(cell.n), f"{cell.value:.2f}") for row, cell in cells.items()),
+        )
+        for name, cells in report.strata.items()
+    ]
+    return [whole, *tables]

@@ -1,0 +1,261 @@
+"""What a benchmark is: where its rows lie, what they ask, two rules that mark answers, and the metric it is known by.
+
+    tasks = benchmark.tasks(Path("Video-MME"))                  rows to tasks; counts and ids are checked
+    results = grade(benchmark, tasks, answers)                  final answer, then the rule, for every task
+    report(benchmark, results)                                  the metric over all tasks, whatever went wrong
+
+`official` is the published rule to the letter, its oddities included; `tolerant` reads what a person would. Both get
+the final answer alone (`final_answer`), since no published rule knows of reasoning, calls or tags. Denominators are
+fixed: what broke, what has no answer and what couldn't be read counts 0, and is counted.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from saccade.errors import DataError
+from saccade.evaluation.benchmarks._answers import final_answer
+from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.types import Task
+
+Extractor = Literal["official", "tolerant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a rule read in an answer (None: nothing), and its worth in [0, 1]; None where only a judge can say.
+
+    >>> Mark(read="B", value=1.0).read
+    'B'
+    """
+
+    read: str | None
+    value: float | None
+
+
+UNPARSED = Mark(read=None, value=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a task: all that the model said, untouched, or why it could say nothing.
+
+    >>> Answer(text="", error="the video can't be decoded").error
+    "the video can't be decoded"
+    """
+
+    text: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A task with its answer and its mark."""
+
+    task: Task
+    answer: Answer
+    mark: Mark
+
+    @property
+    def value(self) -> float:
+        """What it counts; 0 while it is undecided."""
+        return self.mark.value or 0.0
+
+    @property
+    def unparsed(self) -> bool:
+        """Whether there was an answer in which the rule found none."""
+        return self.answer.error is None and self.mark.read is None
+
+
+Rule = Callable[[str, Task], Mark]
+Names = Callable[[Task], str | Sequence[str] | None]
+Metrics = Callable[[Sequence[Result]], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
+
+    `counts` holds how many tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on
+    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first.
+    """
+
+    name: str
+    hub: str
+    patterns: tuple[str, ...]
+    count: int
+    read: Callable[[Row, Copy], Iterable[Task]]
+    official: Rule
+    tolerant: Rule
+    headline: str
+    metrics: Metrics
+    strata: Mapping[str, Names] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def stream(self, root: Path) -> Iterator[Task]:
+        """The tasks of a local copy one at a time, nothing checked but each row by itself."""
+        copy = Copy(root=root)
+        for row in copy.rows(*self.patterns):
+            yield from self.read(row, copy)
+
+    def tasks(self, root: Path, *, subset: bool = False) -> list[Task]:
+        """The tasks of a local copy, a folder or one file of rows; media needn't be there yet (`missing_media`).
+
+        Raises DataError for a missing split, a bad row, a repeated id and, but for a `subset`, a wrong count.
+        """
+        found = list(self.stream(root))
+        twice = [name for name, times in Counter(task.id for task in found).items() if times > 1]
+        if twice:
+            raise DataError(f"{root}: {self.name} holds the id {twice[0]} twice; download the data set again")
+        if not found:
+            raise DataError(f"{root}: {self.name} holds no question; download the data set again")
+        if not subset:
+            self._check_counts(found, root)
+        return found
+
+    def rule(self, extractor: Extractor) -> Rule:
+        """One of the two rules by its name."""
+        return self.official if extractor == "official" else self.tolerant
+
+    def _check_counts(self, tasks: Sequence[Task], root: Path) -> None:
+        mend = "complete the copy, or ask for a subset"
+        if len(tasks) != self.count:
+            raise DataError(f"{root}: {self.name} has {self.count} questions, this copy holds {len(tasks)}; {mend}")
+        for stratum, wanted in self.counts.items():
+            held = Counter(name for task in tasks for name in names_of(self.strata[stratum], task))
+            wrong = next((name for name in sorted({*wanted, *held}) if wanted.get(name, 0) != held[name]), None)
+            if wrong is not None:
+                known = f"{wanted.get(wrong, 0)} questions of {stratum} {wrong!r}"
+                raise DataError(f"{root}: {self.name} has {known}, this copy holds {held[wrong]}; {mend}")
+
+
+def names_of(names: Names, task: Task) -> tuple[str, ...]:
+    """The rows of one table that a task belongs to."""
+    found = names(task)
+    return () if found is None else (found,) if isinstance(found, str) else tuple(found)
+
+
+def extra(name: str) -> Names:
+    """A stratum that a task's `extras` name."""
+    return lambda task: str(task.extras[name])
+
+
+def missing_media(tasks: Iterable[Task]) -> dict[str, str]:
+    """Of each task whose file is not there, id and path."""
+    found = ((task.id, media.path) for task in tasks for media in task.media)
+    return {name: path for name, path in found if not Path(path).is_file()}
+
+
+# ---- marking -------------------------------------------------------------------------------------------------------
+
+
+def grade(
+    benchmark: Benchmark,
+    tasks: Sequence[Task],
+    answers: Mapping[str, Answer],
+    *,
+    extractor: Extractor = "official",
+    verdicts: Mapping[str, float] | None = None,
+) -> list[Result]:
+    """Every task with its mark, in order; no answer, and a blank one, is an error and never marked.
+
+    `verdicts` holds, by task id, what a judge said of those that no rule decides.
+    """
+    rule, known = benchmark.rule(extractor), verdicts or {}
+    return [_marked(task, answers.get(task.id), rule, known) for task in tasks]
+
+
+def _marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str, float]) -> Result:
+    answer = answer or Answer(text="", error="there is no answer")
+    if answer.error is None and not answer.text.strip():
+        answer = replace(answer, error="the answer is blank")
+    if answer.error is not None:
+        return Result(task=task, answer=answer, mark=UNPARSED)
+    mark = rule(final_answer(answer.text), task)
+    if mark.value is None and task.id in verdicts:
+        mark = replace(mark, value=verdicts[task.id])
+    return Result(task=task, answer=answer, mark=mark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A row of a table: how many tasks, and the mean of their values in percent.
+
+    >>> Cell(n=900, value=61.5).n
+    900
+    """
+
+    n: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A benchmark's numbers over all its tasks; with `undecided` ones `metrics` holds the least that they can be, and
+    `at_most` the most (else the same).
+
+    >>> Report.__dataclass_fields__["errors"].type
+    <class 'int'>
+    """
+
+    benchmark: str
+    extractor: str
+    n: int
+    errors: int
+    unparsed: int
+    undecided: int
+    headline: str
+    metrics: Mapping[str, float]
+    at_most: Mapping[str, float]
+    strata: Mapping[str, Mapping[str, Cell]]
+
+    @property
+    def score(self) -> float:
+        """The number that the benchmark is known by."""
+        return self.metrics[self.headline]
+
+
+def report(benchmark: Benchmark, results: Sequence[Result], *, extractor: Extractor = "official") -> Report:
+    """The benchmark's metric and tables over all results. DataError where there is none."""
+    if not results:
+        raise DataError(f"{benchmark.name}: there is no result to report")
+    best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if _open(each) else each for each in results]
+    return Report(
+        benchmark=benchmark.name,
+        extractor=extractor,
+        n=len(results),
+        errors=sum(each.answer.error is not None for each in results),
+        unparsed=sum(each.unparsed for each in results),
+        undecided=sum(map(_open, results)),
+        headline=benchmark.headline,
+        metrics=benchmark.metrics(results),
+        at_most=benchmark.metrics(best),
+        strata={name: table(results, names) for name, names in benchmark.strata.items()},
+    )
+
+
+def _open(result: Result) -> bool:
+    return result.mark.value is None
+
+
+def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
+    """The mean per name, names in order; a task of several names counts in each."""
+    rows: defaultdict[str, list[float]] = defaultdict(list)
+    for each in results:
+        for name in names_of(names, each.task):
+            rows[name].append(each.value)
+    return {name: Cell(n=len(rows[name]), value=100 * fmean(rows[name])) for name in sorted(rows)}
+
+
+def accuracy(results: Sequence[Result]) -> dict[str, float]:
+    """The mean over all tasks."""
+    return {"accuracy": 100 * fmean(each.value for each in results)}
+
+
+def accuracy_and_answered(results: Sequence[Result]) -> dict[str, float]:
+    """The mean over all tasks and, as the official script has it, over those in which the rule read an answer."""
+    read = [each.value for each in results if each.mark.read is not None]
+    return {**accuracy(results), "accuracy_of_answered": 100 * fmean(read) if read else 0.0}

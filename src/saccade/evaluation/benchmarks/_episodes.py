@@ -1,0 +1,43 @@
+"""Benchmarks over the rollout path: an episode's answer, its score, and the report of a results file.
+
+score = scorer(benchmark, "official")      what `evaluation.run.evaluate` is given
+results = results_of(benchmark, scored)    its episodes marked again: a rule that was mended needs no new episodes
+"""
+
+from collections.abc import Callable, Sequence
+
+from saccade.evaluation.benchmarks._answers import final_answer
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Answer, Benchmark, Extractor, Result
+from saccade.evaluation.metrics import failed
+from saccade.types import Episode, Score, Scored, Task
+
+
+def answer_of(episode: Episode) -> Answer:
+    """All that the main agent said in its last turn; an error where the episode broke or nothing was said."""
+    if failed(episode):
+        return Answer(text="", error=episode.error or f"the episode ended as {episode.end}")
+    text = episode.turns[-1].reply.text if episode.turns else ""
+    return Answer(text=text) if text.strip() else Answer(text="", error="the answer is blank")
+
+
+def scorer(benchmark: Benchmark, extractor: Extractor) -> Callable[[Episode, Task], Score]:
+    """What an episode is worth by the benchmark's rule; one that only a judge can decide counts 0 and is marked so."""
+
+    def score(episode: Episode, task: Task) -> Score:
+        result = marked(benchmark, episode, task, extractor)
+        undecided = float(result.mark.value is None)
+        return Score(value=result.value, parts={"accuracy": result.value, "undecided": undecided})
+
+    return score
+
+
+def marked(benchmark: Benchmark, episode: Episode, task: Task, extractor: Extractor) -> Result:
+    """An episode as a benchmark's result."""
+    answer = answer_of(episode)
+    mark = UNPARSED if answer.error is not None else benchmark.rule(extractor)(final_answer(answer.text), task)
+    return Result(task=task, answer=answer, mark=mark)
+
+
+def results_of(benchmark: Benchmark, scored: Sequence[Scored], extractor: Extractor = "official") -> list[Result]:
+    """The results of scored episodes, in order."""
+    return [marked(benchmark, each.episode, each.episode.task, extractor) for each in scored]

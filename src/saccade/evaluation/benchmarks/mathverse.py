@@ -1,0 +1,67 @@
+"""MathVerse, testmini: one problem in five versions, from all in words to all in the picture."""
+
+from collections.abc import Iterator
+
+from saccade.evaluation.benchmarks._answers import letter_of
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
+from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
+from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.types import Kind, Task
+
+VERSIONS = ("Text Dominant", "Text Lite", "Vision Intensive", "Vision Dominant", "Vision Only")
+
+
+def mathverse() -> Benchmark:
+    """MathVerse (Zhang et al. 2024, arXiv 2403.14624), 788 problems in five versions.
+
+    The published rule is a judge that extracts and one that compares; of it `official` keeps `--quick_match`, an answer
+    that is the gold to the letter, and leaves all else undecided. The tolerant rule decides letters, and finds free
+    answers right that have the gold's value.
+    """
+    return Benchmark(
+        name="mathverse",
+        hub="AI4Math/MathVerse",
+        patterns=("testmini.json", "testmini/*.parquet", "testmini-*.parquet", "data/testmini-*.parquet", "*.jsonl"),
+        count=3940,
+        read=_read,
+        official=lambda text, task: Mark(read=text or None, value=1.0 if text.strip() == task.gold else None),
+        tolerant=_tolerant,
+        headline="accuracy",
+        metrics=accuracy,
+        strata={name: extra(name) for name in ("problem_version", "subject", "question_type")},
+        counts={
+            "problem_version": dict.fromkeys(VERSIONS, 788),
+            "question_type": {"multi-choice": 5 * 436, "free-form": 5 * 352},
+        },
+    )
+
+
+def _tolerant(text: str, task: Task) -> Mark:
+    if task.extras["question_type"] == "multi-choice":
+        letter = letter_of(text, LETTERS[:6])
+        return Mark(read=letter, value=None if letter is None else float(letter == task.gold))
+    said = tolerant_formula(text)
+    return Mark(read=said, value=1.0 if said and same_formula(said, str(task.gold)) else None)
+
+
+def _read(row: Row, copy: Copy) -> Iterator[Task]:
+    about = row.mapping("metadata")
+    image = row.any("image") if row.has("image") else None
+    yield Task(
+        id=f"{row.text('problem_version')}-{row.text('sample_index')}",
+        question=row.text("query_wo"),  # the question with the instruction for its kind, as it is published
+        media=() if image is None else (copy.picture(image),),
+        # the options are part of the question, so that the letter is an open answer
+        kind=Kind.OPEN,
+        gold=row.text("answer").strip(),
+        extras={
+            "problem_index": row.text("problem_index"),
+            "problem_version": row.text("problem_version"),
+            "question_type": row.text("question_type"),
+            # of the version that has all in the picture the judge needs a text of its own
+            "question": row.text("question_for_eval" if row.has("question_for_eval") else "question"),
+            "query_cot": row.values.get("query_cot"),
+            "subject": str(about.get("subject", "")),
+            "subfield": str(about.get("subfield", "")),
+        },
+    )

@@ -1,0 +1,268 @@
+"""Local copies: whole ones are counted, the real sample rows load, bad ones are told in one sentence."""
+
+import base64
+import csv
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from toy_rows import MAKERS, write_copy
+
+from saccade import plugins
+from saccade.errors import ConfigError, DataError, RunError
+from saccade.evaluation.benchmarks._benchmark import Answer, grade, missing_media, report
+from saccade.evaluation.benchmarks._rows import Copy
+
+NAMES = plugins.names("evaluation.benchmarks")
+SAMPLES = os.environ.get("SACCADE_BENCHMARK_SAMPLES", "")  # a folder of NAME.sample.jsonl, not to be shared
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def bound(name, **settings):
+    return plugins.bind("evaluation.benchmarks", name, settings)()
+
+
+def test_every_benchmark_has_toy_rows():
+    assert set(NAMES) == set(MAKERS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_copy_is_counted(name, tmp_path):
+    benchmark = bound(name)
+    tasks = benchmark.tasks(write_copy(name, tmp_path))
+    assert len(tasks) == benchmark.count
+    assert len({task.id for task in tasks}) == len(tasks)
+    again = benchmark.tasks(tmp_path)
+    assert [task.id for task in again] == [task.id for task in tasks]
+    assert set(missing_media(tasks)) == {task.id for task in tasks if task.media}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_thousand_answers_are_scored_in_time(name, tmp_path):
+    benchmark = bound(name)
+    tasks = benchmark.tasks(write_copy(name, tmp_path))
+    many = (tasks * (10_000 // len(tasks) + 1))[:10_000]
+    text = "<think>A or B? It lasts 3 to 5 s. " + "Look again. " * 20 + "</think> The answer is (C) 24.3 - 30.4, so 27."
+    began = time.process_time()
+    for extractor in ("official", "tolerant"):
+        results = grade(benchmark, many, {task.id: Answer(text=text) for task in tasks}, extractor=extractor)
+        report(benchmark, results, extractor=extractor)
+    assert time.process_time() - began < 40  # seconds, for twice as many
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_real_rows_load(name):
+    file = Path(SAMPLES) / f"{name}.sample.jsonl"
+    if not SAMPLES or not file.is_file():
+        pytest.skip("SACCADE_BENCHMARK_SAMPLES names no folder with sample rows of this benchmark")
+    rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    free = [row for row in rows if row.get("question_type") in ("subPlot", "summary")]  # MLVU's, for a judge alone
+    tasks = bound(name).tasks(file, subset=True)
+    assert len(tasks) == len(rows) - len(free)
+    assert all(task.question for task in tasks)
+
+
+def test_settings_choose_a_variant(tmp_path):
+    assert bound("hrbench", size="8k").name == "hrbench_8k"
+    assert bound("mathvision", mini=True).count == 304
+    (tmp_path / "subtitle").mkdir()
+    (tmp_path / "subtitle" / "v1.srt").write_text("1\n")
+    rows = list(MAKERS["videomme"]())[:6]
+    tasks = bound("videomme", subtitles=True).tasks(write_copy("videomme", tmp_path, rows), subset=True)
+    assert tasks[0].extras["subtitles"].endswith("subtitle/v1.srt")
+    assert tasks[5].extras["subtitles"] == ""
+    with pytest.raises(ConfigError, match="no setting 'subtitle'; did you mean 'subtitles'"):
+        bound("videomme", subtitle=True)
+
+
+def test_an_unknown_benchmark_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'videomme'"):
+        plugins.load("evaluation.benchmarks", "video-mme")
+
+
+# ---- bad copies ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_split_a_missing_row_and_a_repeated_one_are_told(name, tmp_path):
+    benchmark = bound(name)
+    with pytest.raises(DataError, match="there is no folder"):
+        benchmark.tasks(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="lacks the split: no file fits"):
+        benchmark.tasks(tmp_path / "empty")
+    rows = list(MAKERS[name]())
+    with pytest.raises(DataError, match=rf"has {benchmark.count} questions, this copy holds \d+; complete the copy"):
+        benchmark.tasks(write_copy(name, tmp_path / "short", rows[:-1]))
+    assert benchmark.tasks(tmp_path / "short", subset=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("mlvu", "charades_sta")])
+def test_an_id_that_comes_twice_is_told(name, tmp_path):
+    row = next(iter(MAKERS[name]()))
+    with pytest.raises(DataError, match="twice"):
+        bound(name).tasks(write_copy(name, tmp_path, [row, row]), subset=True)
+
+
+def test_a_count_per_stratum_is_checked(tmp_path):
+    rows = [{**row, "duration": "short"} for row in MAKERS["videomme"]()]
+    with pytest.raises(DataError, match="has 900 questions of duration 'long', this copy holds 0"):
+        bound("videomme").tasks(write_copy("videomme", tmp_path, rows))
+
+
+def problem(name, folder):
+    """What is said of a copy, in one sentence; "" where it is fine."""
+    try:
+        bound(name).tasks(folder, subset=True)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "charades_sta"])
+def test_every_field_that_is_missing_is_named_with_its_row(name, tmp_path):
+    row = next(iter(MAKERS[name]()))
+    nested = "row" if name == "dynamath" else "qa" if name == "lvbench" else None
+    inner = row[nested] if nested == "row" else row["qa"][0] if nested else row
+    told = 0
+    for field in inner:
+        less = {key: value for key, value in inner.items() if key != field}
+        changed = {**row, nested: less if nested == "row" else [less]} if nested else less
+        told += problem(name, write_copy(name, tmp_path, [changed])).count("row 1")
+    assert told >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("videomme", {"answer": "E"}, "'answer' must be one of ABCD, it is 'E'"),
+        ("videomme", {"options": "A. x"}, "'options' must be a list"),
+        ("longvideobench", {"correct_choice": -1}, "'correct_choice' must be below 4, it is -1 .the test split"),
+        ("mlvu", {"question_type": "sportsQA"}, "'question_type' must be one of"),
+        ("mmvu", {"metadata": {"subject": "Magic"}}, "'metadata.subject' must be a known subject, it is 'Magic'"),
+        ("charades_sta", {"line": "V1 3 2##a person sits."}, "must begin before it ends"),
+        ("charades_sta", {"line": "V1 3"}, "must be 'VIDEO START END##sentence.'"),
+        ("vsibench", {"ground_truth": "four"}, "'ground_truth' must be a number, it is 'four'"),
+        ("vstar", {"text": "What?"}, "'text' must hold the options"),
+        ("wemath", {"key": "4steps_1"}, "'key' must be one of"),
+        ("tirbench", {"task": "sudoku"}, "'task' must be one of"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_row(name, change, sentence, tmp_path):
+    row = {**next(iter(MAKERS[name]())), **change}
+    with pytest.raises(DataError, match=sentence) as raised:
+        bound(name).tasks(write_copy(name, tmp_path, [row]), subset=True)
+    assert "row 1" in str(raised.value)
+
+
+def test_a_torn_file_is_told(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "W')
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: not valid JSON; download the file again"):
+        bound("videomme").tasks(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("[1]\n")
+    with pytest.raises(DataError, match="row 1: must be an object"):
+        bound("videomme").tasks(tmp_path)
+
+
+# ---- forms ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_other_published_forms_are_read(tmp_path):
+    padded = {**next(iter(MAKERS["longvideobench"]())), "correct_choice": "1"}
+    options = padded.pop("candidates")
+    padded |= {f"option{at}": text for at, text in enumerate([*options, "N/A"])}
+    (task,) = bound("longvideobench").tasks(write_copy("longvideobench", tmp_path / "a", [padded]), subset=True)
+    assert (task.gold, task.choices) == ("B", tuple(options))
+
+    flat = {"video_path": "v.mp4", "type": "tv", "uid": "7", "question": "Who?\n(A) Ann\n(B) Bob", "answer": "B"}
+    flat |= {"question_type": ["reasoning"], "time_reference": "00:01-00:02"}
+    (task,) = bound("lvbench").tasks(write_copy("lvbench", tmp_path / "b", [flat]), subset=True)
+    assert (task.id, task.question, task.choices, task.gold) == ("7", "Who?", ("Ann", "Bob"), "B")
+
+    letter = {"video_name": "v.mp4", "duration": 3, "question": "Who?\n(A) Ann\n(B) Bob", "candidates": ["Ann", "Bob"]}
+    letter |= {"answer": "B", "task_type": "needle", "question_id": "q1"}
+    (task,) = bound("mlvu").tasks(write_copy("mlvu", tmp_path / "c", [letter]), subset=True)
+    assert (task.id, task.question, task.gold) == ("q1", "Who?", "B")
+
+    hub = {"video": "3MSZA.mp4", "caption": "person turn a light on.", "timestamp": ["24.3", 30.4]}
+    (task,) = bound("charades_sta").tasks(write_copy("charades_sta", tmp_path / "d", [hub]), subset=True)
+    assert task.gold == (24.3, 30.4)
+    assert task.question.endswith("person turn a light on?")
+
+
+def test_mlvu_takes_the_last_of_equal_options_and_never_an_answer_that_is_none(tmp_path):
+    row = {**next(iter(MAKERS["mlvu"]())), "candidates": ["3", "2", "3", "1"], "answer": "3"}
+    tasks = bound("mlvu").tasks(write_copy("mlvu", tmp_path, [row, {**row, "answer": "9"}]), subset=True)
+    assert [task.gold for task in tasks] == ["C", ""]
+    said = {task.id: Answer(text="C") for task in tasks}
+    assert [each.value for each in grade(bound("mlvu"), tasks, said)] == [1, 0]
+
+
+def test_dynamath_learns_its_variant_from_the_folder(tmp_path):
+    row = next(iter(MAKERS["dynamath"]()))["row"]
+    for trial in (1, 10):
+        (tmp_path / f"trial{trial}").mkdir()
+        (tmp_path / f"trial{trial}" / "dataset.json").write_text(json.dumps({"1": row, "2": row}))
+    tasks = bound("dynamath").tasks(tmp_path, subset=True)
+    assert [task.id for task in tasks] == ["1-1", "2-1", "1-10", "2-10"]
+    assert tasks[2].media[0].path == str(tmp_path / "trial10" / "image" / "image1.png")
+
+
+def test_hrbench_reads_its_table_with_pictures_that_point_to_a_row(tmp_path):
+    rows = list(MAKERS["hrbench"]())
+    big = base64.b64encode(PNG + bytes(200_000)).decode()  # more than the 128 KiB that a table's field has by default
+    with (tmp_path / "hr_bench_4k.tsv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]), delimiter="\t")
+        table.writeheader()
+        table.writerows({**row, "image": str(at - at % 4) if at % 4 else big} for at, row in enumerate(rows))
+    tasks = bound("hrbench").tasks(tmp_path)
+    assert len(tasks) == 800
+    paths = {task.media[0].path for task in tasks}
+    assert len(paths) == 1
+    assert Path(paths.pop()).read_bytes().startswith(PNG)
+
+
+def test_pictures_inside_rows_become_files_once(tmp_path):
+    copy = Copy(root=tmp_path)
+    first = copy.picture({"bytes": PNG, "path": None})
+    stamp = Path(first.path).stat().st_mtime_ns
+    assert copy.picture(PNG) == copy.picture(base64.b64encode(PNG).decode()) == first
+    assert Path(first.path).stat().st_mtime_ns == stamp
+    assert first.path.endswith(".png")
+    with pytest.raises(DataError, match="a picture is neither a path, nor bytes, nor base64"):
+        copy.picture("%%%")
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match="can't be written: no space left on device"):
+        Copy(root=tmp_path).picture(PNG)
+
+
+def test_parquet_is_read_or_the_package_is_named(tmp_path):
+    rows = list(MAKERS["vstar"]())
+    rows = [{**row, "image": {"bytes": PNG, "path": None}} for row in rows]
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "test-00000-of-00001.parquet"
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        file.write_bytes(b"PAR1")
+        with pytest.raises(ConfigError, match=r"needs pyarrow; install it with: pip install 'saccade\[parquet\]'"):
+            bound("vstar").tasks(tmp_path)
+        return
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    tasks = bound("vstar").tasks(tmp_path)
+    assert len(tasks) == 191
+    assert Path(tasks[-1].media[0].path).read_bytes() == PNG
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(DataError, match="can't be read; download it again"):
+        bound("vstar").tasks(tmp_path)

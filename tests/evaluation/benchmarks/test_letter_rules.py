@@ -1,0 +1,266 @@
+"""What the official rule of each multiple choice makes of twenty-five kinds of answer, and why; the gold is C."""
+
+import pytest
+from toy_rows import OPTIONS, write_copy
+
+from saccade import plugins
+from saccade.evaluation.benchmarks._benchmark import Answer, grade
+from saccade.types import Kind
+
+# kind: what the model said, and what a person reads in it (the tolerant rule of every benchmark)
+SAID = {
+    "plain letter": ("C", 1),
+    "another letter": ("B", 0),
+    "lower case": ("c", 1),
+    "parentheses": ("(C)", 1),
+    "full stop": ("C.", 1),
+    "sentence": ("The answer is C.", 1),
+    "label": ("Answer: C", 1),
+    "best option": ("Best option: C", 1),
+    "other capitals": ("A man walks in and Bob leaves, so C", 1),
+    "boxed": (r"\boxed{C}", 1),
+    "tag unclosed": ("<think>A or B?</think> so <answer>C", 1),
+    "two tags": ("<answer>A</answer> No: <answer>C</answer>", 1),
+    "mm:ss": ("C at 00:12", 1),
+    "range in words": ("from 3 to 5 seconds", None),
+    "percentage": ("about 50%", None),
+    "unicode minus": ("\u22123", None),
+    "number word": ("three", None),
+    "refusal": ("I cannot determine the answer.", None),
+    "very long": ("We look at it. " * 3000 + "The answer is C", 1),
+    "two answers": ("A or C", None),
+    "other language": ("答案是C", 1),
+    "option text": ("a green hat", 1),
+    "letter and text": ("C. a green hat", 1),
+    "bold": ("**C**", 1),
+    "denial": ("not C", None),
+}
+
+# benchmark: kind -> the official value (None: nothing is read), and why; what isn't named is 1, as it is for a person
+FIRST_LETTER = {
+    "another letter": (0, "B is the first of A-D"),
+    "lower case": (None, "only capitals are looked for"),
+    "other capitals": (0, "the article A is the first of A-D"),
+    "range in words": (None, "no capital at all"),
+    "percentage": (None, "no capital at all"),
+    "unicode minus": (None, "no letter"),
+    "number word": (None, "no capital"),
+    "refusal": (None, "I is none of A-D"),
+    "two answers": (0, "A comes first"),
+    "option text": (None, "texts of options are not known"),
+    "denial": (1, "a denial is not read"),
+}
+OFFICIAL = {
+    "videomme": {**FIRST_LETTER, "best option": (0, "a missing comma: the phrase stays, and its B is first")},
+    "longvideobench": {**FIRST_LETTER, "label": (0, "'Answer:' is not deleted, and its A is first")},
+    "lvbench": {
+        "another letter": (0, "B"),
+        "lower case": (0, "c is read, and is not C"),
+        "sentence": (0, "the first character of the first word is T"),
+        "label": (0, "A of Answer:"),
+        "best option": (0, "B of Best"),
+        "other capitals": (0, "A"),
+        "boxed": (0, "a backslash"),
+        "range in words": (0, "f"),
+        "percentage": (0, "a"),
+        "unicode minus": (0, "the minus"),
+        "number word": (0, "t"),
+        "refusal": (0, "I"),
+        "very long": (0, "W"),
+        "two answers": (0, "A"),
+        "other language": (0, "the first character is no letter"),
+        "option text": (0, "a"),
+        "bold": (0, "an asterisk"),
+        "denial": (0, "n"),
+    },
+    "mlvu": {
+        "another letter": (0, "B"),
+        "lower case": (None, "c is not the letter"),
+        "full stop": (None, "without a bracket the answer must be the letter alone"),
+        **{
+            kind: (None, "neither a bracket nor the letter alone")
+            for kind in SAID
+            if kind not in ("plain letter", "another letter", "parentheses", "tag unclosed", "two tags")
+        },
+    },
+    "hrbench": {
+        "another letter": (0, "B"),
+        "lower case": (None, "only capitals are option letters"),
+        "other capitals": (None, "A and C are both among the words, and nothing else is said"),
+        "range in words": (None, "no letter"),
+        "percentage": (None, "no letter"),
+        "unicode minus": (None, "no letter"),
+        "number word": (None, "no letter"),
+        "refusal": (None, "I is no option"),
+        "two answers": (None, "two letters"),
+        "other language": (None, "the letter is part of a longer word"),
+        "option text": (1, "the only option whose text occurs"),
+        "denial": (1, "the only letter, among the last four words"),
+    },
+    "vsibench": {
+        "another letter": (0, "B"),
+        "parentheses": (None, "the first word is (C)"),
+        "sentence": (None, "the first word is The"),
+        "label": (None, "Answer:"),
+        "best option": (None, "Best"),
+        "other capitals": (0, "the first word is A"),
+        "boxed": (None, "the first word is more than a letter"),
+        "range in words": (None, "from"),
+        "percentage": (None, "about"),
+        "unicode minus": (None, "two characters"),
+        "number word": (None, "three"),
+        "refusal": (0, "the first word is I, which is a letter and no option"),
+        "very long": (None, "We"),
+        "two answers": (0, "A"),
+        "other language": (None, "one word of four characters"),
+        "option text": (0, "the article a, in any case"),
+        "bold": (None, "the asterisks are part of the word"),
+        "denial": (None, "not"),
+    },
+    "wemath": {
+        "another letter": (0, "B"),
+        "lower case": (None, "only capitals"),
+        "parentheses": (None, "a bracket comes first"),
+        "sentence": (None, "there is no 'Answer', and T comes first"),
+        "best option": (0, "B of Best"),
+        "other capitals": (0, "A"),
+        "boxed": (None, "a backslash comes first"),
+        **dict.fromkeys(("range in words", "percentage", "unicode minus"), (None, "begins with none of A-H")),
+        "number word": (None, "t"),
+        "refusal": (None, "I is beyond H"),
+        "very long": (None, "W"),
+        "two answers": (0, "A"),
+        "other language": (None, "the first character is no letter"),
+        "option text": (None, "a"),
+        "bold": (None, "an asterisk"),
+        "denial": (None, "n"),
+    },
+    "mathvision": {
+        "another letter": (0, "B"),
+        "label": (0, "'Answer:' is none of the phrases that are looked for"),
+        "best option": (0, "nor is this one"),
+        "other capitals": (0, "the whole sentence is the answer"),
+        "mm:ss": (0, "the whole sentence is the answer"),
+        "range in words": (0, "the whole text is the answer"),
+        "percentage": (0, "the whole text is the answer"),
+        "unicode minus": (0, "no number, and not C"),
+        "number word": (0, "not C"),
+        "refusal": (0, "not C"),
+        "two answers": (0, "not C"),
+        "other language": (0, "not C"),
+        "option text": (0, "blanks are deleted from the answer and not from the option"),
+        "letter and text": (0, "the text stays behind the letter"),
+        "bold": (0, "asterisks are not deleted"),
+        "denial": (0, "not C"),
+    },
+    "vstar": {
+        "another letter": (0, "B"),
+        "label": (0, "the answer begins with A, which is taken for the letter"),
+        "best option": (0, "it begins with B"),
+        "other capitals": (0, "it begins with A"),
+        "boxed": (None, "BOXED holds B and D, so that C is not the only letter"),
+        "range in words": (None, "SECONDS holds C and D"),
+        "percentage": (0, "ABOUT begins with A"),
+        "unicode minus": (None, "no letter"),
+        "number word": (None, "THREE holds none"),
+        "refusal": (None, "several letters, none by itself"),
+        "two answers": (0, "it begins with A"),
+        "option text": (0, "it begins with A"),
+        "denial": (1, "a letter by itself"),
+    },
+}
+
+
+def choice_task(name, folder):
+    """The benchmark's first multiple choice of which C is right."""
+    benchmark = plugins.bind("evaluation.benchmarks", name, {})()
+    tasks = benchmark.tasks(write_copy(name, folder))
+    return benchmark, next(task for task in tasks if task.kind is Kind.CHOICE and task.gold == "C")
+
+
+def value(benchmark, task, text, extractor):
+    (result,) = grade(benchmark, [task], {task.id: Answer(text=text)}, extractor=extractor)
+    return None if result.unparsed else result.mark.value
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_the_official_rule(name, tmp_path):
+    benchmark, task = choice_task(name, tmp_path)
+    assert task.choices[:3] == OPTIONS[:3]
+    for kind, (text, _) in SAID.items():
+        expected, why = OFFICIAL[name].get(kind, (1, "it names C"))
+        assert value(benchmark, task, text, "official") == expected, f"{kind}: {why}"
+
+
+@pytest.mark.parametrize("name", [*OFFICIAL, "mmvu"])
+def test_the_tolerant_rule(name, tmp_path):
+    benchmark, task = choice_task(name, tmp_path)
+    for kind, (text, expected) in SAID.items():
+        found = value(benchmark, task, text, "tolerant")
+        # MathVision's answers may be the option's value instead of its letter, so that any text is an answer
+        assert found == expected or (name == "mathvision" and expected is None and found == 0), kind
+
+
+@pytest.mark.parametrize("name", [*OFFICIAL, "mmvu"])
+def test_nothing_said_is_an_error_and_never_marked(name, tmp_path):
+    benchmark, task = choice_task(name, tmp_path)
+    for answers in ({}, {task.id: Answer(text=" \n")}, {task.id: Answer(text="C", error="the server died")}):
+        (result,) = grade(benchmark, [task], answers)
+        assert result.answer.error
+        assert result.value == 0
+        assert not result.unparsed
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "why"),
+    [
+        ("A) or C)", 0, "the character before the first bracket is A"),
+        ("C) a green hat", 1, "the character before the first bracket"),
+        ("Look (closely): C", None, "the character before the first bracket is y"),
+        (")", None, "nothing stands before the bracket"),
+    ],
+)
+def test_mlvu_reads_before_the_first_bracket(said, expected, why, tmp_path):
+    assert value(*choice_task("mlvu", tmp_path), said, "official") == expected, why
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "why"),
+    [
+        ("<Thought process>: <<A car>> <Answer>: <<C>>", 1, "the form that is asked for"),
+        ("Answer: B. Answer: C", 1, "the last Answer"),
+        ("<answer>C</answer>", 1, "the tag is resolved before the rule"),
+        ("the answer is C", None, "no capital Answer"),
+    ],
+)
+def test_wemath_reads_after_the_last_answer(said, expected, why, tmp_path):
+    assert value(*choice_task("wemath", tmp_path), said, "official") == expected, why
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "why"),
+    [
+        ("C is right since the light falls on it", None, "the letter is not among the last four words"),
+        ("The correct answer is C since B is dark and A is far away", 1, "what follows 'answer is'"),
+        ("a green hat or a dog", None, "two options occur"),
+        ("x" * 90 + " a green hat", None, "the response is longer than twice the options"),
+    ],
+)
+def test_hrbench_matches_words(said, expected, why, tmp_path):
+    assert value(*choice_task("hrbench", tmp_path), said, "official") == expected, why
+
+
+def test_longvideobench_draws_an_option_only_when_asked(tmp_path):
+    _, task = choice_task("longvideobench", tmp_path)
+    drawing = plugins.bind("evaluation.benchmarks", "longvideobench", {"random_fallback": True})()
+    first, second = (grade(drawing, [task], {task.id: Answer(text="none")})[0].mark for _ in range(2))
+    assert first == second
+    assert first.read in "ABCD"
+
+
+def test_mmvu_leaves_to_a_judge_what_names_no_letter(tmp_path):
+    benchmark, task = choice_task("mmvu", tmp_path)
+    (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")})
+    assert result.mark.value is None
+    (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")}, verdicts={task.id: 1.0})
+    assert result.mark.value == 1.0

@@ -1,0 +1,360 @@
+"""What the official rules make of spans, numbers, formulas, lists and open answers, and why; beside it the tolerant."""
+
+import math
+
+import pytest
+from toy_rows import MAKERS, write_copy
+
+from saccade import plugins
+from saccade.evaluation.benchmarks._benchmark import Answer, grade
+from saccade.evaluation.benchmarks._latex import value_of
+
+UNREAD, OPEN = None, "a judge must say"
+LONG = "We look at it. " * 3000
+
+
+def marked(name, folder, text, extractor, row):
+    benchmark = plugins.bind("evaluation.benchmarks", name, {})()
+    (task,) = benchmark.tasks(write_copy(name, folder, [row]), subset=True)
+    (result,) = grade(benchmark, [task], {task.id: Answer(text=text)}, extractor=extractor)
+    if result.answer.error:
+        return "an error"
+    return OPEN if result.mark.value is None else UNREAD if result.unparsed else round(result.mark.value, 4)
+
+
+def first(name, **fits):
+    return next(row for row in MAKERS[name]() if all(row[key] == value for key, value in fits.items()))
+
+
+def tir(task, **changed):
+    return {**first("tirbench", task=task), **changed}
+
+
+# A span's gold is 24.3 to 30.4; "half" is what 24.3 to 27.35 earns.
+SPANS = [
+    ("plain range", "24.3 - 30.4", 1, 1, "the form that is asked for"),
+    ("parentheses", "(24.3 - 30.4)", 1, 1, "what is around the range doesn't matter"),
+    ("half", "24.3 - 27.35", 0.5, 0.5, "half of the union"),
+    ("sentence", "The event happens in the 24.3 - 30.4 seconds.", 1, 1, "a sentence with a keyword"),
+    ("other capitals", "A man happens to do it in 24.3 to 30.4 s, Bob ends it", 1, 1, "to is a hyphen"),
+    ("boxed", r"\boxed{24.3 - 30.4}", 1, 1, "a range anywhere"),
+    ("tag unclosed", "<think>5 - 8?</think><answer>24.3 - 30.4", 1, 1, "the tag is resolved first"),
+    ("mm:ss", "00:24 - 00:30", 0.8906, 0.8906, "24.3 to 30 of 24 to 30.4: 5.7 / 6.4"),
+    ("h:mm:ss", "0:00:24 to 0:00:30", 0.8906, 0.8906, "as mm:ss"),
+    ("clock with a fraction", "00:24.3 - 00:30.4", 0.0, 1, "read as 24.3 - 00, and turned round"),
+    ("clocks in words", "starts at 00:00:24 and ends at 00:00:30", 0.8906, 0.8906, "two clock times"),
+    ("words on one line", "starts at 24.3 s and ends at 30.4 s", UNREAD, 1, "one number a sentence, and no range"),
+    ("words on two lines", "start: 24.3 s\nend: 30.4 s", 1, 1, "the first number of each sentence"),
+    ("between", "between 24.3 and 30.4", UNREAD, 1, "no hyphen, and one number a sentence"),
+    ("seconds between", "from 24.3 seconds to 30.4 seconds", UNREAD, 1, "a word stands before the hyphen"),
+    ("em dash", "24.3 — 30.4", UNREAD, 1, "hyphen and en dash alone are read"),
+    ("en dash", "24.3 – 30.4", 1, 1, "an en dash is read"),
+    ("unicode minus", "24.3 \u2212 30.4", UNREAD, 1, "a minus is no hyphen"),
+    ("list", "[24.3, 30.4]", UNREAD, 1, "a comma is no hyphen"),
+    ("JSON", '{"start": 24.3, "end": 30.4}', UNREAD, 1, "one line holds both"),
+    ("reversed", "30.4 - 24.3", 1, 1, "turned round"),
+    ("negative", "-3 - 8", 0.0, UNREAD, "read as 3 - 8, which overlaps nothing"),
+    ("percentage", "24.3%", UNREAD, UNREAD, "one number"),
+    ("number words", "from three to five seconds", UNREAD, UNREAD, "no digits"),
+    ("refusal", "I can't determine the time.", UNREAD, UNREAD, "no number"),
+    ("empty", "", "an error", "an error", "nothing was said"),
+    ("very long", LONG + "24.3 - 30.4", 1, 1, "the range is found whatever stands before"),
+    ("two answers", "24.3 - 30.4 or 40 - 50", 1, 1, "the first span counts"),
+    ("other language", "事件发生在 24.3 - 30.4 秒", 1, 1, "digits and a hyphen"),
+    ("to inside a word", "photo 24.3 - 30.4", 1, 1, "pho- 24.3 is no range of two numbers"),
+    ("nothing in common", "1 - 2", 0.0, 0.0, "no overlap"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said", "official", "tolerant", "why"), SPANS, ids=[each[0] for each in SPANS])
+def test_charades(kind, said, official, tolerant, why, tmp_path):
+    row = first("charades_sta")
+    assert marked("charades_sta", tmp_path, said, "official", row) == official, why
+    assert marked("charades_sta", tmp_path, said, "tolerant", row) == tolerant
+
+
+# The gold is 4, so that 4.2 is 5 % off.
+NUMBERS = [
+    ("plain", "4", 1, 1, "the first word"),
+    ("5 % off", "4.2", 1, 1, "<= at 0.05: the strict sign of the paper would make it 0.9"),
+    ("10 % off", "4.4", 0.9, 0.9, "nine of ten thresholds"),
+    ("25 % off", "5", 0.6, 0.6, "six of ten"),
+    ("50 % off", "6", 0.1, 0.1, "one of ten"),
+    ("full stop", "4.", 1, 1, "full stops are cut off"),
+    ("unit", "4 chairs", 1, 1, "the first word"),
+    ("unit at once", "4.0m", UNREAD, 1, "float() doesn't know it"),
+    ("parentheses", "(4)", UNREAD, 1, "float() doesn't know it"),
+    ("sentence", "There are 4", UNREAD, 1, "the first word is There"),
+    ("other capitals", "A room in B has 4 chairs", UNREAD, 1, "the first word is A"),
+    ("boxed", r"\boxed{4}", UNREAD, 1, "float() doesn't know it"),
+    ("tag unclosed", "<think>7?</think><answer>4", 1, 1, "the tag is resolved first"),
+    ("mm:ss", "00:04", UNREAD, 1, "float() doesn't know it"),
+    ("range in words", "from two to four", UNREAD, 1, "the first word is from"),
+    ("percentage", "4%", UNREAD, 1, "float() doesn't know it"),
+    ("unicode minus", "\u22124", UNREAD, 0, "float() knows the ASCII minus alone"),
+    ("minus", "-4", 0, 0, "twice the gold away"),
+    ("number word", "four", UNREAD, 1, "float() knows digits alone"),
+    ("thousands", "1,200", UNREAD, 0, "float() doesn't know it"),
+    ("refusal", "I cannot tell.", UNREAD, UNREAD, "the first word is I"),
+    ("empty", "", "an error", "an error", "nothing was said"),
+    ("very long", LONG + "4", UNREAD, 1, "the first word is We"),
+    ("two answers", "3 or 4", 0.6, 1, "the first word; 3 is 25 % off"),
+    ("other language", "共有4把椅子", UNREAD, UNREAD, "the first word is the whole text"),
+    ("infinite", "inf", 0, UNREAD, "float() knows it, and it is far off"),
+    ("not a number", "nan", 0, UNREAD, "float() knows it, and nothing compares with it"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said", "official", "tolerant", "why"), NUMBERS, ids=[each[0] for each in NUMBERS])
+def test_vsibench(kind, said, official, tolerant, why, tmp_path):
+    row = first("vsibench", question_type="object_counting")
+    assert marked("vsibench", tmp_path, said, "official", row) == official, why
+    assert marked("vsibench", tmp_path, said, "tolerant", row) == tolerant
+
+
+def test_a_gold_of_zero_divides_nothing(tmp_path):
+    row = {**first("vsibench", question_type="object_counting"), "ground_truth": "0"}
+    assert [marked("vsibench", tmp_path, said, "official", row) for said in ("0", "1")] == [1, 0]
+
+
+# (gold, kind, said, official, tolerant, why)
+FORMULAS = [
+    ("27", "plain", "27", 1, 1, "one string"),
+    ("27", "parentheses", "(27)", 1, 1, "one value"),
+    ("27", "boxed", r"so \boxed{27}.", 1, 1, "what is in the box"),
+    ("27", "two boxes", r"\boxed{3} then \boxed{27}", 1, 1, "the last box"),
+    ("27", "sentence", "The answer is 27.", 1, 1, "what follows 'is' is a number"),
+    ("27", "other capitals", "A man says B, so the final answer is 27", 1, 1, "what follows 'is' is a number"),
+    ("27", "rounded", r"\boxed{27.004}", 1, 1, "both are rounded to two decimals"),
+    ("27", "percentage", r"\boxed{27\%}", 1, 1, "the sign is deleted"),
+    ("27", "equation", r"\boxed{x = 27}", 1, 1, "right of the last ="),
+    ("27", "tag unclosed", "<think>3?</think><answer>27", 1, 1, "the tag is resolved first"),
+    ("27", "box unclosed", r"\boxed{27", 0, 0, "no brace closes it, so that the whole text is the answer"),
+    ("27", "unit in words", "27 degrees", 0, 1, "the unit stays"),
+    ("27", "unit in the box", r"\boxed{27\text{ cm}}", 0, 1, "of the unit only the command is deleted"),
+    ("27", "label", "Answer: 27", 0, 1, "not one of the phrases"),
+    ("27", "range in words", "from 20 to 27", 0, 0, "the whole text is the answer"),
+    ("27", "number words", "twenty-seven", 0, 0, "words are no numbers"),
+    ("-27", "unicode minus", "\u221227", 0, 1, "the parser knows the ASCII minus alone"),
+    ("27", "refusal", "I can't say.", 0, 0, "no value"),
+    ("27", "empty", "", "an error", "an error", "nothing was said"),
+    ("27", "very long", LONG + "The answer is 27.", 1, 1, "what follows the last 'is'"),
+    ("27", "two answers", "26 or 27", 0, 0, "neither"),
+    ("27", "other language", "答案是 27", 0, 1, "not one of the phrases"),
+    ("27", "wrong", "28", 0, 0, "another value"),
+    (r"\frac{1}{3}", "decimal of a fraction", "0.33", 1, 1, "0.33 after rounding"),
+    (r"\frac{1}{2}", "slash", "1/2", 1, 1, "turned into a fraction"),
+    (r"2\sqrt{3}", "root", r"\boxed{3.46}", 1, 1, "3.46 after rounding"),
+    ("(1,2)", "tuple", r"\boxed{(1.0, 2)}", 0, 0, "a rounded decimal keeps its point: (1.0,2)"),
+    ("(1,2)", "same tuple", r"\boxed{(1, 2)}", 1, 1, "blanks are deleted"),
+    ("23:38", "mm:ss", "23:38", 1, 1, "one string"),
+]
+
+
+@pytest.mark.parametrize(
+    ("gold", "kind", "said", "official", "tolerant", "why"), FORMULAS, ids=[each[1] for each in FORMULAS]
+)
+def test_mathvision(gold, kind, said, official, tolerant, why, tmp_path):
+    row = {**first("mathvision", answer="27"), "answer": gold}
+    assert marked("mathvision", tmp_path, said, "official", row) == official, why
+    assert marked("mathvision", tmp_path, said, "tolerant", row) == tolerant
+
+
+def test_what_a_model_writes_is_never_run(tmp_path):
+    row = first("mathvision", answer="27")
+    for said in ("9^{9^{9^9}}", "__import__('os').getpid()", "(" * 5000, r"\frac{" * 150, "10!!!!!!", "1/0"):
+        assert marked("mathvision", tmp_path, said, "official", row) == 0
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        ("3+4*2", 11.0),
+        ("2^3", 8.0),
+        ("-2^2", -4.0),
+        (r"2\pi", 2 * math.pi),
+        (r"\frac12", 0.5),
+        (r"\sqrt[3]{8}", 2.0),
+        ("5!", 120.0),
+        ("|-3|", 3.0),
+        (r"\left(1+2\right)\times 3", 9.0),
+        ("x+1", None),
+        ("", None),
+        ("1,2", None),
+        (r"\sqrt{-1}", None),
+    ],
+)
+def test_values_of_formulas(formula, value):
+    assert value_of(formula) == (None if value is None else pytest.approx(value))
+
+
+OPENS = [
+    ("plain", "Dolly Zoom", 1, 1, "the gold"),
+    ("other case", "dolly zoom.", 1, 1, "the gold but for case and the full stop"),
+    ("sentence", "It is a dolly zoom", OPEN, 1, "a judge reads sentences"),
+    ("parentheses", "(Dolly Zoom)", OPEN, 1, "a judge"),
+    ("other capitals", "A Dolly Zoom by B", OPEN, 1, "a judge"),
+    ("boxed", r"\boxed{Dolly Zoom}", OPEN, 1, "a judge"),
+    ("tag unclosed", "<answer>Dolly Zoom", 1, 1, "the tag is resolved first"),
+    ("a fragment", "Zoom", OPEN, OPEN, "the gold holds it, which proves nothing"),
+    ("a letter", "D", OPEN, OPEN, "the same"),
+    ("inside a word", "nodolly zooms", OPEN, OPEN, "not as whole words"),
+    ("denial", "not a dolly zoom", OPEN, OPEN, "only a judge reads denials"),
+    ("two answers", "pan or dolly zoom", OPEN, OPEN, "only a judge weighs two"),
+    ("refusal", "I can't tell", OPEN, OPEN, "even a refusal is the judge's to see"),
+    ("empty", "", "an error", "an error", "nothing was said"),
+    ("very long", LONG + "Dolly Zoom", OPEN, 1, "a judge"),
+    ("other language", "希区柯克变焦", OPEN, OPEN, "a judge"),
+    ("mm:ss", "00:12", OPEN, OPEN, "a judge"),
+    ("percentage", "50%", OPEN, OPEN, "a judge"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said", "official", "tolerant", "why"), OPENS, ids=[each[0] for each in OPENS])
+def test_mmvu_open(kind, said, official, tolerant, why, tmp_path):
+    row = first("mmvu", question_type="open-ended")
+    assert marked("mmvu", tmp_path, said, "official", row) == official, why
+    assert marked("mmvu", tmp_path, said, "tolerant", row) == tolerant
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "tolerant"),
+    [
+        ("84 g/mol", "about 84.0 g/mol", 1),
+        ("84 g/mol", "-84 g/mol", OPEN),
+        ("84 g/mol", "84", OPEN),
+        ("10", "-10", OPEN),
+        ("10", "100", OPEN),
+        ("O(n^2)", "it is O(n²)", 1),
+    ],
+)
+def test_mmvu_numbers_keep_sign_and_unit(gold, said, tolerant, tmp_path):
+    row = {**first("mmvu", question_type="open-ended"), "answer": gold}
+    assert marked("mmvu", tmp_path, said, "tolerant", row) == tolerant
+
+
+VERSES = [
+    ("plain", "14", 1, 1, "equal to the letter"),
+    ("full stop", "14.", OPEN, 1, "not equal: the judge"),
+    ("sentence", "The answer is 14 cm", OPEN, 1, "the judge"),
+    ("parentheses", "(14)", OPEN, 1, "the judge"),
+    ("other capitals", "A straw of B: the answer is 14", OPEN, 1, "the judge"),
+    ("boxed", r"\boxed{14}", OPEN, 1, "the judge"),
+    ("tag unclosed", "<answer>14", 1, 1, "the tag is resolved first"),
+    ("mm:ss", "00:14", OPEN, OPEN, "the judge"),
+    ("range in words", "from 3 to 14", OPEN, OPEN, "the judge"),
+    ("percentage", "14%", OPEN, 1, "the judge"),
+    ("unicode minus", "\u221214", OPEN, OPEN, "the judge"),
+    ("number word", "fourteen", OPEN, OPEN, "the judge"),
+    ("refusal", "I cannot say", OPEN, OPEN, "the judge"),
+    ("empty", "", "an error", "an error", "nothing was said"),
+    ("very long", LONG + "The answer is 14", OPEN, 1, "the judge"),
+    ("two answers", "13 or 14", OPEN, OPEN, "the judge"),
+    ("other language", "答案是14", OPEN, 1, "the judge"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said", "official", "tolerant", "why"), VERSES, ids=[each[0] for each in VERSES])
+def test_mathverse(kind, said, official, tolerant, why, tmp_path):
+    row = first("mathverse", answer="14")
+    assert marked("mathverse", tmp_path, said, "official", row) == official, why
+    assert marked("mathverse", tmp_path, said, "tolerant", row) == tolerant
+
+
+def short(answer):
+    return f'{{"solution": "A step", "short answer": {answer}}}'
+
+
+# (type, kind, said, official, tolerant, why); golds are 3.8971, C and 23:38
+DYNAMIC = [
+    ("float", "plain", "3.897", UNREAD, 1, "no JSON"),
+    ("float", "JSON", short('"3.8971"'), 1, 1, "equal"),
+    ("float", "JSON number", short("3.8971"), 1, 1, "str() of a number"),
+    ("float", "within", short('"3.898"'), 1, 1, "0.0009 off"),
+    ("float", "beyond", short('"3.9"'), 0, 0, "0.0029 off"),
+    ("float", "unit", short('"3.8971 cm"'), 1, 1, "the first word"),
+    ("float", "sentence", short('"about 3.8971"'), 0, 0, "the first word is about"),
+    ("float", "pi", short('"1.24048π"'), 1, 1, "1.24048 times pi is 3.89708"),
+    ("float", "unicode minus", short('"\u22123.8971"'), 0, 0, "float() doesn't know it; and the sign is wrong"),
+    ("float", "percentage", short('"3.8971%"'), 0, 1, "float() doesn't know it"),
+    ("float", "boxed", r"\boxed{3.8971}", UNREAD, 1, "no JSON"),
+    ("float", "tag unclosed", "<answer>" + short('"3.8971"'), 1, 1, "the tag is resolved first"),
+    ("float", "torn JSON", '{"short answer": "3.8971"', UNREAD, 0, "no JSON"),
+    ("float", "refusal", "I can't.", UNREAD, 0, "no JSON"),
+    ("float", "empty", "", "an error", "an error", "nothing was said"),
+    ("float", "very long", short('"' + "1" * 300 + '"'), 0, 0, "far off"),
+    ("multiple choice", "JSON", short('"C"'), 1, 1, "one character, equal"),
+    ("multiple choice", "parentheses", short('"(C)"'), 1, 1, "among the first three characters"),
+    ("multiple choice", "letter and text", short('"C. red"'), 1, 1, "among the first three characters"),
+    ("multiple choice", "sentence", short('"The answer is C"'), 0, 1, "not among the first three characters"),
+    ("multiple choice", "other capitals", short('"A C"'), 1, UNREAD, "among the first three; two letters"),
+    ("multiple choice", "lower case", short('"c"'), 0, 1, "another character"),
+    ("multiple choice", "plain", "C", UNREAD, 1, "no JSON"),
+    ("text", "mm:ss", short('"23:38"'), 1, 1, "equal"),
+    ("text", "sentence", short('"It is 23:38 now"'), 1, 1, "the gold is in it"),
+    ("text", "a fragment", short('"23"'), 0, 0, "the gold is not in it: the reverse doesn't count"),
+    ("text", "blank", short('""'), 0, UNREAD, "the gold is not in it"),
+    ("text", "number words", short('"twenty-three"'), 0, 0, "the gold is not in it"),
+    ("text", "other language", short('"时间是23:38"'), 1, 1, "the gold is in it"),
+    ("text", "two answers", short('"11:38 or 23:38"'), 1, 1, "the gold is in it"),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "said", "official", "tolerant", "why"), DYNAMIC, ids=[f"{a[0]} {a[1]}" for a in DYNAMIC]
+)
+def test_dynamath(form, kind, said, official, tolerant, why, tmp_path):
+    row = next(row for row in MAKERS["dynamath"]() if row["row"]["answer_type"] == form)
+    assert marked("dynamath", tmp_path, said, "official", row) == official, why
+    assert marked("dynamath", tmp_path, said, "tolerant", row) == tolerant
+
+
+# (row, kind, said, official, tolerant, why)
+TIR = [
+    (tir("maze"), "plain", "C", 1, 1, "the letter"),
+    (tir("maze"), "parentheses", "(C)", 1, 1, "C is nearest to (C)"),
+    (tir("maze"), "boxed", r"\boxed{C}", 1, 1, "what is in the box"),
+    (tir("maze"), "lower case", "c", 0, 1, "all letters are as near, the first is A"),
+    (tir("maze"), "refusal", "none", 0, UNREAD, "any unknown text is the nearest letter"),
+    (tir("maze", answer="B"), "option text", "blue", 1, UNREAD, "'B. blue' stands in the question"),
+    (tir("maze"), "tag unclosed", "<think>A</think><answer>C", 1, 1, "the tag is resolved first"),
+    (tir("maze"), "two answers", "A or C", 0, UNREAD, "A and C are as near, the first is A"),
+    (tir("maze"), "other language", "答案是C", 1, 1, "C is nearest"),
+    (tir("maze"), "bold", "**C**", 1, 1, "asterisks are deleted"),
+    (tir("refcoco"), "several letters", "CA", 1, 1, "sorted characters are equal"),
+    (tir("refcoco"), "letters with a comma", "A, C", 0, 1, "the comma counts"),
+    (tir("instrument"), "number", "72", 1, 1, "equal"),
+    (tir("instrument"), "blank inside", "7 2", 1, 0, "blanks are deleted"),
+    (tir("instrument"), "sentence", "It reads 72 degrees", 1, 1, "letters are deleted"),
+    (tir("instrument"), "sentence with a full stop", "It reads 72.", 1, 1, "the last number"),
+    (tir("instrument"), "percentage", "72%", 1, 1, "the last number"),
+    (tir("instrument"), "unicode minus", "\u221272", 0, 0, "another number"),
+    (tir("instrument"), "number word", "four", 0, 0, "another number"),
+    (tir("instrument"), "nothing", "warm", UNREAD, UNREAD, "no number"),
+    (tir("instrument", answer="72.5"), "decimal comma", "72,5", 1, 0, "a comma in a decimal"),
+    (tir("math"), "float", "2.50", 1, 1, "one value"),
+    (tir("math"), "very long", LONG + "2.5", 1, 1, "the last number"),
+    (tir("ocr"), "substring", "It says mobile here", 1, 1, "the gold is in it"),
+    (tir("ocr"), "other case", "MOBILE", 0, 1, "case counts"),
+    (tir("ocr", image_1="data/160.jpg"), "patched gold", "mobi", 1, 0, "60.jpg is in the name, so mobi is the gold"),
+    (tir("word_search"), "pair", "row 3, 4", 1, 1, "the first pair"),
+    (tir("word_search"), "turned", "(4, 3)", 0, 0, "the order counts"),
+    (tir("word_search"), "no pair", "3 and 4", UNREAD, UNREAD, "no comma between"),
+    (tir("word_search", answer=7), "whole number", "7", 1, 1, "a number if the gold is one"),
+    (tir("spot_difference"), "set", "1, 2, 3", 1, 1, "one set"),
+    (tir("spot_difference"), "part", "2, 3, 4", 0.5, 0.5, "two of four"),
+    (tir("spot_difference"), "empty set", "none", 0, 0, "nothing of three"),
+    (tir("jigsaw"), "grid", "[4, 3, 2, 1]", 1, 1, "all places"),
+    (tir("jigsaw"), "half", "4 3 1 2", 0.5, 0.5, "two of four places"),
+    (tir("jigsaw"), "nested", "[[4, 3], [2, 1]]", UNREAD, UNREAD, "brackets break the run"),
+    (tir("jigsaw"), "too many", "4 3 2 1 0", UNREAD, UNREAD, "five numbers, not four"),
+    (tir("jigsaw"), "empty", "", "an error", "an error", "nothing was said"),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "said", "official", "tolerant", "why"), TIR, ids=[f"{a[0]['task']} {a[1]}" for a in TIR]
+)
+def test_tirbench(row, kind, said, official, tolerant, why, tmp_path):
+    assert marked("tirbench", tmp_path, said, "official", row) == official, why
+    assert marked("tirbench", tmp_path, said, "tolerant", row) == tolerant
