@@ -155,6 +155,7 @@ class _Check:
         if own in self.asked:
             split.found("repeated", task.id)
         self.asked.add(own)
+        # With another answer it is another question: "How many?" may be asked of any clip.
         alike = _mark([words, task.gold])
         before, others = self.answered.setdefault(alike, (number, media))
         if before != number and others != media:
@@ -194,6 +195,7 @@ def _answers(item: Task | Demo, task: Task) -> list[str]:
 
 
 def _lean(split: Split) -> None:
+    # Of a few questions, one letter leads by chance.
     total = split.letters.total()
     if total < FEW:
         return

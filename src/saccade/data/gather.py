@@ -69,6 +69,7 @@ def gather(
     target.parent.mkdir(parents=True, exist_ok=True)
     listing = target.with_name(target.name + ".missing.jsonl")
     reports = [Found(file=str(file)) for file in files]
+    # Row by row while reading: a file of millions of rows with nothing in place must not fill the memory.
     with listing.open("w", encoding="utf-8") as missing:
         work = _Work(source=source, target=target, root=root, on_bad=on_bad, missing=missing)
         items = itertools.chain.from_iterable(

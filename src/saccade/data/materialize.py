@@ -131,6 +131,7 @@ def materialize(
     local = os.path.abspath(root)
     if not back and not os.path.isdir(local):
         raise DataError(f"{root}: there is no such folder; give --root where the archives were unpacked")
+    # They would have to be escaped once more in each layer of JSON in JSON, and the way back would not be the same.
     if re.search(r'["\\\x00-\x1f]', local):
         raise DataError(f"{root}: a root can't have quotes or backslashes in its name")
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +140,7 @@ def materialize(
     for source in sources:
         identity = [*files.identity(str(source))[1:], local, sorted(sentinels), back]
         entry = manifest["files"].get(source.name, {})
+        # Written before, from the same file with the same settings: only what is missing may have changed.
         if entry.get("identity") == identity and (folder / source.name).is_file():
             done = _again(folder, entry, local, back)
         else:

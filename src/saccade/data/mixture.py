@@ -68,6 +68,7 @@ class Mixture(Sequence[Task]):
         """The file that a place is taken from, and which of the file's own places it is."""
         if len(self.parts) == 1:
             return 0, place
+        # From the place alone: a resumed run needs no state but how far it is.
         counts = shares(self.weights)
         cycle, rank = divmod(place, sum(counts))
         number, before = dealt(counts, seed, cycle)[rank]
@@ -99,6 +100,7 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=8)
 def dealt(counts: tuple[int, ...], seed: int, cycle: int) -> tuple[tuple[int, int], ...]:
     """For each place of a cycle its file, and how many places of the cycle that file had before."""
+    # Every cycle holds each file's exact share, so that no stretch of training lacks one by chance.
     deck = [number for number, count in enumerate(counts) for _ in range(count)]
     random.Random(seed_of("mixture", seed, cycle)).shuffle(deck)
     seen = [0] * len(counts)

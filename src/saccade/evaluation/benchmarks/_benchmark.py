@@ -112,6 +112,7 @@ class Benchmark:
             raise DataError(f"{root}: {self.name} holds the id {twice[0]} twice; download the data set again")
         if not found:
             raise DataError(f"{root}: {self.name} holds no question; download the data set again")
+        # A copy that lacks rows would be compared with published numbers as if it were whole.
         if not subset:
             self._check_counts(found, root)
         return found
@@ -175,6 +176,7 @@ def _marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str
     if answer.error is not None:
         return Result(task=task, answer=answer, mark=UNPARSED)
     mark = rule(final_answer(answer.text), task)
+    # A judge decides what a rule left open, and never overrules it.
     if mark.value is None and task.id in verdicts:
         mark = replace(mark, value=verdicts[task.id])
     return Result(task=task, answer=answer, mark=mark)
@@ -222,6 +224,7 @@ def report(benchmark: Benchmark, results: Sequence[Result], *, extractor: Extrac
     """The benchmark's metric and tables over all results. DataError where there is none."""
     if not results:
         raise DataError(f"{benchmark.name}: there is no result to report")
+    # The most that it can be: every open one decided in the model's favour.
     best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if _open(each) else each for each in results]
     return Report(
         benchmark=benchmark.name,

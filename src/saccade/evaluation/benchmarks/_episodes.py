@@ -16,6 +16,7 @@ def answer_of(episode: Episode) -> Answer:
     """All that the main agent said in its last turn; an error where the episode broke or nothing was said."""
     if failed(episode):
         return Answer(text="", error=episode.error or f"the episode ended as {episode.end}")
+    # The last turn alone: what was thought out loud before a call is no answer.
     text = episode.turns[-1].reply.text if episode.turns else ""
     return Answer(text=text) if text.strip() else Answer(text="", error="the answer is blank")
 

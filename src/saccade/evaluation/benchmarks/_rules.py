@@ -32,6 +32,7 @@ def unlabelled(options: Sequence[str]) -> tuple[str, ...]:
     plain = []
     for letter, option in zip(LETTERS, options, strict=False):
         label = _LABEL.match(option)
+        # An option that is nothing but a letter, or another's, keeps it: the letter is what it says.
         own = label is not None and label[1] == letter and label.end() < len(option)
         plain.append(option[label.end() :] if own and label is not None else option)
     return tuple(plain)
@@ -44,6 +45,7 @@ def inline_options(text: str) -> tuple[str, tuple[str, ...]]:
     ('Which?', ('red', 'blue'))
     """
     lines = list(_OPTION.finditer(text))
+    # Only where letters follow each other: a question may well speak of "(B)" in a line of its own.
     listed = [line for at, line in enumerate(lines) if at < len(LETTERS) and line[1] == LETTERS[at]]
     if len(listed) < 2:
         return text.strip(), ()

@@ -10,6 +10,7 @@ _UNIT = r"(?:\s*(?:s|secs?|seconds?)\b\.?)?"
 _BETWEEN = r"\s*(?:-{1,3}>?|~|→|\.\.+|\bto\b|\band\b|\buntil\b|\btill\b|\bthrough\b|至|到)\s*"
 _NAME = r"(?:(?:the|it|which|and)\s+)*['\"]?(?:end|stop|finish)(?:s|es|ing)?(?:[_ ]?time)?['\"]?\s*(?:is|at|by|:|=)*\s*"
 _AT = r"(?:(?:about|around|at|second|time)\s+)*"
+# Nothing numeric may touch a span: 2019-12-03 is a date, and -3 - 8 begins nowhere in a video.
 _SPAN = re.compile(
     rf"(?<![\w.:,-])(?P<start>{_TIME}){_UNIT}(?:{_BETWEEN}(?:{_NAME})?|[\s,;.]*(?:and\s+)?{_NAME}){_AT}(?P<end>{_TIME})(?![\d:])"
 )

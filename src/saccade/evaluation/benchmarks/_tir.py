@@ -83,6 +83,7 @@ def _letters(text: str, gold: str, task: Task) -> float:
         for letter in f"{LETTERS}H":  # which the published list holds twice
             if any(f"{letter}{gap}{said}" in task.question for gap in (". ", ".", " ", "")):
                 said = letter
+        # The published code never gives up: whatever was said is the letter it is nearest to, ties to the first.
         said = min(LETTERS, key=lambda letter: _distance(said, letter))
     return float(said == gold)
 

@@ -50,6 +50,7 @@ def longvideobench(*, random_fallback: bool = False) -> Benchmark:
 
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     options = row.texts("candidates") if row.has("candidates") else _padded(row)
+    # The test split writes -1, so that nobody scores on it by mistake.
     gold = row.number_of("correct_choice")
     if gold not in range(len(options)):
         raise row.wrong(

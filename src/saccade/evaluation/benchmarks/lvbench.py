@@ -48,6 +48,7 @@ def lvbench() -> Benchmark:
 
 
 def _official(text: str, task: Task) -> Mark:
+    # "(B) because (A) …" is B: all behind the first closing bracket is dropped before one is opened.
     plain = text.strip().split(")")[0].strip()
     plain = plain.split("(")[1].strip() if "(" in plain else plain
     first = plain.split(" ")[0][:1]

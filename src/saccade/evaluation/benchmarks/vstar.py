@@ -40,6 +40,7 @@ def vstar() -> Benchmark:
 
 
 def _official(text: str, task: Task) -> Mark:
+    # As in the official code: in capitals the article "a" is a letter too.
     plain = text.strip().upper()
     found = next((match for pattern in _PATTERNS if (match := re.search(pattern, plain))), None)
     letters = re.findall("[A-D]", plain)
