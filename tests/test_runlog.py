@@ -64,7 +64,7 @@ def test_an_existing_run_needs_resume(run, recipe):
 
 def test_resume_wants_a_run_and_the_same_recipe(run, tmp_path):
     other = config.load_recipe("tiny/base", ["rl.optim.lr=1e-3"])
-    with pytest.raises(RunError, match=r"was started with rl\.optim\.lr=0\.0001, not 0\.001"):
+    with pytest.raises(RunError, match=r"was started with rl\.optim\.lr=0\.00015, not 0\.001"):
         Run.create(run.path, other, resume=True)
     with pytest.raises(RunError, match="there is no run at"):
         Run.create(tmp_path / "none", other, resume=True)

@@ -248,3 +248,30 @@ def test_a_published_shape_is_asked_on_the_cpu_where_there_is_no_gpu(tmp_path, w
 def test_a_family_that_is_not_there_is_refused_at_once():
     with pytest.raises(ConfigError, match=r"model\.family: there is no family 'qwen3vl'"):
         stages.check(load_recipe("tiny/para_grpo", ["model.family=qwen3vl"]))
+
+
+def test_a_cold_start_refuses_a_reward_that_rl_could_not_use(tmp_path, tiny_folder, world):
+    start = ["tiny/para_grpo", *SFT, *RL, "--model", tiny_folder, "--world", world, "--out", tmp_path / "run"]
+    assert "did you mean 'lam'" in bad("sft", *start, "rewards.format.settings.lamm=1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_world_leaves_a_mixture_as_it_was_asked_for(world):
+    mixed = load_recipe("tiny/para_grpo", ["data.train={a.jsonl: 2, b.jsonl: 1}"])
+    found = stages.with_paths(mixed, world=world).data
+    assert found.train == mixed.data.train
+    assert found.traces.endswith("traces.jsonl")
+
+
+def test_a_cold_start_that_goes_on_is_not_finished(tmp_path, tiny_folder, world):
+    start = ["tiny/para_grpo", *SFT, *RL, *SHORT, "--model", tiny_folder, "--world", world, "--out", tmp_path / "run"]
+    good("sft", *start)
+
+    def stop(step, values):
+        raise KeyboardInterrupt
+
+    recipe = Run.open(tmp_path / "run").recipe
+    longer = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": recipe.sft.steps + 4})})
+    with pytest.raises(KeyboardInterrupt):
+        stages.sft(tmp_path / "run", longer, resume=True, on_step=stop)
+    assert "was stopped before its end" in bad("train", *start, f"sft.steps={longer.sft.steps}", "--resume")

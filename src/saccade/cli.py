@@ -21,7 +21,7 @@ from saccade.commands.data import data
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
 from saccade.config import load_recipe
-from saccade.errors import DataError, MediaError, RunError, SaccadeError
+from saccade.errors import ConfigError, DataError, MediaError, RunError, SaccadeError
 from saccade.runlog import Run, writing
 from saccade.view.live import Watcher, lines, say, summary
 
@@ -95,7 +95,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def doctor() -> None:
-    """Check this machine: versions against their bounds, threads, device, video, disk."""
+    """Check this machine: versions against their bounds, threads, device, video, disk, the jail for Python."""
     from saccade.doctor import examine
 
     table, bad = Table("", "found", "wanted", "", box=None), []
@@ -194,6 +194,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there."""
     if bench:
+        if tasks is not None:
+            raise ConfigError("--bench brings its own tasks: leave out --tasks, or --bench")
         settings = settings or []
         run_benchmarks(folder, settings, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)
         return

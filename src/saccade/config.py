@@ -27,7 +27,7 @@ PACKAGED = Path(__file__).parent / "recipes"
 
 
 class Model(Section):
-    """The checkpoint and where it lives. `tiny` settings are used when the demo makes one from scratch."""
+    """The checkpoint and where it lives."""
 
     path: str = ""
     published: str = ""  # the published model that these settings are for, such as Qwen3-VL-8B-Instruct

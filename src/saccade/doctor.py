@@ -31,7 +31,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Python and packages against their bounds, threads, device, video, the current folder.
+    """Python and packages against their bounds, threads, device, video, the current folder, the jail for Python.
 
     Packages of extras may be missing; one that is there must be within its bounds like any other.
     """
@@ -65,8 +65,11 @@ def films() -> str:
 
 
 def jails() -> str:
-    """Look which walls stand around Python that a model wrote, and try to get through them. Raises ConfigError."""
-    report = server.examine()
+    """Which walls stand around Python that a model wrote, each tried; without any, agents that write it are out."""
+    try:
+        report = server.examine()
+    except SaccadeError as error:
+        return f"agents that write Python can't be used here, all others can: {error}"
     stand = "; ".join(f"{each.name} ({each.found}): {each.meaning}" for each in report.layers if each.active)
     return f"{report.sentence}. {stand}"
 

@@ -132,6 +132,11 @@ class Run:
         """Remember that a stage is finished, with facts for whoever comes later."""
         self.write_json(f"done/{stage}.json", dict(facts or {}))
 
+    def mark_begun(self, stage: str) -> None:
+        """Forget that a stage was finished: it goes on, and may be stopped halfway."""
+        with writing(self.path):
+            (self.path / "done" / f"{stage}.json").unlink(missing_ok=True)
+
     def is_done(self, stage: str) -> bool:
         """Whether a stage is finished."""
         return (self.path / "done" / f"{stage}.json").is_file()

@@ -71,6 +71,8 @@ def with_paths(
     if world is not None:
         places = {split: _kept(world / split / "tasks.jsonl", folder) for split in SPLITS}
         traces = _kept(world / "train" / "traces.jsonl", folder)
+        if not isinstance(recipe.data.train, str):  # a mixture that was asked for; the world has the rest
+            del places["train"]
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={**places, "traces": traces})})
     return recipe
 
@@ -108,9 +110,7 @@ def run_of(model: Path) -> Path | None:
 
 
 def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
-    """The packaged recipe for a checkpoint that belongs to no run, by the pixels of one visual token, and what must be
-    otherwise here: published recipes are for a GPU.
-    """
+    """The packaged recipe for a checkpoint of no run, by the pixels of a visual token; what it needs changed here."""
     try:
         vision = json.loads((model / "config.json").read_text(encoding="utf-8"))["vision_config"]
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
@@ -122,12 +122,18 @@ def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
     return "paravt/para_grpo", here
 
 
-def check(recipe: Recipe) -> None:
-    """See that the recipe's plugins and their settings can be used, before anything is made. Raises ConfigError."""
+def check(recipe: Recipe, *, graded: bool = True) -> None:
+    """See that the recipe's plugins and their settings can be used, before anything is made. Raises ConfigError.
+
+    Where nothing is `graded` yet, what rewards need of their surroundings, such as a judge's key, may still be missing.
+    """
     for each in (recipe, examined(recipe)):
         plugins.bind("agents", each.agent.name, each.agent.settings)
     plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None)
-    compose(recipe.rewards)
+    for name, term in recipe.rewards.items():
+        plugins.bind("rewards", name, term.settings)
+    if graded:
+        compose(recipe.rewards)
     family, families = recipe.model.family, plugins.names("chat.families")
     if family not in families:
         raise ConfigError(f"model.family: there is no family {family!r}; {plugins.nearest(family, families)}")
@@ -221,7 +227,7 @@ def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None =
     `run` is the run of the folder where it is open already.
     """
     demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
-    run = run or _begun(folder, recipe, ungraded(recipe), resume)
+    run = run or _begun(folder, recipe, resume, graded=False)
     return _learn("sft", ungraded(run.recipe), functools.partial(sft_training.train, demos=demos), run, on_step)
 
 
@@ -233,7 +239,7 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     halfway.
     """
     tasks = _training_tasks(folder, recipe)
-    run = run or _begun(folder, recipe, recipe, resume)
+    run = run or _begun(folder, recipe, resume, graded=True)
     # Half a cold start would be taken for a whole one, and nobody would ever know.
     if (folder / "sft").exists() and not run.is_done("sft") and latest(folder, "rl") is None:
         mend = f"finish it first with `saccade sft … --out {folder} --resume`"
@@ -249,10 +255,10 @@ def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
     return Mixture(tuple(read_tasks(folder / path) for path in train), tuple(train.values()))
 
 
-def _begun(folder: Path, recipe: Recipe, used: Recipe, resume: bool) -> Run:
+def _begun(folder: Path, recipe: Recipe, resume: bool, *, graded: bool) -> Run:
     # A folder that became a run with a mistake in its recipe could only be deleted.
     if not resume:
-        check(used)
+        check(recipe, graded=graded)
         load_renderer(str(_model(folder, recipe)))
     return Run.create(folder, recipe, resume=resume)
 
@@ -271,6 +277,7 @@ def _learn(
         ) from error
 
     stage.media.made = str(folder.resolve() / PICTURES)
+    run.mark_begun(name)
     with writing(folder / name):
         (folder / name).mkdir(exist_ok=True)  # says that the stage was begun, whenever it is stopped
     with telling(run) as tell:

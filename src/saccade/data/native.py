@@ -7,7 +7,7 @@ differ from row to row; demonstrations besides `frames`, `replies`, `children` a
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +46,8 @@ def find(path: Path, number: int, id: str | None = None) -> Task | Demo:
         last = row.number
         if id is None and row.number == number:
             return of_row(row, kind)
-        if id is not None and id in (row.values.get("id"), (row.values.get("task") or {}).get("id")):
+        task = row.values.get("task")
+        if id is not None and id in (row.values.get("id"), task.get("id") if isinstance(task, Mapping) else None):
             return of_row(row, kind)
     raise DataError(f"{path} has no row {f'with the id {id!r}' if id else number}; it has {last} rows")
 
@@ -55,14 +56,14 @@ def of_row(row: Row, kind: type[Noun]) -> Noun:
     """A row of a native file as what it is. Raises DataError, naming file, row and field."""
     where = f"{row.file}, row {row.number}"
     value = dict(row.values)
-    return typed(_noun(value, kind, where) if row.file.suffix == ".parquet" else value, kind, where)
+    return typed(_noun(value, kind, where) if row.file.suffix.lower() == ".parquet" else value, kind, where)
 
 
 def write(path: str | os.PathLike[str], items: Iterable[Any]) -> int:
     """Write tasks, or demonstrations, as the path's ending says; how many. The file appears complete or not at all."""
     target, counter = Path(path), itertools.count()
     counted = (item for item, _ in zip(items, counter, strict=False))
-    if target.suffix != ".parquet":
+    if target.suffix.lower() != ".parquet":
         write_jsonl(target, counted)
         return next(counter)
     first = next(counted, None)
@@ -94,7 +95,7 @@ def _noun(row: dict[str, Any], kind: type[Any], where: str) -> dict[str, Any]:
     for name in AS_JSON:
         try:
             flat[name] = json.loads(flat.get(name) or "")
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise DataError(f"{where}, field {name}: not valid JSON: {error} (read as {kind.__name__})") from error
     if kind is Task:
         return flat

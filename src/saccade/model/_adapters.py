@@ -87,7 +87,12 @@ def resume(model: nn.Module, folder: Path, read: Callable[[Path], nn.Module]) ->
         raise ModelError(f"{folder} has adapters of another rank than model.lora_rank; delete {FILE} to start new ones")
     for name, value in saved.items():
         own[name].copy_(value)
-    known = read(base).state_dict() if (base / "config.json").is_file() and base != folder.resolve() else {}
+    known: dict[str, Tensor] = {}
+    if (base / "config.json").is_file() and base != folder.resolve():
+        with boundary(
+            ModelError, f"{base} can't be read; delete it, and the weights in {folder} are taken apart instead"
+        ):
+            known = read(base).state_dict()
     for name, layer in _layers(model).items():
         weight: Tensor = layer.base_layer.weight
         delta = layer.get_delta_weight("default").float()
