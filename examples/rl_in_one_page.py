@@ -47,7 +47,7 @@ SMALL = (  # laid over the packaged recipe: its agent and its rewards stay
     "world.tasks_per_video=2",
     "sampling.max_tokens=64",
     "sft={tokens_per_step: 1000, practice: 0.3, optim: {warmup: 10}}",
-    "rl.optim={lr: 3e-4, warmup: 0}",
+    "rl.optim={lr: 3e-4, warmup: 0, schedule: constant}",
 )
 
 
