@@ -90,7 +90,7 @@ def test_extends_by_relative_path_list_and_name(tmp_path):
         more="seed: 2\nrl: {steps: 7}\n",
     )
     recipe = config.load_recipe(path)
-    assert (recipe.seed, recipe.rl.steps, recipe.rl.optim.lr) == (3, 7, 1e-4)
+    assert (recipe.seed, recipe.rl.steps, recipe.rl.optim.lr) == (3, 7, 1.5e-4)
 
 
 @pytest.mark.parametrize(

@@ -264,5 +264,5 @@ def test_parquet_is_read_or_the_package_is_named(tmp_path):
     assert len(tasks) == 191
     assert Path(tasks[-1].media[0].path).read_bytes() == PNG
     file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(DataError, match="can't be read; download it again"):
+    with pytest.raises(DataError, match="can't be read as Parquet; download it again"):
         bound("vstar").tasks(tmp_path)
