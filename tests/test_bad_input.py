@@ -107,6 +107,7 @@ def test_nothing_to_ask_or_to_look_at(tmp_path, tiny_folder):
     assert "the question is empty" in bad("ask", " ", "--image", still(tmp_path / "a.jpg"), "--model", tiny_folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["direct", "reasoning", "parallel"])
 def test_pictures_are_asked_about(tmp_path, tiny_folder, agent):
     Image.new("RGBA", (40, 90), (0, 0, 255, 99)).save(tmp_path / "b.png")
@@ -126,6 +127,7 @@ def judged(tmp_path, tiny_folder, world):
     return run, mine / "test"
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_pictures(judged, tmp_path):
     run, _ = judged
     task = {"question": "What?", "kind": "open", "gold": "red"}
@@ -142,6 +144,7 @@ def test_an_evaluation_of_pictures(judged, tmp_path):
     assert f"task 2: media file {tmp_path / 'b.png'} is missing" in said
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_videos_that_are_none(judged):
     run, split = judged
     clips = sorted((split / "clips").iterdir())
@@ -155,6 +158,7 @@ def test_an_evaluation_of_videos_that_are_none(judged):
     assert "media file" in bad("eval", run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -310,6 +314,7 @@ def test_a_folder_that_holds_something_else(tmp_path):
     assert "is not empty and holds no world" in bad("data", "world", tmp_path, *WORLD)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, world):
     run = tmp_path / "run"
@@ -323,6 +328,7 @@ def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, world):
     assert len(Run.open(run).metrics("sft")) == 4
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_answers_are_kept(tmp_path, tiny_folder, world, monkeypatch):
     run = tmp_path / "run"
     good("sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--world", world, "--out", run)
@@ -362,6 +368,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk(tmp_path, tiny_folder, world
     assert [path.name for path in sorted((run / "sft").iterdir())] == ["step-000002", "step-000004"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "config.json"])
 def test_a_corrupt_checkpoint(tmp_path, tiny_folder, world, file):
     run = tmp_path / "run"

@@ -39,6 +39,7 @@ def test_every_command_has_help(words):
     assert run(*words, "--no-such-option").exit_code == 2
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_and_shown(tmp_path):
     assert all(name in good("recipes") for name in config.recipe_names())
     (tmp_path / "mine.yaml").write_text(good("recipes", "show", "tiny/para_grpo", "seed=3"))
@@ -75,6 +76,7 @@ def test_a_model_is_not_overwritten(tmp_path):
     assert "already holds a model" in bad("model", "tiny", tmp_path)
 
 
+@pytest.mark.slow
 def test_doctor_tries_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = good("doctor")
@@ -83,6 +85,7 @@ def test_doctor_tries_this_machine(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_doctor_forgives_extras_that_are_missing_but_not_old_ones(monkeypatch):
     kept = doctor.version_of
     monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("peft", "wandb") else kept(name))
@@ -94,6 +97,7 @@ def test_doctor_forgives_extras_that_are_missing_but_not_old_ones(monkeypatch):
     assert "mend peft" in run("doctor").stderr
 
 
+@pytest.mark.slow
 def test_doctor_names_what_is_wrong(monkeypatch):
     monkeypatch.setattr(doctor, "version_of", lambda name: "0.1" if name == "torch" else "99")
     assert "mend torch, transformers" in run("doctor").stderr

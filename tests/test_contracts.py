@@ -42,6 +42,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.names("tools"))
 def test_tool(name, renderer):
     asyncio.run(check_tool(plugins.load("tools", name), renderer))
@@ -52,6 +53,7 @@ def test_agent(name, renderer):
     asyncio.run(check_agent(plugins.bind("agents", name, {}), renderer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.names("rewards"))
 def test_reward(name):
     if name in ("accuracy", "math"):
@@ -89,6 +91,7 @@ def test_source(name):
     check_source(plugins.bind("data.sources", name, {}), EXAMPLES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.names("evaluation.benchmarks"))
 def test_benchmark(name, tmp_path):
     benchmark = plugins.bind("evaluation.benchmarks", name, {})()

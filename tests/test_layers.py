@@ -136,6 +136,7 @@ def test_there_are_no_import_circles():
         visit(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["saccade", "saccade.cli", "saccade.config", "saccade.runlog", "saccade.types"])
 def test_light_modules_bring_no_heavy_ones(module):
     heavy = "[name for name in ('torch', 'transformers', 'av', 'matplotlib', 'numpy') if name in sys.modules]"

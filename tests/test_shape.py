@@ -81,6 +81,7 @@ def test_functions_are_annotated(path):
         assert node.returns is not None or node.name == "__post_init__" or node.name == "__init__", node.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_forbidden_words_and_calls(path):
     text = path.read_text()
@@ -99,6 +100,7 @@ def docstring_lines(tree):
     return sum(node.body[0].end_lineno - node.body[0].lineno + 1 for node in owners)
 
 
+@pytest.mark.slow
 def test_the_package_is_explained_in_moderation():
     lines = docstrings = comments = 0
     for path in FILES:

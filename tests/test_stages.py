@@ -40,6 +40,7 @@ def interrupted(folder, model, world, *, at):
     return ["tiny/para_grpo", *settings, "--model", model, "--world", world, "--out", folder]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 3])  # before the first checkpoint, after it
 def test_rl_does_not_begin_from_half_a_cold_start(tmp_path, tiny_folder, world, at):
     folder = tmp_path / "run"
@@ -52,6 +53,7 @@ def test_rl_does_not_begin_from_half_a_cold_start(tmp_path, tiny_folder, world, 
     assert "rl/step-000004" in good("train", *start, "--resume")
 
 
+@pytest.mark.slow
 def test_an_interrupted_rl_goes_on(tmp_path, tiny_folder, world):
     folder = tmp_path / "run"
     settings = [*SFT, *RL, *SHORT]
@@ -87,6 +89,7 @@ def judged(tmp_path, tiny_folder, world):
     return folder, folder / "sft" / "step-000002"
 
 
+@pytest.mark.slow
 def test_the_same_weights_elsewhere_keep_their_results(judged, tmp_path):
     folder, weights = judged
     before = kept(folder)
@@ -100,6 +103,7 @@ def test_the_same_weights_elsewhere_keep_their_results(judged, tmp_path):
     assert kept(tmp_path / "moved") == before
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_same_place_do_not(judged):
     folder, weights = judged
     before, file = kept(folder), weights / "model.safetensors"
@@ -114,6 +118,7 @@ def test_other_weights_in_the_same_place_do_not(judged):
     assert kept(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "what"),
     [("model.dtype=bfloat16", "precision"), ("agent.settings.max_turns=1", "agent"), ("seed=9", "seed")],
@@ -122,6 +127,7 @@ def test_other_settings_do_not_either(judged, setting, what):
     assert f"holds results of other {what}; delete it" in bad("eval", judged[0], setting)
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_no_results(judged):
     said = bad("eval", judged[0], "agent.settings.context_tokens=20", "--name", "small")
     assert "every attempt of the evaluation 'small' broke, the first with: " in said
@@ -152,6 +158,7 @@ def accuracy(episode: Episode, task: Task) -> float | Ungraded:
 """
 
 
+@pytest.mark.slow
 def test_what_could_not_be_graded_is_said_and_graded_later(tmp_path, tiny_folder, world):
     folder, state = tmp_path / "run", tmp_path / "state"
     (tmp_path / "accuracy.py").write_text(JUDGE)
@@ -176,6 +183,7 @@ def test_what_could_not_be_graded_is_said_and_graded_later(tmp_path, tiny_folder
 # ---- a folder that moves ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_holds_everything_can_be_moved(tmp_path, monkeypatch):
     """World, model and checkpoints below the run: resumed, evaluated, asked and reported from its new place."""
     folder, moved = tmp_path / "here" / "run", tmp_path / "there" / "run"
@@ -226,6 +234,7 @@ def test_where_a_recipes_paths_start(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_question_and_a_cold_start_need_no_judge(tmp_path, tiny_folder, world, monkeypatch):
     """The judge's key is wanted where something is graded, and not before."""
     monkeypatch.delenv("SACCADE_TEST_KEY", raising=False)
@@ -263,6 +272,7 @@ def test_a_world_leaves_a_mixture_as_it_was_asked_for(world):
     assert found.traces.endswith("traces.jsonl")
 
 
+@pytest.mark.slow
 def test_a_cold_start_that_goes_on_is_not_finished(tmp_path, tiny_folder, world):
     start = ["tiny/para_grpo", *SFT, *RL, *SHORT, "--model", tiny_folder, "--world", world, "--out", tmp_path / "run"]
     good("sft", *start)

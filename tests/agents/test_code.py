@@ -81,6 +81,7 @@ def prompt(renderer, episode):
     return renderer.decode(episode.ledger.segments[0].tokens)
 
 
+@pytest.mark.slow
 def test_a_picture_is_processed_and_looked_at(renderer, files, tmp_path):
     library = Library(made=str(tmp_path / "made"))
     crop = block("print(image_clue_0.size)\nimage_clue_0.crop((200, 0, 300, 100)).show()")
@@ -156,6 +157,7 @@ def test_errors_are_observations(renderer, files):
     assert "Variables are lost" in observed(renderer, episode, 3)
 
 
+@pytest.mark.slow
 def test_a_runaway_ends_its_call_not_the_episode(renderer, files):
     replies = [block("x = 7\nwhile True: pass"), block("print(x)"), ANSWER]
     episode = attempt(renderer, task(files, "blue.png"), *replies, tools={"python": {"seconds": 1.0}})
@@ -253,6 +255,7 @@ def test_a_broken_sandbox_breaks_the_tool_not_the_model(renderer, files):
     assert len(episode.turns) == 2
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_episode_and_interpreter(renderer, files):
     ctx = context(renderer, block("while True: pass"), seconds=1.0)
     before = set(os.listdir("/proc/self/fd"))

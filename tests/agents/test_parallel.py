@@ -301,6 +301,7 @@ def test_a_time_out_inside_is_not_taken_for_the_deadline(renderer):
         under_deadline(renderer, Late(renderer), seconds=30)
 
 
+@pytest.mark.slow
 def test_a_sub_agent_that_queues_behind_others_is_waited_for(renderer, monkeypatch):
     """The tool has less time than the engine takes: that the engine is busy is not the tool's fault."""
     monkeypatch.setattr(crop_video, "seconds", 0.2)

@@ -101,6 +101,7 @@ shares = st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.2, -0.1])
 written = st.builds(call, shares, shares, shares, shares, st.integers(0, 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.lists(written, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files, turns):
@@ -213,6 +214,7 @@ def test_what_is_no_tool_is_refused(tmp_path):
 # ---- a model sees them ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
     """Real weights: other pixels in the box change what is sampled after it; pixels that no box shows don't."""
     recipe = load_recipe("tiny/base", ["model.threads=1", "sampling.max_tokens=100", f"model.path={folder}"])

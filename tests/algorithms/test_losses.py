@@ -274,6 +274,7 @@ def test_kl_in_the_loss():
         policy_loss(logp, None, tensor([0.0, 0.0]), tensor([0.5, 0.5]), **given)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 30), st.lists(st.integers(0, 30), max_size=3), st.sampled_from(AGGREGATIONS), st.integers(0, 999))
 def test_micro_batches_add_up_to_the_whole_wherever_they_are_cut(count, cuts, aggregation, seed):

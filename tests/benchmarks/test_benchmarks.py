@@ -35,6 +35,7 @@ def step(run, *arguments):
     return {row["figure"]: row["value"] for row in rows}
 
 
+@pytest.mark.slow
 def test_one_step_in_float32(run):
     figures = step(run, "--dtype", "float32", "--peak-tflops", "1")
     # Three attempts with two replies of 12 tokens and two crops, each answered by a sub-agent in 12 tokens.
@@ -48,6 +49,7 @@ def test_one_step_in_float32(run):
     assert {f"{phase} peak GiB" for phase in ("load", "rollout", "train", "publish")} <= figures.keys()
 
 
+@pytest.mark.slow
 def test_one_step_with_adapters_in_bfloat16(run):
     pytest.importorskip("peft", reason="peft is missing: pip install peft")
     figures = step(run, "--dtype", "bfloat16", "--peak-tflops", "1", "--lora-rank", "4", "--layers", "3")
@@ -129,12 +131,14 @@ def test_packing(run):
     assert row["tokens packed"] < row["tokens padded"]
 
 
+@pytest.mark.slow
 def test_local_engine(run):
     rows = run("local_engine", "--rounds", "1", "--rows", "2", "4", "--new-tokens", "6", "--attempts", "2")
     assert [row["case"].split()[0] for row in rows] == ["2", "4"]
     assert all(row["saccade tokens/s"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_media(run):
     [row] = run("media", "--rounds", "1", "--seconds", "12", "--frames", "6")
     assert row["saccade s"] > 0

@@ -138,6 +138,7 @@ def test_trained_calls_that_cannot_be_read(body):
     assert call.error.startswith("the call can't be read: ")
 
 
+@pytest.mark.slow
 @given(ANY_TEXT, st.integers(-3, 400))
 def test_it_never_raises_and_loses_nothing_but_tags(text, forced):
     reply = parse(text, forced)

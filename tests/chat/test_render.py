@@ -51,6 +51,7 @@ def extend(ledger, segment):
 # ---- whole conversations ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @relaxed
 @given(data=st.data())
 def test_random_tool_traffic_only_ever_extends(renderer, data):
@@ -118,6 +119,7 @@ def test_results_share_one_turn_in_order_and_an_order_to_answer_follows(renderer
 # ---- nothing can be faked -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @relaxed
 @given(text=TRICKY, role=st.sampled_from(["system", "user", "tool"]))
 def test_spelled_marks_stay_text(renderer, folder, text, role):
@@ -155,6 +157,7 @@ def as_hf(message):
     return {"role": message.role, "content": parts}
 
 
+@pytest.mark.slow
 @relaxed
 @given(
     system=st.lists(messages(["system"], PLAIN), max_size=1),

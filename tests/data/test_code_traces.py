@@ -60,6 +60,7 @@ def colour_in(pixels):
     return max(near, key=near.get)
 
 
+@pytest.mark.slow
 def test_videos_are_searched_coarsely_then_finely(tmp_path, renderer):
     found = played("tiny/pyvision_video", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
     asked = [episode.task.extras.get("question", "drill") for episode, *_ in found]
@@ -88,6 +89,7 @@ def colours_of(episode):
     return [next((event.colour for event in events if event.holds(t)), None) for t in starts]
 
 
+@pytest.mark.slow
 def test_pictures_are_cut_by_code(tmp_path, renderer):
     found = played("tiny/pyvision_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
     assert any(episode.results for episode, *_ in found)
@@ -100,6 +102,7 @@ def test_pictures_are_cut_by_code(tmp_path, renderer):
         assert [colour_in(pixels) for pixels in shown] == [card.colour for card in cards]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny/pyvision_video", "tiny/pyvision_image"])
 def test_a_direct_attempt_earns_no_bonus(tmp_path, renderer, name):
     found = played(name, tmp_path / "w", renderer, "agent.settings.context_tokens=4096", "agent.settings.tools=[]")

@@ -127,6 +127,7 @@ def test_ledgers_come_back_identical(tmp_path, items):
     assert [ledger.keys() for ledger in back] == [ledger.keys() for ledger in items]
 
 
+@pytest.mark.slow
 @RELAXED
 @given(episode=FAMILIES)
 def test_what_moves_with_its_files_finds_them_again(tmp_path, episode):
@@ -137,6 +138,7 @@ def test_what_moves_with_its_files_finds_them_again(tmp_path, episode):
     assert relocated(inside, lambda file: seen_from(tmp_path / "other", file, tmp_path / "other")) == inside
 
 
+@pytest.mark.slow
 @RELAXED
 @given(episode=FAMILIES, score=st.builds(Score, value=FINITE, parts=st.dictionaries(TEXT, FINITE, max_size=2)))
 def test_episodes_with_children_come_back_identical(tmp_path, episode, score):

@@ -370,6 +370,7 @@ def test_without_pyarrow_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
         list(read_rows(tmp_path / "a.parquet"))
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
     """Ten times the rows: no more than the marks of their ids, while a row that is held takes a thousand bytes."""
     import tracemalloc

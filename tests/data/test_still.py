@@ -208,6 +208,7 @@ def test_golds_are_right_by_another_way(dials):
             assert (task.extras["width"], task.extras["height"]) == (320, 320)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dials", [Pictures(), Pictures(distractors=3), Pictures(pixels=640, target=0.05)])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_constant_answer_does_well(dials, seed):
@@ -315,6 +316,7 @@ def test_another_language_of_tools_can_be_demonstrated(default_tasks):
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_files(small, tmp_path):
     make_world(tmp_path / "again", SMALL, seed=5)
     assert files_of(tmp_path / "again") == files_of(small)

@@ -66,6 +66,7 @@ def colour_shown(pixels):
     return found[0] if found else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_frame_shows_what_its_labels_say(small, split):
     for name, (_, labels) in read_labels(small, split).items():
@@ -144,6 +145,7 @@ def test_golds_are_right_by_another_way(default_tasks):
             assert task.gold == slow_answer(task), task
 
 
+@pytest.mark.slow
 def test_choice_forms_have_the_right_letter(default_tasks):
     world = World(questions=("at:choice", "after:choice", "before:choice"))
     drawn = draw_world(world, seed=3)
@@ -166,6 +168,7 @@ def test_questions_read_as_expected(default_tasks):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_constant_answer_does_well(seed):
     world = World()
@@ -360,6 +363,7 @@ def test_traces_are_drawn_by_seed(default_tasks):
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_files(small, tmp_path):
     make_world(tmp_path / "again", SMALL, seed=5)
     assert files_of(tmp_path / "again") == files_of(small)
@@ -387,6 +391,7 @@ def replace_world(world, **changes):
     return World(**{**world.model_dump(), **changes})
 
 
+@pytest.mark.slow
 def test_an_interrupted_world_is_finished(small, tmp_path):
     calls = []
 
@@ -527,6 +532,7 @@ def stack(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_needles_lie_in_ones_own_clips(stack, tmp_path):
     world = World(train=3, validation=1, test=1, haystack=str(stack))
     make_world(tmp_path / "w", world, seed=2)
@@ -585,6 +591,7 @@ def test_the_parts_of_a_file_share_no_frame(stack, fps):
         assert last - 20 < max(numbers[split]) <= last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_haystack_of_one_or_two_files_leaks_nothing(stack, tmp_path, count):
     few, folder = tmp_path / "hay", tmp_path / "w"

@@ -93,6 +93,7 @@ def run(backbone: Backbone, body: Callable, **settings):
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_logprobs_equal_a_plain_forward_pass(backbone):
     async def body(engine):
         return await asyncio.gather(*(converse(engine, backbone, n) for n in range(6)))
@@ -105,6 +106,7 @@ def test_logprobs_equal_a_plain_forward_pass(backbone):
         assert (theirs - ours).abs().max() <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_result_does_not_depend_on_its_company(backbone):
     async def alone(engine):
         return await converse(engine, backbone, 2, max_tokens=40)
@@ -117,6 +119,7 @@ def test_a_result_does_not_depend_on_its_company(backbone):
     assert np.abs(np.array(first.logprobs()) - np.array(second.logprobs())).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_seeds_decide_and_greedy_ignores_them(backbone):
     ledger = prompt(backbone, 1)
 
@@ -152,6 +155,7 @@ def test_a_group_is_prefilled_once_and_turns_keep_their_keys(backbone, monkeypat
     assert forwarded == [len(ledger), 3 + 1]  # the prompt once for eight; then the results and the newest token
 
 
+@pytest.mark.slow
 def test_stop_ids_length_and_forbidden_tokens(backbone):
     ledger = prompt(backbone, 4)
     everything = tuple(range(300))
@@ -265,6 +269,7 @@ def test_new_weights_clear_what_was_kept(backbone):
     assert (theirs - torch.tensor(after.logprobs)).abs().max() <= 1e-5
 
 
+@pytest.mark.slow
 def test_contract(backbone):
     async def body(engine):
         await check_engine(engine, backbone.renderer)

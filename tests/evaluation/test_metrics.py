@@ -31,6 +31,7 @@ def test_repeats_of_a_task_do_not_narrow_the_interval():
     assert pretended.high - pretended.low < once.high - once.low
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0, 1)), min_size=1, max_size=20), st.randoms())
 def test_an_estimate_does_not_depend_on_the_order_of_rows(rows, rng):
     shuffled = list(rows)

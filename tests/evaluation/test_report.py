@@ -57,6 +57,7 @@ def test_of_pictures_it_is_known_whether_the_overview_was_enough():
     assert known == [SHOWS, HIDES]
 
 
+@pytest.mark.slow
 def test_pairs_can_be_chosen_and_those_without_a_common_task_are_left_out():
     other = {"a": EVALUATIONS["after SFT"], "b": [scored(task("else"), 1.0)]}
     assert compare(other).changes == ()
@@ -121,6 +122,7 @@ def test_evaluations_of_a_run_are_read_by_name(tmp_path):
     assert media == {str(tmp_path / "evaluations" / "clip.mp4")}  # as seen from the file
 
 
+@pytest.mark.slow
 def test_attempts_that_nobody_could_grade_are_counted_beside_the_means(tmp_path):
     keep(tmp_path, "graded", "partly")
     path = tmp_path / "evaluations" / "partly.jsonl"

@@ -6,6 +6,7 @@ from commands import bad, good
 from saccade.lab.design import set_names
 
 
+@pytest.mark.slow
 def test_without_a_set_the_sets_are_listed():
     output = good("lab")
     for name in set_names():

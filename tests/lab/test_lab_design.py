@@ -23,6 +23,7 @@ def test_the_sets_are_there():
     assert set(set_names()) >= WANTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", set_names())
 def test_a_packaged_set_fits_its_time_and_varies_its_conditions(name):
     whole, quick = Lab.of(name), Lab.of(name, quick=True)

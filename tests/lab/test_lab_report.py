@@ -39,6 +39,7 @@ def read(folder):
     return json.loads((folder / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_numbers_stand_as_they_were_measured(lab_of, tmp_path):
     lab = lab_of(conditions=["one"], seeds=2)
     rows = [{"accuracy": 0.25, "calls": 1.0}, {"accuracy": 0.5, "calls": 2.0}, {"accuracy": 0.75, "calls": 3.0}]
@@ -65,6 +66,7 @@ def test_numbers_stand_as_they_were_measured(lab_of, tmp_path):
     assert "2 seed(s)" in page.read_text()
 
 
+@pytest.mark.slow
 def test_an_arm_that_left_nothing_is_named_and_stops_nobody(lab_of, tmp_path):
     lab = lab_of(seeds=2)
     left(tmp_path, "seed-0/one/plain", [{"accuracy": 0.5}], **exams([1.0, 0.0, 1.0, 0.0]))

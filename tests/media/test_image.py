@@ -91,6 +91,7 @@ def test_files_that_are_no_pictures(tmp_path, monkeypatch):
         read(f"{tmp_path}/whole.png")
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_is_not_unpacked(tmp_path):
     Image.new("1", (20000, 20000)).save(tmp_path / "bomb.png")
     with warnings.catch_warnings():

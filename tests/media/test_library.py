@@ -166,6 +166,7 @@ def test_who_stops_waiting_leaves_the_others_alone(clips, monkeypatch):
     asyncio.run(look())
 
 
+@pytest.mark.slow
 def test_the_event_loop_goes_on_while_64_clips_are_decoded(tmp_path, clips):
     paths = []
     for index in range(64):

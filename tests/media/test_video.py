@@ -204,6 +204,7 @@ def noisy(number):
     return (drawn(number) + noise[:, :, None]).astype(np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cut.mp4", "cut.mkv", "cut.ts", "cut.webm", "cut.avi", "cut.h264"])
 @pytest.mark.parametrize("share", [0.35, 0.6, 0.85])
 def test_of_a_cut_off_file_right_frames_or_a_clear_error(name, share, tmp_path):
@@ -222,6 +223,7 @@ def test_of_a_cut_off_file_right_frames_or_a_clear_error(name, share, tmp_path):
         decode(reel, [reel.clip.duration + 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hurt.mp4", "hurt.mkv", "hurt.ts"])
 def test_of_a_damaged_file_what_players_show_or_a_clear_error(name, tmp_path):
     path = made(tmp_path / name, bf=2, g=12, draw=noisy)
@@ -326,6 +328,7 @@ def test_a_file_that_changes_while_in_use_is_an_error(tmp_path):
 # ---- clips of other people ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["av1_video.mkv", "flipping_a_pancake.mkv", "h265_video.mp4", "nasa_13013.mp4", "unordered.mov", "video_90.mov"],

@@ -108,6 +108,7 @@ def logprobs(backbone: Backbone) -> torch.Tensor:
 # ---- what must not change the numbers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_nothing_but_memory(folder, monkeypatch):
     ran = []
     real = torch.utils.checkpoint.checkpoint
@@ -158,6 +159,7 @@ def sample(backbone: Backbone, tokens: int = 12):
     return done.tokens, done.logprobs
 
 
+@pytest.mark.slow
 def test_bfloat16_samples_and_learns(folder):
     backbone, exact = opened(folder, dtype="bfloat16"), opened(folder)
     assert {p.dtype for p in backbone.model.parameters()} == {torch.bfloat16}
@@ -196,6 +198,7 @@ def test_small_steps_are_not_lost_to_bfloat16(folder):
 # ---- adapters ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_peft
 def test_only_adapters_are_trained(folder):
     plain, backbone = opened(folder), opened(folder, lora_rank=4)
@@ -211,6 +214,7 @@ def test_only_adapters_are_trained(folder):
     assert (logprobs(plain) - logprobs(backbone)).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @needs_peft
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_saved_model_opens_without_its_adapters(tied, tmp_path):
@@ -224,6 +228,7 @@ def test_a_saved_model_opens_without_its_adapters(tied, tmp_path):
     assert sample(merged)[0] == sample(backbone)[0]
 
 
+@pytest.mark.slow
 def test_words_go_with_weights_and_the_index_of_other_files_does_not(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     opened(tmp_path / "model").model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
@@ -235,6 +240,7 @@ def test_words_go_with_weights_and_the_index_of_other_files_does_not(folder, tmp
     assert torch.equal(logprobs(opened(tmp_path / "saved")), logprobs(backbone))
 
 
+@pytest.mark.slow
 @needs_peft
 def test_a_moved_run_finds_its_own_base(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "run" / "model")
@@ -247,6 +253,7 @@ def test_a_moved_run_finds_its_own_base(folder, tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 @needs_peft
 def test_training_goes_on_from_saved_adapters(folder, tmp_path):
     backbone = opened(folder, lora_rank=4)
@@ -261,6 +268,7 @@ def test_training_goes_on_from_saved_adapters(folder, tmp_path):
         opened(tmp_path / "saved", lora_rank=8)
 
 
+@pytest.mark.slow
 @needs_peft
 @pytest.mark.parametrize("base", ["gone", "other", "kept"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -283,6 +291,7 @@ def test_adapted_weights_are_those_of_the_base_while_it_is_there(folder, tmp_pat
     assert (logprobs(again) - logprobs(first)).abs().max() <= (1e-5 if dtype == "float32" else 0.2)
 
 
+@pytest.mark.slow
 @needs_peft
 def test_adapters_and_checkpointing_go_together_in_bfloat16(folder):
     backbone = opened(folder, lora_rank=4, activation_checkpointing=True, dtype="bfloat16")

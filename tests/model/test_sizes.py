@@ -30,6 +30,7 @@ def make(folder, family, **changes):
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_the_parameters_they_are_known_for(name):
     assert published_sizes(name).parameters / 1e9 == pytest.approx(BILLIONS[name], abs=0.05)
@@ -57,6 +58,7 @@ def test_other_families_see_other_patches():
     assert published_sizes("Qwen2.5-VL-7B-Instruct").key_values(2) == 2 * 28 * 4 * 128 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_folder_is_counted_exactly(tmp_path, family, tied):
@@ -119,6 +121,7 @@ def read(backbone, T):
     return lambda: backbone.hidden(ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_a_layer_keeps_what_is_said(tmp_path, family, dtype, size):
@@ -132,6 +135,7 @@ def test_a_layer_keeps_what_is_said(tmp_path, family, dtype, size):
     assert (kept[1] - kept[0]) / 2 == pytest.approx(said, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_a_checkpointed_layer_keeps_its_input(tmp_path, family):
     T, kept = 64, []
@@ -143,6 +147,7 @@ def test_a_checkpointed_layer_keeps_its_input(tmp_path, family):
     assert (kept[1] - kept[0]) / 2 == 4 * 64 * T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_a_block_of_the_tower_keeps_what_is_said(tmp_path, family, dtype, size):

@@ -89,6 +89,7 @@ def test_the_protocol_is_short(folder, tokenizer):
     assert renderer.visual_tokens(frame) == 1
 
 
+@pytest.mark.slow
 def test_the_same_arguments_write_the_same_files(tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         state = torch.random.get_rng_state()

@@ -105,6 +105,7 @@ def clip(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("frames", [1, 8, 64])
 def test_a_prompt_is_as_long_as_the_real_agents(tmp_path, clip, family, frames):
@@ -220,6 +221,7 @@ def attempts(renderer, count):
         yield Sample(ledger=ledger, advantages=tuple(float(sampled) for sampled in ledger.mask()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_real_pass_keeps_about_what_is_planned(tmp_path, family, checkpointing):

@@ -395,6 +395,7 @@ def obeys(number, prompt):
     return "yes" if inside == "red" else "no"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plea", PLEAS)
 def test_an_instruction_to_the_judge_is_data(attempt, plea):
     with server(obeys) as served:

@@ -66,6 +66,7 @@ def test_verdicts_and_their_values(said, value):
         assert asked(made(served.url, verdicts={"yes": 1, "half": 0.5, "No": 0})) == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
@@ -103,6 +104,7 @@ GARBAGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", GARBAGE)
 def test_what_is_no_completion_is_asked_again(body):
     with server(lambda number, prompt: (200, body) if number == 0 else "yes") as served:
@@ -114,6 +116,7 @@ def test_what_is_no_completion_is_asked_again(body):
     assert len(served.bodies) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
 def test_a_server_in_trouble_is_asked_again(status):
     with server(lambda number, prompt: (status, "busy") if number < 2 else "yes") as served:
@@ -136,6 +139,7 @@ def test_what_asking_again_does_not_mend_is_not_asked_again(status):
     assert len(served.bodies) == 1
 
 
+@pytest.mark.slow
 def test_retries_back_off_and_a_server_says_for_how_long():
     def timed(**more):
         started = time.perf_counter()
@@ -159,6 +163,7 @@ def test_a_slow_server_is_given_up():
     assert "did not answer within 0.2 seconds (2 attempts)" in found.reason
 
 
+@pytest.mark.slow
 def test_a_server_that_drips_is_given_up_as_well():
     def drip(listening):
         connection, _ = listening.accept()
@@ -205,6 +210,7 @@ INJECTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", INJECTIONS)
 def test_an_instruction_in_the_candidate_stays_inside_it(body):
     with server(agrees) as served:
@@ -261,6 +267,7 @@ def test_text_that_is_no_unicode_is_sent_all_the_same():
 # ---- many at once, and again ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_at_most_so_many_at_once():
     async def body(reward):
         return await asyncio.gather(*(reward(*said(f"red {n}", gold="red")) for n in range(12)))

@@ -29,6 +29,7 @@ def asked(reward, body, gold):
     return asyncio.run(reward(*said(body, gold=gold, kind=Kind.MATH)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "gold"),
     [
@@ -125,6 +126,7 @@ def test_unequal_formulas(reward, body, gold):
     assert asked(reward, body, gold) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -145,6 +147,7 @@ def test_hostile_formulas_take_a_bounded_time_and_harm_nobody(reward, body):
     assert asked(reward, "1 + 3", "4") == 1.0
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_a_hostile_formula_but_its_own_episode(reward):
     async def body():
         ticks = 0
@@ -167,6 +170,7 @@ def test_what_was_asked_before_is_known(reward):
     assert time.perf_counter() - started < 2
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_by_another_hand_says_nothing_of_the_answer(reward):
     assert asked(reward, "3 + 1", "4") == 1.0
     (process,) = reward._checker._alive
@@ -175,6 +179,7 @@ def test_a_process_that_was_killed_by_another_hand_says_nothing_of_the_answer(re
     assert len(reward._checker._alive) == 1
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_reward():
     pytest.importorskip("math_verify", reason="math-verify is missing")
     own = math_reward(processes=2)
@@ -193,6 +198,7 @@ def test_where_no_process_starts_nobody_is_wrong(monkeypatch):
     assert "math-verify can't be started" in found.reason
 
 
+@pytest.mark.slow
 def test_a_machine_that_gives_no_time_says_nothing_of_the_answer(monkeypatch, tmp_path):
     script = tmp_path / "idle.py"
     script.write_text("import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(99)\n")

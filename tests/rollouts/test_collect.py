@@ -192,6 +192,7 @@ def test_one_episode_alone(renderer):
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_episodes_seconds_begin_when_it_does(renderer):
     """Four groups, one after the other: each has its own time, however long it waited for its turn."""
 

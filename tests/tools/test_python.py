@@ -53,6 +53,7 @@ def test_the_schema_asks_for_code_alone():
     assert function["description"].startswith("Run Python: print() what you want to read")
 
 
+@pytest.mark.slow
 def test_variables_live_as_long_as_the_episode(renderer):
     first, second = serve(renderer, "x = 6", "print(x * 7)")
     assert (first.text, first.ok, second.text) == ("", True, "42")
@@ -86,6 +87,7 @@ def test_shown_pictures_fit_the_budget(renderer):
     assert (Library().pixels(picture) == np.array([255, 0, 0])).all()
 
 
+@pytest.mark.slow
 def test_what_did_not_run_to_its_end_is_not_executed(renderer):
     settings = {"seconds": 0.5}
     raised, late, gone = serve(renderer, "1 / 0", "while True: pass", "import os; os._exit(3)", settings=settings)
@@ -114,6 +116,7 @@ def test_a_picture_that_cannot_be_read_is_an_error_to_read(renderer, tmp_path):
     assert "a.png can't be opened" in result.error
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_too_weak_is_refused(renderer, monkeypatch):
     started = server.Server.start
     monkeypatch.setattr(server.Server, "start", lambda isolation: started(isolation, without=("namespaces",)))

@@ -168,6 +168,7 @@ def asking(work, *waits):
     return serve(asks, {}, ctx=context(ask=ask))
 
 
+@pytest.mark.slow
 def test_waiting_for_sub_agents_is_not_the_tools_time():
     assert asking(0.1, 0.5).text == "after 0.5"
     # While any of them is waited for, whoever ends first and whoever comes later.

@@ -164,6 +164,7 @@ def test_a_picture_lies_as_it_is_seen(renderer, tmp_path):
     assert pixels.min() == 255
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_box_in_a_picture_shows_what_it_touches(renderer, path, data):

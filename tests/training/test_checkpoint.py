@@ -141,6 +141,7 @@ def run(home, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["optimizer.pt", "notes.json", "model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("harm", [truncate, empty, garbage, missing])
 def test_a_broken_checkpoint_is_one_sentence_that_names_it(home, run, tmp_path, file, harm):
@@ -154,6 +155,7 @@ def test_a_broken_checkpoint_is_one_sentence_that_names_it(home, run, tmp_path, 
     assert "\n" not in said
 
 
+@pytest.mark.slow
 def test_after_the_broken_one_is_deleted_the_run_goes_on(home, run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
@@ -180,6 +182,7 @@ def test_another_recipe_cant_resume(home, run):
         stages.sft(run, other, resume=True, on_step=lambda step, values: None)
 
 
+@pytest.mark.slow
 def test_a_run_may_go_further_than_was_meant(home, run, tmp_path):
     folder, steps = tmp_path / "run", []
     shutil.copytree(run, folder)

@@ -96,6 +96,7 @@ def test_a_rate_holds_for_all_updates_of_a_step():
     assert ways == pytest.approx([0.025, 0.025, 0.075, 0.1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_muon_takes_the_matrices_of_layers_alone():
     model = pulled(Model(), layer=0.5)
     optimizer = Optimizer(model, Optim(name="muon", lr=0.1), steps=1)

@@ -91,6 +91,7 @@ def gradients(backbone: Backbone, batches) -> tuple[float, dict[str, torch.Tenso
     return total, {n: p.grad.clone() for n, p in backbone.model.named_parameters() if p.grad is not None}, table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row_tokens", "rows"), [(4096, 8), (160, 3), (1, 1)])
 def test_loss_and_gradients_equal_one_row_per_sample(backbone, row_tokens, rows):
     samples = conversations(backbone)
@@ -223,6 +224,7 @@ def gradients_of_a_step(folder, threads):
         return step(backbone, kept, batches, loss, pixels=pixels), kept.found
 
 
+@pytest.mark.slow
 def test_side_by_side_is_the_same_every_time_and_the_same_as_alone(tiny_folder):
     threads = torch.get_num_threads()
     (report, one), (again, other) = (gradients_of_a_step(tiny_folder, 3) for _ in range(2))

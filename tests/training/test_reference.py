@@ -57,6 +57,7 @@ def test_of_a_model_with_adapters_the_adapters_alone_are_kept(home):
         assert equal(weights(stage), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl", ["{loss: 0.1}", "{reward: 0.1}", "{reward: 0.1, estimator: k3, keep: cpu}"])
 def test_a_run_measures_how_far_it_has_gone(home, tmp_path, kl):
     """At first policy and reference are one; after an update they are not."""
@@ -72,6 +73,7 @@ def test_without_a_coefficient_nothing_is_kept_or_measured(home, tmp_path, monke
     assert "kl" not in row
 
 
+@pytest.mark.slow
 def test_a_large_coefficient_holds_the_policy(home, tmp_path):
     def far(weight):
         chosen = ("rl.steps=4", f"rl.kl.loss={weight}")
@@ -81,6 +83,7 @@ def test_a_large_coefficient_holds_the_policy(home, tmp_path):
     assert far(100.0) < 0.5 * far(1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_finds_the_weights_that_it_began_with(home, tmp_path):
     chosen, here, there = (*FEW, "rl.kl.loss=0.1", "rl.steps=3", "rl.save_every=1"), tmp_path / "a", tmp_path / "b"
     shutil.copytree(home.root / "model", here / "sft" / "step-000001")
@@ -92,6 +95,7 @@ def test_a_run_that_was_moved_finds_the_weights_that_it_began_with(home, tmp_pat
         assert home.rl(resumed, there / "rl") == (rows[2:] if last == "step-000002" else [])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_held_to_the_same_weights(home, tmp_path):
     chosen = (*FEW, "rl.kl.loss=0.1", "rl.steps=3", "rl.save_every=1")
     rows = home.rl(with_score(home.stage(*chosen), turns), tmp_path / "whole")

@@ -35,6 +35,7 @@ def drawn(home):
     return stage, asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1))
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss(home, tmp_path):
     rows = home.sft(home.stage(BEST), tmp_path, demos=home.demos[:8])
     assert rows[0]["loss"] == pytest.approx(math.log(home.stage().backbone.vocabulary), rel=0.05)
@@ -42,6 +43,7 @@ def test_a_few_steps_lower_the_loss(home, tmp_path):
     assert all(row["grad_norm"] > 0 and row["trained_tokens"] < row["tokens"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_over_the_replies(drawn, home):
     stage, samples = drawn
     logp = logprobs(stage, samples)
@@ -54,6 +56,7 @@ def test_the_loss_is_the_mean_over_the_replies(drawn, home):
 # ---- the same run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_recipe_and_seed_are_the_same_run(home, whole, tmp_path):
     stage, rows, _ = whole
     again = home.stage()
@@ -61,10 +64,12 @@ def test_the_same_recipe_and_seed_are_the_same_run(home, whole, tmp_path):
     assert equal(weights(again), weights(stage))
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(home, whole, tmp_path):
     assert home.sft(home.stage("seed=6"), tmp_path)[0] != whole[1][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("die_at", "saved"), [(3, 2), (4, 2), (1, 0)])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(home, whole, tmp_path, die_at, saved):
     stage, rows, folder = whole
@@ -159,6 +164,7 @@ def changed(sample: Sample, *, sampled: bool) -> Sample:
     return replace(sample, ledger=Ledger(segments=tuple(segments)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("row_tokens", [1024, 96])
 def test_a_change_of_one_sample_moves_no_other(drawn, sampled, row_tokens):

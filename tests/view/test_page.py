@@ -152,6 +152,7 @@ def test_a_window_that_makes_no_sense_is_not_drawn(arguments):
     assert window({"0": 3, "end_time": 9.5}) == (3.0, 9.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extras", [{}, {"events": "none"}, {"events": [[1], ["a", 2], None]}, {"seconds": -1}])
 def test_strange_extras_do_no_harm(extras):
     task = Task(id="t", question="?", media=(), kind=Kind.GROUNDING, gold=(3.0, 5.0), extras=extras)
@@ -211,6 +212,7 @@ def test_a_call_that_failed_and_one_that_was_not_run_are_told_apart():
     assert call(start_time=1).ok
 
 
+@pytest.mark.slow
 def test_a_run_folder_becomes_a_page(tmp_path):
     (tmp_path / "recipe.yaml").write_text("seed: 0\n")
     (tmp_path / "versions.json").write_text(json.dumps([{"seed": 0, "torch": "2.9"}, {"seed": 0, "torch": "2.10"}]))

@@ -32,6 +32,7 @@ def test_a_panel_without_data_is_not_drawn():
     assert curve(BY_TITLE["Loss"], [{"step": 0}]) is None
 
 
+@pytest.mark.slow
 def test_every_panel_draws_svg_and_png():
     for panel in PANELS:
         key = panel.keys[0].replace("*", "x")
@@ -50,6 +51,7 @@ def test_the_running_mean_keeps_the_length_and_a_constant():
     assert len(running_mean([float(i) for i in range(101)])) == 101
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "$x$ & $y", "_hidden", "é漢"])
 def test_any_name_can_stand_in_a_picture(name):
     bar = Bar(value=0.5, low=0.25, high=0.75, floor=0.2)

@@ -26,6 +26,7 @@ def run(tmp_path_factory, tiny_folder):
     return place / "run", place / "copies"
 
 
+@pytest.mark.slow
 def test_a_benchmark_is_run_reported_and_gone_on_with(run):
     folder, copies = run
     words = ["eval", folder, "--bench", "vstar", "--data", copies, "--subset"]

@@ -30,6 +30,7 @@ def test_every_benchmark_has_toy_rows():
     assert set(NAMES) == set(MAKERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_whole_copy_is_counted(name, tmp_path):
     benchmark = bound(name)
@@ -41,6 +42,7 @@ def test_a_whole_copy_is_counted(name, tmp_path):
     assert set(missing_media(tasks)) == {task.id for task in tasks if task.media}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_ten_thousand_answers_are_scored_in_time(name, tmp_path):
     benchmark = bound(name)
@@ -87,6 +89,7 @@ def test_an_unknown_benchmark_names_the_nearest():
 # ---- bad copies ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_split_a_missing_row_and_a_repeated_one_are_told(name, tmp_path):
     benchmark = bound(name)
@@ -212,6 +215,7 @@ def test_dynamath_learns_its_variant_from_the_folder(tmp_path):
     assert tasks[2].media[0].path == str(tmp_path / "trial10" / "image" / "image1.png")
 
 
+@pytest.mark.slow
 def test_hrbench_reads_its_table_with_pictures_that_point_to_a_row(tmp_path):
     rows = list(MAKERS["hrbench"]())
     big = base64.b64encode(PNG + bytes(200_000)).decode()  # more than the 128 KiB that a table's field has by default

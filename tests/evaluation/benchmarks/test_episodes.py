@@ -25,6 +25,7 @@ def episode(task, *texts, end=End.ANSWERED, error=None):
     return Episode(task=task, agent="direct", ledger=Ledger(), turns=turns, end=end, error=error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("texts", "end", "value"),
     [
@@ -42,6 +43,7 @@ def test_the_score_of_an_episode(benchmark, task, texts, end, value):
     assert score.value == score.parts["accuracy"] == value
 
 
+@pytest.mark.slow
 def test_a_broken_episode_is_an_error_with_its_reason(benchmark, task):
     broken = episode(task, "<answer>C</answer>", end=End.ABORTED, error="the video can't be decoded")
     assert answer_of(broken).error == "the video can't be decoded"

@@ -183,6 +183,7 @@ def value(benchmark, task, text, extractor):
     return None if result.unparsed else result.mark.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_the_official_rule(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
@@ -192,6 +193,7 @@ def test_the_official_rule(name, tmp_path):
         assert value(benchmark, task, text, "official") == expected, f"{kind}: {why}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OFFICIAL, "mmvu"])
 def test_the_tolerant_rule(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
@@ -201,6 +203,7 @@ def test_the_tolerant_rule(name, tmp_path):
         assert found == expected or (name == "mathvision" and expected is None and found == 0), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OFFICIAL, "mmvu"])
 def test_nothing_said_is_an_error_and_never_marked(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
@@ -211,6 +214,7 @@ def test_nothing_said_is_an_error_and_never_marked(name, tmp_path):
         assert not result.unparsed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "expected", "why"),
     [
@@ -224,6 +228,7 @@ def test_mlvu_reads_before_the_first_bracket(said, expected, why, tmp_path):
     assert value(*choice_task("mlvu", tmp_path), said, "official") == expected, why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "expected", "why"),
     [

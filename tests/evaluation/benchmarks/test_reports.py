@@ -88,6 +88,7 @@ def test_hrbench_means_rotations_and_is_not_all_or_nothing(tmp_path):
     assert found.metrics == pytest.approx({"average": 50, "fsp": 100, "fcp": 0, "mean_of_rows": 50})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mmvu", "mathverse"])
 def test_what_only_a_judge_can_say_bounds_the_score(name, tmp_path):
     benchmark, tasks = tasks_of(name, tmp_path)

@@ -102,6 +102,7 @@ def attack(server, outside, code, media=()):
 SIMPLE = {**FILES, **NETWORK, **PROCESSES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIMPLE)
 def test_forbidden_things_fail(any_server, outside, name):
     first = attack(any_server, outside, PRELUDE + SIMPLE[name].format(**outside.names))
@@ -109,16 +110,19 @@ def test_forbidden_things_fail(any_server, outside, name):
 
 
 # Without Landlock a guest may list the skeleton of its own root, in which there is nothing but libraries.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES.keys() - {"the home folder", "another's working folder"})
 def test_namespaces_alone_hold_files(servers, outside, name):
     attack(servers("Landlock"), outside, PRELUDE + FILES[name].format(**outside.names))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRICKS)
 def test_tricks_hurt_only_their_own_episode(server, outside, name):
     attack(server, outside, PRELUDE + TRICKS[name].format(**outside.names))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROTOCOL)
 def test_a_damaged_connection_hurts_only_its_own_episode(server, outside, name):
     attack(server, outside, PROTOCOL_PRELUDE + PROTOCOL[name], media=(Media(path="/nowhere.mp4"),))

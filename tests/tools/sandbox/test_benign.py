@@ -179,6 +179,7 @@ SHOWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", SHOWS)
 def test_figures_are_shown_in_every_way(server, cell):
     (outcome,) = play(server, cell)

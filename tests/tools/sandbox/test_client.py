@@ -116,6 +116,7 @@ def test_opening_can_be_cancelled(server):
     assert descriptors() <= before + 4  # one may have been opened in time, and was never closed
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(server):
     play(server, "print(1)")
     before = descriptors()
@@ -162,6 +163,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", [(), ("namespaces",)])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_hosts_end_is_everybodys_end(without, end):
@@ -179,6 +181,7 @@ def test_the_hosts_end_is_everybodys_end(without, end):
         assert time.monotonic() - started < 3  # 0.1 s on an idle machine: benchmarks/sandbox.py measures it
 
 
+@pytest.mark.slow
 def test_a_zygote_that_dies_is_the_hosts_failure_not_the_models():
     async def body():
         server = Server.start()
@@ -198,6 +201,7 @@ def test_a_zygote_that_dies_is_the_hosts_failure_not_the_models():
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_the_shared_server_is_started_once_and_again_when_it_has_ended():
     async def body():
         async with Sandbox.open() as box:
@@ -265,6 +269,7 @@ def test_no_wall_around_files_or_calls_is_refused_always(isolation):
         leaking.check(isolation)
 
 
+@pytest.mark.slow
 def test_walls_left_out_are_told(servers):
     weaker = servers("namespaces").report
     assert weaker.missing == ("namespaces",)
@@ -278,6 +283,7 @@ def test_walls_left_out_are_told(servers):
         Server.start(without=("seccomp",))
 
 
+@pytest.mark.slow
 def test_a_weak_machine_can_be_examined():
     found = server_module.examine(without=("namespaces", "Landlock"))
     assert not found.walls.enough
@@ -297,6 +303,7 @@ server.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run in real time")
 def test_guests_of_a_real_time_host_do_not_run_in_real_time():
     command = [sys.executable, "-c", REAL_TIME, str(Path(__file__).parent)]
@@ -320,6 +327,7 @@ server.close()
 """
 
 
+@pytest.mark.slow
 def test_libraries_may_lie_in_the_temporary_folder(server):
     with tempfile.TemporaryDirectory(prefix="saccade-test-") as folder:
         place = Path(folder) / "site-packages"

@@ -27,6 +27,7 @@ def ended(server, code, limits=SHORT, **options):
 # ---- time ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -46,6 +47,7 @@ def test_a_runaway_is_stopped_and_its_state_is_kept(server, code):
     assert outcome.seconds >= 2  # and hardly more, says benchmarks/sandbox.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -63,6 +65,7 @@ def test_what_cannot_be_stopped_is_killed_and_the_model_is_told(server, code):
     assert outcome.seconds >= 3.5  # and hardly more, says benchmarks/sandbox.py
 
 
+@pytest.mark.slow
 def test_a_late_answer_is_never_taken_for_the_next_one(server):
     cells = ["import time\ntry:\n    while True: pass\nfinally:\n    print('late')", "print('next')", "print('last')"]
     stopped, *outcomes = play(server, *cells, limits=SHORT)
@@ -70,6 +73,7 @@ def test_a_late_answer_is_never_taken_for_the_next_one(server):
     assert [outcome.text for outcome in outcomes] == ["next\n", "last\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clause", ["except BaseException: pass", "finally: continue"])
 def test_code_that_catches_everything_is_stopped_one_way_or_the_other(server, clause):
     outcome = ended(server, f"while True:\n    try:\n        while True: pass\n    {clause}")
@@ -77,6 +81,7 @@ def test_code_that_catches_everything_is_stopped_one_way_or_the_other(server, cl
     assert outcome.error in (KEPT, LOST)
 
 
+@pytest.mark.slow
 def test_an_exception_whose_text_never_ends_is_stopped(server):
     outcome = ended(server, "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E")
     assert outcome.fault in (Fault.TIMEOUT, Fault.RAISED)  # the standard library catches everything there
@@ -97,6 +102,7 @@ def test_errors_in_threads_and_finalizers_are_told(server):
     ]
 
 
+@pytest.mark.slow
 def test_threads_rest_between_calls(server):
     cells = [
         "import threading, time\nn = 0\ndef f():\n    global n\n    while True: n += 1; time.sleep(0.001)",
@@ -115,6 +121,7 @@ def test_threads_rest_between_calls(server):
     assert int(asyncio.run(body()).text) < 500  # of the thousand that a second has
 
 
+@pytest.mark.slow
 def test_waiting_for_ones_turn_is_not_charged(server):
     async def body():
         boxes = [Sandbox.open(Limits(seconds=20), host=server) for _ in range(12)]
@@ -131,6 +138,7 @@ def test_waiting_for_ones_turn_is_not_charged(server):
     assert sum(outcome.seconds for outcome in outcomes) < 8 * (time.monotonic() - started)
 
 
+@pytest.mark.slow
 def test_cpu_time_is_bounded_over_all_calls(server):
     limits = Limits(seconds=300, cpu_seconds=1)
     outcome = ended(server, "while True: pass", limits)
@@ -141,6 +149,7 @@ def test_cpu_time_is_bounded_over_all_calls(server):
 # ---- memory, threads, files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -175,12 +184,14 @@ def test_threads_are_counted(any_server):
         assert outcome.error.startswith("Too many threads (limit 32) and it was restarted.")
 
 
+@pytest.mark.slow
 def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
     code = "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
     outcome = ended(servers("namespaces", "own user"), code, Limits(seconds=20, threads=32))
     assert (outcome.fault, outcome.kept) == (Fault.THREADS, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -215,6 +226,7 @@ def test_text_is_cut_with_a_mark(server):
     assert outcome.text == "日" * 1000 + "\n[… 3 bytes more not shown]"
 
 
+@pytest.mark.slow
 def test_a_flood_of_text_is_swallowed(server):
     outcome = ended(server, "import os\nwhile True: os.write(1, b'y' * 65536)")
     assert outcome.error == KEPT
@@ -245,6 +257,7 @@ def test_large_pictures_are_reduced(server):
     assert np.unique(pixels(shown)).tolist() == [7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["(10_000, 10_000)", "(1e9, 1e9)", "(1e5, 6.0)"])
 def test_huge_figures_are_drawn_smaller(server, size):
     outcome = ended(server, f"plt.figure(figsize={size}); plt.plot([1]); plt.show()", Limits(seconds=60))
@@ -292,6 +305,7 @@ def test_ends_are_told_apart(server, code, detail):
     assert outcome.error.endswith(f"and it was restarted. {AGAIN}")
 
 
+@pytest.mark.slow
 def test_a_time_out_while_frames_are_decoded_keeps_the_state(server, tmp_path):
     media = (Media(path=make_clip(tmp_path / "clip.mp4", frames=300, size=(640, 360), gop=300)),)
     outcome = ended(
