@@ -130,10 +130,11 @@ def check(recipe: Recipe, *, graded: bool = True) -> None:
     for each in (recipe, examined(recipe)):
         plugins.bind("agents", each.agent.name, each.agent.settings)
     plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None)
-    for name, term in recipe.rewards.items():
-        plugins.bind("rewards", name, term.settings)
     if graded:
         compose(recipe.rewards)
+    else:
+        for name, term in recipe.rewards.items():
+            plugins.bind("rewards", name, term.settings)
     family, families = recipe.model.family, plugins.names("chat.families")
     if family not in families:
         raise ConfigError(f"model.family: there is no family {family!r}; {plugins.nearest(family, families)}")

@@ -102,6 +102,7 @@ def test_a_picture_is_processed_and_looked_at(renderer, files, tmp_path):
     assert [slot.picture for segment in episode.ledger.segments[1:] for slot in segment.slots] == [picture]
 
 
+@pytest.mark.slow
 def test_an_episode_with_shown_pictures_is_recorded(renderer, files, tmp_path):
     episode = attempt(renderer, task(files, "blue.png"), block("image_clue_0.show()"), ANSWER)
     write_jsonl(tmp_path / "episodes.jsonl", [episode])

@@ -72,6 +72,7 @@ def test_taking_the_root_away_gives_the_file_back(tmp_path, root):
     assert (tmp_path / "back" / "rows.jsonl").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.slow
 def test_parquet_comes_back_as_it_was(tmp_path, root, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[parquet]'")
     import pyarrow

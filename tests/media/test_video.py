@@ -63,6 +63,7 @@ def no_long_way(monkeypatch):
     monkeypatch.setattr(video, "_playing", lambda *_: pytest.fail("the file was decoded from the start"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_file_gives_the_frame_that_is_shown(name, tmp_path, monkeypatch):
     path = made(tmp_path / name, **KINDS[name])

@@ -126,6 +126,7 @@ def test_an_engine_samples_the_same_with_checkpointing(folder):
     assert sample(opened(folder, activation_checkpointing=True)) == sample(opened(folder))
 
 
+@pytest.mark.slow
 def test_work_in_pieces_gives_the_same(folder, monkeypatch):
     backbone = opened(folder)
     whole = learn(backbone)

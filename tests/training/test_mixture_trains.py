@@ -9,9 +9,8 @@ from saccade.model.digest import weights_digest
 from saccade.stages import newest
 
 WORLD = ["world.train=2", "world.validation=1", "world.test=1"]
-SMALL = [*RL, "sampling.max_tokens=8", "rl.select.drop_ends=[]", "rl.save_every=1"]
-# its rate mustn't depend on how many steps there are to be
-SMALL += ["rl.optim.schedule=constant"]
+# A constant rate: one that falls would depend on how many steps there are to be.
+SMALL = [*RL, "sampling.max_tokens=8", "rl.select.drop_ends=[]", "rl.save_every=1", "rl.optim.schedule=constant"]
 # an untrained model is never right: so that there is something to learn, replies are worth their length
 LENGTH = "def length(episode, task):\n    return float(len(episode.turns[0].reply.text) % 5)\n"
 

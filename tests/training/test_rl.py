@@ -23,6 +23,8 @@ from saccade.training.pack import pack
 from saccade.types import seed_of
 from saccade.waiting import settled
 
+pytestmark = pytest.mark.slow  # every test rests on episodes that were sampled
+
 
 @pytest.fixture(scope="module")
 def whole(home, schooled, tmp_path_factory):
@@ -97,7 +99,6 @@ def optimizer(stage):
 # ---- engine and trainer ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("children", ["none", "shared"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_engine_and_trainer_have_one_policy(home, schooled, tmp_path, children, temperature):
@@ -118,7 +119,6 @@ def test_engine_and_trainer_have_one_policy(home, schooled, tmp_path, children, 
     assert any(member.episode.children for found in groups for group in found for member in group.members)
 
 
-@pytest.mark.slow
 def test_versions_are_numbers_of_steps(home, whole, tmp_path):
     """The engine samples step n with the weights of n finished steps, after a resume as before."""
     stage, _, folder = whole
@@ -133,7 +133,6 @@ def test_versions_are_numbers_of_steps(home, whole, tmp_path):
     assert versions == {-1, 2}
 
 
-@pytest.mark.slow
 def test_the_policy_moves_towards_reward(home, schooled, tmp_path):
     """What is paid becomes more likely: where calls cost, the model stops calling."""
     stage = home.stage("rl={steps: 8, prompts: 3, save_every: 8, optim: {lr: 1e-3, warmup: 0}}", weights=schooled)
@@ -146,7 +145,6 @@ def test_the_policy_moves_towards_reward(home, schooled, tmp_path):
 # ---- the same run ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_same_recipe_and_seed_are_the_same_run(home, schooled, whole, tmp_path):
     stage, rows, _ = whole
     again = spread(home.stage(weights=schooled))
@@ -154,7 +152,6 @@ def test_the_same_recipe_and_seed_are_the_same_run(home, schooled, whole, tmp_pa
     assert equal(weights(again), weights(stage))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("die_at", "saved"), [(3, 2), (1, 0)])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(home, schooled, whole, tmp_path, die_at, saved):
     stage, rows, _ = whole
@@ -166,7 +163,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(home, schooled, whole
     assert equal(weights(resumed), weights(stage))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 def test_a_run_with_adapters_resumes_to_the_bit(home, schooled, tmp_path):
     """The merged weights of a checkpoint are rounded; what lies under the adapters is read from where RL began."""
@@ -193,7 +189,6 @@ def test_no_tasks_are_an_error(home, tmp_path):
 # ---- steps without an update, and with several -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_without_a_spread_nothing_is_learned(home, schooled, tmp_path):
     stage = with_score(home.stage(weights=schooled), lambda episode, count: 1.0)
     before = weights(stage)
@@ -217,7 +212,6 @@ def skipping(stage):
     return with_score(stage, value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_steps_and_rates_are_right_where_steps_differ_in_updates(home, schooled, tmp_path, updates):
     changed = (f"rl.updates={updates}", "rl.optim={warmup: 0, schedule: linear}")
@@ -286,7 +280,6 @@ def late(home, schooled, *overrides):
     return spread(home.stage("rl.staleness=2", "sampling.max_tokens=16", *overrides, weights=schooled))
 
 
-@pytest.mark.slow
 def test_groups_are_learned_from_as_many_versions_later_as_asked_for(home, schooled, tmp_path):
     """Version 0 rolls out for steps 0, 1 and 2, version 1 for step 3; nothing is rolled out for a step beyond the last.
 
@@ -309,7 +302,6 @@ def test_groups_are_learned_from_as_many_versions_later_as_asked_for(home, schoo
     assert equal(weights(resumed), weights(stage))
 
 
-@pytest.mark.slow
 def test_a_late_lot_is_corrected_or_not(home, schooled, tmp_path):
     """The same groups, learned from two versions late: with another cap the step is another one."""
     losses = {}
@@ -336,7 +328,6 @@ SETTINGS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_two_steps_with_every_setting(home, schooled, tmp_path, setting):
     stage = home.stage(setting, "rl.steps=2", "rl.updates=2", weights=schooled)

@@ -46,6 +46,7 @@ def _import(
     from saccade.config import parsed
     from saccade.data.gather import gather
 
+    # A file may have an equals sign in its name; what exists is a file.
     pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
     paths = [Path(word) for word in words if "=" not in word or Path(word).exists()]
     if not paths:

@@ -64,6 +64,7 @@ def plant(samples: Sequence[Sample], row_tokens: int) -> list[Tree]:
     scenes: dict[tuple[str, ...], dict[str, list[int]]] = {}
     for index, sample in enumerate(samples):
         prefix = _prefix(sample.ledger)
+        # Without pictures there is little to share: such samples meet only where the whole prompt is equal.
         shown = tuple(picture.key for picture in prefix.pictures())
         key = (prefix.keys() or ("",))[-1]
         scenes.setdefault(shown or (key,), {}).setdefault(key, []).append(index)
@@ -128,6 +129,7 @@ def pack(
     """
     rows = fill(plant(samples, row_tokens), row_tokens)
     rows.sort(key=lambda row: -sum(tree.tokens for tree in row))
+    # Rows of like length go together, so that little of a batch is padding.
     rounds = -(-len(rows) // (rows_per_pass * side_by_side))
     count = min(len(rows), rounds * side_by_side)
     ends = [len(rows) * (i + 1) // count for i in range(count)]
@@ -191,6 +193,7 @@ class _Piece:
 
     def targets(self, row: int, prefix_end: int) -> np.ndarray:
         """One column per trained token: row, predicting index, token, sample, version, old logprob, advantage."""
+        # A token is predicted by the one before it; a branch's first by the end of its prefix, wherever that lies.
         at = np.arange(self.start - 1, self.stop - 1)
         if len(at):
             at[0] = prefix_end
@@ -216,6 +219,7 @@ def _pieces(samples: Sequence[Sample], tree: Tree, start: int, positions: Positi
         ids, where = np.array(ledger.expanded()), positions(ledger)
         mask, advantage = np.array(ledger.mask(), dtype=bool), np.array(samples[member].advantages)
         old_logp, version = np.array(ledger.logprobs()), np.array(ledger.versions())
+        # The first member brings the prefix: all have the same one, and it is laid once.
         bounds = [(at, tree.length, len(ids), number + 1)]
         if number == 0 and tree.length:
             bounds.insert(0, (start, 0, tree.length, 0))

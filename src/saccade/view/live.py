@@ -116,6 +116,7 @@ class Watcher:
     def _result(self, index: int, call: Call, result: ToolResult) -> None:
         self._said.add(index)
         self._panels[index] = panel(call, result, self._width)
+        # A log has no cursor to go back with: there each result is a line.
         if self._live is not None:
             self._live.update(self._side_by_side(), refresh=True)
         else:

@@ -1,9 +1,10 @@
 """Is a needle world sound? Nothing leaks between its splits, and every answer follows from the labels."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from saccade.data.rows import read_tasks
 from saccade.data.world.events import Labels
@@ -14,6 +15,8 @@ from saccade.data.world.make import read_labels, read_sources, signature
 from saccade.data.world.questions import gold_of
 from saccade.media import files
 from saccade.types import Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,31 +34,48 @@ def check_world(folder: str | os.PathLike[str]) -> WorldReport:
     answers. Raises DataError for missing files.
     """
     root = Path(folder)
-    labels = {split: read_labels(root, split) for split in SPLITS}
+    return checked(
+        root,
+        "clips",
+        {split: read_labels(root, split) for split in SPLITS},
+        says=lambda shown: f"events {signature(shown.events)}",
+        wrong=_wrong,
+        others=overlaps({split: read_sources(root, split) for split in SPLITS}),
+    )
+
+
+def checked(
+    root: Path,
+    kind: str,
+    labels: Mapping[str, Mapping[str, tuple[str, T]]],
+    *,
+    says: Callable[[T], str],
+    wrong: Callable[[Task, Mapping[str, tuple[str, T]]], list[str]],
+    others: Sequence[str] = (),
+) -> WorldReport:
+    """The check of a world of either medium, whose files lie in the folder `kind` of each split.
+
+    `labels` are, per split and file, its digest and what it shows; `says` puts that into words, such as "events 1f3a",
+    that no other split may hold; `wrong` says what is wrong with a task. `others` are problems found before.
+    """
     tasks = {split: read_tasks(root / split / "tasks.jsonl") for split in SPLITS}
-    problems = [*_leaks(labels), *overlaps({split: read_sources(root, split) for split in SPLITS})]
+    held = {
+        f"{split}/{kind}/{name}": (f"file {digest}", says(shown))
+        for split, entries in labels.items()
+        for name, (digest, shown) in entries.items()
+    }
+    problems = [*leaks(held), *others]
     for split in SPLITS:
         for name, (digest, _) in labels[split].items():
-            path = root / split / "clips" / name
+            path = root / split / kind / name
             if not path.is_file() or files.digest(str(path)) != digest:
-                problems.append(f"{split}/clips/{name}: missing, or not the file that the labels were made for")
-        problems += [problem for task in tasks[split] for problem in _wrong(task, labels[split])]
+                problems.append(f"{split}/{kind}/{name}: missing, or not the file that the labels were made for")
+        problems += [problem for task in tasks[split] for problem in wrong(task, labels[split])]
     return WorldReport(
         clips={split: len(labels[split]) for split in SPLITS},
         tasks={split: len(tasks[split]) for split in SPLITS},
         floors={split: blind_floor(tasks[split]) for split in SPLITS},
         problems=tuple(problems),
-    )
-
-
-def _leaks(labels: dict[str, dict[str, tuple[str, Labels]]]) -> list[str]:
-    """Clips whose file or whose events stand in more than one split."""
-    return leaks(
-        {
-            f"{split}/clips/{name}": (f"file {digest}", f"events {signature(shown.events)}")
-            for split, clips in labels.items()
-            for name, (digest, shown) in clips.items()
-        }
     )
 
 
@@ -70,7 +90,7 @@ def leaks(shown: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{', '.join(names)}: the same {key.split()[0]} in more than one split" for key, names in shared.items()]
 
 
-def _wrong(task: Task, labels: dict[str, tuple[str, Labels]]) -> list[str]:
+def _wrong(task: Task, labels: Mapping[str, tuple[str, Labels]]) -> list[str]:
     """What is wrong with a task, by the labels of its clip."""
     name = Path(task.media[0].path).name
     if name not in labels:

@@ -17,16 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from saccade.config import World
-from saccade.data.record import write_jsonl
-from saccade.data.rows import write_tasks
 from saccade.data.world.events import Event, Labels, draw_labels
 from saccade.data.world.film import write_clip
 from saccade.data.world.folder import SPLITS as SPLITS
-from saccade.data.world.folder import claim, read_json, write_json
+from saccade.data.world.folder import claim, read_json
 from saccade.data.world.hay import Source, Stretch, chosen, divided, frames_of, hay, shown
 from saccade.data.world.oracle import coded, demo, drilled, practice, seen, trace
 from saccade.data.world.paint import BLOCK, Frames, draw, drifting
 from saccade.data.world.questions import Balance, draw_tasks
+from saccade.data.world.splits import draw_splits, write_split
 from saccade.errors import ConfigError
 from saccade.media import files
 from saccade.media.picks import uniform_times
@@ -34,7 +33,6 @@ from saccade.types import Demo, Task, digest_of, seed_of
 
 FRAME_BUDGETS = (4, 8, 16, 32)  # of the overviews in traces.jsonl, where nobody says others
 DIRECT = 0.4  # share of the traces whose overview is enough that answer at once
-ATTEMPTS = 200  # to draw a clip that shows something no other clip shows
 
 Progress = Callable[[str, int, int], None]
 
@@ -86,23 +84,14 @@ def make_world(
 
 def draw_world(world: World, *, seed: int) -> dict[str, list[Labels]]:
     """What every clip of every split shows; no two clips show the same colours at the same times."""
-    sizes = {"train": world.train, "validation": world.validation, "test": world.test}
-    known: set[str] = set()
-    drawn = {}
-    for split in reversed(SPLITS):  # so that more training clips leave the test as it is
-        rngs = [random.Random(seed_of("labels", seed, split, index)) for index in range(sizes[split])]
-        drawn[split] = [_new(world, rng, known) for rng in rngs]
-    return drawn
-
-
-def _new(world: World, rng: random.Random, known: set[str]) -> Labels:
-    for _ in range(ATTEMPTS):
-        labels = draw_labels(world, rng)
-        key = signature(labels.events)
-        if key not in known:
-            known.add(key)
-            return labels
-    raise ConfigError("so few events fit the clips that they would repeat; give world.seconds or world.events more")
+    return draw_splits(
+        world,
+        lambda rng: draw_labels(world, rng),
+        signature=lambda labels: signature(labels.events),
+        name="labels",
+        seed=seed,
+        mend="so few events fit the clips that they would repeat; give world.seconds or world.events more",
+    )
 
 
 def signature(events: tuple[Event, ...]) -> str:
@@ -180,15 +169,11 @@ def _count(world: World, labels: Labels) -> int:
 def _write_rows(
     folder: Path, drawn: list[Labels], behind: Mapping[str, Stretch | None], tasks: list[Task], traces: list[Demo]
 ) -> None:
-    # Rows are cheap and follow from the seed: they are written anew on every call.
     entries = {}
     for labels, (name, source) in zip(drawn, behind.items(), strict=True):
         digest = files.digest(str(folder / "clips" / name))
         entries[name] = {"digest": digest, "source": asdict(source) if source else None, **asdict(labels)}
-    write_json(folder / "events.json", entries)
-    if traces:
-        write_jsonl(folder / "traces.jsonl", traces)
-    write_tasks(folder / "tasks.jsonl", tasks)  # last: a split with tasks is complete
+    write_split(folder, "events.json", entries, tasks, traces)
 
 
 def read_labels(folder: str | os.PathLike[str], split: str) -> dict[str, tuple[str, Labels]]:

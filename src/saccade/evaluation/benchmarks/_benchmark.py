@@ -166,10 +166,11 @@ def grade(
     `verdicts` holds, by task id, what a judge said of those that no rule decides.
     """
     rule, known = benchmark.rule(extractor), verdicts or {}
-    return [_marked(task, answers.get(task.id), rule, known) for task in tasks]
+    return [marked(task, answers.get(task.id), rule, known) for task in tasks]
 
 
-def _marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str, float]) -> Result:
+def marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str, float]) -> Result:
+    """A task with its mark; see `grade`."""
     answer = answer or Answer(text="", error="there is no answer")
     if answer.error is None and not answer.text.strip():
         answer = replace(answer, error="the answer is blank")
@@ -256,9 +257,3 @@ def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
 def accuracy(results: Sequence[Result]) -> dict[str, float]:
     """The mean over all tasks."""
     return {"accuracy": 100 * fmean(each.value for each in results)}
-
-
-def accuracy_and_answered(results: Sequence[Result]) -> dict[str, float]:
-    """The mean over all tasks and, as the official script has it, over those in which the rule read an answer."""
-    read = [each.value for each in results if each.mark.read is not None]
-    return {**accuracy(results), "accuracy_of_answered": 100 * fmean(read) if read else 0.0}

@@ -6,8 +6,7 @@ results = results_of(benchmark, scored)    its episodes marked again: a rule tha
 
 from collections.abc import Callable, Sequence
 
-from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Answer, Benchmark, Extractor, Result
+from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, Extractor, Result, marked
 from saccade.evaluation.metrics import failed
 from saccade.types import Episode, Score, Scored, Task
 
@@ -25,20 +24,14 @@ def scorer(benchmark: Benchmark, extractor: Extractor) -> Callable[[Episode, Tas
     """What an episode is worth by the benchmark's rule; one that only a judge can decide counts 0 and is marked so."""
 
     def score(episode: Episode, task: Task) -> Score:
-        result = marked(benchmark, episode, task, extractor)
+        result = marked(task, answer_of(episode), benchmark.rule(extractor), {})
         undecided = float(result.mark.value is None)
         return Score(value=result.value, parts={"accuracy": result.value, "undecided": undecided})
 
     return score
 
 
-def marked(benchmark: Benchmark, episode: Episode, task: Task, extractor: Extractor) -> Result:
-    """An episode as a benchmark's result."""
-    answer = answer_of(episode)
-    mark = UNPARSED if answer.error is not None else benchmark.rule(extractor)(final_answer(answer.text), task)
-    return Result(task=task, answer=answer, mark=mark)
-
-
 def results_of(benchmark: Benchmark, scored: Sequence[Scored], extractor: Extractor = "official") -> list[Result]:
     """The results of scored episodes, in order."""
-    return [marked(benchmark, each.episode, each.episode.task, extractor) for each in scored]
+    rule = benchmark.rule(extractor)
+    return [marked(each.episode.task, answer_of(each.episode), rule, {}) for each in scored]

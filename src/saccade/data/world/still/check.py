@@ -1,19 +1,18 @@
 """Is a world of pictures sound? And a picture of it for people."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from saccade.data.rows import read_tasks
-from saccade.data.world.check import WorldReport, leaks
-from saccade.data.world.floors import blind_floor
+from saccade.data.world.check import WorldReport, checked
 from saccade.data.world.folder import SPLITS
 from saccade.data.world.still import phrases
 from saccade.data.world.still.cards import Scene
 from saccade.data.world.still.make import read_scenes, signature
 from saccade.data.world.still.questions import cards_of, gold_of
-from saccade.media import files, image
+from saccade.media import image
 from saccade.types import Task
 
 SHOWN, ZOOM, GAP, LINE = 240, 48, 6, 14  # pixels: a picture, a card, between them, a line of text
@@ -26,28 +25,10 @@ def check_stills(folder: str | os.PathLike[str]) -> WorldReport:
     """
     root = Path(folder)
     scenes = {split: read_scenes(root, split) for split in SPLITS}
-    tasks = {split: read_tasks(root / split / "tasks.jsonl") for split in SPLITS}
-    keys = {
-        f"{split}/pictures/{name}": (f"file {digest}", f"cards {signature(scene)}")
-        for split in SPLITS
-        for name, (digest, scene) in scenes[split].items()
-    }
-    problems = leaks(keys)
-    for split in SPLITS:
-        for name, (digest, _) in scenes[split].items():
-            path = root / split / "pictures" / name
-            if not path.is_file() or files.digest(str(path)) != digest:
-                problems.append(f"{split}/pictures/{name}: missing, or not the file that the labels were made for")
-        problems += [problem for task in tasks[split] for problem in _wrong(task, scenes[split])]
-    return WorldReport(
-        clips={split: len(scenes[split]) for split in SPLITS},
-        tasks={split: len(tasks[split]) for split in SPLITS},
-        floors={split: blind_floor(tasks[split]) for split in SPLITS},
-        problems=tuple(problems),
-    )
+    return checked(root, "pictures", scenes, says=lambda scene: f"cards {signature(scene)}", wrong=_wrong)
 
 
-def _wrong(task: Task, scenes: dict[str, tuple[str, Scene]]) -> list[str]:
+def _wrong(task: Task, scenes: Mapping[str, tuple[str, Scene]]) -> list[str]:
     """What is wrong with a task, by the labels of its picture."""
     name = Path(task.media[0].path).name
     if name not in scenes:

@@ -16,21 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from saccade.data.record import write_jsonl
-from saccade.data.rows import write_tasks
-from saccade.data.world.folder import SPLITS, claim, read_json, write_json
+from saccade.data.world.folder import SPLITS, claim, read_json
 from saccade.data.world.questions import Balance
+from saccade.data.world.splits import draw_splits, write_split
 from saccade.data.world.still import phrases
 from saccade.data.world.still.cards import Card, Scene, draw_scene
 from saccade.data.world.still.oracle import demo
 from saccade.data.world.still.paint import painted, write_picture
 from saccade.data.world.still.questions import draw_tasks
-from saccade.errors import ConfigError
 from saccade.media import files
 from saccade.sections import Pictures, World
 from saccade.types import Demo, Task, digest_of, seed_of
-
-ATTEMPTS = 200  # to draw a picture that shows something no other picture shows
 
 Progress = Callable[[str, int, int], None]
 
@@ -61,23 +57,14 @@ def make_stills(folder: str | os.PathLike[str], world: World, *, seed: int, prog
 
 def draw_stills(world: World, *, seed: int) -> dict[str, list[Scene]]:
     """What every picture of every split shows; no two show the same cards in the same places."""
-    sizes = {"train": world.train, "validation": world.validation, "test": world.test}
-    known: set[str] = set()
-    drawn = {}
-    for split in reversed(SPLITS):  # so that more training pictures leave the test as it is
-        rngs = [random.Random(seed_of("cards", seed, split, index)) for index in range(sizes[split])]
-        drawn[split] = [_new(world.image, rng, known) for rng in rngs]
-    return drawn
-
-
-def _new(dials: Pictures, rng: random.Random, known: set[str]) -> Scene:
-    for _ in range(ATTEMPTS):
-        scene = draw_scene(dials, rng)
-        key = signature(scene)
-        if key not in known:
-            known.add(key)
-            return scene
-    raise ConfigError("so few cards fit the pictures that they would repeat; give world.image.cards more")
+    return draw_splits(
+        world,
+        lambda rng: draw_scene(world.image, rng),
+        signature=signature,
+        name="cards",
+        seed=seed,
+        mend="so few cards fit the pictures that they would repeat; give world.image.cards more",
+    )
 
 
 def signature(scene: Scene) -> str:
@@ -103,16 +90,12 @@ def traces_of(tasks: Sequence[Task], world: World) -> list[Demo]:
 
 
 def _write_rows(folder: Path, drawn: Sequence[Scene], tasks: Sequence[Task], traces: Sequence[Demo]) -> None:
-    # Rows are cheap and follow from the seed: they are written anew on every call.
     names = [f"{index:05d}.png" for index in range(len(drawn))]
     digests = [files.digest(str(folder / "pictures" / name)) for name in names]
     entries = {
         name: {"digest": digest, **asdict(scene)} for name, digest, scene in zip(names, digests, drawn, strict=True)
     }
-    write_json(folder / "cards.json", entries)
-    if traces:
-        write_jsonl(folder / "traces.jsonl", traces)
-    write_tasks(folder / "tasks.jsonl", tasks)  # last: a split with tasks is complete
+    write_split(folder, "cards.json", entries, tasks, traces)
 
 
 def read_scenes(folder: str | os.PathLike[str], split: str) -> dict[str, tuple[str, Scene]]:
