@@ -158,7 +158,7 @@ async def one_step(stage: Stage, optimizer: Optimizer, number: int, phases: Phas
         gold="",
     )
     with phases.phase("rollout"):
-        groups = await roll_out(stage, [task], [number], number)
+        groups = list((await roll_out(stage, [task], [number], number)).values())
     check(groups, stage)
     with phases.phase("train"):
         samples = samples_of(groups, credit(groups, settings.advantage), settings.advantage.children)

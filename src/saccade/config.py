@@ -124,6 +124,7 @@ class Select(Section):
     """Which groups are learned from."""
 
     oversample: Annotated[float, Field(ge=1)] = 1.0
+    overlaunch: Annotated[float, Field(ge=1)] = 1.0  # groups begun per group wanted: the last to end are cancelled
     drop_ends: tuple[End, ...] = (End.TOOL_BROKEN, End.ABORTED, End.LENGTH)
     must_show_image: bool = False  # drops episodes in which no tool showed a picture, to the model or to a sub-agent
     max_tokens: Whole = 0  # drops episodes with a longer conversation, in expanded tokens; 0 = none
@@ -132,7 +133,7 @@ class Select(Section):
     rank: Literal["none", "std"] = "none"
     max_rounds: Count = 1  # of rolling out, while groups are missing
     on_short: Literal["go_on", "stop"] = "go_on"  # where groups are still missing after the last round
-    spare: Literal["discard", "requeue"] = "discard"  # groups beyond the target; requeue = their prompts come next
+    spare: Literal["discard", "requeue"] = "discard"  # groups beyond what is wanted; requeue = their prompts come next
 
 
 class Loss(Section):

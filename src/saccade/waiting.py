@@ -18,6 +18,19 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
+async def until(enough: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
+    """Work until it is done, or until `enough` is set: then it is cancelled, and has ended on return."""
+    running, signal = asyncio.ensure_future(work), asyncio.ensure_future(enough.wait())
+    try:
+        await asyncio.wait((running, signal), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running  # for what it may have to raise
+    finally:
+        for each in (running, signal):
+            each.cancel()
+        await asyncio.gather(running, signal, return_exceptions=True)
+
+
 async def settled(value: T | Awaitable[T]) -> T:
     """A value, waited for where it has to be."""
     if inspect.isawaitable(value):

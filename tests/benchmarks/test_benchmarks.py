@@ -142,3 +142,10 @@ def test_local_engine(run):
 def test_media(run):
     [row] = run("media", "--rounds", "1", "--seconds", "12", "--frames", "6")
     assert row["saccade s"] > 0
+
+
+@pytest.mark.slow
+def test_stragglers(run):
+    rows = run("stragglers", "--prompts", "4", "--seconds", "0.02", "--slower", "100", "--rounds", "1")
+    took = {row["case"]: row["seconds"] for row in rows}
+    assert took["one slow"] > 2 > took["one slow, overlaunched"]

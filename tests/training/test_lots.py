@@ -48,7 +48,7 @@ def test_prompts_are_drawn_through_the_epochs(home):
 def test_at_an_epochs_border_each_prompt_has_its_own_epochs_budget(home):
     stage, budgets = stage_of(home, "rl.group=2"), (4, 8)
     places = range(9, 15)
-    groups = asyncio.run(roll_out(stage, home.tasks, places, 0))
+    groups = list(asyncio.run(roll_out(stage, home.tasks, places, 0)).values())
     expected = [draw(budgets, run_seed=5, epoch=place // 12, task=task_at(home.tasks, 5, place)) for place in places]
     assert [group.members[0].episode.frames for group in groups] == expected
     by_the_first = [draw(budgets, run_seed=5, epoch=0, task=task_at(home.tasks, 5, place)) for place in places]
@@ -162,3 +162,61 @@ def test_what_could_not_be_graded_is_left_out_and_counted(home):
     lot, _ = lot_of(replace(graded, score=score), home)
     assert lot.measured["ungraded"] == pytest.approx(1 / 3)
     assert all(len(group.members) == 2 for group in lot.kept)
+
+
+# ---- stragglers ------------------------------------------------------------------------------------------------------
+
+
+class Slow(Recorder):
+    """An engine that never answers attempts at one task; `given_up` counts those that were cancelled."""
+
+    task, given_up = "", 0
+
+    async def generate(self, ledger, sampling):
+        if self.task not in self.stage.backbone.renderer.decode(ledger.expanded()):
+            return await super().generate(ledger, sampling)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+
+
+def slow(home, place, *overrides):
+    """A stage whose engine never answers the task at a place of the first epoch."""
+    task = task_at(home.tasks, 5, place)
+    stage = stage_of(home, *overrides)
+    engine = Slow(stage.engine)
+    engine.task, engine.stage = task.question, stage
+    return replace(stage, engine=engine)
+
+
+@pytest.mark.parametrize("spare", ["discard", "requeue"])
+def test_a_step_does_not_wait_for_its_slowest_group(home, spare):
+    place = lonely(home)
+    stage = slow(home, place, "rl.prompts=3", f"rl.select={{overlaunch: 1.34, spare: {spare}}}")
+    places = (place, *[each for each in range(12) if each != place][:3])
+    lot, prompts = lot_of(stage, home, Prompts(cursor=12, front=places))
+    assert sorted(placed(home, lot)) == sorted(places[1:])
+    assert stage.engine.given_up == 2, "the attempts of the slow group were not cancelled"
+    assert (lot.measured["groups/cancelled"], lot.measured["episodes/cancelled"], lot.missing) == (1.0, 2.0, 0)
+    assert prompts == Prompts(cursor=12, front=(place,) if spare == "requeue" else ())
+
+
+def test_whoever_is_waited_for_is_not_cancelled(home):
+    lot, _ = lot_of(stage_of(home, "rl.select.oversample=2"), home)
+    assert lot.measured["groups/cancelled"] == 0.0
+    assert lot.measured["groups/kept"] + lot.measured["groups/dropped/target"] == 4.0
+
+
+def test_what_fails_while_others_are_waited_for_is_raised(home):
+    stage = slow(home, lonely(home), "rl.prompts=3", "rl.select.overlaunch=1.34")
+    stage = replace(stage, score=lambda episode, task: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lot_of(stage, home)
+
+
+def lonely(home):
+    """A place of the first epoch whose task's question no other task has."""
+    asked = [task_at(home.tasks, 5, place).question for place in range(12)]
+    return next(place for place, question in enumerate(asked) if asked.count(question) == 1)

@@ -38,7 +38,7 @@ def rolled(home, schooled):
     """A step's groups, what the engine sampled for them, and the stage."""
     stage = home.stage(weights=schooled)
     stage = replace(spread(stage), engine=Recorder(stage.engine))
-    return stage, asyncio.run(roll_out(stage, home.tasks, (0, 1), 0))
+    return stage, list(asyncio.run(roll_out(stage, home.tasks, (0, 1), 0)).values())
 
 
 def spread(stage):
@@ -348,7 +348,8 @@ REPORTED = """
     reward accuracy compliance calls calls/executed calls/succeeded tool_share turns response_tokens visual_tokens
     sampled_tokens entropy grad_norm approx_kl clip_fraction logprob_gap_mean logprob_gap_max importance_mean
     importance_max importance_truncated staleness_mean staleness_max punished groups/kept groups/dropped/ends
-    groups/dropped/survivors groups/dropped/spread groups/dropped/target ungraded rounds lr loss tokens trained_tokens
+    groups/dropped/survivors groups/dropped/spread groups/dropped/target groups/cancelled episodes/cancelled ungraded
+    rounds lr loss tokens trained_tokens
 """
 
 

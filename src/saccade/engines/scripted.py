@@ -19,11 +19,16 @@ class scripted:
     """Replies as an engine would: as tokens, with logprobs, ended by the stop id or cut at `max_tokens`.
 
     `replies` is one text per call in order of arrival (then EngineError), or a function of the ledger. Every reply
-    takes `seconds`. `served` keeps what was asked and answered, in order of the answers.
+    takes `seconds`, which may be a function of the ledger too. `served` keeps what was asked and answered, in order of
+    the answers.
     """
 
     def __init__(
-        self, renderer: Renderer, *, replies: Sequence[str] | Callable[[Ledger], str] = (), seconds: float = 0.0
+        self,
+        renderer: Renderer,
+        *,
+        replies: Sequence[str] | Callable[[Ledger], str] = (),
+        seconds: float | Callable[[Ledger], float] = 0.0,
     ) -> None:
         self.version = 0
         self.served: list[tuple[Ledger, Completion]] = []
@@ -35,7 +40,7 @@ class scripted:
         """The next reply; see protocols.Engine. Raises EngineError where none is left."""
         started = time.perf_counter()
         text = self._next(ledger)  # before the first wait: replies are dealt in order of arrival
-        await asyncio.sleep(self._seconds)
+        await asyncio.sleep(self._seconds(ledger) if callable(self._seconds) else self._seconds)
         if self._closed:
             raise EngineError("the scripted engine was closed while a reply was under way")
         said = self._renderer.encode(text)

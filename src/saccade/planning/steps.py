@@ -79,9 +79,9 @@ class Memory:
 
 
 def rollouts(recipe: Recipe, attempt: Attempt) -> Rollouts:
-    """What a step of RL rolls out; with oversampling more prompts than it trains."""
-    group, sub = recipe.rl.group, attempt.sub
-    talks = attempt.dealt(round(recipe.rl.prompts * recipe.rl.select.oversample))
+    """What a step of RL begins to roll out; with oversampling and overlaunching more prompts than it trains."""
+    group, sub, select = recipe.rl.group, attempt.sub, recipe.rl.select
+    talks = attempt.dealt(round(round(recipe.rl.prompts * select.oversample) * select.overlaunch))
     asked = len(talks) * group * attempt.subs
     return Rollouts(
         groups=len(talks),

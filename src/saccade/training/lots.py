@@ -3,13 +3,17 @@
     prompts ──take──> roll_out ──groups──> select ── enough? ──> Lot
        ▲                 ▲                   │ no: another round, at most `max_rounds`
        │                 └───────────────────┘
-       └── prompts of groups beyond the target, where `spare: requeue`
+       └── prompts of groups beyond the target, and of stragglers, where `spare: requeue`
 
 A spare group's prompt goes again, its episodes don't: by the time they were learned from, their weights would be one
 version older than those of everybody else in their step. So requeueing makes nothing stale, whatever `rl.staleness` is;
 what it costs is rolling the group out anew, and what it saves is the prompt, which else would wait for its next epoch.
+
+With `overlaunch` above 1 a round begins more groups than it waits for. The last to end are cancelled, whole: a step
+doesn't wait for its slowest conversation. Long attempts are then learned from less often than short ones.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +26,7 @@ from saccade.rollouts.collect import collect
 from saccade.rollouts.stage import Stage
 from saccade.training.prompts import Prompts, epoch_at, task_at
 from saccade.types import Group, Task, seed_of
-from saccade.waiting import together
+from saccade.waiting import together, until
 
 Seen = Callable[[int, Sequence[Group]], None]
 
@@ -52,11 +56,14 @@ async def draw_lot(
     """
     settings = stage.recipe.rl
     found: dict[int, Group] = {}
+    late: list[int] = []
     wanted, rounds, chosen = settings.prompts, 0, select([], settings.select, target=settings.prompts)
     while chosen.missing and rounds < settings.select.max_rounds:
-        places, prompts = prompts.take(round(wanted * settings.select.oversample))
-        rolled = await roll_out(stage, tasks, places, number, earlier=found)
-        found |= dict(zip(places, rolled, strict=True))
+        awaited = round(wanted * settings.select.oversample)
+        places, prompts = prompts.take(round(awaited * settings.select.overlaunch))
+        rolled = await roll_out(stage, tasks, places, number, earlier=found, enough=awaited)
+        late += [place for place in places if place not in rolled]
+        found |= rolled
         chosen = select(list(found.values()), settings.select, target=settings.prompts)
         wanted, rounds = chosen.missing, rounds + 1
     groups = list(found.values())
@@ -64,19 +71,26 @@ async def draw_lot(
     if seen is not None:
         seen(number, groups)
     if settings.select.spare == "requeue":
-        prompts = prompts.again(_places_of(chosen.spare, found))
-    measured = {**step_metrics(groups), **_selection(chosen), "rounds": float(rounds)}
+        prompts = prompts.again([*_places_of(chosen.spare, found), *late])
+    cancelled = {"groups/cancelled": float(len(late)), "episodes/cancelled": float(len(late) * settings.group)}
+    measured = {**step_metrics(groups), **_selection(chosen), **cancelled, "rounds": float(rounds)}
     tokens = sum(member.episode.usage.sampled_tokens for group in groups for member in group.members)
     return Lot(number=number, kept=chosen.kept, missing=chosen.missing, tokens=tokens, measured=measured), prompts
 
 
 async def roll_out(
-    stage: Stage, tasks: Sequence[Task], places: Sequence[int], number: int, *, earlier: Collection[int] = ()
-) -> list[Group]:
-    """A group per place, for step `number`; `earlier` are the places that this step has rolled out before.
+    stage: Stage,
+    tasks: Sequence[Task],
+    places: Sequence[int],
+    number: int,
+    *,
+    earlier: Collection[int] = (),
+    enough: int | None = None,
+) -> dict[int, Group]:
+    """A group per place, for step `number`, in the order of the places; `earlier` are those it rolled out before.
 
-    Each prompt has the frame budget of its own epoch. A task that is drawn again in the same step is attempted with
-    other seeds than the first time.
+    Once `enough` of them have ended (None: all) the others are cancelled. Each prompt has the frame budget of its own
+    epoch. A task that is drawn again in the same step is attempted with other seeds than the first time.
     """
     seed = stage.recipe.seed
     drawn = Counter(task_at(tasks, seed, place).digest for place in earlier)
@@ -85,21 +99,30 @@ async def roll_out(
         digest = task_at(tasks, seed, place).digest
         parts.setdefault((epoch_at(tasks, seed, place), drawn[digest]), []).append(place)
         drawn[digest] += 1
-    rolled = await together([_part(stage, tasks, part, number, *key) for key, part in parts.items()])
-    groups = {
-        place: group
-        for part, found in zip(parts.values(), rolled, strict=True)
-        for place, group in zip(part, found, strict=True)
-    }
-    return [groups[place] for place in places]
+    found: dict[int, Group] = {}
+    full = asyncio.Event()
+
+    def keep(place: int, group: Group) -> None:
+        found[place] = group
+        if len(found) == enough:
+            full.set()
+
+    await until(full, together([_part(stage, tasks, part, number, *key, keep) for key, part in parts.items()]))
+    return {place: found[place] for place in places if place in found}
 
 
 async def _part(
-    stage: Stage, tasks: Sequence[Task], places: Sequence[int], number: int, epoch: int, again: int
-) -> list[Group]:
+    stage: Stage,
+    tasks: Sequence[Task],
+    places: Sequence[int],
+    number: int,
+    epoch: int,
+    again: int,
+    keep: Callable[[int, Group], None],
+) -> None:
     """The groups of places of one epoch whose tasks differ, each drawn for the `again`-th time in this step."""
     settings, seed, budgets = stage.recipe.rl, stage.recipe.seed, stage.recipe.gating.frames
-    return await collect(
+    await collect(
         [task_at(tasks, seed, place) for place in places],
         stage.agent,
         stage.context(seed=seed),
@@ -107,6 +130,7 @@ async def _part(
         score=stage.score,
         epoch=seed_of("again", number, again) if again else number,
         frames=lambda task: draw(budgets, run_seed=seed, epoch=epoch, task=task),
+        done=lambda index, group: keep(places[index], group),
     )
 
 
