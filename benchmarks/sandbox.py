@@ -3,9 +3,9 @@
     python benchmarks/sandbox.py [--alive 300] [--boxes 64] [--soak 2000]
 
 A *fork* is what published code does: multiprocessing forks the trainer for each episode, `exec` runs the cell, figures
-come back as base64 PNG through a queue that is waited on for 30 s at most. It jails nothing. Whoever plays many episodes
-waits for such a queue in a thread (`fork` here), for it blocks all others; `blocking` is the same without one. A *fresh*
-interpreter imports its libraries at every call.
+come back as base64 PNG through a queue that is waited on for 30 s at most. It jails nothing. Whoever has many episodes
+waits for such a queue in a thread (`fork` here), for it blocks all others; `blocking` is the same without one. A fresh
+interpreter (`fresh`) imports its libraries at every call.
 Every figure is in milliseconds unless it says otherwise.
 """
 
