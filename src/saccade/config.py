@@ -181,6 +181,7 @@ class Rl(Section):
     prompts: Count = 8  # groups per step
     group: Annotated[int, Field(ge=2)] = 8  # attempts per group; one alone has nothing to be compared with
     updates: Count = 1  # optimiser steps per batch
+    max_staleness: Whole = 0  # versions that rolling out may be ahead, going on while the trainer learns; 0: in turns
     staleness: Whole = 0  # how many versions ago a step's groups are sampled, to try what lateness does
     row_tokens: Count = 1024
     rows_per_pass: Count = 8  # rows of a micro-batch
@@ -190,6 +191,12 @@ class Rl(Section):
     loss: Loss = Loss()
     kl: Kl = Kl()
     save_every: Count = 20
+
+    @model_validator(mode="after")
+    def _late_in_one_way(self) -> "Rl":
+        if self.staleness and self.max_staleness:
+            raise ValueError("rl.staleness is for trying lateness out, rl.max_staleness bounds it: set one of them")
+        return self
 
 
 class Evaluation(Section):

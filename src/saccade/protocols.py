@@ -76,6 +76,10 @@ class Engine(Protocol):
     """Tokens in, tokens out."""
 
     @property
+    def own_weights(self) -> bool:
+        """Whether it samples from weights of its own, so that the trainer may change its own ones meanwhile."""
+
+    @property
     def version(self) -> int:
         """The version of the weights it samples from."""
 

@@ -89,6 +89,10 @@ class Recorder:
     asked: list = field(default_factory=list)
 
     @property
+    def own_weights(self):
+        return self.engine.own_weights
+
+    @property
     def version(self):
         return self.engine.version
 

@@ -22,6 +22,8 @@ class local:
     is taken as it is needed. Results don't depend on what else is in the batch.
     """
 
+    own_weights = False
+
     def __init__(
         self,
         backbone: Backbone,

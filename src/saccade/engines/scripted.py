@@ -23,6 +23,8 @@ class scripted:
     the answers.
     """
 
+    own_weights = True  # or none at all
+
     def __init__(
         self,
         renderer: Renderer,
@@ -39,7 +41,7 @@ class scripted:
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
         """The next reply; see protocols.Engine. Raises EngineError where none is left."""
         started = time.perf_counter()
-        text = self._next(ledger)  # before the first wait: replies are dealt in order of arrival
+        text, version = self._next(ledger), self.version  # before the first wait: replies are dealt in order of arrival
         await asyncio.sleep(self._seconds(ledger) if callable(self._seconds) else self._seconds)
         if self._closed:
             raise EngineError("the scripted engine was closed while a reply was under way")
@@ -51,7 +53,7 @@ class scripted:
             tokens=tokens,
             # Not of any distribution, but distinct, so that a misplaced one is seen.
             logprobs=tuple(-0.01 * (1 + token % 50) for token in tokens),
-            version=self.version,
+            version=version,
             stop=Stop.STOP if len(tokens) > len(said) else Stop.LENGTH,
             seconds=time.perf_counter() - started,
         )

@@ -147,6 +147,7 @@ async def check_engine(engine: Engine, renderer: Renderer) -> None:
 
     The engine is used up: it is closed at the end.
     """
+    assert isinstance(engine.own_weights, bool), "own_weights says whether the trainer may change its own meanwhile"
     ledgers = [_prompt(renderer, f"What is shown at second {number}?") for number in range(6)]
     sampling = Sampling(
         temperature=1.0, max_tokens=12, seed=3, stop_ids=renderer.stop_ids, forbidden_ids=renderer.forbidden_ids

@@ -15,26 +15,38 @@ class Clock:
     """Seconds by stage of a step; `score` is the stage's own scorer, watched.
 
     Rollouts and rewards run together: the time in which anybody waits for a score is the reward's, however many wait,
-    and the rest of that stage is the rollout's. So the stages add up to the step.
+    and the rest of that stage is the rollout's. So the stages add up to the step. Where rolling out is `overlapped` by
+    learning, the rollout's is what the trainer waited for, and the reward's is no part of the sum.
     """
 
-    def __init__(self, score: Scorer) -> None:
+    def __init__(self, score: Scorer, *, overlapped: bool = False) -> None:
         self.score = _Watched(score)
-        self._last = time.perf_counter()
+        self._overlapped = overlapped
+        self._last = 0.0
         self._laps: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins now."""
+        self._last, self._laps = time.perf_counter(), {}
 
     def lap(self, name: str) -> None:
         """The stage `name` ends now."""
         now = time.perf_counter()
-        waited, self.score.seconds = self.score.seconds, 0.0
-        self._laps[f"seconds/{name}"] = now - self._last - waited
+        self._laps[f"seconds/{name}"] = now - self._last
         if name == "rollout":
+            waited, self.score.seconds = self.score.seconds, 0.0
             self._laps["seconds/reward"] = waited
+            self._laps["seconds/rollout"] -= 0.0 if self._overlapped else waited
         self._last = now
 
     def metrics(self, device: torch.device, sampled: int) -> dict[str, float]:
-        """The laps, tokens per second of rollout (0 where a step rolled nothing out), and peak memory so far (GiB)."""
-        spent = self._laps["seconds/rollout"]
+        """The laps, tokens per second of rollout (0 where a step rolled nothing out), and peak memory so far (GiB).
+
+        Where learning overlaps it, rolling out may take all of the step.
+        """
+        whole = sum(self._laps.values()) - self._laps["seconds/reward"]
+        spent = whole if self._overlapped else self._laps["seconds/rollout"]
         return {**self._laps, "tokens_per_second": sampled / spent if sampled else 0.0, **memory(device)}
 
 

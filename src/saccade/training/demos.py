@@ -24,6 +24,7 @@ class Rehearsed:
     renderer: Renderer
     replies: Mapping[int, str]
     version: int = 0
+    own_weights: bool = True  # or none at all
 
     async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
         """The rest of the reply written for this request's seed, ended by the family's first stop id."""

@@ -4,17 +4,22 @@
                    ▲   engine.generate                                         │
                    └──────────────── the next version of the weights ──────────┘
 
-One process, one thread of control: rollouts wait for the engine, the trainer waits for the rollouts. With
-`rl.staleness: N` lots wait in a queue for N versions, to try what lateness does; the first N + 1 are then of version 0:
+One thread of control: rollouts wait for the engine, the trainer waits for the rollouts. With `rl.max_staleness: N`
+rolling out goes on while a second thread learns, at most N versions ahead (`training/ahead.py` draws who waits for
+whom). With `rl.staleness: N` lots wait in a queue for N versions, to try what lateness does; the first N + 1 are then
+of version 0:
 
     version   0        1   2   3
     rolls out 0 1 2    3   4   5      for steps 0, 1, 2 ..., with N = 2
     learns    0        1   2   3
 
 What a step draws depends on the seed, the step's number, the weights and what a checkpoint holds (`Progress`), so a
-resumed run goes on as if never stopped.
+resumed run goes on as if never stopped; but for `max_staleness`, where what is sampled from which weights depends on
+who was faster.
 """
 
+import asyncio
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,9 +28,10 @@ from pathlib import Path
 from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
 from saccade.algorithms.select import forgiven
 from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
-from saccade.errors import DataError, RunError, boundary
+from saccade.errors import ConfigError, DataError, RunError, boundary
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
+from saccade.training.ahead import Ahead
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.clock import Clock
 from saccade.training.credit import samples_of
@@ -63,47 +69,71 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
     `log` gets one line of metrics a step, `seen` every step's groups as they are rolled out. A step of which no group
     is kept makes no update: its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the
     stage must have been loaded from it). Raises DataError without tasks, EngineError where engine and trainer disagree
-    about a token, RunError where groups are missing and `rl.select.on_short` is
-    "stop".
+    about a token, RunError where groups are missing and `rl.select.on_short` is "stop", ConfigError where
+    `rl.max_staleness` wants an engine with weights of its own.
     """
     settings = stage.recipe.rl
     if not tasks:
         raise DataError("there are no tasks to learn from")
+    overlapped = is_overlapped(stage)
     optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
     at = begin(stage, checkpoint.newest(folder), optimizer)
     reference = reference_of(stage, at)
     # The number of finished steps, whether or not each had something to learn, is the version of the weights.
     await stage.engine.publish(None, at.done)
-    while at.done < settings.steps:
-        clock = Clock(stage.score)
-        optimizer.begin(at.done)
-        before, at = at, await ahead(replace(stage, score=clock.score), tasks, at, seen)
-        clock.lap("rollout")
-        sampled = sum(lot.tokens for lot in at.lots[len(before.lots) :])
-        lot, *waiting = at.lots
-        if lot.missing and settings.select.on_short == "stop":
-            if before.done % settings.save_every:  # else it was saved, or there is nothing to save
-                save(folder, stage, optimizer, before)
-            raise RunError(too_few(lot, settings.prompts))
-        samples, measured = samples_from(lot, stage)
-        report = learn(stage, samples, settings, optimizer, reference) if samples else None
-        clock.lap("train")
-        at = replace(at, done=at.done + 1, lots=tuple(waiting))
-        await stage.engine.publish(None, at.done)
-        clock.lap("publish")
-        measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
-        log({"step": at.done, **lot.measured, **measured, **clock.metrics(stage.backbone.device, sampled)})
-        if at.done % settings.save_every == 0 or at.done == settings.steps:
-            save(folder, stage, optimizer, at)
+    clock = Clock(stage.score, overlapped=overlapped)
+    async with rolling(replace(stage, score=clock.score), tasks, at, seen) as ahead:
+        while at.done < settings.steps:
+            optimizer.begin(at.done)
+            sampled = ahead.tokens
+            clock.begin()
+            lot = await ahead.take()
+            clock.lap("rollout")
+            if lot.missing and settings.select.on_short == "stop":
+                if at.done % settings.save_every:  # else it was saved, or there is nothing to save
+                    save(folder, stage, optimizer, at)
+                raise RunError(too_few(lot, settings.prompts))
+            samples, measured = samples_from(lot, stage)
+            update = functools.partial(learn, stage, samples, settings, optimizer, reference)
+            report = None
+            if samples:
+                report = await asyncio.to_thread(update) if overlapped else update()
+            clock.lap("train")
+            await stage.engine.publish(None, at.done + 1)
+            ahead.published(at.done + 1)
+            clock.lap("publish")
+            prompts, lots = ahead.state
+            at = replace(at, done=at.done + 1, prompts=prompts, lots=lots)
+            measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
+            costs = clock.metrics(stage.backbone.device, ahead.tokens - sampled)
+            log({"step": at.done, **lot.measured, **measured, **costs})
+            if at.done % settings.save_every == 0 or at.done == settings.steps:
+                save(folder, stage, optimizer, at)
 
 
-async def ahead(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None) -> Progress:
-    """Roll out until as many lots wait as may: the one of this step, and `staleness` for later ones."""
+def is_overlapped(stage: Stage) -> bool:
+    """Whether rolling out goes on while the trainer learns. Raises ConfigError where the engine can't do that."""
+    most = stage.recipe.rl.max_staleness
+    if most and not stage.engine.own_weights:
+        raise ConfigError(
+            f"rl.max_staleness={most} needs an engine with weights of its own, such as vllm; "
+            f"{stage.recipe.engine.name} samples from those that are being trained: set rl.max_staleness=0"
+        )
+    return most > 0
+
+
+def rolling(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None) -> Ahead:
+    """What rolls out the lots of the steps that are left."""
     settings = stage.recipe.rl
-    while len(at.lots) <= settings.staleness and at.done + len(at.lots) < settings.steps:
-        lot, prompts = await draw_lot(stage, tasks, at.prompts, at.done + len(at.lots), seen=seen)
-        at = replace(at, prompts=prompts, lots=(*at.lots, lot))
-    return at
+    return Ahead(
+        lambda prompts, number: draw_lot(stage, tasks, prompts, number, seen=seen),
+        at.prompts,
+        at.lots,
+        version=at.done,
+        last=settings.steps,
+        most=settings.max_staleness or settings.staleness,
+        patient=not settings.max_staleness,
+    )
 
 
 def samples_from(lot: Lot, stage: Stage) -> tuple[list[Sample], dict[str, float]]:
