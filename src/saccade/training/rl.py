@@ -90,14 +90,11 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             lot = await ahead.take()
             clock.lap("rollout")
             if lot.missing and settings.select.on_short == "stop":
-                if at.done % settings.save_every:  # else it was saved, or there is nothing to save
-                    save(folder, stage, optimizer, at)
+                save_unsaved(folder, stage, optimizer, at)
                 raise RunError(too_few(lot, settings.prompts))
             samples, measured = samples_from(lot, stage)
             update = functools.partial(learn, stage, samples, settings, optimizer, reference)
-            report = None
-            if samples:
-                report = await asyncio.to_thread(update) if overlapped else update()
+            report = (await asyncio.to_thread(update) if overlapped else update()) if samples else None
             clock.lap("train")
             await stage.engine.publish(None, at.done + 1)
             ahead.published(at.done + 1)
@@ -177,6 +174,12 @@ def begin(stage: Stage, last: Checkpoint | None, optimizer: Optimizer) -> Progre
         # As seen from the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.
         start = (last.folder.parent / str(notes["start"])).resolve()
         return Progress(done=last.step, prompts=row, lots=lots, start=str(start))
+
+
+def save_unsaved(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
+    """Write a checkpoint of a run that stops between two of them."""
+    if at.done % stage.recipe.rl.save_every:  # else it was saved, or there is nothing to save
+        save(folder, stage, optimizer, at)
 
 
 def save(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
