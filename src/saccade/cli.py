@@ -199,14 +199,14 @@ def evaluate(
         settings = settings or []
         run_benchmarks(folder, settings, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)
         return
-    from saccade import stages
+    from saccade import exams
     from saccade.evaluation import report
     from saccade.evaluation.metrics import failed
     from saccade.evaluation.run import read_ungraded
 
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings or ())
     with progress(f"eval {name}") as advance:
-        scored = stages.evaluate(
+        scored = exams.evaluate(
             folder, loaded, name=name, weights=model, tasks=tasks, on_done=lambda done, all_: advance(done, "", all_)
         )
     found = report.read_evaluations(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from saccade import plugins, stages
+from saccade import exams, plugins, stages
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.evaluation import report
@@ -145,14 +145,14 @@ class Job:
             "": {"temperature": 0.0},
             TOOLS_OFF: {"temperature": 0.0, "tools": False},
         }
-        exams = self.exams()
-        for place, exam in enumerate(exams):
+        names = self.exams()
+        for place, exam in enumerate(names):
             settings = recipe.evaluation.model_copy(update=changed[exam])
 
             def told(done: int, all_: int, place: int = place, exam: str = exam) -> None:
-                tell(place * all_ + done, _called(exam), len(exams) * all_)
+                tell(place * all_ + done, _called(exam), len(names) * all_)
 
-            stages.evaluate(
+            exams.evaluate(
                 folder,
                 recipe.model_copy(update={"evaluation": settings}),
                 name=name + exam,

@@ -33,7 +33,7 @@ def run_benchmarks(
 
     Raises ConfigError for an unknown benchmark or extractor before anything is run.
     """
-    from saccade import stages
+    from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
 
     if extractor not in get_args(Extractor):
@@ -43,7 +43,7 @@ def run_benchmarks(
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
     for name, benchmark in benchmarks:
         with progress(f"eval {benchmark.name}") as advance:
-            report = stages.examine(
+            report = exams.examine(
                 folder,
                 loaded,
                 benchmark,

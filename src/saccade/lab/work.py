@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade import stages
+from saccade import exams, stages
 from saccade.config import Recipe
 from saccade.errors import RunError, SaccadeError
 from saccade.evaluation.metrics import accuracy_of, calls_leaked, calls_made, question_of, response_tokens
@@ -89,7 +89,7 @@ def attempt(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
             told(done, f"exam, {exam.replace('_', ' ')}", all_)
 
         found[exam] = columns(
-            stages.evaluate(
+            exams.evaluate(
                 place,
                 absolute(examined(recipe, exam, lab.set.lone), where),
                 name=exam,
