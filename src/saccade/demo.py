@@ -20,7 +20,7 @@ from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
-from saccade.evaluation.run import has_tools
+from saccade.evaluation.run import Tally, has_tools
 from saccade.media.cache import Library
 from saccade.runlog import MAY_CHANGE, Run, writing
 from saccade.training.clock import memory
@@ -149,8 +149,8 @@ class Job:
         for place, exam in enumerate(names):
             settings = recipe.evaluation.model_copy(update=changed[exam])
 
-            def told(done: int, all_: int, place: int = place, exam: str = exam) -> None:
-                tell(place * all_ + done, _called(exam), len(names) * all_)
+            def told(tally: Tally, place: int = place, exam: str = exam) -> None:
+                tell(place * tally.total + tally.done, f"{_called(exam)}, {tally.remark}", len(names) * tally.total)
 
             exams.evaluate(
                 folder,

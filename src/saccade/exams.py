@@ -17,6 +17,7 @@ from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.metrics import failed
+from saccade.evaluation.portions import EVERYTHING, Portion
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
@@ -33,10 +34,12 @@ def evaluate(
     weights: Path | None = None,
     tasks: Path | Sequence[Task] | None = None,
     score: tuple[str, Scorer] | None = None,
+    portion: Portion = EVERYTHING,
     at_once: int = 512,
-    on_done: Callable[[int, int], None],
+    on_done: Callable[[evaluation_run.Tally], None],
 ) -> list[Scored]:
-    """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default), `at_once` at a time.
+    """Evaluate weights (a run's newest by default) on a `portion` of tasks (of the recipe's test split by default),
+    `at_once` at a time.
 
     `score`, with what it is called, is asked in place of the recipe's rewards. The episodes are kept in
     `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
@@ -60,6 +63,7 @@ def evaluate(
         path=path,
         root=folder,
         identity={**identity(recipe, chosen), **({"rewards": score[0]} if score else {})},
+        portion=portion,
         at_once=at_once,
         on_done=on_done,
     )
@@ -82,7 +86,7 @@ def examine(
     subset: bool = False,
     extractor: Extractor = "official",
     weights: Path | None = None,
-    on_done: Callable[[int, int], None],
+    on_done: Callable[[evaluation_run.Tally], None],
 ) -> Report:
     """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
 
@@ -95,6 +99,7 @@ def examine(
         weights=weights,
         tasks=benchmark.tasks(data, subset=subset),
         score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
+        portion=Portion(strata=tuple(benchmark.strata.values()), unit=benchmark.unit),
         on_done=on_done,
     )
     found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)

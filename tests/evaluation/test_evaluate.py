@@ -15,7 +15,8 @@ from saccade.data.world.film import write_clip
 from saccade.engines.scripted import scripted
 from saccade.errors import ConfigError, EngineError, RunError
 from saccade.evaluation.metrics import failed
-from saccade.evaluation.run import choose, deal, evaluate, read_records, read_results, read_ungraded
+from saccade.evaluation.portions import deal
+from saccade.evaluation.run import evaluate, read_records, read_results, read_ungraded
 from saccade.media.cache import Library
 from saccade.protocols import Context
 from saccade.rewards._compose import compose
@@ -61,11 +62,12 @@ def bare(results):
 def test_results_come_in_the_order_of_tasks_and_attempts_and_lie_in_the_file(renderer, tmp_path):
     seen = []
     engine = counting(renderer)
-    found = run(
-        renderer, tmp_path / "e" / "all.jsonl", engine=engine, repeat=2, on_done=lambda *done: seen.append(done)
-    )
+    found = run(renderer, tmp_path / "e" / "all.jsonl", engine=engine, repeat=2, on_done=seen.append)
     assert [each.episode.task.id for each in found] == [each.id for each in TASKS for _ in range(2)]
-    assert seen == [(i + 1, 8) for i in range(8)]
+    assert [(each.done, each.total) for each in seen] == [(2 * i, 16) for i in range(9)]
+    assert seen[0].remark == ""
+    assert seen[-1].accuracy == sum(each.score.parts["accuracy"] for each in found) / 16
+    assert seen[-1].remark == f"accuracy {seen[-1].accuracy:.3f}"
     assert engine.temperatures == {0.6}
     records = read_records(tmp_path / "e" / "all.jsonl")
     assert len({record.key for record in records}) == 16
@@ -163,27 +165,11 @@ def test_a_video_that_was_missing_counts_once_it_is_there(renderer, tmp_path):
     assert read_results(tmp_path / "e.jsonl") == found
 
 
-def test_frame_budgets_are_dealt_evenly_within_each_question_kind():
-    budgets = deal(TASKS, (4, 8))
-    for kind in ("at", "when"):
-        dealt = sorted(budgets[each.id] for each in TASKS if each.extras["question"] == kind)
-        assert dealt == [4, 4, 8, 8]
-    assert deal(TASKS[::-1], (4, 8)) == budgets
-    assert set(deal(TASKS, ()).values()) == {None}
-
-
 def test_the_prompt_shows_the_budget_that_was_dealt(renderer, tmp_path):
     budgets = deal(TASKS, (4, 8))
     for each in run(renderer, tmp_path / "a.jsonl"):
         assert each.episode.frames == budgets[each.episode.task.id]
         assert len(each.episode.ledger.segments[0].slots) == each.episode.frames
-
-
-def test_a_limit_takes_the_same_tasks_whatever_their_order():
-    few = choose(TASKS, 3)
-    assert {each.id for each in few} == {each.id for each in choose(TASKS[::-1], 3)}
-    assert [each.id for each in few] == [each.id for each in TASKS if each in few]
-    assert choose(TASKS, 0) == TASKS
 
 
 def test_with_the_tools_off_no_call_is_executed(renderer, tmp_path):

@@ -1,7 +1,7 @@
 """`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,6 +10,7 @@ from saccade.commands._terminal import progress, show
 from saccade.config import load_recipe
 from saccade.errors import ConfigError
 from saccade.runlog import Run
+from saccade.view.live import Advance
 
 # Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,8 +57,8 @@ def run_benchmarks(
         show(_grids(report))
 
 
-def _tell(advance: Callable[[int, str, int | None], None], done: int, every: int) -> None:
-    advance(done, "", every)
+def _tell(advance: Advance, tally: Any) -> None:
+    advance(tally.done, tally.remark, tally.total)
 
 
 def _grids(report: Any) -> list[Any]:
@@ -65,7 +66,7 @@ def _grids(report: Any) -> list[Any]:
     from saccade.evaluation.report import Grid
 
     counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
-    rows = [(name, f"{value:.2f}") for name, value in report.metrics.items()]
+    rows = [(name, f"{value:.2f}") for name, value in (report.metrics | report.at_k).items()]
     if report.undecided:
         counts["for a judge to decide"] = report.undecided
         rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))

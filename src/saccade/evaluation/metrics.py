@@ -288,21 +288,27 @@ def _ends(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def at_k(scored: Sequence[Scored]) -> dict[str, float]:
-    """avg@k and pass@k, k the fewest attempts any task had; empty where that is one.
+    """avg@k and pass@k of an evaluation; see `rates_at_k`."""
+    return rates_at_k([[accuracy_of(one) for one in each] for each in _by_task(scored).values()])
 
-    pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1) with c of
-    n attempts solved.
+
+def rates_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
+    """avg@n and pass@k for k = 2, 4, 8, … and n, the fewest attempts that any task had; empty where that is one.
+
+    `values` holds the accuracies of each task's attempts. pass@k is the unbiased estimator 1 - C(m-c, k) / C(m, k)
+    (Chen et al. 2021, arXiv 2107.03374, equation 1) with c of m attempts solved.
+
+    >>> rates_at_k([(1, 0, 0), (0, 0, 0)])
+    {'avg@3': 0.16666666666666666, 'pass@2': 0.33333333333333337, 'pass@3': 0.5}
     """
-    attempts = list(_by_task(scored).values())
-    k = min((len(each) for each in attempts), default=1)
-    if k < 2:
+    n = min(map(len, values), default=1)
+    if n < 2:
         return {}
-    passed = []
-    for each in attempts:
-        wrong = sum(accuracy_of(one) < RIGHT for one in each)
-        passed.append(1 - math.comb(wrong, k) / math.comb(len(each), k))
-    means = [fmean(accuracy_of(one) for one in each) for each in attempts]
-    return {f"avg@{k}": fmean(means), f"pass@{k}": fmean(passed)}
+    solved = [(len(each), sum(value >= RIGHT for value in each)) for each in values]
+    found = {f"avg@{n}": fmean(map(fmean, values))}
+    for k in sorted({n, *(2**power for power in range(1, n.bit_length()) if 2**power < n)}):
+        found[f"pass@{k}"] = fmean(1 - math.comb(m - c, k) / math.comb(m, k) for m, c in solved)
+    return found
 
 
 # ---- a training step -----------------------------------------------------------------------------------------------

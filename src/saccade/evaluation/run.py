@@ -1,6 +1,6 @@
 """Evaluation: the rollout path of training, with another beginning and end.
 
-    tasks ── deal K ──> what the file lacks ──> collect ──> done(group) ──> append lines ──> read the file back
+    tasks ── plan ────> what the file lacks ──> collect ──> done(group) ──> append lines ──> read the file back
                               ▲                                                  │
                               └────────── a rerun starts here <── a kill ────────┘
 
@@ -21,12 +21,41 @@ from typing import Any
 from saccade.config import Evaluation
 from saccade.data.record import append, read_jsonl, relocated, seen_from
 from saccade.errors import ConfigError, MediaError, RunError
-from saccade.evaluation.metrics import BROKEN
+from saccade.evaluation.metrics import BROKEN, accuracy_of
+from saccade.evaluation.portions import EVERYTHING, Portion, deal
 from saccade.media import files
 from saccade.protocols import Agent, Context, Scorer
 from saccade.rollouts.collect import collect
 from saccade.runlog import writing
 from saccade.types import Episode, Group, Sampling, Scored, Task, Unscored, digest_of
+
+Key = tuple[str, int | None, int]  # what was attempted: see Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How far an evaluation is: attempts that are done, of all; the accuracy of those so far, None before the first.
+
+    >>> Tally(done=3, total=8, accuracy=2 / 3).remark
+    'accuracy 0.667'
+    """
+
+    done: int
+    total: int
+    accuracy: float | None
+
+    @property
+    def remark(self) -> str:
+        """The accuracy as text."""
+        return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Attempts at a task that are made together, and the keys of their lines."""
+
+    task: Task
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +73,7 @@ class Record:
     scored: Scored | Unscored
 
     @property
-    def key(self) -> tuple[str, int | None, int]:
+    def key(self) -> Key:
         """What was attempted: where two lines agree in this, one is as good as the other."""
         return (self.task, self.frames, self.repeat)
 
@@ -69,43 +98,43 @@ async def evaluate(
     path: Path,
     root: Path | None = None,
     identity: Mapping[str, Any] | None = None,
+    portion: Portion = EVERYTHING,
     at_once: int = 512,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: Callable[[Tally], None] | None = None,
 ) -> list[Scored]:
     """`settings.repeat` scored attempts at each task, in the order of tasks and attempts; the lines are in `path`.
 
+    Attempted are the tasks of the `portion`, at most `settings.limit` of them.
     `base.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of `base` and can take
     the agent's tools away. `identity` holds whatever else the results depend on, such as the weights, by name:
-    RunError where `path` holds results of another identity, seed or settings. `on_done(finished, all)` counts tasks. An
-    episode that broke is among the results, with its error; its accuracy counts as 0 (`metrics.accuracy_of`), and a
-    rerun tries it again. One that could not be graded is tried again, too; until then it is left out of the results
-    (see `read_ungraded`). Media below the folder `root` are written down as seen from `path`, so that both may move.
+    RunError where `path` holds results of another identity, seed or settings. `on_done` is told at the beginning and
+    with every finished group. An episode that broke is among the results, with its error; its accuracy counts as 0
+    (`metrics.accuracy_of`), and a rerun tries it again. One that could not be graded is tried again, too; until then it
+    is left out of the results (see `read_ungraded`). Media below the folder `root` are written down as seen from
+    `path`, so that both may move.
     """
-    chosen = choose(tasks, settings.limit)
-    budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
     sampling = replace(base.sampling, temperature=settings.temperature)
     under = _under(settings, replace(sampling, seed=base.seed), identity or {})
-    known = {record.key for record in read_records(path, under) if not record.broken}
-    marks = {task.id: digest_of(task.digest, [_content(media.path) for media in task.media]) for task in chosen}
-    wanted = {task.id: [(marks[task.id], budgets[task.id], i) for i in range(settings.repeat)] for task in chosen}
-    missing = [task for task in chosen if not known.issuperset(wanted[task.id])]
-    finished = len(chosen) - len(missing)
+    wanted = _plan(tasks, settings, portion)
+    known = {record.key: record.scored for record in read_records(path, under) if not record.broken}
+    missing = [each for each in wanted if not known.keys() >= {*each.keys}]
+    told = _Telling([known.get(key) for each in wanted for key in each.keys], on_done)
 
     def keep(place: int, group: Group) -> None:
-        nonlocal finished
         with writing(path):
-            for key, attempt in zip(wanted[group.task.id], _attempts(group), strict=True):
+            for key, attempt in zip(missing[place].keys, _attempts(group), strict=True):
                 if key not in known:  # of a group that was half written, the rest
                     scored = relocated(attempt, lambda file: seen_from(path.parent, file, root))
                     append(path, Record(task=key[0], frames=key[1], repeat=key[2], under=under, scored=scored))
-        finished += 1
-        if on_done is not None:
-            on_done(finished, len(chosen))
+                    told.add(attempt)
+        told()
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    told()
+    budgets = {each.task.id: each.keys[0][1] for each in wanted}
     await collect(
-        missing,
+        [each.task for each in missing],
         agent if settings.tools else without_tools(agent),
         replace(base, sampling=sampling),
         size=settings.repeat,
@@ -116,8 +145,42 @@ async def evaluate(
     )
     # Everything is read back, so that a rerun and a first run return the very same values.
     found = {record.key: record.scored for record in read_records(path, under)}
-    every = [found[key] for task in chosen for key in wanted[task.id]]
+    every = [found[key] for each in wanted for key in each.keys]
     return [each for each in every if isinstance(each, Scored)]
+
+
+def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion) -> list[Wanted]:
+    """What is to be attempted, in the order of tasks and attempts."""
+    budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
+    found = []
+    for task in replace(portion, limit=settings.limit).of(tasks):
+        mark = digest_of(task.digest, [_content(media.path) for media in task.media])
+        found.append(Wanted(task=task, keys=tuple((mark, budgets[task.id], i) for i in range(settings.repeat))))
+    return found
+
+
+class _Telling:
+    """Counts attempts as they end, and tells whoever watches."""
+
+    def __init__(self, known: Sequence[Scored | Unscored | None], on_done: Callable[[Tally], None] | None) -> None:
+        self._total, self._done, self._right, self._graded = len(known), 0, 0.0, 0
+        self._on_done = on_done
+        for each in known:
+            if each is not None:
+                self.add(each)
+
+    def add(self, attempt: Scored | Unscored) -> None:
+        """Count an attempt; one without a score is none for or against."""
+        self._done += 1
+        if isinstance(attempt, Scored):
+            self._right += accuracy_of(attempt)
+            self._graded += 1
+
+    def __call__(self) -> None:
+        """Tell how far it is."""
+        if self._on_done is not None:
+            accuracy = self._right / self._graded if self._graded else None
+            self._on_done(Tally(done=self._done, total=self._total, accuracy=accuracy))
 
 
 def _attempts(group: Group) -> list[Scored | Unscored]:
@@ -141,30 +204,6 @@ def _content(path: str) -> str:
         return files.digest(path)
     except MediaError:
         return ""
-
-
-def choose(tasks: Sequence[Task], limit: int) -> list[Task]:
-    """At most `limit` tasks (0: all), the same ones on every machine, in their order in the file."""
-    if not limit:
-        return list(tasks)
-    # By digest and not from the top of the file, where a few clips have all the tasks.
-    taken = sorted(tasks, key=lambda task: digest_of("limit", task.id))[:limit]
-    kept = {task.id for task in taken}
-    return [task for task in tasks if task.id in kept]
-
-
-def deal(tasks: Sequence[Task], frames: Sequence[int]) -> dict[str, int | None]:
-    """A frame budget per task id, dealt in turn over the tasks of each question kind in a stable order.
-
-    The order comes from a digest of the id, not from the file, where neighbours share a clip and kinds alternate.
-
-    >>> from saccade.types import Kind
-    >>> tasks = [Task(id=f"w-{i}", question="?", media=(), kind=Kind.OPEN, gold="red") for i in range(4)]
-    >>> sorted(deal(tasks, (4, 8)).values())
-    [4, 4, 8, 8]
-    """
-    order = sorted(tasks, key=lambda task: (str(task.extras.get("question", task.kind)), digest_of("deal", task.id)))
-    return {task.id: frames[i % len(frames)] if frames else None for i, task in enumerate(order)}
 
 
 def has_tools(agent: Callable[..., Any]) -> bool:

@@ -23,6 +23,7 @@ from saccade.config import Recipe
 from saccade.errors import RunError, SaccadeError
 from saccade.evaluation.metrics import accuracy_of, calls_leaked, calls_made, question_of, response_tokens
 from saccade.evaluation.report import shown_by_overview
+from saccade.evaluation.run import Tally
 from saccade.lab.plan import Job, Lab, examined
 from saccade.lab.starts import begin_of, checkpoint_of, make_start, make_world, with_files
 from saccade.runlog import write_text, writing
@@ -85,8 +86,8 @@ def attempt(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
     found = {}
     for exam in lab.set.exams:
 
-        def told_of(done: int, all_: int, exam: str = exam) -> None:
-            told(done, f"exam, {exam.replace('_', ' ')}", all_)
+        def told_of(tally: Tally, exam: str = exam) -> None:
+            told(tally.done, f"exam, {exam.replace('_', ' ')}", tally.total)
 
         found[exam] = columns(
             exams.evaluate(

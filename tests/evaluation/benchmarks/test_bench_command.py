@@ -43,6 +43,26 @@ def test_a_benchmark_is_run_reported_and_gone_on_with(run):
     assert json.loads(path.read_text()) == report
 
 
+@pytest.mark.slow
+def test_options_work_with_benchmarks(run):
+    folder, copies = run
+    words = ["eval", folder, "evaluation.temperature=1", "--bench", "vstar", "--data", copies, "--subset"]
+    path = folder / "evaluations" / "vstar.jsonl"
+    path.unlink(missing_ok=True)
+    said = good(*words, "--limit", 2, "--repeat", 2, "--seed", 5, "--tools", "off")
+    assert "avg@2" in said
+    assert "pass@2" in said
+    report = json.loads((folder / "evaluations" / "vstar.report.json").read_text())
+    assert (report["n"], set(report["at_k"])) == (2, {"avg@2", "pass@2"})
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1]
+    assert "other seed and settings" in bad(*words)
+    assert "evaluation.tools can't be 'maybe'" in bad(*words, "--tools", "maybe")
+    assert "evaluation.limit can't be -1" in bad(*words, "--limit", -1)
+    assert "evaluation.repeat can't be 0" in bad(*words, "--repeat", 0)
+    path.unlink()
+
+
 def test_what_the_user_can_mend_is_one_sentence(run):
     folder, copies = run
     words = ["eval", folder, "--data", copies]
