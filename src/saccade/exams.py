@@ -12,7 +12,7 @@ from typing import Any
 
 from saccade.config import Recipe
 from saccade.data.rows import read_tasks
-from saccade.errors import DataError, RunError
+from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
@@ -90,8 +90,9 @@ def examine(
 ) -> Report:
     """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
 
-    Raises DataError for a copy that is not whole, unless a `subset` is wanted.
+    Raises DataError for a copy that is not whole, unless a `subset` is wanted; see `check_order` as well.
     """
+    check_order(recipe, benchmark)
     scored = evaluate(
         folder,
         recipe,
@@ -105,6 +106,13 @@ def examine(
     found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
     write_text(folder / "evaluations" / f"{benchmark.name}.report.json", json.dumps(asdict(found), indent=1) + "\n")
     return found
+
+
+def check_order(recipe: Recipe, benchmark: Benchmark) -> None:
+    """Raises ConfigError where options are to be shuffled, and the benchmark's score depends on their order."""
+    if recipe.evaluation.shuffle_options and benchmark.ordered:
+        why = f"the options of {benchmark.name} can't be shuffled: {benchmark.ordered}"
+        raise ConfigError(f"{why}; leave out --shuffle-options (evaluation.shuffle_options)")
 
 
 def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:

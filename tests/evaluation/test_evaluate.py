@@ -265,3 +265,33 @@ def test_what_nobody_could_grade_is_left_out_counted_and_tried_again(renderer, t
     assert bare(after) == bare(run(renderer, tmp_path / "whole.jsonl", tasks=TASKS[:2], repeat=3))
     assert read_ungraded(path) == []
     assert all(each in after for each in before)
+
+
+CHOICES = [
+    Task(id=f"c-{i}", question="Which?", media=(Media(path="clip.mp4"),), kind=Kind.CHOICE, gold="A", choices=words)
+    for i, words in enumerate([("red", "blue", "green"), ("red", "blue", "both A and B")])
+]
+
+
+@pytest.mark.parametrize("said", ["red", "A"])
+def test_shuffled_options_are_attempts_at_the_same_task_and_marked_by_their_own_order(renderer, tmp_path, said):
+    tasks, path = [*CHOICES, TASKS[0]], tmp_path / "a.jsonl"
+    engine = scripted(renderer, replies=lambda ledger: f"So.</think><answer>{said}</answer>")
+    found = run(renderer, path, engine=engine, tasks=tasks, repeat=6, shuffle_options=True)
+    assert [each.episode.task.id for each in found] == [each.id for each in tasks for _ in range(6)]
+    asked = [each.episode.task for each in found]
+    assert len({each.choices for each in asked[:6]}) > 1
+    assert {each.choices for each in asked[6:12]} == {CHOICES[1].choices}
+    right = [(each.gold if said == "A" else each.choices[ord(each.gold) - 65]) == said for each in asked[:12]]
+    assert [each.score.parts["accuracy"] == 1 for each in found[:12]] == right
+    assert [record.repeat for record in read_records(path)] == [*range(6)] * 3
+    again = counting(renderer)
+    assert run(renderer, path, engine=again, tasks=tasks, repeat=6, shuffle_options=True) == found
+    assert again.asked == 0
+    with pytest.raises(RunError, match="results of other settings"):
+        run(renderer, path, tasks=tasks, repeat=6)
+
+
+def test_attempts_with_shuffled_options_sample_on_their_own(renderer, tmp_path):
+    found = run(renderer, tmp_path / "a.jsonl", tasks=[TASKS[0]], repeat=12, shuffle_options=True)
+    assert len({each.episode.answer for each in found}) == 2  # red and blue, by the seed

@@ -32,7 +32,8 @@ def run_benchmarks(
 ) -> None:
     """Evaluate a run on each benchmark, whose copy lies in `data` under its name, and show what is reported.
 
-    Raises ConfigError for an unknown benchmark or extractor before anything is run.
+    Raises ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is
+    run.
     """
     from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
@@ -42,6 +43,8 @@ def run_benchmarks(
     found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
+    for _, benchmark in benchmarks:
+        exams.check_order(loaded, benchmark)
     for name, benchmark in benchmarks:
         with progress(f"eval {benchmark.name}") as advance:
             report = exams.examine(

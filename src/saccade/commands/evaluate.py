@@ -27,15 +27,20 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Tasks at most, spread evenly over the strata; 0 = all.")] = None,
     repeat: Annotated[int | None, typer.Option(help="Attempts at each task: reports avg@k and pass@k.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of the sampling.")] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle-options", help="Each attempt has the options in its own order.")
+    ] = False,
     tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
 ) -> None:
     """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there.
 
-    --limit, --repeat and --tools stand for the settings evaluation.limit, .repeat and .tools, --seed for seed.
+    --limit, --repeat, --shuffle-options and --tools stand for the settings of these names of `evaluation`, --seed for
+    `seed`.
     """
     if bench and tasks is not None:
         raise ConfigError("--bench brings its own tasks: leave out --tasks, or --bench")
     given = {"evaluation.limit": limit, "evaluation.repeat": repeat, "seed": seed, "evaluation.tools": tools}
+    given |= {"evaluation.shuffle_options": shuffle or None}
     words = [*(settings or ()), *_settings(given)]
     if bench:
         run_benchmarks(folder, words, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)

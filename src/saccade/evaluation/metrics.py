@@ -16,6 +16,7 @@ import numpy as np
 
 from saccade.algorithms.anchoring import rewards, worth
 from saccade.errors import DataError
+from saccade.evaluation.options import published
 from saccade.types import End, Episode, Form, Group, Scored, Task
 
 RESAMPLES = 2000
@@ -108,6 +109,11 @@ def failed(episode: Episode) -> bool:
     return episode.end in BROKEN or (episode.end is End.CONTEXT_FULL and not episode.turns)
 
 
+def task_of(scored: Scored) -> str:
+    """Whose attempt it is, by digest: the same for all orders of the options."""
+    return published(scored.episode.task).digest
+
+
 def accuracy_of(scored: Scored) -> float:
     """The accuracy of an episode in [0, 1]; 0 where it broke."""
     return 0.0 if failed(scored.episode) else scored.score.parts.get("accuracy", 0.0)
@@ -196,7 +202,7 @@ def _task_means(scored: Iterable[Scored]) -> dict[str, float]:
 def _by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
     groups: defaultdict[str, list[Scored]] = defaultdict(list)
     for each in scored:
-        groups[each.episode.task.digest].append(each)
+        groups[task_of(each)].append(each)
     return groups
 
 
@@ -214,7 +220,7 @@ def summarize(
     frame budget: a function names the row an episode belongs to, or None. `ungraded` attempts are counted, and in none
     of the means. DataError where there is no episode.
     """
-    tasks = [each.episode.task.digest for each in scored]
+    tasks = list(map(task_of, scored))
     cut: dict[str, Slice] = {
         "kind": lambda each: each.episode.task.kind.value,
         "question": lambda each: question_of(each.episode.task),
@@ -249,16 +255,12 @@ def table(scored: Sequence[Scored], by: Slice, floors: Mapping[str, float]) -> t
     return tuple(
         Row(
             name=name,
-            accuracy=estimate([accuracy_of(each) for each in rows[name]], [_digest(each) for each in rows[name]]),
+            accuracy=estimate([accuracy_of(each) for each in rows[name]], list(map(task_of, rows[name]))),
             floor=_floor(rows[name], floors),
             calls=fmean(calls_made(each.episode) for each in rows[name]),
         )
         for name in sorted(rows, key=lambda name: (len(name) if name.startswith("K=") else 0, name))
     )
-
-
-def _digest(scored: Scored) -> str:
-    return scored.episode.task.digest
 
 
 def _floor(scored: Sequence[Scored], floors: Mapping[str, float]) -> float | None:

@@ -22,6 +22,7 @@ from saccade.config import Evaluation
 from saccade.data.record import append, read_jsonl, relocated, seen_from
 from saccade.errors import ConfigError, MediaError, RunError
 from saccade.evaluation.metrics import BROKEN, accuracy_of
+from saccade.evaluation.options import shuffled
 from saccade.evaluation.portions import EVERYTHING, Portion, deal
 from saccade.media import files
 from saccade.protocols import Agent, Context, Scorer
@@ -115,7 +116,7 @@ async def evaluate(
     """
     sampling = replace(base.sampling, temperature=settings.temperature)
     under = _under(settings, replace(sampling, seed=base.seed), identity or {})
-    wanted = _plan(tasks, settings, portion)
+    wanted = _plan(tasks, settings, portion, base.seed)
     known = {record.key: record.scored for record in read_records(path, under) if not record.broken}
     missing = [each for each in wanted if not known.keys() >= {*each.keys}]
     told = _Telling([known.get(key) for each in wanted for key in each.keys], on_done)
@@ -137,7 +138,7 @@ async def evaluate(
         [each.task for each in missing],
         agent if settings.tools else without_tools(agent),
         replace(base, sampling=sampling),
-        size=settings.repeat,
+        size=1 if settings.shuffle_options else settings.repeat,
         score=score,
         frames=lambda task: budgets[task.id],
         at_once=at_once,
@@ -149,13 +150,19 @@ async def evaluate(
     return [each for each in every if isinstance(each, Scored)]
 
 
-def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion) -> list[Wanted]:
+def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: int) -> list[Wanted]:
     """What is to be attempted, in the order of tasks and attempts."""
     budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
     found = []
     for task in replace(portion, limit=settings.limit).of(tasks):
         mark = digest_of(task.digest, [_content(media.path) for media in task.media])
-        found.append(Wanted(task=task, keys=tuple((mark, budgets[task.id], i) for i in range(settings.repeat))))
+        keys = tuple((mark, budgets[task.id], i) for i in range(settings.repeat))
+        # Attempts with other orders of the options have other prompts, and so are groups of their own.
+        if settings.shuffle_options:
+            variants = [shuffled(task, seed=seed, attempt=i) for i in range(settings.repeat)]
+            found += [Wanted(task=each, keys=(key,)) for each, key in zip(variants, keys, strict=True)]
+        else:
+            found.append(Wanted(task=task, keys=keys))
     return found
 
 
@@ -193,6 +200,8 @@ def _under(settings: Evaluation, sampling: Sampling, identity: Mapping[str, Any]
     """What one attempt depends on besides its task, and nothing else."""
     # A larger limit or more repeats go on in the same file.
     fixed = settings.model_dump(exclude={"limit", "repeat"})
+    if not settings.shuffle_options:  # files that were begun before there was this setting go on
+        del fixed["shuffle_options"]
     drawn = {key: value for key, value in asdict(sampling).items() if key != "seed"}
     parts = {"seed": sampling.seed, "settings": (fixed, drawn), **identity}
     return ", ".join(f"{name}={digest_of(value)[:16]}" for name, value in parts.items())

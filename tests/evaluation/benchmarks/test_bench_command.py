@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from commands import SFT, WORLD, bad, good
 from PIL import Image
-from toy_rows import MAKERS, write_copy
+from toy_rows import MAKERS, OPTIONS, write_copy
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,22 @@ def test_options_work_with_benchmarks(run):
     assert "evaluation.limit can't be -1" in bad(*words, "--limit", -1)
     assert "evaluation.repeat can't be 0" in bad(*words, "--repeat", 0)
     path.unlink()
+
+
+@pytest.mark.slow
+def test_options_are_shuffled_where_no_rule_depends_on_their_order(run):
+    folder, copies = run
+    path = folder / "evaluations" / "vstar.jsonl"
+    path.unlink(missing_ok=True)
+    words = ["eval", folder, "--data", copies, "--subset", "--repeat", 3, "--shuffle-options", "--bench"]
+    good(*words, "vstar")
+    tasks = [json.loads(line)["scored"]["episode"]["task"] for line in path.read_text().splitlines()]
+    assert len({tuple(each["choices"]) for each in tasks}) > 1
+    assert {each["choices"][ord(each["gold"]) - 65] for each in tasks} == {OPTIONS[2]}
+    path.unlink()
+    for name in ("hrbench", "mathverse", "dynamath", "tirbench"):
+        assert f"the options of {name}" in bad(*words, f"vstar,{name}")
+    assert not path.exists()
 
 
 def test_what_the_user_can_mend_is_one_sentence(run):

@@ -80,7 +80,8 @@ Metrics = Callable[[Sequence[Result]], dict[str, float]]
 class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
-    Tasks that `metrics` read together, such as the variants of a question, have one `unit`. `counts` holds how many
+    Tasks that `metrics` read together, such as the variants of a question, have one `unit`. `ordered` says why options
+    must keep their published order, where they must. `counts` holds how many
     tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on the Hugging Face hub,
     `patterns` the files of its split there, the preferred ones first.
     """
@@ -97,6 +98,7 @@ class Benchmark:
     strata: Mapping[str, Names] = field(default_factory=dict)
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unit: Callable[[Task], str] = lambda task: task.id
+    ordered: str = ""
 
     def stream(self, root: Path) -> Iterator[Task]:
         """The tasks of a local copy one at a time, nothing checked but each row by itself."""

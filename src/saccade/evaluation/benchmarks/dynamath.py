@@ -38,6 +38,7 @@ def dynamath() -> Benchmark:
         strata={name: extra(name) for name in ("variant", "subject", "level", "answer_type")},
         counts={"variant": {str(variant): 501 for variant in range(1, 11)}},
         unit=lambda task: str(task.extras["seed"]),
+        ordered="its options are written into the questions",
     )
 
 
