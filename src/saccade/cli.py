@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from saccade import __version__
 from saccade.commands._terminal import ModelPath, RecipeName, Settings, err, out, progress, show
 from saccade.commands.data import data
-from saccade.commands.evaluate import evaluate
+from saccade.commands.evaluate import evaluation
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
 from saccade.config import load_recipe
@@ -68,6 +68,7 @@ app.add_typer(recipes, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data, name="data")
 app.command("lab")(lab)
+app.add_typer(evaluation, name="eval")
 
 Out = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")]
@@ -176,9 +177,6 @@ app.command("sft", help="Supervised fine-tuning on traces: the cold start.")(lea
 app.command("train", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
     learning("rl", "reward")
 )
-
-
-app.command("eval")(evaluate)
 
 
 @app.command()

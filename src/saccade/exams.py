@@ -18,6 +18,7 @@ from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Repor
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
+from saccade.evaluation.shards import Shard, shard_path
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
@@ -53,7 +54,7 @@ def evaluate(
     chosen = weights_of(weights) if weights else newest(folder) or model_of(folder, recipe)
     stage = load(recipe, chosen)
     stage.media.made = str(folder.resolve() / PICTURES)
-    path = folder / "evaluations" / f"{name}.jsonl"
+    path = shard_path(folder, name, portion.shard)
     work = evaluation_run.evaluate(
         rows,
         agent=stage.agent,
@@ -86,11 +87,13 @@ def examine(
     subset: bool = False,
     extractor: Extractor = "official",
     weights: Path | None = None,
+    shard: Shard | None = None,
     on_done: Callable[[evaluation_run.Tally], None],
 ) -> Report:
     """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
 
-    Raises DataError for a copy that is not whole, unless a `subset` is wanted; see `check_order` as well.
+    The report of a `shard` speaks of its tasks alone. Raises DataError for a copy that is not whole, unless a `subset`
+    is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
     scored = evaluate(
@@ -100,11 +103,12 @@ def examine(
         weights=weights,
         tasks=benchmark.tasks(data, subset=subset),
         score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
-        portion=Portion(strata=tuple(benchmark.strata.values()), unit=benchmark.unit),
+        portion=Portion(strata=tuple(benchmark.strata.values()), unit=benchmark.unit, shard=shard),
         on_done=on_done,
     )
     found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
-    write_text(folder / "evaluations" / f"{benchmark.name}.report.json", json.dumps(asdict(found), indent=1) + "\n")
+    beside = shard_path(folder, benchmark.name, shard).with_suffix(".report.json")
+    write_text(beside, json.dumps(asdict(found), indent=1) + "\n")
     return found
 
 

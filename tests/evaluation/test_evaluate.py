@@ -46,7 +46,8 @@ class counting(scripted):
 
 def run(renderer, path, *, engine=None, tasks=TASKS, agent=parallel, media=None, **settings):
     engine = engine or counting(renderer)
-    given = {key: settings.pop(key) for key in ("identity", "on_done", "at_once", "score") if key in settings}
+    passed = ("identity", "on_done", "at_once", "score", "portion", "root")
+    given = {key: settings.pop(key) for key in passed if key in settings}
     sampling, seed = Sampling(max_tokens=settings.pop("max_tokens", 200)), settings.pop("seed", 7)
     base = Context(engine=engine, renderer=renderer, media=media or PaintedMedia(), sampling=sampling, seed=seed)
     settings = Evaluation(**{"frames": (4, 8), "temperature": 0.6, **settings})

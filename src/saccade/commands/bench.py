@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,17 +21,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Local copies of benchmarks: the folder that holds them by name, and how they are read."""
+
+    data: Path
+    subset: bool
+    extractor: str
+
+
 def run_benchmarks(
-    folder: Path,
-    settings: Sequence[str],
-    names: Sequence[str],
-    *,
-    data: Path,
-    model: Path | None,
-    extractor: str,
-    subset: bool,
+    folder: Path, settings: Sequence[str], names: Sequence[str], *, copies: Copies, model: Path | None, shard: Any
 ) -> None:
-    """Evaluate a run on each benchmark, whose copy lies in `data` under its name, and show what is reported.
+    """Evaluate a run on each benchmark, whose copy lies in `copies.data` under its name, and show what is reported.
 
     Raises ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is
     run.
@@ -38,8 +41,8 @@ def run_benchmarks(
     from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
 
-    if extractor not in get_args(Extractor):
-        raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
+    if copies.extractor not in get_args(Extractor):
+        raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
     found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
@@ -51,10 +54,11 @@ def run_benchmarks(
                 folder,
                 loaded,
                 benchmark,
-                data=data / (benchmark.name if (data / benchmark.name).exists() else name),
-                subset=subset,
-                extractor="tolerant" if extractor == "tolerant" else "official",
+                data=copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name),
+                subset=copies.subset,
+                extractor="tolerant" if copies.extractor == "tolerant" else "official",
                 weights=model,
+                shard=shard,
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))

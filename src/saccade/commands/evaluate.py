@@ -1,19 +1,44 @@
-"""`saccade eval RUN`: a run's newest checkpoint on its test split, on a file of tasks, on published benchmarks."""
+"""`saccade eval RUN`: a run's newest checkpoint on its test split, on a file of tasks, on published benchmarks.
+
+`saccade eval merge RUN`: shards of an evaluation that several machines made, joined.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from saccade.commands._terminal import ModelPath, RunFolder, Settings, out, progress, show
-from saccade.commands.bench import run_benchmarks
+from saccade.commands.bench import Copies, run_benchmarks
 from saccade.config import load_recipe
 from saccade.errors import ConfigError
 from saccade.runlog import Run
 from saccade.view.live import say
 
+if TYPE_CHECKING:
+    from saccade.evaluation.shards import Shard
+    from saccade.types import Scored
 
+
+class Evaluating(TyperGroup):
+    """The commands of `saccade eval`, of which the first goes without its name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `saccade eval RUN` as `saccade eval of RUN`."""
+        known = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if known else ["of", *args])
+
+
+evaluation = typer.Typer(
+    cls=Evaluating,
+    no_args_is_help=True,
+    help="Evaluate a run: saccade eval RUN, short for saccade eval of RUN. Join the shards of an evaluation.",
+)
+
+
+@evaluation.command("of")
 def evaluate(
     folder: RunFolder,
     settings: Settings = None,
@@ -27,6 +52,9 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Tasks at most, spread evenly over the strata; 0 = all.")] = None,
     repeat: Annotated[int | None, typer.Option(help="Attempts at each task: reports avg@k and pass@k.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of the sampling.")] = None,
+    shard: Annotated[
+        str, typer.Option(help="Of n equal parts the i-th alone, i/n; `saccade eval merge` joins them.")
+    ] = "",
     shuffle: Annotated[
         bool, typer.Option("--shuffle-options", help="Each attempt has the options in its own order.")
     ] = False,
@@ -42,14 +70,15 @@ def evaluate(
     given = {"evaluation.limit": limit, "evaluation.repeat": repeat, "seed": seed, "evaluation.tools": tools}
     given |= {"evaluation.shuffle_options": shuffle or None}
     words = [*(settings or ()), *_settings(given)]
-    if bench:
-        run_benchmarks(folder, words, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)
-        return
     from saccade import exams
-    from saccade.evaluation import report
-    from saccade.evaluation.metrics import failed
-    from saccade.evaluation.run import read_ungraded
+    from saccade.evaluation.portions import Portion
+    from saccade.evaluation.shards import Shard
 
+    part = Shard.read(shard) if shard else None
+    if bench:
+        copies = Copies(data=data, subset=subset, extractor=extractor)
+        run_benchmarks(folder, words, bench.split(","), copies=copies, model=model, shard=part)
+        return
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), words)
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
@@ -58,14 +87,44 @@ def evaluate(
             name=name,
             weights=model,
             tasks=tasks,
+            portion=Portion(shard=part),
             on_done=lambda tally: advance(tally.done, tally.remark, tally.total),
         )
-    found = report.read_evaluations(folder)
-    pairs = [(other, name) for other in found if other != name]
-    whole = report.compare(found, pairs=pairs, ungraded=report.count_ungraded(folder))
+    _show(folder, name, scored, part)
+
+
+@evaluation.command("merge")
+def merge(
+    folder: RunFolder,
+    others: Annotated[list[Path] | None, typer.Argument(help="Copies of the run, of other machines.")] = None,
+    name: Annotated[str, typer.Option(help="What the evaluation is called; a benchmark's is the benchmark.")] = "test",
+) -> None:
+    """Join the shards of an evaluation into the results that one machine would have written."""
+    from saccade.evaluation.merge import merge as join
+    from saccade.evaluation.run import read_results
+
+    for place in (folder, *(others or ())):
+        Run.open(place)
+    path = join(folder, name, others or ())
+    say(out, f"wrote {path}")
+    _show(folder, name, read_results(path), None)
+
+
+def _show(folder: Path, name: str, scored: "list[Scored]", shard: "Shard | None") -> None:
+    """An evaluation beside the others of its run, or a shard by itself; and what broke."""
+    from saccade.evaluation import report
+    from saccade.evaluation.metrics import failed
+    from saccade.evaluation.run import read_ungraded
+    from saccade.evaluation.shards import shard_path
+
+    lost = [each.reason for each in read_ungraded(shard_path(folder, name, shard))]
+    if shard is None:
+        found, ungraded = report.read_evaluations(folder), report.count_ungraded(folder)
+    else:
+        found, ungraded = {name: scored}, {name: len(lost)}
+    whole = report.compare(found, pairs=[(other, name) for other in found if other != name], ungraded=ungraded)
     show(report.grids(report.Comparison(summaries={name: whole.summaries[name]}, changes=whole.changes)))
     broken = [str(each.episode.error) for each in scored if failed(each.episode)]
-    lost = [each.reason for each in read_ungraded(folder / "evaluations" / f"{name}.jsonl")]
     for what, reasons in (("broke and count as wrong", broken), ("could not be graded", lost)):
         if reasons:
             count = f"{len(reasons)} of {len(scored) + len(lost)}"

@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from saccade.errors import ConfigError
 from saccade.evaluation.benchmarks._benchmark import Names, names_of
+from saccade.evaluation.shards import Shard
 from saccade.types import Task, digest_of
 
 
@@ -25,10 +27,11 @@ def itself(task: Task) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """A part of some tasks: at most `limit` of them (0: all), spread over `strata`.
+    """A part of some tasks: of at most `limit` of them (0: all), spread over `strata`, one `shard` or all.
 
     Tasks with one `unit` are taken together or not at all, since a metric reads them together; of a limit below the
-    size of a unit the first unit is left. A larger limit holds all that a smaller one does.
+    size of a unit the first unit is left. A larger limit holds all that a smaller one does. The shards of an evaluation
+    hold every task once, and of each stratum equally many, give or take one.
 
     >>> from saccade.types import Kind
     >>> tasks = [Task(id=f"w-{i}", question="?", media=(), kind=Kind.OPEN, gold="red") for i in range(4)]
@@ -37,11 +40,28 @@ class Portion:
     """
 
     limit: int = 0
+    shard: Shard | None = None
     strata: tuple[Names, ...] = (asked,)
     unit: Callable[[Task], str] = itself
 
     def of(self, tasks: Sequence[Task]) -> list[Task]:
-        """The tasks of this part, in the order of `tasks`."""
+        """The tasks of this part, in the order of `tasks`. Raises ConfigError for more shards than tasks."""
+        return self._sharded(self.limited(tasks))
+
+    def _sharded(self, tasks: list[Task]) -> list[Task]:
+        if self.shard is None:
+            return tasks
+        if len(tasks) < self.shard.of:
+            raise ConfigError(f"{len(tasks)} tasks are too few for {self.shard.of} shards; cut them into fewer")
+        # Dealt in turn, as frame budgets are: in this order the tasks of a row are neighbours, in every table.
+        order = sorted(
+            tasks, key=lambda task: ([_rows([task], names) for names in self.strata], digest_of("shard", task.id))
+        )
+        kept = {task.id for task in order[self.shard.index - 1 :: self.shard.of]}
+        return [task for task in tasks if task.id in kept]
+
+    def limited(self, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks of all shards together."""
         if not self.limit:
             return list(tasks)
         units: defaultdict[str, list[Task]] = defaultdict(list)

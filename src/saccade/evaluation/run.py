@@ -24,13 +24,12 @@ from saccade.errors import ConfigError, MediaError, RunError
 from saccade.evaluation.metrics import BROKEN, accuracy_of
 from saccade.evaluation.options import shuffled
 from saccade.evaluation.portions import EVERYTHING, Portion, deal
+from saccade.evaluation.shards import Cut, Key, Shard
 from saccade.media import files
 from saccade.protocols import Agent, Context, Scorer
 from saccade.rollouts.collect import collect
 from saccade.runlog import writing
 from saccade.types import Episode, Group, Sampling, Scored, Task, Unscored, digest_of
-
-Key = tuple[str, int | None, int]  # what was attempted: see Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +104,18 @@ async def evaluate(
 ) -> list[Scored]:
     """`settings.repeat` scored attempts at each task, in the order of tasks and attempts; the lines are in `path`.
 
-    Attempted are the tasks of the `portion`, at most `settings.limit` of them.
-    `base.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of `base` and can take
-    the agent's tools away. `identity` holds whatever else the results depend on, such as the weights, by name:
-    RunError where `path` holds results of another identity, seed or settings. `on_done` is told at the beginning and
-    with every finished group. An episode that broke is among the results, with its error; its accuracy counts as 0
-    (`metrics.accuracy_of`), and a rerun tries it again. One that could not be graded is tried again, too; until then it
-    is left out of the results (see `read_ungraded`). Media below the folder `root` are written down as seen from
-    `path`, so that both may move.
+    Attempted are the tasks of the `portion`, with `settings.limit` as its limit; of a shard, what it is of is written
+    beside `path`. `base.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
+    `base` and can take the agent's tools away. `identity` holds whatever else the results depend on, such as the
+    weights, by name: RunError where `path` holds results of another identity, seed or settings. `on_done` is told at
+    the beginning and with every finished group. An episode that broke is among the results, with its error; its
+    accuracy counts as 0 (`metrics.accuracy_of`), and a rerun tries it again. One that could not be graded is tried
+    again, too; until then it is left out of the results (see `read_ungraded`). Media below the folder `root` are
+    written down as seen from `path`, so that both may move.
     """
     sampling = replace(base.sampling, temperature=settings.temperature)
     under = _under(settings, replace(sampling, seed=base.seed), identity or {})
+    portion = replace(portion, limit=settings.limit)
     wanted = _plan(tasks, settings, portion, base.seed)
     known = {record.key: record.scored for record in read_records(path, under) if not record.broken}
     missing = [each for each in wanted if not known.keys() >= {*each.keys}]
@@ -132,6 +132,8 @@ async def evaluate(
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    if portion.shard is not None:
+        _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
     told()
     budgets = {each.task.id: each.keys[0][1] for each in wanted}
     await collect(
@@ -146,15 +148,14 @@ async def evaluate(
     )
     # Everything is read back, so that a rerun and a first run return the very same values.
     found = {record.key: record.scored for record in read_records(path, under)}
-    every = [found[key] for each in wanted for key in each.keys]
-    return [each for each in every if isinstance(each, Scored)]
+    return [each for one in wanted for key in one.keys if isinstance(each := found[key], Scored)]
 
 
 def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: int) -> list[Wanted]:
     """What is to be attempted, in the order of tasks and attempts."""
     budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
     found = []
-    for task in replace(portion, limit=settings.limit).of(tasks):
+    for task in portion.of(tasks):
         mark = digest_of(task.digest, [_content(media.path) for media in task.media])
         keys = tuple((mark, budgets[task.id], i) for i in range(settings.repeat))
         # Attempts with other orders of the options have other prompts, and so are groups of their own.
@@ -164,6 +165,20 @@ def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: i
         else:
             found.append(Wanted(task=task, keys=keys))
     return found
+
+
+def _cut(every: Sequence[Task], wanted: Sequence[Wanted], settings: Evaluation, *, shard: Shard, under: str) -> Cut:
+    """What a shard is of: the attempts at `every` task."""
+    places = {task.id: place * settings.repeat for place, task in enumerate(every)}
+    keys = [(places[each.task.id] + key[2], key) for each in wanted for key in each.keys]
+    # What media hold is no part of it: a machine may lack those of the other shards.
+    return Cut(
+        shard=shard,
+        whole=digest_of([task.digest for task in every], settings.repeat),
+        under=under,
+        places=tuple(place for place, _ in keys),
+        keys=tuple(key for _, key in keys),
+    )
 
 
 class _Telling:
@@ -234,17 +249,29 @@ def read_records(path: Path, under: str | None = None) -> list[Record]:
     A line torn by a kill at its end is passed over. RunError, naming what differs, where a line was written under other
     settings than `under`.
     """
-    if not path.exists():
-        return []
-    records = read_jsonl(path, Record, torn_end=True)
+    records = newest_records(path)
     for record in records:
         if under is not None and record.under != under:
-            there = set(record.under.split(", "))
-            changed = [part.partition("=")[0] for part in under.split(", ") if part not in there]
+            changed = differences(record.under, under)
             mend = "delete it or give this evaluation another name"
             raise RunError(f"{path} holds results of other {' and '.join(changed)}; {mend}")
-    newest = {record.place: record for record in records}
-    return [relocated(record, lambda file: os.path.normpath(path.parent / file)) for record in newest.values()]
+    return [relocated(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
+
+
+def newest_records(path: Path) -> list[Record]:
+    """The newest line of each attempt as it stands in the file, paths of media included."""
+    records = read_jsonl(path, Record, torn_end=True) if path.exists() else []
+    return list({record.place: record for record in records}.values())
+
+
+def differences(one: str, other: str) -> list[str]:
+    """What two records' `under` disagree on, by name.
+
+    >>> differences("seed=1, weights=a", "seed=1, weights=b")
+    ['weights']
+    """
+    there = {*one.split(", ")}
+    return [part.partition("=")[0] for part in other.split(", ") if part not in there]
 
 
 def read_results(path: Path) -> list[Scored]:

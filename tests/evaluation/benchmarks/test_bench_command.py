@@ -79,6 +79,23 @@ def test_options_are_shuffled_where_no_rule_depends_on_their_order(run):
     assert not path.exists()
 
 
+@pytest.mark.slow
+def test_shards_of_a_benchmark_are_joined_and_reported(run):
+    folder, copies = run
+    (folder / "evaluations" / "vstar.jsonl").unlink(missing_ok=True)
+    words = ["eval", folder, "--data", copies, "--subset", "--bench", "vstar"]
+    for shard in ("1/2", "2/2"):
+        good(*words, "--shard", shard)
+    assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
+    assert "3 tasks are too few for 4 shards" in bad(*words, "--shard", "1/4")
+    assert "a shard is written i/n" in bad(*words, "--shard", "3/2")
+    before = (folder / "evaluations" / "vstar.jsonl").read_bytes()
+    assert "vstar (official)" in good(*words)  # only what broke is tried again
+    assert (folder / "evaluations" / "vstar.jsonl").read_bytes().startswith(before)
+    assert json.loads((folder / "evaluations" / "vstar.report.json").read_text())["n"] == 3
+    assert "holds no shard of 'mlvu'" in bad("eval", "merge", folder, "--name", "mlvu")
+
+
 def test_what_the_user_can_mend_is_one_sentence(run):
     folder, copies = run
     words = ["eval", folder, "--data", copies]
