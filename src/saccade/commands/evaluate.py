@@ -1,8 +1,10 @@
 """`saccade eval RUN`: a run's newest checkpoint on its test split, on a file of tasks, on published benchmarks.
 
 `saccade eval merge RUN`: shards of an evaluation that several machines made, joined.
+`saccade eval compare A B`: two evaluations of the same tasks.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +15,8 @@ from typer.core import TyperGroup
 from saccade.commands._terminal import ModelPath, RunFolder, Settings, out, progress, show
 from saccade.commands.bench import Copies, run_benchmarks
 from saccade.config import load_recipe
-from saccade.errors import ConfigError
-from saccade.runlog import Run
+from saccade.errors import ConfigError, DataError
+from saccade.runlog import Run, write_text
 from saccade.view.live import say
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class Evaluating(TyperGroup):
 evaluation = typer.Typer(
     cls=Evaluating,
     no_args_is_help=True,
-    help="Evaluate a run: saccade eval RUN, short for saccade eval of RUN. Join the shards of an evaluation.",
+    help="Evaluate a run: saccade eval RUN, short for saccade eval of RUN. Join shards, compare evaluations.",
 )
 
 
@@ -108,6 +110,29 @@ def merge(
     path = join(folder, name, others or ())
     say(out, f"wrote {path}")
     _show(folder, name, read_results(path), None)
+
+
+@evaluation.command("compare")
+def compare(
+    first: Annotated[Path, typer.Argument(help="A results file, or a run.")],
+    second: Annotated[Path, typer.Argument(help="Another, of the same tasks.")],
+    name: Annotated[str, typer.Option(help="What the evaluation of a run is called.")] = "test",
+    json_file: Annotated[Path | None, typer.Option("--json", help="A file for the numbers.")] = None,
+) -> None:
+    """Say how a second evaluation differs from a first one: paired interval, McNemar's test, tool gain and harm."""
+    from saccade.evaluation.paired import compare_files, grids
+    from saccade.evaluation.shards import shard_path
+
+    files = []
+    for place in (first, second):
+        path = shard_path(place, name, None) if place.is_dir() else place
+        if not path.is_file():
+            raise DataError(f"there is no evaluation {path}; name a results file, or a run and --name")
+        files.append(path)
+    pair = compare_files(*files)
+    show(grids(pair))
+    if json_file is not None:
+        write_text(json_file, json.dumps(pair.as_dict(), indent=1) + "\n")
 
 
 def _show(folder: Path, name: str, scored: "list[Scored]", shard: "Shard | None") -> None:

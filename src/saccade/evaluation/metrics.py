@@ -196,10 +196,11 @@ def paired_difference(before: Sequence[Scored], after: Sequence[Scored]) -> Diff
 
 
 def _task_means(scored: Iterable[Scored]) -> dict[str, float]:
-    return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in _by_task(scored).items()}
+    return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in by_task(scored).items()}
 
 
-def _by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
+def by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
+    """The attempts at each task, by its digest, in order."""
     groups: defaultdict[str, list[Scored]] = defaultdict(list)
     for each in scored:
         groups[task_of(each)].append(each)
@@ -291,7 +292,7 @@ def _ends(scored: Sequence[Scored]) -> dict[str, float]:
 
 def at_k(scored: Sequence[Scored]) -> dict[str, float]:
     """avg@k and pass@k of an evaluation; see `rates_at_k`."""
-    return rates_at_k([[accuracy_of(one) for one in each] for each in _by_task(scored).values()])
+    return rates_at_k([[accuracy_of(one) for one in each] for each in by_task(scored).values()])
 
 
 def rates_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
