@@ -150,7 +150,8 @@ class Job:
             settings = recipe.evaluation.model_copy(update=changed[exam])
 
             def told(tally: Tally, place: int = place, exam: str = exam) -> None:
-                tell(place * tally.total + tally.done, f"{_called(exam)}, {tally.remark}", len(names) * tally.total)
+                remark = ", ".join(filter(None, (_called(exam), tally.remark)))
+                tell(place * tally.total + tally.done, remark, len(names) * tally.total)
 
             exams.evaluate(
                 folder,

@@ -142,3 +142,13 @@ def test_local_engine(run):
 def test_media(run):
     [row] = run("media", "--rounds", "1", "--seconds", "12", "--frames", "6")
     assert row["saccade s"] > 0
+
+
+@pytest.mark.slow
+def test_scoring(run):
+    """Every benchmark has its made-up samples, and both of its rules are measured."""
+    from saccade import plugins
+
+    rows = run("scoring", "--rounds", "1", "--samples", "30")
+    assert [row["benchmark"] for row in rows] == list(plugins.names("evaluation.benchmarks"))
+    assert all(row["samples"] == 30 and row["tolerant CPU s"] > 0 for row in rows)

@@ -8,9 +8,8 @@ from typing import Any, get_args
 
 from saccade import plugins
 from saccade.commands._terminal import progress, show
-from saccade.config import load_recipe
+from saccade.config import Recipe
 from saccade.errors import ConfigError
-from saccade.runlog import Run
 from saccade.view.live import Advance
 
 # Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
@@ -31,7 +30,7 @@ class Copies:
 
 
 def run_benchmarks(
-    folder: Path, settings: Sequence[str], names: Sequence[str], *, copies: Copies, model: Path | None, shard: Any
+    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, model: Path | None, shard: Any
 ) -> None:
     """Evaluate a run on each benchmark, whose copy lies in `copies.data` under its name, and show what is reported.
 
@@ -45,14 +44,13 @@ def run_benchmarks(
         raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
     found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
     for _, benchmark in benchmarks:
-        exams.check_order(loaded, benchmark)
+        exams.check_order(recipe, benchmark)
     for name, benchmark in benchmarks:
         with progress(f"eval {benchmark.name}") as advance:
             report = exams.examine(
                 folder,
-                loaded,
+                recipe,
                 benchmark,
                 data=copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name),
                 subset=copies.subset,

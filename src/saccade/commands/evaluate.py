@@ -77,11 +77,14 @@ def evaluate(
     from saccade.evaluation.shards import Shard
 
     part = Shard.read(shard) if shard else None
+    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), words)
+    asked = loaded.evaluation
+    if asked.repeat > 1 and not asked.temperature and not asked.shuffle_options:
+        say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor)
-        run_benchmarks(folder, words, bench.split(","), copies=copies, model=model, shard=part)
+        run_benchmarks(folder, loaded, bench.split(","), copies=copies, model=model, shard=part)
         return
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), words)
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
             folder,

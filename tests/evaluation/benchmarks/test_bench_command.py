@@ -57,6 +57,7 @@ def test_options_work_with_benchmarks(run):
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1]
     assert "other seed and settings" in bad(*words)
+    assert "are alike" not in said
     assert "evaluation.tools can't be 'maybe'" in bad(*words, "--tools", "maybe")
     assert "evaluation.limit can't be -1" in bad(*words, "--limit", -1)
     assert "evaluation.repeat can't be 0" in bad(*words, "--repeat", 0)
@@ -69,7 +70,7 @@ def test_options_are_shuffled_where_no_rule_depends_on_their_order(run):
     path = folder / "evaluations" / "vstar.jsonl"
     path.unlink(missing_ok=True)
     words = ["eval", folder, "--data", copies, "--subset", "--repeat", 3, "--shuffle-options", "--bench"]
-    good(*words, "vstar")
+    assert "are alike" not in good(*words, "vstar")
     tasks = [json.loads(line)["scored"]["episode"]["task"] for line in path.read_text().splitlines()]
     assert len({tuple(each["choices"]) for each in tasks}) > 1
     assert {each["choices"][ord(each["gold"]) - 65] for each in tasks} == {OPTIONS[2]}
