@@ -18,7 +18,7 @@ TAKES_SETTINGS = ("data", "sft", "train", "eval", "demo")
 def small(line):
     """A command's words, with settings that make it quick."""
     words = shlex.split(line)[1:]
-    if words[0] not in TAKES_SETTINGS:
+    if words[0] not in TAKES_SETTINGS or words[1] in ("compare", "merge"):
         return words
     # A run is resumed with the settings that it was started with.
     return [*words, *SMALL, *(["evaluation.limit=2"] if words[0] == "eval" else [])]

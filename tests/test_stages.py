@@ -8,7 +8,7 @@ import pytest
 from commands import RL, SFT, WORLD, bad, good
 from safetensors.torch import load_file, save_file
 
-from saccade import stages
+from saccade import exams, stages
 from saccade.config import Recipe, load_recipe
 from saccade.errors import ConfigError
 from saccade.evaluation import report
@@ -139,7 +139,7 @@ def test_a_plugins_own_file_is_part_of_it_and_its_place_is_not(tmp_path):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "mine.py").write_text(text)
         terms = {"rewards": {str(tmp_path / folder / "mine.py"): {"weight": 1.0}}}
-        return stages.identity(Recipe.model_validate(terms), tmp_path)["rewards"]
+        return exams.identity(Recipe.model_validate(terms), tmp_path)["rewards"]
 
     assert rewards("a", "one") == rewards("b", "one") != rewards("b", "two")
 

@@ -15,13 +15,13 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from saccade import __version__
-from saccade.commands._terminal import RecipeName, Settings, err, out, progress, show
-from saccade.commands.bench import run_benchmarks
+from saccade.commands._terminal import ModelPath, RecipeName, Settings, err, out, progress, show
 from saccade.commands.data import data
+from saccade.commands.evaluate import evaluation
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
 from saccade.config import load_recipe
-from saccade.errors import ConfigError, DataError, MediaError, RunError, SaccadeError
+from saccade.errors import DataError, MediaError, RunError, SaccadeError
 from saccade.runlog import Run, writing
 from saccade.view.live import Watcher, lines, say, summary
 
@@ -68,11 +68,10 @@ app.add_typer(recipes, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data, name="data")
 app.command("lab")(lab)
+app.add_typer(evaluation, name="eval")
 
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")]
-ModelPath = Annotated[Path | None, typer.Option("--model", help="A checkpoint, or a run whose newest one is meant.")]
 WorldPath = Annotated[Path | None, typer.Option("--world", help="A folder that `saccade data world` made.")]
 
 
@@ -178,47 +177,6 @@ app.command("sft", help="Supervised fine-tuning on traces: the cold start.")(lea
 app.command("train", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
     learning("rl", "reward")
 )
-
-
-@app.command("eval")
-def evaluate(
-    folder: RunFolder,
-    settings: Settings = None,
-    model: ModelPath = None,
-    tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
-    name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
-    bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
-    data: Annotated[Path, typer.Option(help="The folder that holds a copy of each, by its name.")] = Path("data"),
-    extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
-    subset: Annotated[bool, typer.Option("--subset", help="Let a copy hold fewer questions than published.")] = False,
-) -> None:
-    """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there."""
-    if bench:
-        if tasks is not None:
-            raise ConfigError("--bench brings its own tasks: leave out --tasks, or --bench")
-        settings = settings or []
-        run_benchmarks(folder, settings, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)
-        return
-    from saccade import stages
-    from saccade.evaluation import report
-    from saccade.evaluation.metrics import failed
-    from saccade.evaluation.run import read_ungraded
-
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings or ())
-    with progress(f"eval {name}") as advance:
-        scored = stages.evaluate(
-            folder, loaded, name=name, weights=model, tasks=tasks, on_done=lambda done, all_: advance(done, "", all_)
-        )
-    found = report.read_evaluations(folder)
-    pairs = [(other, name) for other in found if other != name]
-    whole = report.compare(found, pairs=pairs, ungraded=report.count_ungraded(folder))
-    show(report.grids(report.Comparison(summaries={name: whole.summaries[name]}, changes=whole.changes)))
-    broken = [str(each.episode.error) for each in scored if failed(each.episode)]
-    lost = [each.reason for each in read_ungraded(folder / "evaluations" / f"{name}.jsonl")]
-    for what, reasons in (("broke and count as wrong", broken), ("could not be graded", lost)):
-        if reasons:
-            count = f"{len(reasons)} of {len(scored) + len(lost)}"
-            say(out, f"{count} attempts {what} ({reasons[0]}); the same command tries them again")
 
 
 @app.command()

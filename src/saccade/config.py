@@ -207,6 +207,7 @@ class Evaluation(Section):
     temperature: NotNegative = 0.0
     frames: tuple[Count, ...] = ()  # budgets K, dealt over the tasks; empty = the agent's own
     tools: bool = True
+    shuffle_options: bool = False  # of choices, drawn for each attempt
     agent: dict[str, Any] = Field(default_factory=dict)  # settings that the agent has otherwise, such as more turns
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from saccade import plugins, stages
+from saccade import exams, plugins, stages
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
-from saccade.evaluation.run import has_tools
+from saccade.evaluation.run import Tally, has_tools
 from saccade.media.cache import Library
 from saccade.runlog import MAY_CHANGE, Run, writing
 from saccade.training.clock import memory
@@ -145,14 +145,15 @@ class Job:
             "": {"temperature": 0.0},
             TOOLS_OFF: {"temperature": 0.0, "tools": False},
         }
-        exams = self.exams()
-        for place, exam in enumerate(exams):
+        names = self.exams()
+        for place, exam in enumerate(names):
             settings = recipe.evaluation.model_copy(update=changed[exam])
 
-            def told(done: int, all_: int, place: int = place, exam: str = exam) -> None:
-                tell(place * all_ + done, _called(exam), len(exams) * all_)
+            def told(tally: Tally, place: int = place, exam: str = exam) -> None:
+                remark = ", ".join(filter(None, (_called(exam), tally.remark)))
+                tell(place * tally.total + tally.done, remark, len(names) * tally.total)
 
-            stages.evaluate(
+            exams.evaluate(
                 folder,
                 recipe.model_copy(update={"evaluation": settings}),
                 name=name + exam,

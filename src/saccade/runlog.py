@@ -33,8 +33,11 @@ MAY_CHANGE = (
     *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
     "rl.select",
 )
+GO_ON = "then go on with --resume (an evaluation: by the same command)"
 MENDS = {
-    errno.ENOSPC: "free some space, then go on with --resume",
+    errno.ENOSPC: f"free some space, {GO_ON}",
+    errno.EDQUOT: f"free some space, {GO_ON}",
+    errno.EFBIG: f"allow larger files (ulimit -f), {GO_ON}",
     errno.EROFS: "choose another folder with --out",
     errno.EACCES: "choose another folder with --out",
     errno.ENOTDIR: "a part of the path is a file",

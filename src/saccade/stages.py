@@ -3,17 +3,14 @@
 world(folder, recipe)     clips, tasks and traces, checked
 sft(folder, recipe)       traces -> checkpoints in folder/sft
 rl(folder, recipe)        tasks  -> checkpoints in folder/rl
-evaluate(folder, recipe)  tasks  -> folder/evaluations/<name>.jsonl
-examine(folder, recipe)   a benchmark -> the same, and its report beside
 """
 
 import asyncio
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -28,22 +25,15 @@ from saccade.data.world.check import WorldReport
 from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import ConfigError, DataError, ModelError, RunError
-from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
-from saccade.evaluation.benchmarks._episodes import results_of, scorer
-from saccade.evaluation.metrics import failed
-from saccade.media import files
-from saccade.model.digest import weights_digest
 from saccade.model.tiny import make_tiny
-from saccade.protocols import Scorer
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
-from saccade.runlog import Run, write_text, writing
+from saccade.runlog import Run, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
-from saccade.types import Scored, Task
+from saccade.types import Task
 
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -158,7 +148,7 @@ def load(recipe: Recipe, weights: Path) -> Stage:
     return Stage.of(recipe.model_copy(update={"model": model}))
 
 
-def _model(folder: Path, recipe: Recipe) -> Path:
+def model_of(folder: Path, recipe: Recipe) -> Path:
     """The model that a run begins with. Raises RunError where the recipe names none."""
     if not recipe.model.path:
         published = recipe.model.published
@@ -227,7 +217,7 @@ def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None =
 
     `run` is the run of the folder where it is open already.
     """
-    demos = read_demos(_named(folder, recipe.data.traces, "data.traces"))
+    demos = read_demos(named(folder, recipe.data.traces, "data.traces"))
     run = run or _begun(folder, recipe, resume, graded=False)
     return _learn("sft", ungraded(run.recipe), functools.partial(sft_training.train, demos=demos), run, on_step)
 
@@ -252,7 +242,7 @@ def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
     """The tasks to learn from: of one file, or of several mixed by weight."""
     train = recipe.data.train
     if isinstance(train, str) or not train:
-        return read_tasks(_named(folder, str(train or ""), "data.train"))
+        return read_tasks(named(folder, str(train or ""), "data.train"))
     return Mixture(tuple(read_tasks(folder / path) for path in train), tuple(train.values()))
 
 
@@ -260,7 +250,7 @@ def _begun(folder: Path, recipe: Recipe, resume: bool, *, graded: bool) -> Run:
     # A folder that became a run with a mistake in its recipe could only be deleted.
     if not resume:
         check(recipe, graded=graded)
-        load_renderer(str(_model(folder, recipe)))
+        load_renderer(str(model_of(folder, recipe)))
     return Run.create(folder, recipe, resume=resume)
 
 
@@ -269,7 +259,7 @@ def _learn(
 ) -> Path:
     folder, own = run.path, latest(run.path, name)
     try:
-        stage = load(recipe, own or newest(folder) or _model(folder, recipe))
+        stage = load(recipe, own or newest(folder) or model_of(folder, recipe))
     except ModelError as error:
         if own is None:
             raise
@@ -294,107 +284,8 @@ def _learn(
     return weights
 
 
-def evaluate(
-    folder: Path,
-    recipe: Recipe,
-    *,
-    name: str,
-    weights: Path | None = None,
-    tasks: Path | Sequence[Task] | None = None,
-    score: tuple[str, Scorer] | None = None,
-    at_once: int = 512,
-    on_done: Callable[[int, int], None],
-) -> list[Scored]:
-    """Evaluate weights (a run's newest by default) on tasks (the recipe's test split by default), `at_once` at a time.
-
-    `score`, with what it is called, is asked in place of the recipe's rewards. The episodes are kept in
-    `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
-    Raises DataError for a name that is no file's, and RunError where no attempt could be graded or every one broke.
-    """
-    if not name or Path(name).name != name:
-        raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
-    given = tasks or _named(folder, recipe.data.test, "data.test")
-    rows = read_tasks(given) if isinstance(given, Path) else given
-    recipe = examined(recipe)
-    chosen = weights_of(weights) if weights else newest(folder) or _model(folder, recipe)
-    stage = load(recipe, chosen)
-    stage.media.made = str(folder.resolve() / PICTURES)
-    path = folder / "evaluations" / f"{name}.jsonl"
-    work = evaluation_run.evaluate(
-        rows,
-        agent=stage.agent,
-        base=stage.context(seed=recipe.seed),
-        score=score[1] if score else stage.score,
-        settings=recipe.evaluation,
-        path=path,
-        root=folder,
-        identity={**identity(recipe, chosen), **({"rewards": score[0]} if score else {})},
-        at_once=at_once,
-        on_done=on_done,
-    )
-    found = finish(stage, work)
-    if not found:
-        reason = evaluation_run.read_ungraded(path)[0].reason
-        raise RunError(f"no attempt of the evaluation {name!r} could be graded ({reason}); mend that and try again")
-    if all(failed(each.episode) for each in found):
-        reason = next((each.episode.error for each in found if each.episode.error), "no reason given")
-        raise RunError(f"every attempt of the evaluation {name!r} broke, the first with: {reason}")
-    return found
-
-
-def examine(
-    folder: Path,
-    recipe: Recipe,
-    benchmark: Benchmark,
-    *,
-    data: Path,
-    subset: bool = False,
-    extractor: Extractor = "official",
-    weights: Path | None = None,
-    on_done: Callable[[int, int], None],
-) -> Report:
-    """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
-
-    Raises DataError for a copy that is not whole, unless a `subset` is wanted.
-    """
-    scored = evaluate(
-        folder,
-        recipe,
-        name=benchmark.name,
-        weights=weights,
-        tasks=benchmark.tasks(data, subset=subset),
-        score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
-        on_done=on_done,
-    )
-    found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
-    write_text(folder / "evaluations" / f"{benchmark.name}.report.json", json.dumps(asdict(found), indent=1) + "\n")
-    return found
-
-
-def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:
-    """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
-    # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits.
-    return {
-        "weights": weights_digest(weights),
-        "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),
-        "engine": _contents(recipe.engine.name),
-        "agent": _contents(recipe.agent.model_dump(mode="json")),
-        "rewards": _contents(recipe.model_dump(mode="json")["rewards"]),
-    }
-
-
-def _contents(value: Any) -> Any:
-    """The value with the path of every plugin file, as `./mine.py`, replaced by a digest of what it holds."""
-    if isinstance(value, Mapping):
-        return {_contents(key): _contents(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_contents(each) for each in value]
-    if isinstance(value, str) and value.endswith(".py"):
-        return f"{Path(value).name} {files.digest(value)}"
-    return value
-
-
-def _named(folder: Path, setting: str, key: str) -> Path:
+def named(folder: Path, setting: str, key: str) -> Path:
+    """The file of tasks or traces that a recipe names. Raises DataError where it names none."""
     if not setting:
         raise DataError(f"the recipe names no {key}; give --world, or set {key}=FILE")
     return folder / setting

@@ -149,3 +149,13 @@ def test_stragglers(run):
     rows = run("stragglers", "--prompts", "4", "--seconds", "0.02", "--slower", "100", "--rounds", "1")
     took = {row["case"]: row["seconds"] for row in rows}
     assert took["one slow"] > 2 > took["one slow, overlaunched"]
+
+
+@pytest.mark.slow
+def test_scoring(run):
+    """Every benchmark has its made-up samples, and both of its rules are measured."""
+    from saccade import plugins
+
+    rows = run("scoring", "--rounds", "1", "--samples", "30")
+    assert [row["benchmark"] for row in rows] == list(plugins.names("evaluation.benchmarks"))
+    assert all(row["samples"] == 30 and row["tolerant CPU s"] > 0 for row in rows)

@@ -15,7 +15,8 @@ from saccade.data.world.film import write_clip
 from saccade.engines.scripted import scripted
 from saccade.errors import ConfigError, EngineError, RunError
 from saccade.evaluation.metrics import failed
-from saccade.evaluation.run import choose, deal, evaluate, read_records, read_results, read_ungraded
+from saccade.evaluation.portions import deal
+from saccade.evaluation.run import evaluate, read_records, read_results, read_ungraded
 from saccade.media.cache import Library
 from saccade.protocols import Context
 from saccade.rewards._compose import compose
@@ -45,7 +46,8 @@ class counting(scripted):
 
 def run(renderer, path, *, engine=None, tasks=TASKS, agent=parallel, media=None, **settings):
     engine = engine or counting(renderer)
-    given = {key: settings.pop(key) for key in ("identity", "on_done", "at_once", "score") if key in settings}
+    passed = ("identity", "on_done", "at_once", "score", "portion", "root")
+    given = {key: settings.pop(key) for key in passed if key in settings}
     sampling, seed = Sampling(max_tokens=settings.pop("max_tokens", 200)), settings.pop("seed", 7)
     base = Context(engine=engine, renderer=renderer, media=media or PaintedMedia(), sampling=sampling, seed=seed)
     settings = Evaluation(**{"frames": (4, 8), "temperature": 0.6, **settings})
@@ -61,11 +63,12 @@ def bare(results):
 def test_results_come_in_the_order_of_tasks_and_attempts_and_lie_in_the_file(renderer, tmp_path):
     seen = []
     engine = counting(renderer)
-    found = run(
-        renderer, tmp_path / "e" / "all.jsonl", engine=engine, repeat=2, on_done=lambda *done: seen.append(done)
-    )
+    found = run(renderer, tmp_path / "e" / "all.jsonl", engine=engine, repeat=2, on_done=seen.append)
     assert [each.episode.task.id for each in found] == [each.id for each in TASKS for _ in range(2)]
-    assert seen == [(i + 1, 8) for i in range(8)]
+    assert [(each.done, each.total) for each in seen] == [(2 * i, 16) for i in range(9)]
+    assert seen[0].remark == ""
+    assert seen[-1].accuracy == sum(each.score.parts["accuracy"] for each in found) / 16
+    assert seen[-1].remark == f"accuracy {seen[-1].accuracy:.3f}"
     assert engine.temperatures == {0.6}
     records = read_records(tmp_path / "e" / "all.jsonl")
     assert len({record.key for record in records}) == 16
@@ -163,27 +166,11 @@ def test_a_video_that_was_missing_counts_once_it_is_there(renderer, tmp_path):
     assert read_results(tmp_path / "e.jsonl") == found
 
 
-def test_frame_budgets_are_dealt_evenly_within_each_question_kind():
-    budgets = deal(TASKS, (4, 8))
-    for kind in ("at", "when"):
-        dealt = sorted(budgets[each.id] for each in TASKS if each.extras["question"] == kind)
-        assert dealt == [4, 4, 8, 8]
-    assert deal(TASKS[::-1], (4, 8)) == budgets
-    assert set(deal(TASKS, ()).values()) == {None}
-
-
 def test_the_prompt_shows_the_budget_that_was_dealt(renderer, tmp_path):
     budgets = deal(TASKS, (4, 8))
     for each in run(renderer, tmp_path / "a.jsonl"):
         assert each.episode.frames == budgets[each.episode.task.id]
         assert len(each.episode.ledger.segments[0].slots) == each.episode.frames
-
-
-def test_a_limit_takes_the_same_tasks_whatever_their_order():
-    few = choose(TASKS, 3)
-    assert {each.id for each in few} == {each.id for each in choose(TASKS[::-1], 3)}
-    assert [each.id for each in few] == [each.id for each in TASKS if each in few]
-    assert choose(TASKS, 0) == TASKS
 
 
 def test_with_the_tools_off_no_call_is_executed(renderer, tmp_path):
@@ -279,3 +266,33 @@ def test_what_nobody_could_grade_is_left_out_counted_and_tried_again(renderer, t
     assert bare(after) == bare(run(renderer, tmp_path / "whole.jsonl", tasks=TASKS[:2], repeat=3))
     assert read_ungraded(path) == []
     assert all(each in after for each in before)
+
+
+CHOICES = [
+    Task(id=f"c-{i}", question="Which?", media=(Media(path="clip.mp4"),), kind=Kind.CHOICE, gold="A", choices=words)
+    for i, words in enumerate([("red", "blue", "green"), ("red", "blue", "both A and B")])
+]
+
+
+@pytest.mark.parametrize("said", ["red", "A"])
+def test_shuffled_options_are_attempts_at_the_same_task_and_marked_by_their_own_order(renderer, tmp_path, said):
+    tasks, path = [*CHOICES, TASKS[0]], tmp_path / "a.jsonl"
+    engine = scripted(renderer, replies=lambda ledger: f"So.</think><answer>{said}</answer>")
+    found = run(renderer, path, engine=engine, tasks=tasks, repeat=6, shuffle_options=True)
+    assert [each.episode.task.id for each in found] == [each.id for each in tasks for _ in range(6)]
+    asked = [each.episode.task for each in found]
+    assert len({each.choices for each in asked[:6]}) > 1
+    assert {each.choices for each in asked[6:12]} == {CHOICES[1].choices}
+    right = [(each.gold if said == "A" else each.choices[ord(each.gold) - 65]) == said for each in asked[:12]]
+    assert [each.score.parts["accuracy"] == 1 for each in found[:12]] == right
+    assert [record.repeat for record in read_records(path)] == [*range(6)] * 3
+    again = counting(renderer)
+    assert run(renderer, path, engine=again, tasks=tasks, repeat=6, shuffle_options=True) == found
+    assert again.asked == 0
+    with pytest.raises(RunError, match="results of other settings"):
+        run(renderer, path, tasks=tasks, repeat=6)
+
+
+def test_attempts_with_shuffled_options_sample_on_their_own(renderer, tmp_path):
+    found = run(renderer, tmp_path / "a.jsonl", tasks=[TASKS[0]], repeat=12, shuffle_options=True)
+    assert len({each.episode.answer for each in found}) == 2  # red and blue, by the seed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from saccade import stages
+from saccade import exams, stages
 from saccade.config import load_recipe
 from saccade.data.rows import read_demos
 from saccade.data.world import make_world, pieces
@@ -76,7 +76,7 @@ def test_what_is_trained_is_what_was_sampled(run):
 
 def test_an_evaluation_counts_what_is_seen(run):
     tasks = run.path.parent / "world/train/tasks.jsonl"
-    found = stages.evaluate(run.path, run.recipe, name="train", tasks=tasks, on_done=lambda *_: None)
+    found = exams.evaluate(run.path, run.recipe, name="train", tasks=tasks, on_done=lambda *_: None)
     for each in found:
         shown = [picture for result in each.episode.results for picture in result.pictures]
         # A tiny model's token is a square of 16 pixels; a box needn't be one.
@@ -84,5 +84,5 @@ def test_an_evaluation_counts_what_is_seen(run):
         assert each.episode.usage.visual_tokens == in_the_prompt(run) + zoomed
     assert any(each.episode.results for each in found)
     off = run.recipe.model_copy(update={"evaluation": run.recipe.evaluation.model_copy(update={"tools": False})})
-    found = stages.evaluate(run.path, off, name="train, tools off", tasks=tasks, on_done=lambda *_: None)
+    found = exams.evaluate(run.path, off, name="train, tools off", tasks=tasks, on_done=lambda *_: None)
     assert {each.episode.usage.visual_tokens for each in found} == {in_the_prompt(run)}

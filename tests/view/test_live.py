@@ -7,7 +7,7 @@ from rich.console import Console
 
 from saccade.ledger import Picture
 from saccade.types import Block, BlockKind, Call, Form, Reply, ToolResult
-from saccade.view.live import CALL_WIDTH, Watcher, lines, panel, summary
+from saccade.view.live import CALL_WIDTH, Watcher, lines, panel, remaining, summary
 
 
 def console(*, terminal):
@@ -89,6 +89,26 @@ def test_parts_of_a_job_are_lines_of_text_without_a_terminal():
         "1/2 World done, 2 s",
         "2/2 Model 4/4 [loss] 0.5",
     ]
+
+
+def test_a_log_says_how_long_the_rest_takes_by_the_pace_since_the_beginning(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("saccade.view.live.time.monotonic", lambda: now[0])
+    screen = console(terminal=False)
+    with lines(screen) as begin:
+        tell = begin("eval test")
+        tell(500, "accuracy 0.500", 1000)  # of an evaluation that goes on
+        for done, seconds in ((500, 20.0), (510, 60.0), (700, 80.0), (1000, 120.0)):
+            now[0] = 100.0 + seconds
+            tell(done, "" if done == 700 else "accuracy 0.510")
+    assert screen.file.getvalue().splitlines() == [
+        "eval test 500/1000 accuracy 0.510",
+        "eval test 510/1000 accuracy 0.510, 49:00 left",
+        "eval test 700/1000 2:00 left",
+        "eval test 1000/1000 accuracy 0.510",
+    ]
+    assert remaining(1, 3601, (0, 0.0), 1.0) == "1:00:00 left"
+    assert remaining(1, None, (0, 0.0), 1.0) == ""
 
 
 def test_parts_of_a_job_are_bars_on_a_terminal():

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,8 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+ModelPath = Annotated[Path | None, typer.Option("--model", help="A checkpoint, or a run whose newest one is meant.")]
 RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.")]
 
 

@@ -1,15 +1,16 @@
 """`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from saccade import plugins
 from saccade.commands._terminal import progress, show
-from saccade.config import load_recipe
+from saccade.config import Recipe
 from saccade.errors import ConfigError
-from saccade.runlog import Run
+from saccade.view.live import Advance
 
 # Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -19,45 +20,50 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def run_benchmarks(
-    folder: Path,
-    settings: Sequence[str],
-    names: Sequence[str],
-    *,
-    data: Path,
-    model: Path | None,
-    extractor: str,
-    subset: bool,
-) -> None:
-    """Evaluate a run on each benchmark, whose copy lies in `data` under its name, and show what is reported.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Local copies of benchmarks: the folder that holds them by name, and how they are read."""
 
-    Raises ConfigError for an unknown benchmark or extractor before anything is run.
+    data: Path
+    subset: bool
+    extractor: str
+
+
+def run_benchmarks(
+    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, model: Path | None, shard: Any
+) -> None:
+    """Evaluate a run on each benchmark, whose copy lies in `copies.data` under its name, and show what is reported.
+
+    Raises ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is
+    run.
     """
-    from saccade import stages
+    from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
 
-    if extractor not in get_args(Extractor):
-        raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
+    if copies.extractor not in get_args(Extractor):
+        raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
     found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
+    for _, benchmark in benchmarks:
+        exams.check_order(recipe, benchmark)
     for name, benchmark in benchmarks:
         with progress(f"eval {benchmark.name}") as advance:
-            report = stages.examine(
+            report = exams.examine(
                 folder,
-                loaded,
+                recipe,
                 benchmark,
-                data=data / (benchmark.name if (data / benchmark.name).exists() else name),
-                subset=subset,
-                extractor="tolerant" if extractor == "tolerant" else "official",
+                data=copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name),
+                subset=copies.subset,
+                extractor="tolerant" if copies.extractor == "tolerant" else "official",
                 weights=model,
+                shard=shard,
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))
 
 
-def _tell(advance: Callable[[int, str, int | None], None], done: int, every: int) -> None:
-    advance(done, "", every)
+def _tell(advance: Advance, tally: Any) -> None:
+    advance(tally.done, tally.remark, tally.total)
 
 
 def _grids(report: Any) -> list[Any]:
@@ -65,7 +71,7 @@ def _grids(report: Any) -> list[Any]:
     from saccade.evaluation.report import Grid
 
     counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
-    rows = [(name, f"{value:.2f}") for name, value in report.metrics.items()]
+    rows = [(name, f"{value:.2f}") for name, value in (report.metrics | report.at_k).items()]
     if report.undecided:
         counts["for a judge to decide"] = report.undecided
         rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))

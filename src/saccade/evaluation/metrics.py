@@ -16,6 +16,7 @@ import numpy as np
 
 from saccade.algorithms.anchoring import rewards, worth
 from saccade.errors import DataError
+from saccade.evaluation.options import published
 from saccade.types import End, Episode, Form, Group, Scored, Task
 
 RESAMPLES = 2000
@@ -108,6 +109,11 @@ def failed(episode: Episode) -> bool:
     return episode.end in BROKEN or (episode.end is End.CONTEXT_FULL and not episode.turns)
 
 
+def task_of(scored: Scored) -> str:
+    """Whose attempt it is, by digest: the same for all orders of the options."""
+    return published(scored.episode.task).digest
+
+
 def accuracy_of(scored: Scored) -> float:
     """The accuracy of an episode in [0, 1]; 0 where it broke."""
     return 0.0 if failed(scored.episode) else scored.score.parts.get("accuracy", 0.0)
@@ -190,13 +196,14 @@ def paired_difference(before: Sequence[Scored], after: Sequence[Scored]) -> Diff
 
 
 def _task_means(scored: Iterable[Scored]) -> dict[str, float]:
-    return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in _by_task(scored).items()}
+    return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in by_task(scored).items()}
 
 
-def _by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
+def by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
+    """The attempts at each task, by its digest, in order."""
     groups: defaultdict[str, list[Scored]] = defaultdict(list)
     for each in scored:
-        groups[each.episode.task.digest].append(each)
+        groups[task_of(each)].append(each)
     return groups
 
 
@@ -214,7 +221,7 @@ def summarize(
     frame budget: a function names the row an episode belongs to, or None. `ungraded` attempts are counted, and in none
     of the means. DataError where there is no episode.
     """
-    tasks = [each.episode.task.digest for each in scored]
+    tasks = list(map(task_of, scored))
     cut: dict[str, Slice] = {
         "kind": lambda each: each.episode.task.kind.value,
         "question": lambda each: question_of(each.episode.task),
@@ -249,16 +256,12 @@ def table(scored: Sequence[Scored], by: Slice, floors: Mapping[str, float]) -> t
     return tuple(
         Row(
             name=name,
-            accuracy=estimate([accuracy_of(each) for each in rows[name]], [_digest(each) for each in rows[name]]),
+            accuracy=estimate([accuracy_of(each) for each in rows[name]], list(map(task_of, rows[name]))),
             floor=_floor(rows[name], floors),
             calls=fmean(calls_made(each.episode) for each in rows[name]),
         )
         for name in sorted(rows, key=lambda name: (len(name) if name.startswith("K=") else 0, name))
     )
-
-
-def _digest(scored: Scored) -> str:
-    return scored.episode.task.digest
 
 
 def _floor(scored: Sequence[Scored], floors: Mapping[str, float]) -> float | None:
@@ -288,21 +291,27 @@ def _ends(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def at_k(scored: Sequence[Scored]) -> dict[str, float]:
-    """avg@k and pass@k, k the fewest attempts any task had; empty where that is one.
+    """avg@k and pass@k of an evaluation; see `rates_at_k`."""
+    return rates_at_k([[accuracy_of(one) for one in each] for each in by_task(scored).values()])
 
-    pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1) with c of
-    n attempts solved.
+
+def rates_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
+    """avg@n and pass@k for k = 2, 4, 8, … and n, the fewest attempts that any task had; empty where that is one.
+
+    `values` holds the accuracies of each task's attempts. pass@k is the unbiased estimator 1 - C(m-c, k) / C(m, k)
+    (Chen et al. 2021, arXiv 2107.03374, equation 1) with c of m attempts solved.
+
+    >>> rates_at_k([(1, 0, 0), (0, 0, 0)])
+    {'avg@3': 0.16666666666666666, 'pass@2': 0.33333333333333337, 'pass@3': 0.5}
     """
-    attempts = list(_by_task(scored).values())
-    k = min((len(each) for each in attempts), default=1)
-    if k < 2:
+    n = min(map(len, values), default=1)
+    if n < 2:
         return {}
-    passed = []
-    for each in attempts:
-        wrong = sum(accuracy_of(one) < RIGHT for one in each)
-        passed.append(1 - math.comb(wrong, k) / math.comb(len(each), k))
-    means = [fmean(accuracy_of(one) for one in each) for each in attempts]
-    return {f"avg@{k}": fmean(means), f"pass@{k}": fmean(passed)}
+    solved = [(len(each), sum(value >= RIGHT for value in each)) for each in values]
+    found = {f"avg@{n}": fmean(map(fmean, values))}
+    for k in sorted({n, *(2**power for power in range(1, n.bit_length()) if 2**power < n)}):
+        found[f"pass@{k}"] = fmean(1 - math.comb(m - c, k) / math.comb(m, k) for m, c in solved)
+    return found
 
 
 # ---- a training step -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from saccade.evaluation.metrics import (
     paired_difference,
     question_of,
     summarize,
+    task_of,
 )
 from saccade.evaluation.run import read_results, read_ungraded
 from saccade.ledger import Picture
@@ -99,7 +100,7 @@ def compare(
         # Where nothing more can be learned by looking, tools can only be worth nothing: the two parts say which it is.
         for where in ("", SHOWS, HIDES) if before == after + TOOLS_OFF else ("",):
             old, new = _part(evaluations[before], where), _part(evaluations[after], where)
-            if {each.episode.task.digest for each in old} & {each.episode.task.digest for each in new}:
+            if {*map(task_of, old)} & {*map(task_of, new)}:
                 difference = paired_difference(old, new)
                 changes.append(Change(before=before, after=after, difference=difference, where=where))
     return Comparison(summaries=summaries, changes=tuple(changes))

@@ -1,6 +1,6 @@
 """Evaluation: the rollout path of training, with another beginning and end.
 
-    tasks ── deal K ──> what the file lacks ──> collect ──> done(group) ──> append lines ──> read the file back
+    tasks ── plan ────> what the file lacks ──> collect ──> done(group) ──> append lines ──> read the file back
                               ▲                                                  │
                               └────────── a rerun starts here <── a kill ────────┘
 
@@ -21,12 +21,41 @@ from typing import Any
 from saccade.config import Evaluation
 from saccade.data.record import append, read_jsonl, relocated, seen_from
 from saccade.errors import ConfigError, MediaError, RunError
-from saccade.evaluation.metrics import BROKEN
+from saccade.evaluation.metrics import BROKEN, accuracy_of
+from saccade.evaluation.options import shuffled
+from saccade.evaluation.portions import EVERYTHING, Portion, deal
+from saccade.evaluation.shards import Cut, Key, Shard
 from saccade.media import files
 from saccade.protocols import Agent, Context, Scorer
 from saccade.rollouts.collect import collect
 from saccade.runlog import writing
 from saccade.types import Episode, Group, Sampling, Scored, Task, Unscored, digest_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How far an evaluation is: attempts that are done, of all; the accuracy of those so far, None before the first.
+
+    >>> Tally(done=3, total=8, accuracy=2 / 3).remark
+    'accuracy 0.667'
+    """
+
+    done: int
+    total: int
+    accuracy: float | None
+
+    @property
+    def remark(self) -> str:
+        """The accuracy as text."""
+        return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Attempts at a task that are made together, and the keys of their lines."""
+
+    task: Task
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +73,7 @@ class Record:
     scored: Scored | Unscored
 
     @property
-    def key(self) -> tuple[str, int | None, int]:
+    def key(self) -> Key:
         """What was attempted: where two lines agree in this, one is as good as the other."""
         return (self.task, self.frames, self.repeat)
 
@@ -69,46 +98,49 @@ async def evaluate(
     path: Path,
     root: Path | None = None,
     identity: Mapping[str, Any] | None = None,
+    portion: Portion = EVERYTHING,
     at_once: int = 512,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: Callable[[Tally], None] | None = None,
 ) -> list[Scored]:
     """`settings.repeat` scored attempts at each task, in the order of tasks and attempts; the lines are in `path`.
 
-    `base.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of `base` and can take
-    the agent's tools away. `identity` holds whatever else the results depend on, such as the weights, by name:
-    RunError where `path` holds results of another identity, seed or settings. `on_done(finished, all)` counts tasks. An
-    episode that broke is among the results, with its error; its accuracy counts as 0 (`metrics.accuracy_of`), and a
-    rerun tries it again. One that could not be graded is tried again, too; until then it is left out of the results
-    (see `read_ungraded`). Media below the folder `root` are written down as seen from `path`, so that both may move.
+    Attempted are the tasks of the `portion`, with `settings.limit` as its limit; of a shard, what it is of is written
+    beside `path`. `base.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
+    `base` and can take the agent's tools away. `identity` holds whatever else the results depend on, such as the
+    weights, by name: RunError where `path` holds results of another identity, seed or settings. `on_done` is told at
+    the beginning and with every finished group. An episode that broke is among the results, with its error; its
+    accuracy counts as 0 (`metrics.accuracy_of`), and a rerun tries it again. One that could not be graded is tried
+    again, too; until then it is left out of the results (see `read_ungraded`). Media below the folder `root` are
+    written down as seen from `path`, so that both may move.
     """
-    chosen = choose(tasks, settings.limit)
-    budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
     sampling = replace(base.sampling, temperature=settings.temperature)
     under = _under(settings, replace(sampling, seed=base.seed), identity or {})
-    known = {record.key for record in read_records(path, under) if not record.broken}
-    marks = {task.id: digest_of(task.digest, [_content(media.path) for media in task.media]) for task in chosen}
-    wanted = {task.id: [(marks[task.id], budgets[task.id], i) for i in range(settings.repeat)] for task in chosen}
-    missing = [task for task in chosen if not known.issuperset(wanted[task.id])]
-    finished = len(chosen) - len(missing)
+    portion = replace(portion, limit=settings.limit)
+    wanted = _plan(tasks, settings, portion, base.seed)
+    known = {record.key: record.scored for record in read_records(path, under) if not record.broken}
+    missing = [each for each in wanted if not known.keys() >= {*each.keys}]
+    told = _Telling([known.get(key) for each in wanted for key in each.keys], on_done)
 
     def keep(place: int, group: Group) -> None:
-        nonlocal finished
         with writing(path):
-            for key, attempt in zip(wanted[group.task.id], _attempts(group), strict=True):
+            for key, attempt in zip(missing[place].keys, _attempts(group), strict=True):
                 if key not in known:  # of a group that was half written, the rest
                     scored = relocated(attempt, lambda file: seen_from(path.parent, file, root))
                     append(path, Record(task=key[0], frames=key[1], repeat=key[2], under=under, scored=scored))
-        finished += 1
-        if on_done is not None:
-            on_done(finished, len(chosen))
+                    told.add(attempt)
+        told()
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    if portion.shard is not None:
+        _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
+    told()
+    budgets = {each.task.id: each.keys[0][1] for each in wanted}
     await collect(
-        missing,
+        [each.task for each in missing],
         agent if settings.tools else without_tools(agent),
         replace(base, sampling=sampling),
-        size=settings.repeat,
+        size=1 if settings.shuffle_options else settings.repeat,
         score=score,
         frames=lambda task: budgets[task.id],
         at_once=at_once,
@@ -116,8 +148,61 @@ async def evaluate(
     )
     # Everything is read back, so that a rerun and a first run return the very same values.
     found = {record.key: record.scored for record in read_records(path, under)}
-    every = [found[key] for task in chosen for key in wanted[task.id]]
-    return [each for each in every if isinstance(each, Scored)]
+    return [each for one in wanted for key in one.keys if isinstance(each := found[key], Scored)]
+
+
+def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: int) -> list[Wanted]:
+    """What is to be attempted, in the order of tasks and attempts."""
+    budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
+    found = []
+    for task in portion.of(tasks):
+        mark = digest_of(task.digest, [_content(media.path) for media in task.media])
+        keys = tuple((mark, budgets[task.id], i) for i in range(settings.repeat))
+        # Attempts with other orders of the options have other prompts, and so are groups of their own.
+        if settings.shuffle_options:
+            variants = [shuffled(task, seed=seed, attempt=i) for i in range(settings.repeat)]
+            found += [Wanted(task=each, keys=(key,)) for each, key in zip(variants, keys, strict=True)]
+        else:
+            found.append(Wanted(task=task, keys=keys))
+    return found
+
+
+def _cut(every: Sequence[Task], wanted: Sequence[Wanted], settings: Evaluation, *, shard: Shard, under: str) -> Cut:
+    """What a shard is of: the attempts at `every` task."""
+    places = {task.id: place * settings.repeat for place, task in enumerate(every)}
+    keys = [(places[each.task.id] + key[2], key) for each in wanted for key in each.keys]
+    # What media hold is no part of it: a machine may lack those of the other shards.
+    return Cut(
+        shard=shard,
+        whole=digest_of([task.digest for task in every], settings.repeat),
+        under=under,
+        places=tuple(place for place, _ in keys),
+        keys=tuple(key for _, key in keys),
+    )
+
+
+class _Telling:
+    """Counts attempts as they end, and tells whoever watches."""
+
+    def __init__(self, known: Sequence[Scored | Unscored | None], on_done: Callable[[Tally], None] | None) -> None:
+        self._total, self._done, self._right, self._graded = len(known), 0, 0.0, 0
+        self._on_done = on_done
+        for each in known:
+            if each is not None:
+                self.add(each)
+
+    def add(self, attempt: Scored | Unscored) -> None:
+        """Count an attempt; one without a score is none for or against."""
+        self._done += 1
+        if isinstance(attempt, Scored):
+            self._right += accuracy_of(attempt)
+            self._graded += 1
+
+    def __call__(self) -> None:
+        """Tell how far it is."""
+        if self._on_done is not None:
+            accuracy = self._right / self._graded if self._graded else None
+            self._on_done(Tally(done=self._done, total=self._total, accuracy=accuracy))
 
 
 def _attempts(group: Group) -> list[Scored | Unscored]:
@@ -130,6 +215,8 @@ def _under(settings: Evaluation, sampling: Sampling, identity: Mapping[str, Any]
     """What one attempt depends on besides its task, and nothing else."""
     # A larger limit or more repeats go on in the same file.
     fixed = settings.model_dump(exclude={"limit", "repeat"})
+    if not settings.shuffle_options:  # files that were begun before there was this setting go on
+        del fixed["shuffle_options"]
     drawn = {key: value for key, value in asdict(sampling).items() if key != "seed"}
     parts = {"seed": sampling.seed, "settings": (fixed, drawn), **identity}
     return ", ".join(f"{name}={digest_of(value)[:16]}" for name, value in parts.items())
@@ -141,30 +228,6 @@ def _content(path: str) -> str:
         return files.digest(path)
     except MediaError:
         return ""
-
-
-def choose(tasks: Sequence[Task], limit: int) -> list[Task]:
-    """At most `limit` tasks (0: all), the same ones on every machine, in their order in the file."""
-    if not limit:
-        return list(tasks)
-    # By digest and not from the top of the file, where a few clips have all the tasks.
-    taken = sorted(tasks, key=lambda task: digest_of("limit", task.id))[:limit]
-    kept = {task.id for task in taken}
-    return [task for task in tasks if task.id in kept]
-
-
-def deal(tasks: Sequence[Task], frames: Sequence[int]) -> dict[str, int | None]:
-    """A frame budget per task id, dealt in turn over the tasks of each question kind in a stable order.
-
-    The order comes from a digest of the id, not from the file, where neighbours share a clip and kinds alternate.
-
-    >>> from saccade.types import Kind
-    >>> tasks = [Task(id=f"w-{i}", question="?", media=(), kind=Kind.OPEN, gold="red") for i in range(4)]
-    >>> sorted(deal(tasks, (4, 8)).values())
-    [4, 4, 8, 8]
-    """
-    order = sorted(tasks, key=lambda task: (str(task.extras.get("question", task.kind)), digest_of("deal", task.id)))
-    return {task.id: frames[i % len(frames)] if frames else None for i, task in enumerate(order)}
 
 
 def has_tools(agent: Callable[..., Any]) -> bool:
@@ -186,17 +249,29 @@ def read_records(path: Path, under: str | None = None) -> list[Record]:
     A line torn by a kill at its end is passed over. RunError, naming what differs, where a line was written under other
     settings than `under`.
     """
-    if not path.exists():
-        return []
-    records = read_jsonl(path, Record, torn_end=True)
+    records = newest_records(path)
     for record in records:
         if under is not None and record.under != under:
-            there = set(record.under.split(", "))
-            changed = [part.partition("=")[0] for part in under.split(", ") if part not in there]
+            changed = differences(record.under, under)
             mend = "delete it or give this evaluation another name"
             raise RunError(f"{path} holds results of other {' and '.join(changed)}; {mend}")
-    newest = {record.place: record for record in records}
-    return [relocated(record, lambda file: os.path.normpath(path.parent / file)) for record in newest.values()]
+    return [relocated(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
+
+
+def newest_records(path: Path) -> list[Record]:
+    """The newest line of each attempt as it stands in the file, paths of media included."""
+    records = read_jsonl(path, Record, torn_end=True) if path.exists() else []
+    return list({record.place: record for record in records}.values())
+
+
+def differences(one: str, other: str) -> list[str]:
+    """What two records' `under` disagree on, by name.
+
+    >>> differences("seed=1, weights=a", "seed=1, weights=b")
+    ['weights']
+    """
+    there = {*one.split(", ")}
+    return [part.partition("=")[0] for part in other.split(", ") if part not in there]
 
 
 def read_results(path: Path) -> list[Scored]:

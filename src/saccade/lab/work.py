@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade import stages
+from saccade import exams, stages
 from saccade.config import Recipe
 from saccade.errors import RunError, SaccadeError
 from saccade.evaluation.metrics import accuracy_of, calls_leaked, calls_made, question_of, response_tokens
 from saccade.evaluation.report import shown_by_overview
+from saccade.evaluation.run import Tally
 from saccade.lab.plan import Job, Lab, examined
 from saccade.lab.starts import begin_of, checkpoint_of, make_start, make_world, with_files
 from saccade.runlog import write_text, writing
@@ -85,11 +86,11 @@ def attempt(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
     found = {}
     for exam in lab.set.exams:
 
-        def told_of(done: int, all_: int, exam: str = exam) -> None:
-            told(done, f"exam, {exam.replace('_', ' ')}", all_)
+        def told_of(tally: Tally, exam: str = exam) -> None:
+            told(tally.done, f"exam, {exam.replace('_', ' ')}", tally.total)
 
         found[exam] = columns(
-            stages.evaluate(
+            exams.evaluate(
                 place,
                 absolute(examined(recipe, exam, lab.set.lone), where),
                 name=exam,

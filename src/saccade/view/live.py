@@ -4,6 +4,7 @@ What models and files say is shown as text, never as markup, and without control
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -30,26 +31,48 @@ class Advance(Protocol):
 
 @contextlib.contextmanager
 def lines(console: Console) -> Iterator[Callable[..., Advance]]:
-    """A line with a bar per part, begun by `begin(label, total)`; without a terminal a line of text now and then."""
+    """A line with a bar per part, begun by `begin(label, total)`; without a terminal a line of text now and then.
+
+    Both say how long the rest takes, by what was done since the first word of it.
+    """
     columns = (BarColumn(10), MofNCompleteColumn(), TimeRemainingColumn(compact=True, elapsed_when_finished=True))
     texts = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[remark]")]
     with Progress(texts[0], *columns, texts[1], console=console, disable=not console.is_terminal) as bar:
 
         def begin(label: str, total: int | None = None) -> Advance:
             task, told, known = bar.add_task(label, total=total, remark=""), time.monotonic(), total
+            start: tuple[int, float] | None = None  # what was done already, when the first word of it came
 
             def advance(done: int | None, remark: str, total: int | None = None) -> None:
-                nonlocal told, known
-                known = total or known
+                nonlocal told, known, start
+                known, now = total or known, time.monotonic()
+                start = start or (done or 0, now)
                 ended = done is None or done == known
                 bar.update(task, completed=(known or 1) if done is None else done, total=known or 1, remark=remark)
-                if not console.is_terminal and (ended or time.monotonic() - told > QUIET_SECONDS):
-                    told = time.monotonic()
-                    say(console, f"{label} {'' if done is None else f'{done}/{known} '}{remark}".rstrip())
+                if not console.is_terminal and (ended or now - told > QUIET_SECONDS):
+                    told = now
+                    count = "" if done is None else f"{done}/{known} "
+                    left = "" if ended else remaining(done or 0, known, start, now)
+                    say(console, f"{label} {count}{', '.join(filter(None, (remark, left)))}".rstrip())
 
             return advance
 
         yield begin
+
+
+def remaining(done: int, total: int | None, start: tuple[int, float], now: float) -> str:
+    """How long the rest takes at the pace since `start`, which is what was done then and when; "" while nobody knows.
+
+    >>> remaining(30, 50, (20, 100.0), 160.0)
+    '2:00 left'
+    """
+    gained, seconds = done - start[0], now - start[1]
+    if total is None or gained <= 0:
+        return ""
+    whole = math.ceil((total - done) * seconds / gained)
+    hours, minutes = divmod(whole // 60, 60)
+    clock = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+    return f"{clock}:{whole % 60:02} left"
 
 
 def say(console: Console, text: str, style: str = "") -> None:

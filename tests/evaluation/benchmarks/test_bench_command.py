@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from commands import SFT, WORLD, bad, good
 from PIL import Image
-from toy_rows import MAKERS, write_copy
+from toy_rows import MAKERS, OPTIONS, write_copy
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,60 @@ def test_a_benchmark_is_run_reported_and_gone_on_with(run):
     (folder / "evaluations" / "vstar.jsonl").write_text(lines[0] + "\n" + lines[1][:50])
     good(*words)
     assert json.loads(path.read_text()) == report
+
+
+@pytest.mark.slow
+def test_options_work_with_benchmarks(run):
+    folder, copies = run
+    words = ["eval", folder, "evaluation.temperature=1", "--bench", "vstar", "--data", copies, "--subset"]
+    path = folder / "evaluations" / "vstar.jsonl"
+    path.unlink(missing_ok=True)
+    said = good(*words, "--limit", 2, "--repeat", 2, "--seed", 5, "--tools", "off")
+    assert "avg@2" in said
+    assert "pass@2" in said
+    report = json.loads((folder / "evaluations" / "vstar.report.json").read_text())
+    assert (report["n"], set(report["at_k"])) == (2, {"avg@2", "pass@2"})
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1]
+    assert "other seed and settings" in bad(*words)
+    assert "are alike" not in said
+    assert "evaluation.tools can't be 'maybe'" in bad(*words, "--tools", "maybe")
+    assert "evaluation.limit can't be -1" in bad(*words, "--limit", -1)
+    assert "evaluation.repeat can't be 0" in bad(*words, "--repeat", 0)
+    path.unlink()
+
+
+@pytest.mark.slow
+def test_options_are_shuffled_where_no_rule_depends_on_their_order(run):
+    folder, copies = run
+    path = folder / "evaluations" / "vstar.jsonl"
+    path.unlink(missing_ok=True)
+    words = ["eval", folder, "--data", copies, "--subset", "--repeat", 3, "--shuffle-options", "--bench"]
+    assert "are alike" not in good(*words, "vstar")
+    tasks = [json.loads(line)["scored"]["episode"]["task"] for line in path.read_text().splitlines()]
+    assert len({tuple(each["choices"]) for each in tasks}) > 1
+    assert {each["choices"][ord(each["gold"]) - 65] for each in tasks} == {OPTIONS[2]}
+    path.unlink()
+    for name in ("hrbench", "mathverse", "dynamath", "tirbench"):
+        assert f"the options of {name}" in bad(*words, f"vstar,{name}")
+    assert not path.exists()
+
+
+@pytest.mark.slow
+def test_shards_of_a_benchmark_are_joined_and_reported(run):
+    folder, copies = run
+    (folder / "evaluations" / "vstar.jsonl").unlink(missing_ok=True)
+    words = ["eval", folder, "--data", copies, "--subset", "--bench", "vstar"]
+    for shard in ("1/2", "2/2"):
+        good(*words, "--shard", shard)
+    assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
+    assert "3 tasks are too few for 4 shards" in bad(*words, "--shard", "1/4")
+    assert "a shard is written i/n" in bad(*words, "--shard", "3/2")
+    before = (folder / "evaluations" / "vstar.jsonl").read_bytes()
+    assert "vstar (official)" in good(*words)  # only what broke is tried again
+    assert (folder / "evaluations" / "vstar.jsonl").read_bytes().startswith(before)
+    assert json.loads((folder / "evaluations" / "vstar.report.json").read_text())["n"] == 3
+    assert "holds no shard of 'mlvu'" in bad("eval", "merge", folder, "--name", "mlvu")
 
 
 def test_what_the_user_can_mend_is_one_sentence(run):

@@ -1,5 +1,7 @@
 """Episodes as a benchmark's answers: the last turn's whole text, and errors that are never marked."""
 
+from dataclasses import replace
+
 import pytest
 from toy_rows import write_copy
 
@@ -47,7 +49,7 @@ def test_the_score_of_an_episode(benchmark, task, texts, end, value):
 def test_a_broken_episode_is_an_error_with_its_reason(benchmark, task):
     broken = episode(task, "<answer>C</answer>", end=End.ABORTED, error="the video can't be decoded")
     assert answer_of(broken).error == "the video can't be decoded"
-    fine = episode(task, "<answer>C</answer>")
+    fine = episode(replace(task, id="another"), "<answer>C</answer>")
     scored = [Scored(episode=each, score=scorer(benchmark, "official")(each, task)) for each in (broken, fine)]
     found = report(benchmark, results_of(benchmark, scored))
     assert (found.n, found.errors, found.unparsed, found.score) == (2, 1, 0, 50)

@@ -19,6 +19,7 @@ from typing import Literal
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
 from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.metrics import rates_at_k
 from saccade.types import Task
 
 Extractor = Literal["official", "tolerant"]
@@ -79,8 +80,10 @@ Metrics = Callable[[Sequence[Result]], dict[str, float]]
 class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
-    `counts` holds how many tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on
-    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first.
+    Tasks that `metrics` read together, such as the variants of a question, have one `unit`. `ordered` says why options
+    must keep their published order, where they must. `counts` holds how many
+    tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on the Hugging Face hub,
+    `patterns` the files of its split there, the preferred ones first.
     """
 
     name: str
@@ -94,6 +97,8 @@ class Benchmark:
     metrics: Metrics
     strata: Mapping[str, Names] = field(default_factory=dict)
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unit: Callable[[Task], str] = lambda task: task.id
+    ordered: str = ""
 
     def stream(self, root: Path) -> Iterator[Task]:
         """The tasks of a local copy one at a time, nothing checked but each row by itself."""
@@ -197,8 +202,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A benchmark's numbers over all its tasks; with `undecided` ones `metrics` holds the least that they can be, and
-    `at_most` the most (else the same).
+    """A benchmark's numbers over its `n` tasks; with `undecided` ones `metrics` holds the least that they can be, and
+    `at_most` the most (else the same). Of several attempts at each task they are the means over the attempts, errors
+    and the like are counted over all of them, and `at_k` holds avg@k and pass@k of the tasks' values.
 
     >>> Report.__dataclass_fields__["errors"].type
     <class 'int'>
@@ -214,6 +220,7 @@ class Report:
     metrics: Mapping[str, float]
     at_most: Mapping[str, float]
     strata: Mapping[str, Mapping[str, Cell]]
+    at_k: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -222,23 +229,44 @@ class Report:
 
 
 def report(benchmark: Benchmark, results: Sequence[Result], *, extractor: Extractor = "official") -> Report:
-    """The benchmark's metric and tables over all results. DataError where there is none."""
+    """The benchmark's metric and tables over all results, those of one task being attempts at it, in order.
+
+    DataError where there is none.
+    """
     if not results:
         raise DataError(f"{benchmark.name}: there is no result to report")
+    attempts = _attempts(results)
+    values = [[one.value for one in each] for each in attempts]
     # The most that it can be: every open one decided in the model's favour.
     best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if _open(each) else each for each in results]
     return Report(
         benchmark=benchmark.name,
         extractor=extractor,
-        n=len(results),
+        n=len(attempts),
         errors=sum(each.answer.error is not None for each in results),
         unparsed=sum(each.unparsed for each in results),
         undecided=sum(map(_open, results)),
         headline=benchmark.headline,
-        metrics=benchmark.metrics(results),
-        at_most=benchmark.metrics(best),
+        metrics=_mean_metrics(benchmark.metrics, results),
+        at_most=_mean_metrics(benchmark.metrics, best),
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
+        at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
     )
+
+
+def _mean_metrics(metrics: Metrics, results: Sequence[Result]) -> dict[str, float]:
+    """The metrics of the first attempts at all tasks, of the second ones and so on, averaged."""
+    # A metric over tasks, such as a share of problems that are solved in all their variants, knows one attempt at each.
+    found = [metrics(each) for each in zip(*_attempts(results), strict=False)]
+    return {name: fmean(each[name] for each in found) for name in found[0]}
+
+
+def _attempts(results: Sequence[Result]) -> list[list[Result]]:
+    """The attempts at each task, in order."""
+    found: defaultdict[str, list[Result]] = defaultdict(list)
+    for each in results:
+        found[each.task.id].append(each)
+    return list(found.values())
 
 
 def _open(result: Result) -> bool:
@@ -247,11 +275,15 @@ def _open(result: Result) -> bool:
 
 def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
     """The mean per name, names in order; a task of several names counts in each."""
-    rows: defaultdict[str, list[float]] = defaultdict(list)
+    rows: defaultdict[str, list[Result]] = defaultdict(list)
     for each in results:
         for name in names_of(names, each.task):
-            rows[name].append(each.value)
-    return {name: Cell(n=len(rows[name]), value=100 * fmean(rows[name])) for name in sorted(rows)}
+            rows[name].append(each)
+    return {name: _cell(rows[name]) for name in sorted(rows)}
+
+
+def _cell(results: Sequence[Result]) -> Cell:
+    return Cell(n=len({each.task.id for each in results}), value=100 * fmean(each.value for each in results))
 
 
 def accuracy(results: Sequence[Result]) -> dict[str, float]:

@@ -37,6 +37,8 @@ def dynamath() -> Benchmark:
         metrics=_metrics,
         strata={name: extra(name) for name in ("variant", "subject", "level", "answer_type")},
         counts={"variant": {str(variant): 501 for variant in range(1, 11)}},
+        unit=lambda task: str(task.extras["seed"]),
+        ordered="its options are written into the questions",
     )
 
 

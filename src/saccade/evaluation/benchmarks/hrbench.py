@@ -52,6 +52,7 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
         metrics=_metrics,
         strata={"category": extra("category"), "rotation": extra("rotation")},
         counts={"category": {"single": 400, "cross": 400}},
+        ordered="its metric is the mean over four published orders of the same options",
     )
 
 

@@ -33,6 +33,7 @@ def tirbench() -> Benchmark:
         metrics=accuracy,
         strata={"task": extra("task")},
         counts={"task": COUNTS},
+        ordered="its options are written into the questions and pictures",
     )
 
 

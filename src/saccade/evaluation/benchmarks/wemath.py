@@ -37,6 +37,7 @@ def wemath() -> Benchmark:
             "concept": lambda task: str(task.extras["concept"]) if task.extras["steps"] == "one-step" else None,
         },
         counts={"steps": COUNTS},
+        unit=lambda task: str(task.extras["problem"]),
     )
 
 

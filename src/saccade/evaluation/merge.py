@@ -1,0 +1,77 @@
+"""Shards of an evaluation joined into the results that one machine would have written."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from saccade.data.record import relocated, seen_from, write_jsonl
+from saccade.errors import RunError
+from saccade.evaluation.run import Record, differences, newest_records
+from saccade.evaluation.shards import CUT, Cut, shard_path, shards_of
+from saccade.runlog import writing
+
+
+def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
+    """Join the shards of the evaluation `name` that lie in the run `folder` and in copies of it, in the order in which
+    one machine would have been asked; the path of the results.
+
+    Raises RunError for shards that are missing, unfinished, there twice, or of other weights, settings or tasks, and
+    where the run holds other results of this name.
+    """
+    places = dict.fromkeys(place.resolve() for place in (folder, *others))
+    cuts = {path: Cut.read(path) for place in places for path in shards_of(place, name)}
+    if not cuts:
+        raise RunError(f"{folder} holds no shard of {name!r}; evaluate with --shard 1/n to n/n first, on any machines")
+    _check(cuts, name)
+    target = shard_path(folder, name, None)
+    found = [record for path, cut in cuts.items() for record in _placed(path, cut)]
+    records = [_moved(record, folder, name) for _, record in sorted(found, key=lambda each: each[0])]
+    if target.exists() and not _same(newest_records(target), records):
+        raise RunError(f"{target} holds other results; delete it, or move it away, and merge again")
+    with writing(target):
+        write_jsonl(target, records)
+    return target
+
+
+def _check(cuts: Mapping[Path, Cut], name: str) -> None:
+    """See that these are all the parts of one whole, each once."""
+    (first, one), *rest = cuts.items()
+    for path, cut in rest:
+        if cut.shard.of != one.shard.of:
+            raise RunError(f"{first} is shard {one.shard} and {path} shard {cut.shard}: delete those of the wrong cut")
+        changed = differences(one.under, cut.under)
+        if changed:
+            raise RunError(
+                f"{path} was made with other {' and '.join(changed)} than {first}; evaluate one of them anew"
+            )
+        if cut.whole != one.whole:
+            why = "is a part of other tasks, of another limit or of other repeats"
+            raise RunError(f"{path} {why} than {first}; evaluate one of them anew")
+    indices = [cut.shard.index for cut in cuts.values()]
+    twice = next((path for path, cut in cuts.items() if indices.count(cut.shard.index) > 1), None)
+    if twice is not None:
+        raise RunError(f"the shard {cuts[twice].shard} of {name!r} is there twice, such as {twice}; leave one out")
+    missing = [f"{index}/{one.shard.of}" for index in range(1, one.shard.of + 1) if index not in indices]
+    if missing:
+        raise RunError(f"of {name!r} these shards are missing: {', '.join(missing)}; evaluate them, or name their runs")
+
+
+def _placed(path: Path, cut: Cut) -> list[tuple[int, Record]]:
+    """A shard's records, each with its place in the whole."""
+    results = path.with_name(path.name.removesuffix(CUT) + ".jsonl")
+    found = {record.key: record for record in newest_records(results) if record.under == cut.under}
+    lacking = sum(key not in found for key in cut.keys)
+    if lacking:
+        many = f"{lacking} of its {len(cut.keys)} attempts"
+        raise RunError(f"{results} isn't finished, {many} are missing; run the same command again to go on with it")
+    return [(place, found[key]) for place, key in zip(cut.places, cut.keys, strict=True)]
+
+
+def _moved(record: Record, folder: Path, name: str) -> Record:
+    """A shard's record as the merged file has it, whichever copy of the run it was written in."""
+    place, target = (folder / "evaluations" / "shards" / name).resolve(), (folder / "evaluations").resolve()
+    return relocated(record, lambda file: seen_from(target, os.path.normpath(place / file), folder.resolve()))
+
+
+def _same(there: Sequence[Record], records: Sequence[Record]) -> bool:
+    return {record.key: record for record in there} == {record.key: record for record in records}

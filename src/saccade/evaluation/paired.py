@@ -1,0 +1,189 @@
+"""Two evaluations of the same tasks: how they differ, how sure that is, and what tools gained and harmed.
+
+Every number is over tasks: attempts at one are averaged first, and a task is right from an average of one half on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from saccade.errors import DataError
+from saccade.evaluation.metrics import (
+    RIGHT,
+    Difference,
+    Estimate,
+    accuracy_of,
+    by_task,
+    calls_made,
+    estimate,
+    paired_difference,
+)
+from saccade.evaluation.report import Grid, gained, ranged
+from saccade.evaluation.run import differences, read_records
+from saccade.types import Scored, Unscored
+
+UNSURE = 0.05  # a p-value from here on is no evidence of a difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What tools are worth, over the `called` tasks: those in which the evaluation with tools wrote a call.
+
+    `gain` is the share of them that are right with tools and wrong without, `harm` the share that are wrong with tools
+    and right without; the rest are right, or wrong, in both. `with_tools` names the evaluation that has them.
+
+    >>> gain = Estimate(mean=0.3, low=0.2, high=0.4, n=90)
+    >>> Tools(with_tools="b", called=90, gain=gain, harm=Estimate(mean=0.1, low=0.0, high=0.2, n=90)).net
+    0.2
+    """
+
+    with_tools: str
+    called: int
+    gain: Estimate
+    harm: Estimate
+
+    @property
+    def net(self) -> float:
+        """What is gained less what is harmed."""
+        return round(self.gain.mean - self.harm.mean, 12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two evaluations by name, each with its accuracy, and the second minus the first with a paired bootstrap interval.
+
+    Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
+    `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
+    tools. `other` names what else the two differ in, such as weights.
+
+    >>> Pair.__dataclass_fields__["p_value"].type
+    <class 'float'>
+    """
+
+    first: str
+    second: str
+    accuracy: tuple[Estimate, Estimate]
+    difference: Difference
+    only_first: int
+    only_second: int
+    p_value: float
+    tools: Tools | None
+    other: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        tools = None if self.tools is None else {**asdict(self.tools), "net": self.tools.net}
+        return {**asdict(self), "tools": tools}
+
+
+def compare(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]]) -> Pair:
+    """Two evaluations, each with its name. Raises DataError where their tasks are not the same."""
+    (old_name, old), (new_name, new) = first, second
+    _check_tasks(first, second)
+    before, after = _right(old), _right(new)
+    only = [sum(one[task] and not other[task] for task in one) for one, other in ((before, after), (after, before))]
+    return Pair(
+        first=old_name,
+        second=new_name,
+        accuracy=(_accuracy(old), _accuracy(new)),
+        difference=paired_difference(old, new),
+        only_first=only[0],
+        only_second=only[1],
+        p_value=mcnemar(*only),
+        tools=_tools(first, second),
+    )
+
+
+def compare_files(first: Path, second: Path) -> Pair:
+    """Two results files. Raises DataError where one holds no result, or their tasks are not the same."""
+    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+    records = [read_records(path) for path in (first, second)]
+    found = []
+    for path, name, each in zip((first, second), names, records, strict=True):
+        scored = [record.scored for record in each if isinstance(record.scored, Scored)]
+        if not scored:
+            lost = [record.scored.reason for record in each if isinstance(record.scored, Unscored)]
+            raise DataError(f"{path} holds no result{f': {lost[0]}' if lost else ''}; evaluate it first")
+        found.append((name, scored))
+    pair = compare(found[0], found[1])
+    return replace(pair, other=tuple(differences(records[0][0].under, records[1][0].under)))
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """McNemar's exact test: how likely the two numbers are to differ at least so much if each of these tasks could as
+    well have gone the other way; the two-sided binomial test of one of them in their sum at one half (the exact
+    conditional test in Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91).
+
+    >>> mcnemar(1, 9), mcnemar(0, 0), mcnemar(5, 5)
+    (0.021484375, 1.0, 1.0)
+    """
+    n, least = only_first + only_second, min(only_first, only_second)
+    # Whole numbers until the last division: neither factorials nor powers fit into a float.
+    tail, term = 0, 1
+    for k in range(least + 1):
+        tail += term
+        term = term * (n - k) // (k + 1)
+    return min(1.0, 2 * tail / 2**n)
+
+
+def _accuracy(scored: Sequence[Scored]) -> Estimate:
+    means = {task: fmean(map(accuracy_of, attempts)) for task, attempts in by_task(scored).items()}
+    return estimate(list(means.values()), list(means))
+
+
+def _right(scored: Sequence[Scored]) -> dict[str, bool]:
+    return {task: fmean(map(accuracy_of, attempts)) >= RIGHT for task, attempts in by_task(scored).items()}
+
+
+def _check_tasks(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]]) -> None:
+    """Raises DataError where one evaluation has a task that the other has not, or has otherwise."""
+    for (here, mine), (there, theirs) in ((first, second), (second, first)):
+        own, others = ({key: each[0].episode.task.id for key, each in by_task(some).items()} for some in (mine, theirs))
+        lone = [name for key, name in own.items() if key not in others]
+        if not lone:
+            continue
+        if lone[0] in others.values():
+            why = f"the task {lone[0]} is not the same in {here!r} and in {there!r}"
+        else:
+            why = f"{len(lone)} of the {len(own)} tasks of {here!r} are not in {there!r}, such as {lone[0]}"
+        raise DataError(f"{why}; compare evaluations of the same tasks (--limit, --shard and --tasks choose them)")
+
+
+def _tools(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]]) -> Tools | None:
+    """What tools are worth; None unless they ran in one of the two evaluations alone."""
+    # Calls can be written without any tool there; that something was executed says that there were tools.
+    ran = [any(result.executed for each in scored for result in each.episode.results) for _, scored in (first, second)]
+    if ran[0] == ran[1]:
+        return None
+    (name, using), (_, bare) = (first, second) if ran[0] else (second, first)
+    right, control = _right(using), _right(bare)
+    called = [task for task, each in by_task(using).items() if any(calls_made(one.episode) for one in each)]
+    gain = estimate([float(right[task] and not control[task]) for task in called], called)
+    harm = estimate([float(control[task] and not right[task]) for task in called], called)
+    return Tools(with_tools=name, called=len(called), gain=gain, harm=harm)
+
+
+# ---- as tables -----------------------------------------------------------------------------------------------------
+
+
+def grids(pair: Pair) -> list[Grid]:
+    """The pair as a table."""
+    verdict = "no evidence of a difference" if pair.p_value >= UNSURE else "evidence of a difference"
+    rows = [
+        (f"accuracy of {pair.first}", ranged(pair.accuracy[0])),
+        (f"accuracy of {pair.second}", ranged(pair.accuracy[1])),
+        ("difference, paired", f"{gained(pair.difference)} over {pair.difference.n} tasks"),
+        (f"right in {pair.first} alone / in {pair.second} alone", f"{pair.only_first} / {pair.only_second}"),
+        ("McNemar's exact test", f"p = {pair.p_value:.3g}, {verdict}"),
+    ]
+    if pair.tools is not None:
+        rows += [
+            (f"tasks with a call in {pair.tools.with_tools}", str(pair.tools.called)),
+            ("tool gain (of them, right only with tools)", ranged(pair.tools.gain)),
+            ("tool harm (of them, right only without)", ranged(pair.tools.harm)),
+        ]
+    if pair.other:
+        rows.append(("they were made with other", ", ".join(pair.other)))
+    return [Grid(title=f"{pair.second} − {pair.first}", header=("", ""), rows=tuple(rows))]

@@ -1,0 +1,142 @@
+"""An exam: weights, tasks and what marks the answers; its episodes stay in the run's folder.
+
+evaluate(folder, recipe)  tasks       -> folder/evaluations/<name>.jsonl
+examine(folder, recipe)   a benchmark -> the same, and its report beside
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from saccade.config import Recipe
+from saccade.data.rows import read_tasks
+from saccade.errors import ConfigError, DataError, RunError
+from saccade.evaluation import run as evaluation_run
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
+from saccade.evaluation.benchmarks._episodes import results_of, scorer
+from saccade.evaluation.metrics import failed
+from saccade.evaluation.portions import EVERYTHING, Portion
+from saccade.evaluation.shards import Shard, shard_path
+from saccade.media import files
+from saccade.model.digest import weights_digest
+from saccade.protocols import Scorer
+from saccade.runlog import write_text
+from saccade.stages import PICTURES, examined, finish, load, model_of, named, newest, weights_of
+from saccade.types import Scored, Task
+
+
+def evaluate(
+    folder: Path,
+    recipe: Recipe,
+    *,
+    name: str,
+    weights: Path | None = None,
+    tasks: Path | Sequence[Task] | None = None,
+    score: tuple[str, Scorer] | None = None,
+    portion: Portion = EVERYTHING,
+    at_once: int = 512,
+    on_done: Callable[[evaluation_run.Tally], None],
+) -> list[Scored]:
+    """Evaluate weights (a run's newest by default) on a `portion` of tasks (of the recipe's test split by default),
+    `at_once` at a time.
+
+    `score`, with what it is called, is asked in place of the recipe's rewards. The episodes are kept in
+    `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
+    Raises DataError for a name that is no file's, and RunError where no attempt could be graded or every one broke.
+    """
+    if not name or Path(name).name != name:
+        raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
+    given = tasks or named(folder, recipe.data.test, "data.test")
+    rows = read_tasks(given) if isinstance(given, Path) else given
+    recipe = examined(recipe)
+    chosen = weights_of(weights) if weights else newest(folder) or model_of(folder, recipe)
+    stage = load(recipe, chosen)
+    stage.media.made = str(folder.resolve() / PICTURES)
+    path = shard_path(folder, name, portion.shard)
+    work = evaluation_run.evaluate(
+        rows,
+        agent=stage.agent,
+        base=stage.context(seed=recipe.seed),
+        score=score[1] if score else stage.score,
+        settings=recipe.evaluation,
+        path=path,
+        root=folder,
+        identity={**identity(recipe, chosen), **({"rewards": score[0]} if score else {})},
+        portion=portion,
+        at_once=at_once,
+        on_done=on_done,
+    )
+    found = finish(stage, work)
+    if not found:
+        reason = evaluation_run.read_ungraded(path)[0].reason
+        raise RunError(f"no attempt of the evaluation {name!r} could be graded ({reason}); mend that and try again")
+    if all(failed(each.episode) for each in found):
+        reason = next((each.episode.error for each in found if each.episode.error), "no reason given")
+        raise RunError(f"every attempt of the evaluation {name!r} broke, the first with: {reason}")
+    return found
+
+
+def examine(
+    folder: Path,
+    recipe: Recipe,
+    benchmark: Benchmark,
+    *,
+    data: Path,
+    subset: bool = False,
+    extractor: Extractor = "official",
+    weights: Path | None = None,
+    shard: Shard | None = None,
+    on_done: Callable[[evaluation_run.Tally], None],
+) -> Report:
+    """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
+
+    The report of a `shard` speaks of its tasks alone. Raises DataError for a copy that is not whole, unless a `subset`
+    is wanted; see `check_order` as well.
+    """
+    check_order(recipe, benchmark)
+    scored = evaluate(
+        folder,
+        recipe,
+        name=benchmark.name,
+        weights=weights,
+        tasks=benchmark.tasks(data, subset=subset),
+        score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
+        portion=Portion(strata=tuple(benchmark.strata.values()), unit=benchmark.unit, shard=shard),
+        on_done=on_done,
+    )
+    found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
+    beside = shard_path(folder, benchmark.name, shard).with_suffix(".report.json")
+    write_text(beside, json.dumps(asdict(found), indent=1) + "\n")
+    return found
+
+
+def check_order(recipe: Recipe, benchmark: Benchmark) -> None:
+    """Raises ConfigError where options are to be shuffled, and the benchmark's score depends on their order."""
+    if recipe.evaluation.shuffle_options and benchmark.ordered:
+        why = f"the options of {benchmark.name} can't be shuffled: {benchmark.ordered}"
+        raise ConfigError(f"{why}; leave out --shuffle-options (evaluation.shuffle_options)")
+
+
+def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:
+    """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
+    # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits.
+    return {
+        "weights": weights_digest(weights),
+        "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),
+        "engine": _contents(recipe.engine.name),
+        "agent": _contents(recipe.agent.model_dump(mode="json")),
+        "rewards": _contents(recipe.model_dump(mode="json")["rewards"]),
+    }
+
+
+def _contents(value: Any) -> Any:
+    """The value with the path of every plugin file, as `./mine.py`, replaced by a digest of what it holds."""
+    if isinstance(value, Mapping):
+        return {_contents(key): _contents(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_contents(each) for each in value]
+    if isinstance(value, str) and value.endswith(".py"):
+        return f"{Path(value).name} {files.digest(value)}"
+    return value
