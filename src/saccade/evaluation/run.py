@@ -109,9 +109,8 @@ async def evaluate(
     `base` and can take the agent's tools away. `identity` holds whatever else the results depend on, such as the
     weights, by name: RunError where `path` holds results of another identity, seed or settings. `on_done` is told at
     the beginning and with every finished group. An episode that broke is among the results, with its error; its
-    accuracy counts as 0 (`metrics.accuracy_of`), and a rerun tries it again. One that could not be graded is tried
-    again, too; until then it is left out of the results (see `read_ungraded`). Media below the folder `root` are
-    written down as seen from `path`, so that both may move.
+    accuracy counts as 0 (`metrics.accuracy_of`). One that could not be graded is left out (see `read_ungraded`). A
+    rerun tries both again. Media below `root` are written down as seen from `path`, so that both may move.
     """
     sampling = replace(base.sampling, temperature=settings.temperature)
     under = _under(settings, replace(sampling, seed=base.seed), identity or {})
