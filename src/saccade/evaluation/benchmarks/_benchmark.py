@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+from saccade.data.raw import Row
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.types import Task
 
 Extractor = Literal["official", "tolerant"]

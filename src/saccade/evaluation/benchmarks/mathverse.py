@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.types import Kind, Task
 
 VERSIONS = ("Text Dominant", "Text Lite", "Vision Intensive", "Vision Dominant", "Vision Only")
@@ -46,7 +47,7 @@ def _tolerant(text: str, task: Task) -> Mark:
 
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     about = row.mapping("metadata")
-    image = row.any("image") if row.has("image") else None
+    image = row.get("image") if row.has("image") else None
     yield Task(
         id=f"{row.text('problem_version')}-{row.text('sample_index')}",
         question=row.text("query_wo"),  # the question with the instruction for its kind, as it is published
@@ -59,7 +60,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
             "problem_version": row.text("problem_version"),
             "question_type": row.text("question_type"),
             # of the version that has all in the picture the judge needs a text of its own
-            "question": row.text("question_for_eval" if row.has("question_for_eval") else "question"),
+            "question": row.label("question_for_eval" if row.has("question_for_eval") else "question"),
             "query_cot": row.values.get("query_cot"),
             "subject": str(about.get("subject", "")),
             "subfield": str(about.get("subfield", "")),

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of, number_of
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.rewards._text import folded
 from saccade.types import Kind, Task
 
@@ -79,10 +80,10 @@ def _plain(text: str) -> str:
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     kind = row.text("question_type")
     if kind not in ("multiple-choice", "open-ended"):
-        raise row.wrong(f"the field 'question_type' must be multiple-choice or open-ended, it is {kind!r}")
+        raise row.wrong("question_type", f"it should be multiple-choice or open-ended, not {kind!r}")
     subject = str(row.mapping("metadata").get("subject", "")).replace("_", " ")
     if subject not in _OF:
-        raise row.wrong(f"the field 'metadata.subject' must be a known subject, it is {subject!r}")
+        raise row.wrong("metadata.subject", f"it should be a known subject, not {subject!r}")
     choices = row.mapping("choices") if kind == "multiple-choice" else {}
     options = tuple(str(choices[letter]) for letter in sorted(choices) if choices[letter] not in ("", None))
     # of an address the part below the repository is the path in a copy
