@@ -21,6 +21,7 @@ from saccade.commands.data import data
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
 from saccade.config import load_recipe
+from saccade.data.hub import HUB
 from saccade.errors import ConfigError, DataError, MediaError, RunError, SaccadeError
 from saccade.runlog import Run, writing
 from saccade.view.live import Watcher, lines, say, summary
@@ -188,16 +189,25 @@ def evaluate(
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
-    data: Annotated[Path, typer.Option(help="The folder that holds a copy of each, by its name.")] = Path("data"),
+    data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
     extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
     subset: Annotated[bool, typer.Option("--subset", help="Let a copy hold fewer questions than published.")] = False,
+    hub: Annotated[str, typer.Option(help="Where --data hub:main fetches from: the hub, or a mirror.")] = HUB,
 ) -> None:
     """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there."""
     if bench:
         if tasks is not None:
             raise ConfigError("--bench brings its own tasks: leave out --tasks, or --bench")
-        settings = settings or []
-        run_benchmarks(folder, settings, bench.split(","), data=data, model=model, extractor=extractor, subset=subset)
+        run_benchmarks(
+            folder,
+            settings or [],
+            bench.split(","),
+            data=data,
+            model=model,
+            extractor=extractor,
+            subset=subset,
+            hub=hub,
+        )
         return
     from saccade import stages
     from saccade.evaluation import report

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from saccade import plugins
 from saccade.commands._terminal import progress, show
 from saccade.config import load_recipe
+from saccade.data.hub import HUB, MAIN, MARK, Hub
 from saccade.errors import ConfigError
 from saccade.runlog import Run
 
@@ -28,9 +29,11 @@ def run_benchmarks(
     model: Path | None,
     extractor: str,
     subset: bool,
+    hub: str = HUB,
 ) -> None:
     """Evaluate a run on each benchmark, whose copy lies in `data` under its name, and show what is reported.
 
+    Where `data` is `hub:main`, or another revision, what is missing is fetched from the `hub` first.
     Raises ConfigError for an unknown benchmark or extractor before anything is run.
     """
     from saccade import stages
@@ -42,18 +45,32 @@ def run_benchmarks(
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
     for name, benchmark in benchmarks:
+        place = _place(data, benchmark, name, hub, limit=loaded.evaluation.limit, subset=subset)
         with progress(f"eval {benchmark.name}") as advance:
             report = stages.examine(
                 folder,
                 loaded,
                 benchmark,
-                data=data / (benchmark.name if (data / benchmark.name).exists() else name),
+                data=place,
                 subset=subset,
                 extractor="tolerant" if extractor == "tolerant" else "official",
                 weights=model,
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))
+
+
+def _place(data: Path, benchmark: Any, name: str, hub: str, *, limit: int, subset: bool) -> Path:
+    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show."""
+    from saccade.evaluation.benchmarks._benchmark import missing_media
+    from saccade.evaluation.run import choose
+
+    if not str(data).startswith(MARK):
+        return data / (benchmark.name if (data / benchmark.name).exists() else name)
+    there = Hub(endpoint=hub)
+    folder = there.copy(benchmark.hub, benchmark.patterns, revision=str(data).removeprefix(MARK) or MAIN)
+    there.add(folder, missing_media(choose(benchmark.tasks(folder, subset=subset), limit)).values())
+    return folder
 
 
 def _tell(advance: Callable[[int, str, int | None], None], done: int, every: int) -> None:

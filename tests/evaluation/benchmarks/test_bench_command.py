@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from commands import SFT, WORLD, bad, good
+from hub_server import hub
 from PIL import Image
 from toy_rows import MAKERS, write_copy
 
@@ -50,3 +51,18 @@ def test_what_the_user_can_mend_is_one_sentence(run):
     assert "vstar has 191 questions, this copy holds 3" in bad(*words, "--bench", "vstar")
     assert "there is no folder" in bad(*words, "--bench", "mlvu")
     assert "--extractor must be official or tolerant" in bad(*words, "--bench", "vstar", "--extractor", "kind")
+
+
+@pytest.mark.slow
+def test_a_copy_comes_from_the_hub_with_the_files_that_are_asked_for(run, tmp_path, monkeypatch):
+    folder, copies = run
+    monkeypatch.setenv("HOME", str(tmp_path))
+    there = copies / "vstar"
+    files = {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    with hub() as site:
+        site.put("craigwu/vstar_bench", files)
+        words = ["eval", folder, "--bench", "vstar", "--data", "hub:main", "--hub", site.url, "evaluation.limit=1"]
+        assert "vstar has 191 questions, this copy holds 3" in bad(*words)
+        assert "vstar (official)" in good(*words, "--subset")
+        assert sum("HEAD" in each and each.endswith(".jpg") for each in site.asked) == 1
+        assert "has no data set MLVU/MVLU" in bad(*words[:3], "mlvu", *words[4:])

@@ -44,7 +44,8 @@ class Copy:
         if self.root.is_file():
             return [self.root]
         if not self.root.exists():
-            raise DataError(f"there is no folder {self.root}; download the data set there, or name the folder it is in")
+            mend = "download the data set there, name the folder that it is in, or fetch it with --data hub:main"
+            raise DataError(f"there is no folder {self.root}; {mend}")
         for pattern in patterns:
             found = sorted(path for path in self.root.glob(pattern) if path.is_file())
             if found:
