@@ -200,6 +200,7 @@ class Evaluation(Section):
     frames: tuple[Count, ...] = ()  # budgets K, dealt over the tasks; empty = the agent's own
     tools: bool = True
     agent: dict[str, Any] = Field(default_factory=dict)  # settings that the agent has otherwise, such as more turns
+    judge: dict[str, Any] = Field(default_factory=dict)  # rewards/judge, for what a benchmark's rule leaves open
 
 
 class Recipe(Section):

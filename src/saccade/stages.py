@@ -11,7 +11,6 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,8 +28,9 @@ from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import ConfigError, DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
-from saccade.evaluation.benchmarks._episodes import results_of, scorer
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report
+from saccade.evaluation.benchmarks._episodes import reported, scorer
+from saccade.evaluation.benchmarks._judging import Referee
 from saccade.evaluation.metrics import failed
 from saccade.media import files
 from saccade.model.digest import weights_digest
@@ -38,7 +38,7 @@ from saccade.model.tiny import make_tiny
 from saccade.protocols import Scorer
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
-from saccade.runlog import Run, write_text, writing
+from saccade.runlog import Run, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
@@ -355,8 +355,10 @@ def examine(
 ) -> Report:
     """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
 
-    Raises DataError for a copy that is not whole, unless a `subset` is wanted.
+    What the rule leaves open goes to the judge of `evaluation.judge`, if there is one, whose verdicts are written there
+    as well. Raises DataError for a copy that is not whole, unless a `subset` is wanted.
     """
+    referee = Referee.of(benchmark, recipe.evaluation.judge)
     scored = evaluate(
         folder,
         recipe,
@@ -366,9 +368,7 @@ def examine(
         score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
         on_done=on_done,
     )
-    found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
-    write_text(folder / "evaluations" / f"{benchmark.name}.report.json", json.dumps(asdict(found), indent=1) + "\n")
-    return found
+    return reported(benchmark, scored, extractor, referee, folder / "evaluations")
 
 
 def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:

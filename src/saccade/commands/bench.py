@@ -84,8 +84,10 @@ def _grids(report: Any) -> list[Any]:
     counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
     rows = [(name, f"{value:.2f}") for name, value in report.metrics.items()]
     if report.undecided:
-        counts["for a judge to decide"] = report.undecided
+        counts["without a verdict" if report.judge else "for a judge to decide"] = report.undecided
         rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))
+    if report.judge:
+        rows.append(("judge", report.judge))
     rows += [(name, str(count)) for name, count in counts.items()]
     whole = Grid(title=f"{report.benchmark} ({report.extractor})", header=("", ""), rows=tuple(rows))
     tables = [

@@ -128,8 +128,8 @@ def _attempts(group: Group) -> list[Scored | Unscored]:
 
 def _under(settings: Evaluation, sampling: Sampling, identity: Mapping[str, Any]) -> str:
     """What one attempt depends on besides its task, and nothing else."""
-    # A larger limit or more repeats go on in the same file.
-    fixed = settings.model_dump(exclude={"limit", "repeat"})
+    # A larger limit or more repeats go on in the same file; a judge is asked about answers that are there.
+    fixed = settings.model_dump(exclude={"limit", "repeat", "judge"})
     drawn = {key: value for key, value in asdict(sampling).items() if key != "seed"}
     parts = {"seed": sampling.seed, "settings": (fixed, drawn), **identity}
     return ", ".join(f"{name}={digest_of(value)[:16]}" for name, value in parts.items())

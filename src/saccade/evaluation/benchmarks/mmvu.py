@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of, number_of
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._rows import Copy
-from saccade.rewards._text import folded
+from saccade.rewards._text import asked, folded
 from saccade.types import Kind, Task
 
 DISCIPLINES = {
@@ -23,15 +23,22 @@ DISCIPLINES = {
     "Humanities and Social Science": "Art, Economics, History, Law, Literature, Management",
 }
 _OF = {subject: name for name, subjects in DISCIPLINES.items() for subject in subjects.split(", ")}
+PROMPT = (
+    "You decide whether a candidate has answered an expert's question about a video, which you can't see, as the "
+    "reference does. Where options are listed, it is right only if it settles on the reference's option. Where none "
+    "are, it is right only if it states the very technique, concept or value of the reference, explicitly and beyond "
+    "doubt; one that is broader, merely related, or one of several is wrong."
+)
 _SUPERSCRIPTS = str.maketrans({digit: f"^{value}" for value, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
 
 
 def mmvu() -> Benchmark:
     """MMVU (Zhao et al. 2025, arXiv 2501.12380), the 1,000 validation questions.
 
-    The published rule is a judge for both kinds of question, so `official` decides only what no judge could see
-    otherwise: one letter that is named, and an open answer that is the gold but for case. All else is undecided. The
-    tolerant rule takes an open answer that holds the gold as whole words, or its number with the same unit.
+    The published rule is a judge for both kinds of question (correct, true or false), so `official` decides only what
+    no judge could see otherwise: one letter that is named, and an open answer that is the gold but for case. All else
+    is undecided. The tolerant rule takes an open answer that holds the gold as whole words, or its number with the same
+    unit.
     """
     return Benchmark(
         name="mmvu",
@@ -51,7 +58,16 @@ def mmvu() -> Benchmark:
             },
             "question_type": {"multiple-choice": 625, "open-ended": 375},
         },
+        criterion=Criterion(
+            prompt=PROMPT,
+            question=lambda task: asked(task.question, task.choices),
+            gold=lambda task: _option(task) if task.choices else str(task.gold),
+        ),
     )
+
+
+def _option(task: Task) -> str:
+    return f"{task.gold}. {task.choices[LETTERS.index(str(task.gold))]}"
 
 
 def _letter(text: str, task: Task) -> Mark:
