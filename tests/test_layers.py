@@ -49,6 +49,7 @@ OWNERS = {
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),
     "pyarrow": ("data.parquet",),
+    "huggingface_hub": ("data.hub",),
 }
 
 OPTIONAL = {"tensorboard", "pyarrow"}  # reached through torch's own writer; imported by name, late

@@ -209,6 +209,7 @@ class Evaluation(Section):
     tools: bool = True
     shuffle_options: bool = False  # of choices, drawn for each attempt
     agent: dict[str, Any] = Field(default_factory=dict)  # settings that the agent has otherwise, such as more turns
+    judge: dict[str, Any] = Field(default_factory=dict)  # rewards/judge, for what a benchmark's rule leaves open
 
 
 class Recipe(Section):

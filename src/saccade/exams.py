@@ -4,9 +4,7 @@ evaluate(folder, recipe)  tasks       -> folder/evaluations/<name>.jsonl
 examine(folder, recipe)   a benchmark -> the same, and its report beside
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,15 @@ from saccade.config import Recipe
 from saccade.data.rows import read_tasks
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
-from saccade.evaluation.benchmarks._episodes import results_of, scorer
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report
+from saccade.evaluation.benchmarks._episodes import reported, scorer
+from saccade.evaluation.benchmarks._judging import Referee
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
 from saccade.evaluation.shards import Shard, shard_path
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
-from saccade.runlog import write_text
 from saccade.stages import PICTURES, examined, finish, load, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
 
@@ -92,10 +90,12 @@ def examine(
 ) -> Report:
     """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
 
-    The report of a `shard` speaks of its tasks alone. Raises DataError for a copy that is not whole, unless a `subset`
-    is wanted; see `check_order` as well.
+    The report of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
+    `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
+    not whole, unless a `subset` is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
+    referee = Referee.of(benchmark, recipe.evaluation.judge)
     scored = evaluate(
         folder,
         recipe,
@@ -103,13 +103,16 @@ def examine(
         weights=weights,
         tasks=benchmark.tasks(data, subset=subset),
         score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
-        portion=Portion(strata=tuple(benchmark.strata.values()), unit=benchmark.unit, shard=shard),
+        portion=portion_of(recipe, benchmark, shard),
         on_done=on_done,
     )
-    found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
-    beside = shard_path(folder, benchmark.name, shard).with_suffix(".report.json")
-    write_text(beside, json.dumps(asdict(found), indent=1) + "\n")
-    return found
+    return reported(benchmark, scored, extractor, referee, shard_path(folder, benchmark.name, shard))
+
+
+def portion_of(recipe: Recipe, benchmark: Benchmark, shard: Shard | None) -> Portion:
+    """The part of a benchmark that is asked: its strata evenly, and whole what its metric reads together."""
+    limit = recipe.evaluation.limit
+    return Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.unit, shard=shard)
 
 
 def check_order(recipe: Recipe, benchmark: Benchmark) -> None:

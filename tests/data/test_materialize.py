@@ -8,6 +8,7 @@ from commands import bad, good
 from published_rows import EXAMPLES
 
 from saccade.data import materialize as module
+from saccade.data.cells import Cells
 from saccade.data.materialize import SENTINELS, Paths, materialize
 from saccade.media.files import digest
 
@@ -95,6 +96,55 @@ def test_parquet_comes_back_as_it_was(tmp_path, root, monkeypatch):
     back = parquet.read_table(tmp_path / "back" / "rows.parquet")
     assert back.equals(table)
     assert back.schema.equals(table.schema, check_metadata=True)
+
+
+@pytest.mark.parametrize("mark", [",", "\t"])
+def test_a_table_comes_back_as_it_was(tmp_path, root, monkeypatch, mark):
+    monkeypatch.setattr(module, "SHARD_ROWS", 3)
+    many = '"selfqa/3.mp4|museg/charades/ü.mp4"'
+    listed = '"[""selfqa/3.mp4"", {""video"": ""file://selfqa/3.mp4""}]"'
+    cells = ["media", "question", "n"], [many, '"see selfqa/, \n""selfqa/3.mp4"" it says"', "1"], ["", '""', ""]
+    cells = [*cells, [listed, '5" wide', "2"], ["selfqa/3.mp4", "a man, a plan" if mark != "," else "x", '"3"']] * 3
+    text = "\r\n".join(mark.join(row) for row in cells)
+    source = tmp_path / f"rows.{'csv' if mark == ',' else 'tsv'}"
+    source.write_bytes(text.encode())
+    (done,) = materialize([source], tmp_path / "out", root)
+    assert done.rows == len(cells) - 1
+    assert done.paths == {"selfqa": 12, "museg/charades": 3}
+    local = (tmp_path / "out" / source.name).read_bytes().decode()
+    assert local == text.replace("selfqa/3", f"{root}/selfqa/3").replace("museg/", f"{root}/museg/").replace(
+        f'""{root}/selfqa/3.mp4"" it says', '""selfqa/3.mp4"" it says'
+    )
+    materialize([tmp_path / "out" / source.name], tmp_path / "back", root, back=True)
+    assert (tmp_path / "back" / source.name).read_bytes() == source.read_bytes()
+
+
+@pytest.mark.slow
+def test_cells_of_any_table_are_those_that_csv_reads():
+    import csv
+    import io
+
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    @given(
+        st.lists(st.lists(st.text('a",\n |é', max_size=5), min_size=1, max_size=4), min_size=1, max_size=5),
+        st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    )
+    def check(rows, quoting):
+        held = io.StringIO(newline="")
+        csv.writer(held, quoting=quoting).writerows(rows)
+        text, seen = held.getvalue(), []
+        cells = Cells(mark=",")
+        split = list(cells.rows(text.splitlines(keepends=True)))
+        assert "".join(split) == text
+        back = [cells.changed(row, lambda cell: seen.append(cell) or cell) for row in split]
+        assert "".join(back) == text
+        # empty cells are none that could be changed, unless they are quoted
+        read = [each for row in csv.reader(io.StringIO(text, newline="")) for each in row]
+        assert [each for each in seen if each] == [each for each in read if each]
+
+    check()
 
 
 def test_published_examples_are_pointed_to_local_files(root):
@@ -193,8 +243,11 @@ def test_bad_calls_are_one_sentence(tmp_path, root):
     assert "no such folder" in bad("data", "materialize", source, "--root", tmp_path / "none", *out)
     assert "no such file" in bad("data", "materialize", tmp_path / "x.jsonl", "--root", root, *out)
     assert "another folder" in bad("data", "materialize", source, "--root", root, "--out", tmp_path)
-    (tmp_path / "a.csv").write_text("x")
-    assert "end in .jsonl" in bad("data", "materialize", tmp_path / "a.csv", "--root", root, *out)
+    (tmp_path / "a.txt").write_text("x")
+    assert "end in .jsonl" in bad("data", "materialize", tmp_path / "a.txt", "--root", root, *out)
+    (tmp_path / "a,b").mkdir()
+    (tmp_path / "a.csv").write_text("media,n\nselfqa/3.mp4,1\n")
+    assert "would be two" in bad("data", "materialize", tmp_path / "a.csv", "--root", tmp_path / "a,b", *out)
     source.write_bytes(b'{"a": "\xff"}\n')
     assert "not UTF-8" in bad("data", "materialize", source, "--root", root, *out)
 

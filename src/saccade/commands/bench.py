@@ -9,6 +9,7 @@ from typing import Any, get_args
 from saccade import plugins
 from saccade.commands._terminal import progress, show
 from saccade.config import Recipe
+from saccade.data.hub import HUB, MAIN, MARK, Hub
 from saccade.errors import ConfigError
 from saccade.view.live import Advance
 
@@ -22,11 +23,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Local copies of benchmarks: the folder that holds them by name, and how they are read."""
+    """Copies of benchmarks: the folder that holds them by name, or the hub that does, and how they are read."""
 
-    data: Path
+    data: Path  # or hub:main, or another revision: what is missing is fetched first
     subset: bool
     extractor: str
+    hub: str = HUB
 
 
 def run_benchmarks(
@@ -47,12 +49,13 @@ def run_benchmarks(
     for _, benchmark in benchmarks:
         exams.check_order(recipe, benchmark)
     for name, benchmark in benchmarks:
+        place = _place(copies, benchmark, name, exams.portion_of(recipe, benchmark, shard))
         with progress(f"eval {benchmark.name}") as advance:
             report = exams.examine(
                 folder,
                 recipe,
                 benchmark,
-                data=copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name),
+                data=place,
                 subset=copies.subset,
                 extractor="tolerant" if copies.extractor == "tolerant" else "official",
                 weights=model,
@@ -66,6 +69,19 @@ def _tell(advance: Advance, tally: Any) -> None:
     advance(tally.done, tally.remark, tally.total)
 
 
+def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
+    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show."""
+    from saccade.evaluation.benchmarks._benchmark import missing_media
+
+    data = str(copies.data)
+    if not data.startswith(MARK):
+        return copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
+    there = Hub(endpoint=copies.hub)
+    folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
+    there.add(folder, missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset))).values())
+    return folder
+
+
 def _grids(report: Any) -> list[Any]:
     """What a report says, as tables: its metrics, what went wrong, its strata."""
     from saccade.evaluation.report import Grid
@@ -73,8 +89,10 @@ def _grids(report: Any) -> list[Any]:
     counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
     rows = [(name, f"{value:.2f}") for name, value in (report.metrics | report.at_k).items()]
     if report.undecided:
-        counts["for a judge to decide"] = report.undecided
+        counts["without a verdict" if report.judge else "for a judge to decide"] = report.undecided
         rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))
+    if report.judge:
+        rows.append(("judge", report.judge))
     rows += [(name, str(count)) for name, count in counts.items()]
     whole = Grid(title=f"{report.benchmark} ({report.extractor})", header=("", ""), rows=tuple(rows))
     tables = [

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from saccade.commands._terminal import out, progress
+from saccade.data.hub import HUB, MARK, Hub
 from saccade.errors import ConfigError, DataError
 from saccade.runlog import writing
 from saccade.view.live import say
@@ -40,6 +41,7 @@ def _import(
     root: Annotated[Path | None, typer.Option(help="Where relative paths of media start; else at their file.")] = None,
     on_missing: Annotated[Policy, typer.Option(help="What to do about rows whose files are missing.")] = Policy.ERROR,
     on_bad: Annotated[Policy, typer.Option(help="What to do about rows that can't be read.")] = Policy.ERROR,
+    hub: Annotated[str, typer.Option(help="Where files such as hub:owner/name/file are: the hub, or a mirror.")] = HUB,
 ) -> None:
     """Turn published rows into a file of tasks, or of demonstrations; what is missing is counted and listed."""
     from saccade import plugins
@@ -48,11 +50,13 @@ def _import(
 
     # A file may have an equals sign in its name; what exists is a file.
     pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
-    paths = [Path(word) for word in words if "=" not in word or Path(word).exists()]
-    if not paths:
+    named = [word for word in words if "=" not in word or Path(word).exists()]
+    if not named:
         raise ConfigError("there is nothing to import; name at least one file of rows")
     settings = {key: parsed(value, f"the setting {key}") for key, _, value in pairs}
     make = plugins.bind("data.sources", source, settings)
+    there = Hub(endpoint=hub)
+    paths = [there.file(word) if word.startswith(MARK) else Path(word) for word in named]
     with writing(target), progress(f"import {source}") as advance:
         reports = gather(
             make,

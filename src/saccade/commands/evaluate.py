@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from saccade.commands._terminal import ModelPath, RunFolder, Settings, out, progress, show
 from saccade.commands.bench import Copies, run_benchmarks
 from saccade.config import load_recipe
+from saccade.data.hub import HUB
 from saccade.errors import ConfigError, DataError
 from saccade.runlog import Run, write_text
 from saccade.view.live import say
@@ -48,7 +49,7 @@ def evaluate(
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
-    data: Annotated[Path, typer.Option(help="The folder that holds a copy of each, by its name.")] = Path("data"),
+    data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
     extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
     subset: Annotated[bool, typer.Option("--subset", help="Let a copy hold fewer questions than published.")] = False,
     limit: Annotated[int | None, typer.Option(help="Tasks at most, spread evenly over the strata; 0 = all.")] = None,
@@ -61,6 +62,7 @@ def evaluate(
         bool, typer.Option("--shuffle-options", help="Each attempt has the options in its own order.")
     ] = False,
     tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
+    hub: Annotated[str, typer.Option(help="Where --data hub:main fetches from: the hub, or a mirror.")] = HUB,
 ) -> None:
     """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there.
 
@@ -82,7 +84,7 @@ def evaluate(
     if asked.repeat > 1 and not asked.temperature and not asked.shuffle_options:
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
-        copies = Copies(data=data, subset=subset, extractor=extractor)
+        copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
         run_benchmarks(folder, loaded, bench.split(","), copies=copies, model=model, shard=part)
         return
     with progress(f"eval {name}") as advance:

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.data.raw import Row
+from saccade.data.raw import LETTERS, Row
 from saccade.rewards._text import LEAD, boxes, tidy
 from saccade.types import Kind
 
-LETTERS = "ABCDEFGHIJ"
 # What data sets call their kinds of question; any other word means an open one.
 KINDS = {
     **dict.fromkeys(("choice", "mcq", "mc", "multiple-choice", "multiple_choice", "multi-choice"), Kind.CHOICE),

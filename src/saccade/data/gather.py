@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from saccade.data import native
-from saccade.data.raw import Row, read_rows
-from saccade.data.record import seen_from, whole
+from saccade.data.raw import Row, kept, read_rows
+from saccade.data.record import seen_from
 from saccade.data.rows import problem_of
 from saccade.errors import DataError
 from saccade.types import Demo, Media, Task
@@ -27,8 +27,6 @@ from saccade.types import Demo, Media, Task
 Source = Callable[[Row], Iterator[Task | Demo]]
 Policy = Literal["error", "skip"]
 SHOWN = 5  # ids that a report names; the whole list is a file
-
-_SIGNS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
 
 
 @dataclass(slots=True)
@@ -164,16 +162,8 @@ class _Work:
         return replace(item, task=task) if isinstance(item, Demo) else task
 
     def keep(self, content: bytes) -> str:
-        """The path of a new file with these bytes, named after them."""
-        ending = ".mp4" if content[4:8] == b"ftyp" else ".bin"
-        ending = next((name for sign, name in _SIGNS.items() if content.startswith(sign)), ending)
-        folder = self.target.with_name(f"{self.target.name}.media").resolve()
-        path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{ending}"
-        if not path.exists():
-            folder.mkdir(exist_ok=True)
-            with whole(path) as partial:
-                partial.write_bytes(content)
-        return str(path)
+        """The path of a file with these bytes."""
+        return str(kept(content, self.target.with_name(f"{self.target.name}.media").resolve()))
 
 
 @lru_cache(maxsize=65536)  # many rows share a file

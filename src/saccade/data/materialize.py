@@ -8,6 +8,7 @@ in front, wherever it stands: in a column, in a list, in JSON inside a text. Tak
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data import parquet
+from saccade.data.cells import Cells
 from saccade.data.gather import bucket_of
 from saccade.data.raw import read_rows
 from saccade.data.record import whole, write_jsonl
@@ -28,6 +30,7 @@ from saccade.media import files
 SENTINELS = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
 SHARD_ROWS = 8192
 TEXTS = (".jsonl", ".ndjson", ".json")
+TABLES = {".csv": ",", ".tsv": "\t"}  # what stands between their cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,12 @@ class Paths:
     def text(self, text: str) -> str:
         """JSON with every string in it that is a path changed; all else, spaces included, stays."""
         return self._quoted.sub(self._replaced, text)
+
+    def cell(self, text: str) -> str:
+        """A cell of a table, which may hold several paths with `|` between them."""
+        if text.lstrip()[:1] in ("{", "["):
+            return self.text(text)
+        return "".join(self.changed(part) for part in re.split(r"(\s*\|\s*)", text))
 
     def _replaced(self, match: re.Match[str]) -> str:
         scheme, _, path = match[1] or "", match[2], match[3]
@@ -160,8 +169,8 @@ def materialize(
 def _check(source: Path, folder: Path, times: int) -> None:
     if not source.is_file():
         raise DataError(f"{source}: there is no such file")
-    if source.suffix not in (*TEXTS, ".parquet"):
-        raise DataError(f"{source}: paths are changed in files that end in {', '.join(TEXTS)} or .parquet")
+    if source.suffix not in (*TEXTS, *TABLES, ".parquet"):
+        raise DataError(f"{source}: paths are changed in files that end in {', '.join((*TEXTS, *TABLES))} or .parquet")
     if times > 1:
         raise DataError(f"{source}: two files of one name can't go into one folder")
     if folder.resolve() == source.parent.resolve():
@@ -240,18 +249,20 @@ class _Job:
         return note
 
     def lines(self, target: Path, paths: Paths, at: int) -> tuple[int, int]:
-        """Copy lines from byte `at` on; how many, and the byte behind them."""
-        count = 0
+        """Copy lines, or rows of a table, from byte `at` on; how many, and the byte behind them."""
+        cells = Cells(mark=TABLES[self.source.suffix]) if self.source.suffix in TABLES else None
+        count = -1 if cells and not at else 0  # the names of the columns are no row
         with self.source.open("rb") as file, target.open("wb") as out:
             file.seek(at)
-            for line in file:
-                try:
-                    out.write(paths.text(line.decode()).encode())
-                except UnicodeDecodeError as error:
-                    raise DataError(f"{self.source}, byte {at}: the line is not UTF-8: {error}") from error
-                count, at = count + 1, at + len(line)
-                if count == SHARD_ROWS:
-                    break
+            try:
+                texts = map(bytes.decode, file)
+                for text in itertools.islice(cells.rows(texts) if cells else texts, SHARD_ROWS - count):
+                    out.write((cells.changed(text, paths.cell) if cells else paths.text(text)).encode())
+                    count, at = count + 1, at + len(text.encode())
+            except UnicodeDecodeError as error:
+                raise DataError(f"{self.source}, byte {at}: the line is not UTF-8: {error}") from error
+            except DataError as error:
+                raise DataError(f"{self.source}, byte {at}: {error}; give --root another name") from error
         return count, at
 
     def join(self, parts: Sequence[Path], target: Path) -> None:

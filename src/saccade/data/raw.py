@@ -6,21 +6,28 @@ A row knows its place, so that whatever is wrong with one of its fields is said 
 import base64
 import binascii
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from saccade.data import parquet
+from saccade.data.record import whole
 from saccade.errors import DataError
 from saccade.types import Media, MediaKind
 
 CHUNK = 2**20  # characters of a JSON list that are read at a time
 LONGEST = 2**26  # characters of one item of it
+FIELD = 2**31 - 1  # bytes of a field of a table: pictures in base64 are tens of megabytes
+LETTERS = "ABCDEFGHIJ"
 STILLS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
+_SIGNS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+
 Keep = Callable[[bytes], str]
+Reader = Callable[[Path], Iterator[Any]]
 
 
 def _nowhere(content: bytes) -> str:
@@ -29,13 +36,17 @@ def _nowhere(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of a file: `Row(file=Path("a.csv"), number=3, values={"question": "Who?"})` is the third one.
+    """A row of a file: the third one of a.csv, say, whose fields are read by name.
 
+    Where several names are given, the first field that holds something counts: copies of a data set disagree on names.
     `keep` puts the bytes of a picture that stands in the row into a file, and says where that is.
+
+    >>> Row(file=Path("a.csv"), number=3, values={"answer": 4}).text("gold", "answer")
+    '4'
     """
 
     file: Path
-    number: int
+    number: int  # from 1
     values: Mapping[str, Any]
     keep: Keep = field(default=_nowhere)
 
@@ -48,20 +59,25 @@ class Row:
         """An error that names file, row and field."""
         return DataError(f"{self.file}, row {self.number}, field {where}: {problem}")
 
+    def inner(self, values: Mapping[str, Any]) -> "Row":
+        """A row that lies inside this one."""
+        return replace(self, values=values)
+
     def has(self, name: str) -> bool:
         """Whether the field is there and isn't empty."""
         return self.values.get(name) not in (None, "", [], {}, ())
 
-    def get(self, name: str) -> Any:
+    def get(self, *names: str) -> Any:
         """The field's value. Raises DataError where it is missing or empty."""
-        if not self.has(name):
+        found = next(filter(self.has, names), None)
+        if found is None:
             fields = ", ".join(map(str, self.values)) or "none"
-            raise self.wrong(name, f"it is missing or empty; the row's fields are {fields}")
-        return self.values[name]
+            raise self.wrong(names[0], f"it is missing or empty; the row's fields are {fields}")
+        return self.values[found]
 
-    def text(self, name: str) -> str:
+    def text(self, *names: str) -> str:
         """A text, or a number as one."""
-        return self.as_text(self.get(name), name)
+        return self.as_text(self.get(*names), names[0])
 
     def as_text(self, value: Any, where: str) -> str:
         """A value as text. Raises DataError for anything but a text or a number."""
@@ -70,6 +86,24 @@ class Row:
         if not str(value).strip():
             raise self.wrong(where, "it is blank")
         return str(value)
+
+    def label(self, name: str) -> str:
+        """A text that may be empty, such as the name of a row's group; the field must be there all the same."""
+        return "" if self.values.get(name) == "" else self.text(name)
+
+    def number_of(self, *names: str) -> float:
+        """A number, which may be written as a text."""
+        try:
+            return float(self.text(*names))
+        except ValueError:
+            raise self.wrong(names[0], f"it should be a number, not {_short(self.get(*names))}") from None
+
+    def letter(self, options: int, *names: str) -> str:
+        """The letter of one of so many options, which may stand in brackets."""
+        value = self.text(*names).strip().strip("().").upper()
+        if len(value) != 1 or value not in LETTERS[:options]:
+            raise self.wrong(names[0], f"it should be one of {LETTERS[:options]}, not {_short(self.get(*names))}")
+        return value
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """A mapping, or JSON that is one."""
@@ -91,6 +125,13 @@ class Row:
         if not isinstance(found, list | tuple):
             raise self.wrong(name, f"it should be a list, not {_short(found)}")
         return list(found)
+
+    def texts(self, *names: str) -> tuple[str, ...]:
+        """A list of texts, and nothing that would have to become one."""
+        found = self.get(*names)
+        if not isinstance(found, list | tuple):
+            raise self.wrong(names[0], f"it should be a list, not {_short(found)}")
+        return tuple(str(each) for each in found)
 
     def _decoded(self, name: str) -> Any:
         value = self.get(name)
@@ -139,16 +180,31 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def kept(content: bytes, folder: Path) -> Path:
+    """A file of the folder with these bytes, named after them and their form; the same ones share a file."""
+    ending = ".mp4" if content[4:8] == b"ftyp" else ".bin"
+    ending = next((name for sign, name in _SIGNS.items() if content.startswith(sign)), ending)
+    path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{ending}"
+    if not path.exists():
+        folder.mkdir(exist_ok=True)
+        with whole(path) as partial:
+            partial.write_bytes(content)
+    return path
+
+
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_rows(path: str | Path, keep: Keep = _nowhere) -> Iterator[Row]:
-    """The rows of a file, one at a time. Raises DataError where the file can't be read as its ending says."""
-    file = Path(path)
-    readers = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table}
-    reader = readers.get(file.suffix.lower(), parquet.iterate if file.suffix.lower() == ".parquet" else None)
+def read_rows(path: str | Path, keep: Keep = _nowhere, readers: Mapping[str, Reader] | None = None) -> Iterator[Row]:
+    """The rows of a file, one at a time; `readers` know endings besides the usual ones, or know them better.
+
+    Raises DataError where the file can't be read as its ending says.
+    """
+    file, known = Path(path), {**_READERS, **(readers or {})}
+    reader = known.get(file.suffix.lower())
     if reader is None:
-        raise DataError(f"{file}: files of rows end in {', '.join(readers)} or .parquet")
+        *others, last = known
+        raise DataError(f"{file}: files of rows end in {', '.join(others)} or {last}")
     if not file.is_file():
         raise DataError(f"{file}: there is no such file")
     number = 0
@@ -171,10 +227,12 @@ def _jsonl(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, line {number}: not valid JSON: {error}") from error
+                raise DataError(
+                    f"{path}, line {number}: not valid JSON; mend it or download it again: {error}"
+                ) from error
 
 
-def _json(path: Path) -> Iterator[Any]:
+def json_list(path: Path) -> Iterator[Any]:
     """The items of a list, decoded one after the other while the file is read."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8-sig") as file:
@@ -218,9 +276,16 @@ def _next(text: str, at: int) -> int:
 
 
 def _table(path: Path) -> Iterator[Any]:
+    csv.field_size_limit(FIELD)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         for values in reader:
             if None in values:
                 raise DataError(f"{path}, line {reader.line_num}: it has more cells than the header has names")
             yield values
+
+
+_READERS: Mapping[str, Reader] = {
+    **{".jsonl": _jsonl, ".ndjson": _jsonl, ".json": json_list},
+    **{".csv": _table, ".tsv": _table, ".parquet": parquet.iterate},
+}

@@ -212,8 +212,8 @@ def _attempts(group: Group) -> list[Scored | Unscored]:
 
 def _under(settings: Evaluation, sampling: Sampling, identity: Mapping[str, Any]) -> str:
     """What one attempt depends on besides its task, and nothing else."""
-    # A larger limit or more repeats go on in the same file.
-    fixed = settings.model_dump(exclude={"limit", "repeat"})
+    # A larger limit or more repeats go on in the same file; a judge is asked about answers that are there.
+    fixed = settings.model_dump(exclude={"limit", "repeat", "judge"})
     if not settings.shuffle_options:  # files that were begun before there was this setting go on
         del fixed["shuffle_options"]
     drawn = {key: value for key, value in asdict(sampling).items() if key != "seed"}

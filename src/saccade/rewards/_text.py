@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
 _QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
@@ -52,3 +53,12 @@ def _closing(text: str, opening: int) -> int | None:
             if depth == 0:
                 return at
     return None
+
+
+def asked(question: str, choices: Sequence[str]) -> str:
+    r"""A question with its options, a line each.
+
+    >>> asked("Which?", ("red", "blue"))
+    'Which?\nA. red\nB. blue'
+    """
+    return "\n".join((question, *(f"{chr(65 + place)}. {choice}" for place, choice in enumerate(choices))))

@@ -9,6 +9,7 @@ from typing import Any
 
 from saccade.errors import ConfigError
 from saccade.rewards._client import Endpoint, NoAnswer
+from saccade.rewards._text import asked
 from saccade.rewards._verdicts import Verdicts
 from saccade.types import Episode, Task, Ungraded, digest_of
 
@@ -62,9 +63,7 @@ class judge:
     ) -> None:
         _check(url=url, model=model, verdicts=verdicts, body=body or {})
         if retries < 0 or wait < 0 or timeout <= 0 or min(max_tokens or 1, at_once, longest) < 1:
-            raise ConfigError(
-                "rewards/judge: retries and wait can't be below 0, and the other numbers must be above it"
-            )
+            raise ConfigError("rewards/judge: retries and wait can't be below 0, the other numbers must be above it")
         self._name = f"the judge {model} at {url}"
         self._request = {"model": model, "temperature": 0.0, **(body or {})}
         if max_tokens is not None:  # some servers want the limit under another name, in `body`
@@ -80,22 +79,25 @@ class judge:
 
     async def __call__(self, episode: Episode, task: Task) -> float | Ungraded:
         """The reward of an episode."""
+        return await self.compare(asked(task.question, task.choices), str(task.gold), episode.answer or "")
+
+    async def compare(self, question: str, gold: str, answer: str) -> float | Ungraded:
+        """What the verdict on an answer is worth; 0 unasked for a blank one, and for one that is too long to be one."""
         # half a character, which JSON can hold, is nothing that can be sent
-        answer = (episode.answer or "").encode("utf-8", "replace").decode()
+        answer = answer.encode("utf-8", "replace").decode()
         if not answer.strip() or len(answer) > self._longest:
             return 0.0
-        options = [f"{chr(65 + i)}. {choice}" for i, choice in enumerate(task.choices)]
-        case = {"question": "\n".join((task.question, *options)), "gold": str(task.gold), "answer": answer}
+        case = {"question": question, "gold": gold, "answer": answer}
         key = digest_of("judge", self._request, self._prompt, sorted(self._verdicts), case)
         # attempts of a group often say the same: one question serves them all
-        asked = self._asked.get(key)
-        if asked is None or asked.done() or asked.get_loop() is not asyncio.get_running_loop():
-            asked = asyncio.ensure_future(self._grade(key, case))
-            self._asked[key] = asked
+        waited = self._asked.get(key)
+        if waited is None or waited.done() or waited.get_loop() is not asyncio.get_running_loop():
+            waited = asyncio.ensure_future(self._grade(key, case))
+            self._asked[key] = waited
         try:
-            return await asyncio.shield(asked)  # who is cancelled alone takes it from nobody else
+            return await asyncio.shield(waited)  # who is cancelled alone takes it from nobody else
         finally:
-            if asked.done():
+            if waited.done():
                 self._asked.pop(key, None)
 
     async def _grade(self, key: str, case: Mapping[str, str]) -> float | Ungraded:

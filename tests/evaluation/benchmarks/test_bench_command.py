@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 from commands import SFT, WORLD, bad, good
+from hub_server import hub
+from judge_server import server
 from PIL import Image
 from toy_rows import MAKERS, OPTIONS, write_copy
 
@@ -104,3 +106,44 @@ def test_what_the_user_can_mend_is_one_sentence(run):
     assert "vstar has 191 questions, this copy holds 3" in bad(*words, "--bench", "vstar")
     assert "there is no folder" in bad(*words, "--bench", "mlvu")
     assert "--extractor must be official or tolerant" in bad(*words, "--bench", "vstar", "--extractor", "kind")
+
+
+@pytest.mark.slow
+def test_a_copy_comes_from_the_hub_with_the_files_that_are_asked_for(run, tmp_path, monkeypatch):
+    folder, copies = run
+    monkeypatch.setenv("HOME", str(tmp_path))
+    there = copies / "vstar"
+    files = {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    with hub() as site:
+        site.put("craigwu/vstar_bench", files)
+        words = ["eval", folder, "--bench", "vstar", "--data", "hub:main", "--hub", site.url, "evaluation.limit=1"]
+        assert "vstar has 191 questions, this copy holds 3" in bad(*words)
+        assert "vstar (official)" in good(*words, "--subset")
+        assert sum("HEAD" in each and each.endswith(".jpg") for each in site.asked) == 1
+        assert "has no data set MLVU/MVLU" in bad(*words[:3], "mlvu", *words[4:])
+
+
+@pytest.mark.slow
+def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
+    folder, copies = run
+    rows = [row for row in MAKERS["mathverse"]() if row["question_type"] == "free-form"][:2]
+    for row in rows:
+        file = copies / "mathverse" / row["image"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 40, 3), 90, np.uint8)).save(file)
+    write_copy("mathverse", copies / "mathverse", rows)
+    words = ["eval", folder, "--bench", "mathverse", "--data", copies, "--subset", "agent.name=direct"]
+    path = folder / "evaluations" / "mathverse.report.json"
+    good(*words)
+    before = json.loads(path.read_text())
+    assert before["judge"] == ""
+    assert before["undecided"] == 2
+    with server(lambda number, prompt: "yes") as judge:
+        given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
+        said = good(*words, *given, f"evaluation.judge.cache={tmp_path}")
+    after = json.loads(path.read_text())
+    assert after["undecided"] == 0
+    assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
+    assert "judge" in said
+    assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
+    assert "did you mean 'model'" in bad(*words, "evaluation.judge.url=http://x", "evaluation.judge.modle=j")

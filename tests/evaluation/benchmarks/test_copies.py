@@ -142,17 +142,25 @@ def test_every_field_that_is_missing_is_named_with_its_row(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        ("videomme", {"answer": "E"}, "'answer' must be one of ABCD, it is 'E'"),
-        ("videomme", {"options": "A. x"}, "'options' must be a list"),
-        ("longvideobench", {"correct_choice": -1}, "'correct_choice' must be below 4, it is -1 .the test split"),
-        ("mlvu", {"question_type": "sportsQA"}, "'question_type' must be one of"),
-        ("mmvu", {"metadata": {"subject": "Magic"}}, "'metadata.subject' must be a known subject, it is 'Magic'"),
-        ("charades_sta", {"line": "V1 3 2##a person sits."}, "must begin before it ends"),
-        ("charades_sta", {"line": "V1 3"}, "must be 'VIDEO START END##sentence.'"),
-        ("vsibench", {"ground_truth": "four"}, "'ground_truth' must be a number, it is 'four'"),
-        ("vstar", {"text": "What?"}, "'text' must hold the options"),
-        ("wemath", {"key": "4steps_1"}, "'key' must be one of"),
-        ("tirbench", {"task": "sudoku"}, "'task' must be one of"),
+        ("videomme", {"answer": "E"}, "field answer: it should be one of ABCD, not 'E'"),
+        ("videomme", {"options": "A. x"}, "field options: it should be a list"),
+        (
+            "longvideobench",
+            {"correct_choice": -1},
+            "correct_choice: it should be below 4, not -1 .the test split",
+        ),
+        ("mlvu", {"question_type": "sportsQA"}, "field question_type: it should be one of"),
+        (
+            "mmvu",
+            {"metadata": {"subject": "Magic"}},
+            "metadata.subject: it should be a known subject, not 'Magic'",
+        ),
+        ("charades_sta", {"line": "V1 3 2##a person sits."}, "should begin before it ends"),
+        ("charades_sta", {"line": "V1 3"}, "should be 'VIDEO START END##sentence.'"),
+        ("vsibench", {"ground_truth": "four"}, "field ground_truth: it should be a number, not 'four'"),
+        ("vstar", {"text": "What?"}, "field text: it should hold the options"),
+        ("wemath", {"key": "4steps_1"}, "field key: it should be one of"),
+        ("tirbench", {"task": "sudoku"}, "field task: it should be one of"),
     ],
 )
 def test_a_bad_value_is_named_with_its_row(name, change, sentence, tmp_path):
@@ -164,10 +172,10 @@ def test_a_bad_value_is_named_with_its_row(name, change, sentence, tmp_path):
 
 def test_a_torn_file_is_told(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "W')
-    with pytest.raises(DataError, match=r"rows.jsonl, line 1: not valid JSON; download the file again"):
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: not valid JSON; mend it or download it again"):
         bound("videomme").tasks(tmp_path)
     (tmp_path / "rows.jsonl").write_text("[1]\n")
-    with pytest.raises(DataError, match="row 1: must be an object"):
+    with pytest.raises(DataError, match="row 1: it should be a mapping"):
         bound("videomme").tasks(tmp_path)
 
 

@@ -153,6 +153,11 @@ OFFICIAL = {
         "bold": (0, "asterisks are not deleted"),
         "denial": (0, "not C"),
     },
+    "mmvu": {
+        "another letter": (0, "B is named"),
+        **dict.fromkeys(("range in words", "percentage", "unicode minus", "number word"), (None, "a judge must say")),
+        **dict.fromkeys(("refusal", "two answers", "denial"), (None, "none is named, or two: a judge must say")),
+    },
     "vstar": {
         "another letter": (0, "B"),
         "label": (0, "the answer begins with A, which is taken for the letter"),
@@ -194,7 +199,7 @@ def test_the_official_rule(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*OFFICIAL, "mmvu"])
+@pytest.mark.parametrize("name", OFFICIAL)
 def test_the_tolerant_rule(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
     for kind, (text, expected) in SAID.items():
@@ -204,7 +209,7 @@ def test_the_tolerant_rule(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*OFFICIAL, "mmvu"])
+@pytest.mark.parametrize("name", OFFICIAL)
 def test_nothing_said_is_an_error_and_never_marked(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
     for answers in ({}, {task.id: Answer(text=" \n")}, {task.id: Answer(text="C", error="the server died")}):

@@ -45,7 +45,8 @@ SPANS = [
     ("clocks in words", "starts at 00:00:24 and ends at 00:00:30", 0.8906, 0.8906, "two clock times"),
     ("words on one line", "starts at 24.3 s and ends at 30.4 s", UNREAD, 1, "one number a sentence, and no range"),
     ("words on two lines", "start: 24.3 s\nend: 30.4 s", 1, 1, "the first number of each sentence"),
-    ("between", "between 24.3 and 30.4", UNREAD, 1, "no hyphen, and one number a sentence"),
+    ("plain letter", "C", UNREAD, UNREAD, "no number"),
+    ("range in words", "between 24.3 and 30.4", UNREAD, 1, "no hyphen, and one number a sentence"),
     ("seconds between", "from 24.3 seconds to 30.4 seconds", UNREAD, 1, "a word stands before the hyphen"),
     ("em dash", "24.3 — 30.4", UNREAD, 1, "hyphen and en dash alone are read"),
     ("en dash", "24.3 – 30.4", 1, 1, "an en dash is read"),
@@ -55,7 +56,7 @@ SPANS = [
     ("reversed", "30.4 - 24.3", 1, 1, "turned round"),
     ("negative", "-3 - 8", 0.0, UNREAD, "read as 3 - 8, which overlaps nothing"),
     ("percentage", "24.3%", UNREAD, UNREAD, "one number"),
-    ("number words", "from three to five seconds", UNREAD, UNREAD, "no digits"),
+    ("number word", "from three to five seconds", UNREAD, UNREAD, "no digits"),
     ("refusal", "I can't determine the time.", UNREAD, UNREAD, "no number"),
     ("empty", "", "an error", "an error", "nothing was said"),
     ("very long", LONG + "24.3 - 30.4", 1, 1, "the range is found whatever stands before"),
@@ -80,6 +81,7 @@ NUMBERS = [
     ("10 % off", "4.4", 0.9, 0.9, "nine of ten thresholds"),
     ("25 % off", "5", 0.6, 0.6, "six of ten"),
     ("50 % off", "6", 0.1, 0.1, "one of ten"),
+    ("plain letter", "C", UNREAD, UNREAD, "float() knows no letter"),
     ("full stop", "4.", 1, 1, "full stops are cut off"),
     ("unit", "4 chairs", 1, 1, "the first word"),
     ("unit at once", "4.0m", UNREAD, 1, "float() doesn't know it"),
@@ -120,6 +122,7 @@ def test_a_gold_of_zero_divides_nothing(tmp_path):
 # (gold, kind, said, official, tolerant, why)
 FORMULAS = [
     ("27", "plain", "27", 1, 1, "one string"),
+    ("27", "plain letter", "C", 0, 0, "no value"),
     ("27", "parentheses", "(27)", 1, 1, "one value"),
     ("27", "boxed", r"so \boxed{27}.", 1, 1, "what is in the box"),
     ("27", "two boxes", r"\boxed{3} then \boxed{27}", 1, 1, "the last box"),
@@ -134,7 +137,7 @@ FORMULAS = [
     ("27", "unit in the box", r"\boxed{27\text{ cm}}", 0, 1, "of the unit only the command is deleted"),
     ("27", "label", "Answer: 27", 0, 1, "not one of the phrases"),
     ("27", "range in words", "from 20 to 27", 0, 0, "the whole text is the answer"),
-    ("27", "number words", "twenty-seven", 0, 0, "words are no numbers"),
+    ("27", "number word", "twenty-seven", 0, 0, "words are no numbers"),
     ("-27", "unicode minus", "\u221227", 0, 1, "the parser knows the ASCII minus alone"),
     ("27", "refusal", "I can't say.", 0, 0, "no value"),
     ("27", "empty", "", "an error", "an error", "nothing was said"),
@@ -197,7 +200,7 @@ OPENS = [
     ("boxed", r"\boxed{Dolly Zoom}", OPEN, 1, "a judge"),
     ("tag unclosed", "<answer>Dolly Zoom", 1, 1, "the tag is resolved first"),
     ("a fragment", "Zoom", OPEN, OPEN, "the gold holds it, which proves nothing"),
-    ("a letter", "D", OPEN, OPEN, "the same"),
+    ("plain letter", "D", OPEN, OPEN, "the same"),
     ("inside a word", "nodolly zooms", OPEN, OPEN, "not as whole words"),
     ("denial", "not a dolly zoom", OPEN, OPEN, "only a judge reads denials"),
     ("two answers", "pan or dolly zoom", OPEN, OPEN, "only a judge weighs two"),
@@ -207,6 +210,9 @@ OPENS = [
     ("other language", "希区柯克变焦", OPEN, OPEN, "a judge"),
     ("mm:ss", "00:12", OPEN, OPEN, "a judge"),
     ("percentage", "50%", OPEN, OPEN, "a judge"),
+    ("unicode minus", "\u22124", OPEN, OPEN, "a judge"),
+    ("number word", "four", OPEN, OPEN, "a judge"),
+    ("range in words", "from three to five", OPEN, OPEN, "a judge"),
 ]
 
 
@@ -235,6 +241,7 @@ def test_mmvu_numbers_keep_sign_and_unit(gold, said, tolerant, tmp_path):
 
 VERSES = [
     ("plain", "14", 1, 1, "equal to the letter"),
+    ("plain letter", "C", OPEN, OPEN, "the judge"),
     ("full stop", "14.", OPEN, 1, "not equal: the judge"),
     ("sentence", "The answer is 14 cm", OPEN, 1, "the judge"),
     ("parentheses", "(14)", OPEN, 1, "the judge"),
@@ -289,12 +296,13 @@ DYNAMIC = [
     ("multiple choice", "sentence", short('"The answer is C"'), 0, 1, "not among the first three characters"),
     ("multiple choice", "other capitals", short('"A C"'), 1, UNREAD, "among the first three; two letters"),
     ("multiple choice", "lower case", short('"c"'), 0, 1, "another character"),
-    ("multiple choice", "plain", "C", UNREAD, 1, "no JSON"),
+    ("multiple choice", "plain letter", "C", UNREAD, 1, "no JSON"),
     ("text", "mm:ss", short('"23:38"'), 1, 1, "equal"),
     ("text", "sentence", short('"It is 23:38 now"'), 1, 1, "the gold is in it"),
     ("text", "a fragment", short('"23"'), 0, 0, "the gold is not in it: the reverse doesn't count"),
     ("text", "blank", short('""'), 0, UNREAD, "the gold is not in it"),
-    ("text", "number words", short('"twenty-three"'), 0, 0, "the gold is not in it"),
+    ("float", "range in words", short('"from 3 to 3.8971"'), 0, 0, "the first word is from"),
+    ("text", "number word", short('"twenty-three"'), 0, 0, "the gold is not in it"),
     ("text", "other language", short('"时间是23:38"'), 1, 1, "the gold is in it"),
     ("text", "two answers", short('"11:38 or 23:38"'), 1, 1, "the gold is in it"),
 ]
@@ -311,13 +319,23 @@ def test_dynamath(form, kind, said, official, tolerant, why, tmp_path):
 
 # (row, kind, said, official, tolerant, why)
 TIR = [
-    (tir("maze"), "plain", "C", 1, 1, "the letter"),
+    (tir("maze"), "plain letter", "C", 1, 1, "the letter"),
     (tir("maze"), "parentheses", "(C)", 1, 1, "C is nearest to (C)"),
     (tir("maze"), "boxed", r"\boxed{C}", 1, 1, "what is in the box"),
     (tir("maze"), "lower case", "c", 0, 1, "all letters are as near, the first is A"),
     (tir("maze"), "refusal", "none", 0, UNREAD, "any unknown text is the nearest letter"),
     (tir("maze", answer="B"), "option text", "blue", 1, UNREAD, "'B. blue' stands in the question"),
     (tir("maze"), "tag unclosed", "<think>A</think><answer>C", 1, 1, "the tag is resolved first"),
+    (
+        tir("maze"),
+        "other capitals",
+        "A man walks in and Bob leaves, so C",
+        0,
+        1,
+        "all letters are as near, the first is A",
+    ),
+    (tir("instrument"), "mm:ss", "00:72", 1, 1, "colons are deleted"),
+    (tir("instrument"), "range in words", "from 70 to 72", 1, 1, "the last number"),
     (tir("maze"), "two answers", "A or C", 0, UNREAD, "A and C are as near, the first is A"),
     (tir("maze"), "other language", "答案是C", 1, 1, "C is nearest"),
     (tir("maze"), "bold", "**C**", 1, 1, "asterisks are deleted"),
@@ -358,3 +376,16 @@ TIR = [
 def test_tirbench(row, kind, said, official, tolerant, why, tmp_path):
     assert marked("tirbench", tmp_path, said, "official", row) == official, why
     assert marked("tirbench", tmp_path, said, "tolerant", row) == tolerant
+
+
+TABLES = {
+    **{"charades_sta": SPANS, "vsibench": NUMBERS, "mathvision": FORMULAS, "mmvu": OPENS, "mathverse": VERSES},
+    **{"dynamath": DYNAMIC, "tirbench": TIR},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_has_the_kinds_of_answer_that_people_give(name):
+    wanted = {"plain letter", "parentheses", "other capitals", "boxed", "tag unclosed", "mm:ss", "range in words"}
+    wanted |= {"percentage", "unicode minus", "number word", "refusal", "empty", "very long", "two answers"}
+    assert wanted | {"other language"} <= {cell for row in TABLES[name] for cell in row if isinstance(cell, str)}

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from saccade.data.answers import LETTERS, judged
-from saccade.data.raw import Row
+from saccade.data.answers import judged
+from saccade.data.raw import LETTERS, Row
 from saccade.data.talks import PLACEHOLDER, extras_of
 from saccade.types import MediaKind, Task
 

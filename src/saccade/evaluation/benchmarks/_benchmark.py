@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+from saccade.data.raw import Row
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.metrics import rates_at_k
 from saccade.types import Task
 
@@ -66,6 +67,11 @@ class Result:
         return self.mark.value or 0.0
 
     @property
+    def open(self) -> bool:
+        """Whether only a judge can say what it is worth."""
+        return self.mark.value is None
+
+    @property
     def unparsed(self) -> bool:
         """Whether there was an answer in which the rule found none."""
         return self.answer.error is None and self.mark.read is None
@@ -74,6 +80,19 @@ class Result:
 Rule = Callable[[str, Task], Mark]
 Names = Callable[[Task], str | Sequence[str] | None]
 Metrics = Callable[[Sequence[Result]], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """What a judge is told about answers that no rule decides: when one is right, what was asked, the reference.
+
+    >>> Criterion(prompt="Right is ...", question=lambda task: task.question).prompt
+    'Right is ...'
+    """
+
+    prompt: str
+    question: Callable[[Task], str]
+    gold: Callable[[Task], str] = lambda task: str(task.gold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +118,7 @@ class Benchmark:
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unit: Callable[[Task], str] = lambda task: task.id
     ordered: str = ""
+    criterion: Criterion | None = None  # where rules leave answers to a judge
 
     def stream(self, root: Path) -> Iterator[Task]:
         """The tasks of a local copy one at a time, nothing checked but each row by itself."""
@@ -181,7 +201,9 @@ def marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str,
         answer = replace(answer, error="the answer is blank")
     if answer.error is not None:
         return Result(task=task, answer=answer, mark=UNPARSED)
-    mark = rule(final_answer(answer.text), task)
+    final = final_answer(answer.text)
+    # Where reasoning is all that there is, there is nothing for a rule to read, nor for a judge to decide.
+    mark = rule(final, task) if final else UNPARSED
     # A judge decides what a rule left open, and never overrules it.
     if mark.value is None and task.id in verdicts:
         mark = replace(mark, value=verdicts[task.id])
@@ -221,6 +243,7 @@ class Report:
     at_most: Mapping[str, float]
     strata: Mapping[str, Mapping[str, Cell]]
     at_k: Mapping[str, float] = field(default_factory=dict)
+    judge: str = ""  # the model that decided what no rule did
 
     @property
     def score(self) -> float:
@@ -228,29 +251,32 @@ class Report:
         return self.metrics[self.headline]
 
 
-def report(benchmark: Benchmark, results: Sequence[Result], *, extractor: Extractor = "official") -> Report:
+def report(
+    benchmark: Benchmark, results: Sequence[Result], *, extractor: Extractor = "official", judge: str = ""
+) -> Report:
     """The benchmark's metric and tables over all results, those of one task being attempts at it, in order.
 
-    DataError where there is none.
+    `judge` is the model that decided what no rule did. DataError where there is no result.
     """
     if not results:
         raise DataError(f"{benchmark.name}: there is no result to report")
     attempts = _attempts(results)
     values = [[one.value for one in each] for each in attempts]
     # The most that it can be: every open one decided in the model's favour.
-    best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if _open(each) else each for each in results]
+    best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if each.open else each for each in results]
     return Report(
         benchmark=benchmark.name,
         extractor=extractor,
         n=len(attempts),
         errors=sum(each.answer.error is not None for each in results),
         unparsed=sum(each.unparsed for each in results),
-        undecided=sum(map(_open, results)),
+        undecided=sum(each.open for each in results),
         headline=benchmark.headline,
         metrics=_mean_metrics(benchmark.metrics, results),
         at_most=_mean_metrics(benchmark.metrics, best),
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
         at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
+        judge=judge,
     )
 
 
@@ -267,10 +293,6 @@ def _attempts(results: Sequence[Result]) -> list[list[Result]]:
     for each in results:
         found[each.task.id].append(each)
     return list(found.values())
-
-
-def _open(result: Result) -> bool:
-    return result.mark.value is None
 
 
 def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:

@@ -2,12 +2,26 @@
 
 score = scorer(benchmark, "official")      what `evaluation.run.evaluate` is given
 results = results_of(benchmark, scored)    its episodes marked again: a rule that was mended needs no new episodes
+reported(benchmark, scored, ...)           the report, once a referee has decided what the rule left open
 """
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
-from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, Extractor, Result, marked
+from saccade.evaluation.benchmarks._benchmark import (
+    Answer,
+    Benchmark,
+    Extractor,
+    Report,
+    Result,
+    marked,
+    report,
+)
+from saccade.evaluation.benchmarks._judging import Referee
 from saccade.evaluation.metrics import failed
+from saccade.runlog import write_text
 from saccade.types import Episode, Score, Scored, Task
 
 
@@ -35,3 +49,16 @@ def results_of(benchmark: Benchmark, scored: Sequence[Scored], extractor: Extrac
     """The results of scored episodes, in order."""
     rule = benchmark.rule(extractor)
     return [marked(each.episode.task, answer_of(each.episode), rule, {}) for each in scored]
+
+
+def reported(
+    benchmark: Benchmark, scored: Sequence[Scored], extractor: Extractor, referee: Referee, path: Path
+) -> Report:
+    """The report of a results file's episodes, written beside it as NAME.report.json; verdicts as NAME.verdicts.jsonl.
+
+    `path` is the results file, NAME.jsonl.
+    """
+    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(".verdicts.jsonl"))
+    found = report(benchmark, results, extractor=extractor, judge=referee.model)
+    write_text(path.with_suffix(".report.json"), json.dumps(asdict(found), indent=1) + "\n")
+    return found

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from saccade.data.raw import LETTERS
 from saccade.evaluation.benchmarks._answers import letter_of
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Metrics, Names, Result, accuracy, table
-from saccade.evaluation.benchmarks._rows import LETTERS
 from saccade.types import Task
 
 _OPTION = re.compile(r"^[ \t]*\(([A-J])\)[ \t]*(.*?)[ \t]*$", re.MULTILINE)

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Sequence
 
+from saccade.data.raw import LETTERS
 from saccade.evaluation.benchmarks._answers import letter_of, number_of, undressed
 from saccade.rewards._text import boxes, folded, tidy
 from saccade.types import Task
 
-LETTERS = "ABCDEFGHIJ"
 _PATCHED = {"60.jpg": "mobi", "62.jpg": "aires"}  # by the published code, wherever a file's name ends so
 
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._spans import seconds_of, tolerant_span
 from saccade.types import Kind, Task
 
@@ -45,14 +46,14 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     if row.has("line"):
         found = _LINE.fullmatch(row.text("line").strip())
         if found is None:
-            raise row.wrong(f"must be 'VIDEO START END##sentence.', it is {row.text('line')[:60]!r}")
+            raise row.wrong("line", f"it should be 'VIDEO START END##sentence.', not {row.text('line')[:60]!r}")
         video, start, end, sentence = found[1], float(found[2]), float(found[3]), found[4]
     else:
         video, sentence = row.text("video").removesuffix(".mp4"), row.text("caption")
         span = row.texts("timestamp")
         start, end = (row.inner({"timestamp": each}).number_of("timestamp") for each in span[:2])
     if not start < end:
-        raise row.wrong(f"the span must begin before it ends, it is {start:g} to {end:g}")
+        raise row.wrong("timestamp", f"the span should begin before it ends, not be {start:g} to {end:g}")
     yield Task(
         id=f"{video}-{row.number}",
         question=f"From which second to which second of the video does this happen: {sentence.strip().rstrip('.')}?",

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra
 from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
 from saccade.evaluation.benchmarks._latex import value_of
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.types import Kind, Task
 
 TOLERANCE = 0.001
@@ -101,11 +102,11 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     inner = row.inner(row.mapping("row")) if row.has("row") else row
     kind = inner.text("answer_type", "question_type").strip().lower()
     if kind not in _TYPES:
-        raise row.wrong(f"the field 'answer_type' must be float, multiple choice or text; it is {kind!r}")
+        raise row.wrong("answer_type", f"it should be float, multiple choice or text, not {kind!r}")
     gold = inner.text("ground_truth", "answer").strip()
     if _TYPES[kind] == "float":
         inner.number_of("ground_truth", "answer")
-    picture = inner.any("decoded_image", "image")
+    picture = inner.get("decoded_image", "image")
     trial = f"trial{variant}/" if row.has("row") else ""  # where each variant has a folder, its rows don't name it
     yield Task(
         id=f"{seed}-{variant}",
@@ -115,7 +116,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
         gold=gold,
         extras={
             **{"seed": seed, "variant": variant, "answer_type": _TYPES[kind]},
-            "subject": " ".join(inner.text("subject").split()),
+            "subject": " ".join(inner.label("subject").split()),
             "level": inner.text("knowledge_level", "level").strip(),
         },
     )
@@ -127,8 +128,8 @@ def _place(row: Row) -> tuple[str, str]:
         return row.text("question_id"), row.text("id")
     if row.has("qid"):
         return row.text("qid"), row.text("varid")
-    named = re.search(r"(?:trial|variant)(\d+)", row.where)
+    named = re.search(r"(?:trial|variant)(\d+)", str(row.file))
     variant = row.text("trial") if row.has("trial") else named[1] if named else ""
     if not variant:
-        raise row.wrong("the variant is missing: the file must be called sample_variant1 to 10, or lie in trial1 to 10")
+        raise row.wrong("trial", "it is missing; call the file sample_variant1 to 10, or put it into trial1 to 10")
     return row.text("key", "id"), variant

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Literal
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, Result, accuracy, extra, table
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice
 from saccade.types import Kind, Media, Task
 
@@ -25,7 +26,7 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
     pictures: dict[str, Media] = {}  # by the index of the row that held them
 
     def read(row: Row, copy: Copy) -> Iterator[Task]:
-        index, image = row.text("index"), row.any("image")
+        index, image = row.text("index"), row.get("image")
         if isinstance(image, str) and len(image) <= _POINTER and image in pictures:
             picture = pictures[image]
         else:

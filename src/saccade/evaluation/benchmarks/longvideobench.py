@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._answers import first_letter
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice
 from saccade.types import Kind, Task, seed_of
 
@@ -53,9 +54,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     # The test split writes -1, so that nobody scores on it by mistake.
     gold = row.number_of("correct_choice")
     if gold not in range(len(options)):
-        raise row.wrong(
-            f"the field 'correct_choice' must be below {len(options)}, it is {gold:g} (the test split has none)"
-        )
+        raise row.wrong("correct_choice", f"it should be below {len(options)}, not {gold:g} (the test split has none)")
     path = row.text("video_path")
     yield Task(
         id=row.text("id"),
@@ -65,7 +64,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
         gold=_LETTERS[int(gold)],
         choices=options,
         extras={
-            **{name: row.text(name) for name in _KEPT},
+            **{name: row.label(name) for name in _KEPT},
             **{name: row.values.get(name) for name in _SUBTITLES},
         },
     )

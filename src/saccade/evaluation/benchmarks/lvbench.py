@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import (
     accuracy_beside,
     choice_mark,
@@ -60,8 +61,8 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     if not row.has("qa"):
         yield _task(row, copy, _key(row), row.text("type"), row.values.get("uid") or f"{_key(row)}-{row.number}")
         return
-    for each in row.any("qa"):
-        inner = row.inner(each)
+    for each in row.list("qa"):
+        inner = row.inner(row.as_mapping(each, "qa"))
         yield _task(inner, copy, row.text("key"), row.text("type"), inner.text("uid"))
 
 
@@ -73,11 +74,10 @@ def _task(row: Row, copy: Copy, key: str, genre: str, uid: Any) -> Task:
     stem, options = inline_options(row.text("question"))
     if not options:
         options = unlabelled(row.texts("candidates", "options"))
-    kinds = row.any("question_type")
-    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    kinds = row.list("question_type")
     unknown = [kind for kind in kinds if kind not in CAPABILITIES]
     if unknown:
-        raise row.wrong(f"the field 'question_type' must hold {', '.join(CAPABILITIES)}; it holds {unknown[0]!r}")
+        raise row.wrong("question_type", f"it should hold {', '.join(CAPABILITIES)}; not {unknown[0]!r}")
     return Task(
         id=str(uid),
         question=stem,

@@ -1,29 +1,45 @@
 """MathVerse, testmini: one problem in five versions, from all in words to all in the picture."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.types import Kind, Task
 
+PROMPT = (
+    "You decide whether a candidate has solved a mathematical problem, whose figure you may not see, as the reference "
+    "does. It is right if the result that it ends with is the reference's: the same option, by its letter or by what "
+    "that says, or the same number or expression in whatever form; how it got there makes no difference. A result with "
+    "another value, another unit of measure or another sign is wrong."
+)
 VERSIONS = ("Text Dominant", "Text Lite", "Vision Intensive", "Vision Dominant", "Vision Only")
 
 
 def mathverse() -> Benchmark:
     """MathVerse (Zhang et al. 2024, arXiv 2403.14624), 788 problems in five versions.
 
-    The published rule is a judge that extracts and one that compares; of it `official` keeps `--quick_match`, an answer
-    that is the gold to the letter, and leaves all else undecided. The tolerant rule decides letters, and finds free
-    answers right that have the gold's value.
+    The published rule is a judge that extracts and one that compares (1 or 0); of it `official` keeps `--quick_match`,
+    an answer that is the gold to the letter, and leaves all else undecided. The tolerant rule decides letters, and
+    finds free answers right that have the gold's value.
     """
+    questions: dict[str, str] = {}  # by problem: the version that has all in its picture has no words of its own
+
+    def read(row: Row, copy: Copy) -> Iterator[Task]:
+        for task in _read(row, copy):
+            problem, said = task.extras["problem_index"], task.extras["question"]
+            questions[problem] = questions.get(problem) or said
+            yield replace(task, extras={**task.extras, "question": said or questions[problem]})
+
     return Benchmark(
         name="mathverse",
         hub="AI4Math/MathVerse",
         patterns=("testmini.json", "testmini/*.parquet", "testmini-*.parquet", "data/testmini-*.parquet", "*.jsonl"),
         count=3940,
-        read=_read,
+        read=read,
         official=lambda text, task: Mark(read=text or None, value=1.0 if text.strip() == task.gold else None),
         tolerant=_tolerant,
         headline="accuracy",
@@ -34,6 +50,7 @@ def mathverse() -> Benchmark:
             "question_type": {"multi-choice": 5 * 436, "free-form": 5 * 352},
         },
         ordered="its options are written into the questions",
+        criterion=Criterion(prompt=PROMPT, question=lambda task: str(task.extras["question"] or task.question)),
     )
 
 
@@ -47,7 +64,7 @@ def _tolerant(text: str, task: Task) -> Mark:
 
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     about = row.mapping("metadata")
-    image = row.any("image") if row.has("image") else None
+    image = row.get("image") if row.has("image") else None
     yield Task(
         id=f"{row.text('problem_version')}-{row.text('sample_index')}",
         question=row.text("query_wo"),  # the question with the instruction for its kind, as it is published
@@ -60,7 +77,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
             "problem_version": row.text("problem_version"),
             "question_type": row.text("question_type"),
             # of the version that has all in the picture the judge needs a text of its own
-            "question": row.text("question_for_eval" if row.has("question_for_eval") else "question"),
+            "question": row.label("question_for_eval" if row.has("question_for_eval") else "question"),
             "query_cot": row.values.get("query_cot"),
             "subject": str(about.get("subject", "")),
             "subfield": str(about.get("subfield", "")),

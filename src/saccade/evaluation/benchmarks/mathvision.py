@@ -3,11 +3,12 @@ r"""MathVision, test: competition problems with a picture; letters, numbers and 
 import re
 from collections.abc import Iterator
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
 from saccade.evaluation.benchmarks._mathv import is_equal, model_answer
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.types import Kind, Task
 
 
@@ -59,7 +60,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     options = row.texts("options") if row.has("options") else ()
     # the parts are in one picture: the markers of a question name its parts
     question = re.sub(r"\s*<image1>\s*$", "", row.text("question"))
-    picture = row.any("decoded_image") if row.has("decoded_image") else row.any("image")
+    picture = row.get("decoded_image", "image")
     yield Task(
         id=row.text("id"),
         question=question,
@@ -67,5 +68,5 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
         kind=Kind.CHOICE if options else Kind.MATH,
         gold=row.letter(len(options), "answer") if options else row.text("answer"),
         choices=options,
-        extras={"subject": row.text("subject"), "level": row.text("level")},
+        extras={"subject": row.label("subject"), "level": row.label("level")},
     )

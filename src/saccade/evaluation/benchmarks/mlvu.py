@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, inline_options, mean_of_means, tolerant_choice, unlabelled
 from saccade.types import Kind, Task
 
@@ -57,7 +58,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     if name in _FREE:
         return
     if name not in COUNTS:
-        raise row.wrong(f"the field 'question_type' must be one of {', '.join(COUNTS)}; it is {name!r}")
+        raise row.wrong("question_type", f"it should be one of {', '.join(COUNTS)}; not {name!r}")
     stem, _ = inline_options(row.text("question"))  # one of the copies writes the options into the question
     options, video = unlabelled(row.texts("candidates")), row.text("video", "video_name")
     folders = (f"MLVU/video/{_FOLDERS[name]}/", f"video/{_FOLDERS[name]}/", "videos/", "")

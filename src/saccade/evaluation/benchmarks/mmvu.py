@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of, number_of
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import LETTERS, Copy, Row
-from saccade.rewards._text import folded
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, accuracy, extra
+from saccade.evaluation.benchmarks._rows import Copy
+from saccade.rewards._text import asked, folded
 from saccade.types import Kind, Task
 
 DISCIPLINES = {
@@ -22,15 +23,22 @@ DISCIPLINES = {
     "Humanities and Social Science": "Art, Economics, History, Law, Literature, Management",
 }
 _OF = {subject: name for name, subjects in DISCIPLINES.items() for subject in subjects.split(", ")}
+PROMPT = (
+    "You decide whether a candidate has answered an expert's question about a video, which you can't see, as the "
+    "reference does. Where options are listed, it is right only if it settles on the reference's option. Where none "
+    "are, it is right only if it states the very technique, concept or value of the reference, explicitly and beyond "
+    "doubt; one that is broader, merely related, or one of several is wrong."
+)
 _SUPERSCRIPTS = str.maketrans({digit: f"^{value}" for value, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
 
 
 def mmvu() -> Benchmark:
     """MMVU (Zhao et al. 2025, arXiv 2501.12380), the 1,000 validation questions.
 
-    The published rule is a judge for both kinds of question, so `official` decides only what no judge could see
-    otherwise: one letter that is named, and an open answer that is the gold but for case. All else is undecided. The
-    tolerant rule takes an open answer that holds the gold as whole words, or its number with the same unit.
+    The published rule is a judge for both kinds of question (correct, true or false), so `official` decides only what
+    no judge could see otherwise: one letter that is named, and an open answer that is the gold but for case. All else
+    is undecided. The tolerant rule takes an open answer that holds the gold as whole words, or its number with the same
+    unit.
     """
     return Benchmark(
         name="mmvu",
@@ -50,7 +58,16 @@ def mmvu() -> Benchmark:
             },
             "question_type": {"multiple-choice": 625, "open-ended": 375},
         },
+        criterion=Criterion(
+            prompt=PROMPT,
+            question=lambda task: asked(task.question, task.choices),
+            gold=lambda task: _option(task) if task.choices else str(task.gold),
+        ),
     )
+
+
+def _option(task: Task) -> str:
+    return f"{task.gold}. {task.choices[LETTERS.index(str(task.gold))]}"
 
 
 def _letter(text: str, task: Task) -> Mark:
@@ -79,10 +96,10 @@ def _plain(text: str) -> str:
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     kind = row.text("question_type")
     if kind not in ("multiple-choice", "open-ended"):
-        raise row.wrong(f"the field 'question_type' must be multiple-choice or open-ended, it is {kind!r}")
+        raise row.wrong("question_type", f"it should be multiple-choice or open-ended, not {kind!r}")
     subject = str(row.mapping("metadata").get("subject", "")).replace("_", " ")
     if subject not in _OF:
-        raise row.wrong(f"the field 'metadata.subject' must be a known subject, it is {subject!r}")
+        raise row.wrong("metadata.subject", f"it should be a known subject, not {subject!r}")
     choices = row.mapping("choices") if kind == "multiple-choice" else {}
     options = tuple(str(choices[letter]) for letter in sorted(choices) if choices[letter] not in ("", None))
     # of an address the part below the repository is the path in a copy

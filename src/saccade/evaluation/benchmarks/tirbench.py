@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._tir import extracted, official_value, tolerant_value
 from saccade.types import Kind, Task
 
@@ -45,7 +46,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
     row = row.inner(row.mapping("row")) if row.has("row") else row
     name = row.text("task", "category")
     if name not in COUNTS:
-        raise row.wrong(f"the field 'task' must be one of {', '.join(COUNTS)}; it is {name!r}")
+        raise row.wrong("task", f"it should be one of {', '.join(COUNTS)}; not {name!r}")
     about = row.values.get("meta_data") or row.values.get("metadata") or {}
     pictures = [row.values[each] for each in ("image_1", "image_2") if row.has(each)]
     yield Task(
@@ -53,7 +54,7 @@ def _read(row: Row, copy: Copy) -> Iterator[Task]:
         question=row.text("prompt"),
         media=tuple(copy.picture(each) for each in pictures),
         kind=Kind.OPEN,
-        gold=row.text("answer") if not isinstance(row.any("answer"), list) else str(row.any("answer")),
+        gold=row.text("answer") if not isinstance(row.get("answer"), list) else str(row.get("answer")),
         extras={
             "task": name,
             "image_1": pictures[0] if pictures and isinstance(pictures[0], str) else "",

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._answers import first_letter
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, extra
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import accuracy_beside, choice_mark, tolerant_choice, unlabelled
 from saccade.types import Kind, Task
 
@@ -36,7 +37,7 @@ def videomme(*, subtitles: bool = False) -> Benchmark:
             kind=Kind.CHOICE,
             gold=row.letter(len(options), "answer"),
             choices=options,
-            extras={**{name: row.text(name) for name in _KEPT}, **said},
+            extras={**{name: row.label(name) for name in _KEPT}, **said},
         )
 
     return Benchmark(

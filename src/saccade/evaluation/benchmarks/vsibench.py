@@ -5,9 +5,10 @@ from statistics import fmean
 
 import numpy as np
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._answers import number_of
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra, table
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice, unlabelled
 from saccade.types import Kind, Task
 
@@ -87,7 +88,7 @@ def _metrics(results: Sequence[Result]) -> dict[str, float]:
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     kind = row.text("question_type")
     if kind not in (*NUMERIC, *CHOICE):
-        raise row.wrong(f"the field 'question_type' must be one of {', '.join((*NUMERIC, *CHOICE))}; it is {kind!r}")
+        raise row.wrong("question_type", f"it should be one of {', '.join((*NUMERIC, *CHOICE))}; not {kind!r}")
     options = unlabelled(row.texts("options")) if kind in CHOICE else ()
     video = f"{row.text('dataset')}/{row.text('scene_name')}.mp4"
     yield Task(

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, inline_options, tolerant_choice
 from saccade.types import Kind, Task
 
@@ -51,12 +52,12 @@ def _official(text: str, task: Task) -> Mark:
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     question, options = inline_options(row.text("text", "question"))
     if not options:
-        raise row.wrong("the field 'text' must hold the options, a line each: (A) ...")
+        raise row.wrong("text", "it should hold the options, a line each: (A) ...")
     name = f"{row.text('category')}-{row.text('question_id', 'index')}"
     yield Task(
         id=name,
         question=question,
-        media=(copy.picture(row.any("image")),) if row.has("image") else (),
+        media=(copy.picture(row.get("image")),) if row.has("image") else (),
         kind=Kind.CHOICE,
         gold=row.letter(len(options), "label", "answer"),
         choices=options,

@@ -4,8 +4,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, table
-from saccade.evaluation.benchmarks._rows import Copy, Row
+from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice, unlabelled
 from saccade.types import Kind, Task
 
@@ -75,18 +76,18 @@ def _metrics(results: Sequence[Result]) -> dict[str, float]:
 def _read(row: Row, copy: Copy) -> Iterator[Task]:
     key, problem = row.text("key"), row.text("ID")
     if key not in _KEYS:
-        raise row.wrong(f"the field 'key' must be one of {', '.join(sorted(_KEYS))}; it is {key!r}")
+        raise row.wrong("key", f"it should be one of {', '.join(sorted(_KEYS))}; not {key!r}")
     # one text holds them all: `A. 300;B. 400; C. ...`
     options = unlabelled([each.strip() for each in re.split(r";\s*(?=[B-H]\.)", row.text("option"))])
     yield Task(
         id=f"{problem}-{key}",
         question=row.text("question"),
-        media=(copy.picture(row.any("image_path", "image")),),
+        media=(copy.picture(row.get("image_path", "image")),),
         kind=Kind.CHOICE,
         gold=row.letter(len(options), "answer"),
         choices=options,
         extras={
             **{"problem": problem, "key": key, "steps": _STEPS.get(key, "one-step")},
-            "concept": row.text("knowledge concept"),
+            "concept": row.label("knowledge concept"),
         },
     )
