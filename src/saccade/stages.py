@@ -4,14 +4,13 @@ world(folder, recipe)     clips, tasks and traces, checked
 sft(folder, recipe)       traces -> checkpoints in folder/sft
 rl(folder, recipe)        tasks  -> checkpoints in folder/rl
 evaluate(folder, recipe)  tasks  -> folder/evaluations/<name>.jsonl
-examine(folder, recipe)   a benchmark -> the same, and its report beside
+examine(folder, recipe)   a benchmark -> the same, and its scorecard beside
 """
 
 import asyncio
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,16 +28,17 @@ from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import ConfigError, DataError, ModelError, RunError
 from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, report
-from saccade.evaluation.benchmarks._episodes import results_of, scorer
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor
+from saccade.evaluation.benchmarks._episodes import scorer
 from saccade.evaluation.metrics import failed
+from saccade.evaluation.scorecard import Scorecard, keep, scorecard
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.model.tiny import make_tiny
 from saccade.protocols import Scorer
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import Stage
-from saccade.runlog import Run, write_text, writing
+from saccade.runlog import Run, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
@@ -352,8 +352,8 @@ def examine(
     extractor: Extractor = "official",
     weights: Path | None = None,
     on_done: Callable[[int, int], None],
-) -> Report:
-    """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
+) -> Scorecard:
+    """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
 
     Raises DataError for a copy that is not whole, unless a `subset` is wanted.
     """
@@ -366,9 +366,9 @@ def examine(
         score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
         on_done=on_done,
     )
-    found = report(benchmark, results_of(benchmark, scored, extractor), extractor=extractor)
-    write_text(folder / "evaluations" / f"{benchmark.name}.report.json", json.dumps(asdict(found), indent=1) + "\n")
-    return found
+    card = scorecard(benchmark, scored, extractor=extractor)
+    keep(folder, benchmark.name, card)
+    return card
 
 
 def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:

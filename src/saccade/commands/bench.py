@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from saccade import plugins
-from saccade.commands._terminal import progress, show
+from saccade.commands._terminal import out, progress, show
 from saccade.config import load_recipe
 from saccade.errors import ConfigError
 from saccade.runlog import Run
+from saccade.view.live import say
 
 # Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,6 +36,7 @@ def run_benchmarks(
     """
     from saccade import stages
     from saccade.evaluation.benchmarks._benchmark import Extractor
+    from saccade.evaluation.scoreboard import write_scores
 
     if extractor not in get_args(Extractor):
         raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
@@ -54,6 +56,9 @@ def run_benchmarks(
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))
+        # After each, so that what was evaluated before a kill is reported.
+        page = write_scores(folder)
+    say(out, f"The report: {page}")
 
 
 def _tell(advance: Callable[[int, str, int | None], None], done: int, every: int) -> None:
@@ -63,9 +68,10 @@ def _tell(advance: Callable[[int, str, int | None], None], done: int, every: int
 def _grids(report: Any) -> list[Any]:
     """What a report says, as tables: its metrics, what went wrong, its strata."""
     from saccade.evaluation.report import Grid
+    from saccade.evaluation.scoreboard import ranged
 
     counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
-    rows = [(name, f"{value:.2f}") for name, value in report.metrics.items()]
+    rows = [(name, ranged(value, report.intervals[name])) for name, value in report.metrics.items()]
     if report.undecided:
         counts["for a judge to decide"] = report.undecided
         rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))

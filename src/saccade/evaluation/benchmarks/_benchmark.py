@@ -53,11 +53,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A task with its answer and its mark."""
+    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times."""
 
     task: Task
     answer: Answer
     mark: Mark
+    attempt: int = 0
 
     @property
     def value(self) -> float:
@@ -75,12 +76,18 @@ Names = Callable[[Task], str | Sequence[str] | None]
 Metrics = Callable[[Sequence[Result]], dict[str, float]]
 
 
+def same_media(task: Task) -> str:
+    """The unit of a task whose questions share files; a task without one stands alone."""
+    return "\n".join(media.path for media in task.media) or task.id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
     `counts` holds how many tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on
-    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first.
+    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first. Tasks of one `unit` aren't
+    independent of each other: those about one video, or the variants of one problem; intervals are over units.
     """
 
     name: str
@@ -94,6 +101,7 @@ class Benchmark:
     metrics: Metrics
     strata: Mapping[str, Names] = field(default_factory=dict)
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unit: Callable[[Task], str] = same_media
 
     def stream(self, root: Path) -> Iterator[Task]:
         """The tasks of a local copy one at a time, nothing checked but each row by itself."""
@@ -139,8 +147,8 @@ def names_of(names: Names, task: Task) -> tuple[str, ...]:
     return () if found is None else (found,) if isinstance(found, str) else tuple(found)
 
 
-def extra(name: str) -> Names:
-    """A stratum that a task's `extras` name."""
+def extra(name: str) -> Callable[[Task], str]:
+    """A stratum, or a unit, that a task's `extras` name."""
     return lambda task: str(task.extras[name])
 
 

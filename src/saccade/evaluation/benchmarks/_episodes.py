@@ -4,7 +4,9 @@ score = scorer(benchmark, "official")      what `evaluation.run.evaluate` is giv
 results = results_of(benchmark, scored)    its episodes marked again: a rule that was mended needs no new episodes
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, Extractor, Result, marked
 from saccade.evaluation.metrics import failed
@@ -32,6 +34,12 @@ def scorer(benchmark: Benchmark, extractor: Extractor) -> Callable[[Episode, Tas
 
 
 def results_of(benchmark: Benchmark, scored: Sequence[Scored], extractor: Extractor = "official") -> list[Result]:
-    """The results of scored episodes, in order."""
-    rule = benchmark.rule(extractor)
-    return [marked(each.episode.task, answer_of(each.episode), rule, {}) for each in scored]
+    """The results of scored episodes, in order; those of one task are its attempts."""
+    rule, seen = benchmark.rule(extractor), Counter[str]()
+    found = []
+    for each in scored:
+        task = each.episode.task
+        result = marked(task, answer_of(each.episode), rule, {})
+        found.append(replace(result, attempt=seen[task.id]))
+        seen[task.id] += 1
+    return found

@@ -33,6 +33,7 @@ def mathverse() -> Benchmark:
             "problem_version": dict.fromkeys(VERSIONS, 788),
             "question_type": {"multi-choice": 5 * 436, "free-form": 5 * 352},
         },
+        unit=extra("problem_index"),
     )
 
 

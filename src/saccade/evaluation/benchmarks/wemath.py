@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, table
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra, table
 from saccade.evaluation.benchmarks._rows import Copy, Row
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice, unlabelled
 from saccade.types import Kind, Task
@@ -37,6 +37,7 @@ def wemath() -> Benchmark:
             "concept": lambda task: str(task.extras["concept"]) if task.extras["steps"] == "one-step" else None,
         },
         counts={"steps": COUNTS},
+        unit=extra("problem"),
     )
 
 
@@ -47,10 +48,10 @@ def _official(text: str, task: Task) -> Mark:
 
 def _metrics(results: Sequence[Result]) -> dict[str, float]:
     """Percentages over the problems that are there with their whole; the rates of rote memorisation over CM + RM."""
-    steps: defaultdict[str, list[bool]] = defaultdict(list)
-    wholes: dict[str, bool] = {}
+    steps: defaultdict[tuple[str, int], list[bool]] = defaultdict(list)
+    wholes: dict[tuple[str, int], bool] = {}
     for each in results:
-        problem, right = each.task.extras["problem"], each.value >= 1
+        problem, right = (each.task.extras["problem"], each.attempt), each.value >= 1
         if each.task.extras["steps"] == "one-step":
             steps[problem].append(right)
         else:
@@ -63,7 +64,7 @@ def _metrics(results: Sequence[Result]) -> dict[str, float]:
     for place, setting in enumerate(("strict", "loose")):
         cm = sum(whole and each[place] for each in known for whole in each[2:])
         rm = sum(whole and not each[place] for each in known for whole in each[2:])
-        found[f"score_{setting}"] = 100 * (count - 0.5 * ig - rm - ik) / count
+        found[f"score_{setting}"] = 100 * (len(known) - 0.5 * ig - rm - ik) / count
         found[f"complete_mastery_{setting}"] = 100 * cm / count
         found[f"rote_memorisation_{setting}"] = 100 * rm / (cm + rm) if cm + rm else 0.0
     rates = {"insufficient_knowledge": 100 * ik / count, "inadequate_generalisation": 100 * ig / count}
