@@ -18,7 +18,7 @@ LAYERS = [
     ["agents"],
     ["rollouts"],
     ["training", "evaluation"],
-    ["recipes", "testing", "planning", "stages", "doctor", "demo", "lab", "commands", "cli"],
+    ["recipes", "testing", "planning", "stages", "doctor", "demo", "lab", "interop", "commands", "cli"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Single files of one layer may know each other; the folders of one layer may not.
@@ -49,6 +49,7 @@ OWNERS = {
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),
     "pyarrow": ("data.parquet",),
+    "lmms_eval": ("interop.lmms_eval",),
 }
 
 OPTIONAL = {"tensorboard", "pyarrow"}  # reached through torch's own writer; imported by name, late

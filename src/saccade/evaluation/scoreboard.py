@@ -31,6 +31,7 @@ def write_scores(folder: Path, *, facts: Mapping[str, Any] | None = None) -> Pat
 
     cards = read_cards(folder)
     known = {**(facts or {}), **page.facts_of(folder)}
+    # By benchmark, since several evaluations may be of one.
     others = {name: published(name) for name in dict.fromkeys(card.benchmark for card in cards.values())}
     plain_cards = {name: asdict(card) for name, card in cards.items()}
     plain_others = {name: [asdict(each) for each in some] for name, some in others.items()}

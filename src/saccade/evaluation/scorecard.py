@@ -226,5 +226,6 @@ def cut(text: str) -> str:
     >>> cut("a" * 500)[-3:]
     'aa…'
     """
+    # Half characters can't be written to a file.
     plain = text.strip().encode("utf-8", "replace").decode()
     return plain if len(plain) <= LONGEST else plain[:LONGEST] + "…"

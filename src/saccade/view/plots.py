@@ -275,6 +275,7 @@ def points(given: Sequence[Point], *, across: str, unit: str, fmt: Format = "svg
             fill = "none" if each.hollow else colour
             axes.plot([each.x], [each.y], marker, label=plain(each.name), color=colour, markerfacecolor=fill)
         least, most = min(each.x for each in given), max(each.x for each in given)
+        # No token at all, as of an agent that is shown nothing, has no place on a logarithm.
         if least > 0 and most > 10 * least:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
