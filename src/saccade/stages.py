@@ -31,7 +31,7 @@ from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor
 from saccade.evaluation.benchmarks._episodes import scorer
 from saccade.evaluation.metrics import failed
-from saccade.evaluation.scorecard import Scorecard, keep, scorecard
+from saccade.evaluation.scorecard import Scorecard, conditions, keep, scorecard
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.model.tiny import make_tiny
@@ -366,7 +366,7 @@ def examine(
         score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
         on_done=on_done,
     )
-    card = scorecard(benchmark, scored, extractor=extractor)
+    card = scorecard(benchmark, scored, extractor=extractor, known=conditions(recipe, weights or newest(folder)))
     keep(folder, benchmark.name, card)
     return card
 

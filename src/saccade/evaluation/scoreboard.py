@@ -1,6 +1,6 @@
 """The report on a run's benchmarks: all scorecards of its folder, beside what others published.
 
-page = write_scores(run)       evaluations/benchmarks.json, .md and .html, of every *.report.json there
+page = write_scores(run)       evaluations/benchmarks.json, .md (with a .png) and .html, of every *.report.json there
 """
 
 import html
@@ -13,12 +13,13 @@ from typing import Any
 from saccade.evaluation.published import WARNING, Published, published
 from saccade.evaluation.report import Grid
 from saccade.evaluation.scorecard import Interval, Scorecard, read_cards
-from saccade.runlog import write_text
+from saccade.runlog import write_text, writing
 
 NAME = "benchmarks"
 READING = (
     "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, by a "
-    "bootstrap over units: the questions of one video, or the variants of one problem."
+    "bootstrap over units: the questions of one video, or the variants of one problem; where all score the same, the "
+    "interval is a point, and means little where they are few."
 )
 
 
@@ -39,6 +40,8 @@ def write_scores(folder: Path, *, facts: Mapping[str, Any] | None = None) -> Pat
     whole = {"facts": known, "warning": WARNING, "evaluations": plain_cards, "published": plain_others}
     write_text(place / f"{NAME}.json", json.dumps(whole, indent=1) + "\n")
     write_text(place / f"{NAME}.md", markdown(title, known, cards, others))
+    with writing(place / f"{NAME}.png"):
+        (place / f"{NAME}.png").write_bytes(scores_page.plot(plain_cards, plain_others, fmt="png") or b"")
     text = scores_page.render(title=title, facts=known, cards=plain_cards, published=plain_others, warning=WARNING)
     return write_text(place / f"{NAME}.html", text)
 
@@ -47,7 +50,7 @@ def write_scores(folder: Path, *, facts: Mapping[str, Any] | None = None) -> Pat
 
 
 def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Published]]) -> list[Grid]:
-    """Scores, costs, then each evaluation's metrics and strata, and what was published."""
+    """Scores, costs, then each evaluation's conditions, metrics and strata, and what was published."""
     found = [_scores(cards, others), _costs(cards)]
     for name, card in cards.items():
         rows = tuple(
@@ -55,6 +58,8 @@ def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Publishe
             for metric, value in card.metrics.items()
         )
         found.append(Grid(title=name, header=("", "%", "published by others"), rows=rows))
+        if card.conditions:
+            found.append(Grid(title=f"{name}, how", header=("", ""), rows=tuple(card.conditions.items())))
         for stratum, cells in card.strata.items():
             lines = tuple(
                 (row, str(cell.n), ranged(cell.value, card.bounds[stratum][row])) for row, cell in cells.items()
@@ -121,7 +126,8 @@ def markdown(
 ) -> str:
     """The report as Markdown."""
     listed = "\n".join(f"- {inert(key)}: {inert(value)}" for key, value in facts.items())
-    parts = [f"# {inert(title)}: benchmarks", listed, READING, WARNING]
+    picture = f"![Score against visual tokens per question]({NAME}.png)"
+    parts = [f"# {inert(title)}: benchmarks", listed, READING, WARNING, picture]
     for grid in grids(cards, others):
         lines = [grid.header, ("---",) * len(grid.header), *grid.rows]
         parts += [f"## {inert(grid.title)}", "\n".join(f"| {' | '.join(map(inert, line))} |" for line in lines)]

@@ -18,6 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
+from saccade.config import Recipe
 from saccade.data.record import typed
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
@@ -73,11 +74,12 @@ class Scorecard(Report):
     """A report with what its page shows besides.
 
     `intervals` are those of `metrics`, `bounds` those of the `strata`, all in percent; `units` is how many were drawn
-    from, `tasks` how many questions there were, which `n` attempts answered.
+    from, `tasks` how many questions there were, which `n` attempts answered; `conditions` say how they were.
     """
 
     tasks: int
     units: int
+    conditions: Mapping[str, str]
     intervals: Mapping[str, Interval]
     bounds: Mapping[str, Mapping[str, Interval]]
     costs: Costs
@@ -89,8 +91,14 @@ class Scorecard(Report):
         return self.intervals[self.headline]
 
 
-def scorecard(benchmark: Benchmark, scored: Sequence[Scored], *, extractor: Extractor = "official") -> Scorecard:
-    """The scorecard of all episodes. DataError where there is none."""
+def scorecard(
+    benchmark: Benchmark,
+    scored: Sequence[Scored],
+    *,
+    extractor: Extractor = "official",
+    known: Mapping[str, str] | None = None,
+) -> Scorecard:
+    """The scorecard of all episodes; `known` are its conditions. DataError where there is no episode."""
     results = results_of(benchmark, scored, extractor)
     plain = report(benchmark, results, extractor=extractor)
     units = [benchmark.unit(each.task) for each in results]
@@ -98,11 +106,28 @@ def scorecard(benchmark: Benchmark, scored: Sequence[Scored], *, extractor: Extr
         **{each.name: getattr(plain, each.name) for each in fields(plain)},
         tasks=len({each.task.id for each in results}),
         units=len(set(units)),
+        conditions=dict(known or {}),
         intervals=intervals(results, units, benchmark.metrics),
         bounds={name: _bounds(results, units, name, benchmark) for name in benchmark.strata},
         costs=costs_of(scored),
         shown=shown(results),
     )
+
+
+def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
+    """What a reader must know to compare a score: the model, and the settings under which it was asked."""
+    evaluation, agent = recipe.evaluation, {**recipe.agent.settings, **recipe.evaluation.agent}
+    found = {
+        "model": str(weights or recipe.model.path),
+        "agent": recipe.agent.name,
+        **{f"agent's {name}": cut(str(value)) or "none" for name, value in agent.items()},
+        "tools": "on" if evaluation.tools else "off",
+        "temperature": f"{evaluation.temperature:g}",
+        "tokens per reply": str(recipe.sampling.max_tokens),
+        "seed": str(recipe.seed),
+    }
+    found |= {"frames": ", ".join(map(str, evaluation.frames))} if evaluation.frames else {}
+    return found | ({"at most": f"{evaluation.limit} questions"} if evaluation.limit else {})
 
 
 def keep(folder: Path, name: str, card: Scorecard) -> Path:
@@ -213,7 +238,7 @@ def _shown(sort: str, result: Result) -> Shown:
         sort=sort,
         id=task.id,
         question=cut(task.question),
-        gold=cut(str(task.gold)),
+        gold=cut(" – ".join(map(str, task.gold)) if isinstance(task.gold, tuple) else str(task.gold)),
         said=cut(answer.error if answer.error is not None else final_answer(answer.text) or answer.text),
         read=None if result.mark.read is None else cut(result.mark.read),
         value=result.value,

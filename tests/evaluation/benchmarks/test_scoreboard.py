@@ -34,7 +34,7 @@ def run(tmp_path_factory):
         scored = [
             attempt(task, str(task.gold) if i % 4 else "no", calls=1, usage=usage) for i, task in enumerate(tasks)
         ]
-        keep(folder, name, scorecard(benchmark, scored))
+        keep(folder, name, scorecard(benchmark, scored, known={"temperature": "0.7", NASTY: NASTY}))
     nasty = [
         attempt(hostile(task), NASTY, end=End.ABORTED if i % 2 else End.ANSWERED, error=NASTY if i % 2 else None)
         for i, task in enumerate(tasks)
@@ -103,6 +103,8 @@ def test_everything_that_is_asked_for_stands_in_all_three(run):
         assert said in page, said
         assert said in text, said
     assert "<svg" in page
+    assert (place / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+    assert "| temperature | 0.7 |" in text
     assert WARNING in text
     assert "By duration" in page
 

@@ -3,11 +3,13 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
+from saccade.config import load_recipe
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._benchmark import Answer, Mark, Result, accuracy, grade
 from saccade.evaluation.benchmarks._episodes import results_of
@@ -16,6 +18,7 @@ from saccade.evaluation.scorecard import (
     RESAMPLES,
     SHOWN,
     SORTS,
+    conditions,
     costs_of,
     intervals,
     keep,
@@ -192,7 +195,7 @@ def test_fixed_denominators_and_rounds_through_a_file(tmp_path):
     scored = [attempt(task, "<answer>C</answer>") for task in tasks[:10]]
     scored += [attempt(task, "<answer>C</answer>", end=End.ABORTED, error=NASTY) for task in tasks[10:20]]
     scored += [attempt(task, NASTY.lower()) for task in tasks[20:]]
-    card = scorecard(benchmark, scored)
+    card = scorecard(benchmark, scored, known={"tools": "off"})
     assert (card.n, card.tasks, card.units, card.errors, card.unparsed) == (30, 30, 10, 10, 10)
     assert card.score == pytest.approx(100 / 3)
     assert card.interval[0] < card.score < card.interval[1]
@@ -200,6 +203,18 @@ def test_fixed_denominators_and_rounds_through_a_file(tmp_path):
     assert card.interval == pytest.approx(card.bounds["duration"]["short"])  # all of them are short
     keep(tmp_path, "videomme", card)
     assert read_cards(tmp_path) == {"videomme": card}
+
+
+def test_conditions_are_those_of_the_evaluation():
+    settings = ["temperature=0.7", "frames=[8,16]", "tools=false", "limit=9", "agent.max_turns=9"]
+    settings = [f"evaluation.{each}" for each in settings]
+    recipe = load_recipe("tiny/para_grpo", [*settings, "agent.settings.max_turns=2"])
+    found = conditions(recipe, None)
+    assert found["agent"] == "parallel"
+    assert found["agent's max_turns"] == "9"
+    assert (found["tools"], found["temperature"], found["frames"]) == ("off", "0.7", "8, 16")
+    assert found["at most"] == "9 questions"
+    assert conditions(recipe, Path("runs/a/rl/00004"))["model"] == "runs/a/rl/00004"
 
 
 def test_a_card_that_cannot_be_read_is_named(tmp_path):
