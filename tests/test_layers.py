@@ -18,7 +18,7 @@ LAYERS = [
     ["agents"],
     ["rollouts"],
     ["training", "evaluation"],
-    ["recipes", "testing", "planning", "stages", "exams", "doctor", "demo", "lab", "commands", "cli"],
+    ["recipes", "testing", "planning", "stages", "exams", "doctor", "demo", "lab", "interop", "commands", "cli"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Single files of one layer may know each other; the folders of one layer may not.
@@ -45,11 +45,12 @@ OWNERS = {
     "tokenizers": ("chat.tokens", "model._tiny_tokenizer"),
     "peft": ("model._adapters",),
     "safetensors": ("model._adapters",),
-    "jinja2": ("view.page", "view.lab_page", "view.rows"),
+    "jinja2": ("view.page", "view.rows"),
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),
     "pyarrow": ("data.parquet",),
     "huggingface_hub": ("data.hub",),
+    "lmms_eval": ("interop.lmms_eval",),
 }
 
 OPTIONAL = {"tensorboard", "pyarrow"}  # reached through torch's own writer; imported by name, late

@@ -1,7 +1,7 @@
 """An exam: weights, tasks and what marks the answers; its episodes stay in the run's folder.
 
 evaluate(folder, recipe)  tasks       -> folder/evaluations/<name>.jsonl
-examine(folder, recipe)   a benchmark -> the same, and its report beside
+examine(folder, recipe)   a benchmark -> the same, and its scorecard beside
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,12 @@ from saccade.config import Recipe
 from saccade.data.rows import read_tasks
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report
-from saccade.evaluation.benchmarks._episodes import reported, scorer
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor
+from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.benchmarks._judging import Referee
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
+from saccade.evaluation.scorecard import Scorecard, conditions, keep, scorecard
 from saccade.evaluation.shards import Shard, shard_path
 from saccade.media import files
 from saccade.model.digest import weights_digest
@@ -87,10 +88,10 @@ def examine(
     weights: Path | None = None,
     shard: Shard | None = None,
     on_done: Callable[[evaluation_run.Tally], None],
-) -> Report:
-    """Evaluate weights on a benchmark's local copy in `data`; the report is written beside the episodes.
+) -> Scorecard:
+    """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
 
-    The report of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
+    The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
     `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
     not whole, unless a `subset` is wanted; see `check_order` as well.
     """
@@ -106,13 +107,18 @@ def examine(
         portion=portion_of(recipe, benchmark, shard),
         on_done=on_done,
     )
-    return reported(benchmark, scored, extractor, referee, shard_path(folder, benchmark.name, shard))
+    path = shard_path(folder, benchmark.name, shard)
+    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(".verdicts.jsonl"))
+    known = conditions(recipe, weights or newest(folder))
+    card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
+    keep(path, card)
+    return card
 
 
 def portion_of(recipe: Recipe, benchmark: Benchmark, shard: Shard | None) -> Portion:
     """The part of a benchmark that is asked: its strata evenly, and whole what its metric reads together."""
     limit = recipe.evaluation.limit
-    return Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.unit, shard=shard)
+    return Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.together, shard=shard)
 
 
 def check_order(recipe: Recipe, benchmark: Benchmark) -> None:

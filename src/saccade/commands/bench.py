@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from saccade import plugins
-from saccade.commands._terminal import progress, show
+from saccade.commands._terminal import out, progress, show
 from saccade.config import Recipe
 from saccade.data.hub import HUB, MAIN, MARK, Hub
 from saccade.errors import ConfigError
-from saccade.view.live import Advance
+from saccade.view.live import Advance, say
 
 # Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,6 +41,7 @@ def run_benchmarks(
     """
     from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
+    from saccade.evaluation.scoreboard import write_scores
 
     if copies.extractor not in get_args(Extractor):
         raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
@@ -63,6 +64,10 @@ def run_benchmarks(
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))
+        # After each, so that what was evaluated before a kill is reported; of shards when they are joined.
+        page = None if shard else write_scores(folder)
+    if page is not None:
+        say(out, f"The report: {page}")
 
 
 def _tell(advance: Advance, tally: Any) -> None:
@@ -85,9 +90,11 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
 def _grids(report: Any) -> list[Any]:
     """What a report says, as tables: its metrics, what went wrong, its strata."""
     from saccade.evaluation.report import Grid
+    from saccade.evaluation.scoreboard import ranged
 
     counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
-    rows = [(name, f"{value:.2f}") for name, value in (report.metrics | report.at_k).items()]
+    rows = [(name, ranged(value, report.intervals[name])) for name, value in report.metrics.items()]
+    rows += [(name, f"{value:.2f}") for name, value in report.at_k.items()]
     if report.undecided:
         counts["without a verdict" if report.judge else "for a judge to decide"] = report.undecided
         rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))

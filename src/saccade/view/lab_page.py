@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from saccade.view.page import STATIC
+from saccade.view.page import filled
 from saccade.view.plots import themed
 
 
@@ -25,17 +24,8 @@ def render(
     pictures: Sequence[tuple[str, bytes]],
 ) -> str:
     """The page as text: `parts` are name, what it is, settings; `tables` title, header, rows; `pictures` title, SVG."""
-    environment = Environment(
-        loader=FileSystemLoader(STATIC),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("lab.html.j2")
-    drawn = [(heading, Markup(themed(picture))) for heading, picture in pictures]
-    return template.render(
-        css=Markup((STATIC / "report.css").read_text(encoding="utf-8")),
+    return filled(
+        "lab.html.j2",
         title=title,
         name=name,
         warnings=warnings,
@@ -46,5 +36,5 @@ def render(
         reading=reading,
         intervals=intervals,
         tables=tables,
-        pictures=drawn,
+        pictures=[(heading, Markup(themed(picture))) for heading, picture in pictures],
     )

@@ -72,19 +72,11 @@ def render(
     examples: int = 12,
 ) -> str:
     """The page as text; any part of it may be empty. See `write`."""
-    environment = Environment(
-        loader=FileSystemLoader(STATIC),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     album = Album(pixels=pixels)  # filled by the examples; the template then writes each thumbnail once
     compared = comparison or {"summaries": {}, "changes": []}
-    page = environment.get_template("report.html.j2").render(
+    return filled(
+        "report.html.j2",
         title=title,
-        css=Markup((STATIC / "report.css").read_text(encoding="utf-8")),
         facts={key: str(value) for key, value in facts.items()},
         recipe=recipe,
         summaries=compared["summaries"],
@@ -94,6 +86,20 @@ def render(
         examples=_examples(evaluations, examples, album, decode),
         album=album,
     )
+
+
+def filled(template: str, **words: Any) -> str:
+    """A page from a template of `static`; whatever stands in it is escaped, but for what is Markup already."""
+    environment = Environment(
+        loader=FileSystemLoader(STATIC),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    css = Markup((STATIC / "report.css").read_text(encoding="utf-8"))
+    page = environment.get_template(template).render(css=css, **words)
     return shown_text("\n".join(line.rstrip() for line in page.strip().split("\n"))) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Curves and bars as SVG or PNG, and how all plots look.
+"""Curves, bars and points as SVG or PNG, and how all plots look.
 
 The colours are those of Okabe and Ito (2008), told apart by most colour-blind readers. `themed` makes an SVG take its
 colours from the page around it, so that one picture serves a light and a dark page.
@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 INK, FAINT = "#1a1b1c", "#8a8b8c"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f5d", "#b3a600")
@@ -230,6 +231,66 @@ def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colou
             linestyle=(0, (1, 1)),
             label="_nolegend_" if known else "blind floor",
         )
+
+
+# ---- points --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A value over what it cost; points of one `group` share a colour, a `hollow` one is somebody else's.
+
+    >>> Point(name="lvbench", group="lvbench", x=900.0, y=39.8, low=37.5, high=42.1).hollow
+    False
+    """
+
+    name: str
+    group: str
+    x: float
+    y: float
+    low: float
+    high: float
+    hollow: bool = False
+
+
+MARKERS = ("o", "s", "^", "D")
+
+
+def points(given: Sequence[Point], *, across: str, unit: str, fmt: Format = "svg") -> bytes | None:
+    """Points with intervals, `unit` over `across`, in a legend by name. None where there is no point.
+
+    The axis across is logarithmic where the values span more than a factor of ten.
+    """
+    groups = list(dict.fromkeys(each.group for each in given))
+    if not groups:
+        return None
+    with matplotlib.rc_context(LOOK):
+        rows = -(-len(given) // 2)
+        figure = Figure(figsize=(5.4, 3.2 + 0.16 * rows), layout="constrained")
+        axes = figure.subplots()
+        for each in given:
+            place = groups.index(each.group)
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
+            axes.vlines(each.x, each.low, each.high, color=colour, linewidth=1.4, alpha=0.7)
+            fill = "none" if each.hollow else colour
+            axes.plot(
+                [each.x], [each.y], marker, label=plain(each.name), color=colour, markerfacecolor=fill, clip_on=False
+            )
+        least, most = min(each.x for each in given), max(each.x for each in given)
+        # No token at all, as of an agent that is shown nothing, has no place on a logarithm.
+        if least > 0 and most > 10 * least:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_xlim(0, 1.08 * most or 1.0)
+        axes.set_ylim(0, 100)
+        axes.set_xlabel(across)
+        axes.set_ylabel(unit)
+        axes.grid(axis="y")
+        figure.legend(loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.2)
+        return saved(figure, fmt)
 
 
 def plain(name: str) -> str:

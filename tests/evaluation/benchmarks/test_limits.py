@@ -24,7 +24,7 @@ from saccade.evaluation.portions import Portion
 def test_a_benchmark_is_spread_over_its_own_strata(tmp_path, name, stratum, limit, each):
     benchmark = plugins.bind("evaluation.benchmarks", name, {})()
     tasks = benchmark.tasks(write_copy(name, tmp_path))
-    few = Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.unit).of(tasks)
+    few = Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.together).of(tasks)
     held = Counter(benchmark.strata[stratum](one) for one in few)
     assert set(held.values()) == {each}
     assert set(held) == {benchmark.strata[stratum](one) for one in tasks}
@@ -34,7 +34,7 @@ def test_a_benchmark_is_spread_over_its_own_strata(tmp_path, name, stratum, limi
 def test_problems_of_several_steps_stay_whole(tmp_path):
     benchmark = plugins.bind("evaluation.benchmarks", "wemath", {})()
     tasks = benchmark.tasks(write_copy("wemath", tmp_path))
-    few = Portion(limit=35, strata=tuple(benchmark.strata.values()), unit=benchmark.unit).of(tasks)
+    few = Portion(limit=35, strata=tuple(benchmark.strata.values()), unit=benchmark.together).of(tasks)
     whole = Counter(each.extras["problem"] for each in tasks)
     held = Counter(each.extras["problem"] for each in few)
     assert 30 < len(few) <= 35
@@ -42,9 +42,13 @@ def test_problems_of_several_steps_stay_whole(tmp_path):
 
 
 def results(tasks, values):
-    """Results of tasks with these values; None: nothing could be read."""
-    marks = [UNPARSED if value is None else Mark(read="C", value=value) for value in values]
-    return [Result(task=task, answer=Answer(text="C"), mark=mark) for task, mark in zip(tasks, marks, strict=True)]
+    """Results of tasks with these values, those of one task being its attempts; None: nothing could be read."""
+    seen, found = Counter(), []
+    for task, value in zip(tasks, values, strict=True):
+        mark = UNPARSED if value is None else Mark(read="C", value=value)
+        found.append(Result(task=task, answer=Answer(text="C"), mark=mark, attempt=seen[task.id]))
+        seen[task.id] += 1
+    return found
 
 
 def test_attempts_are_averaged_and_not_mixed(tmp_path):

@@ -55,11 +55,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A task with its answer and its mark."""
+    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times."""
 
     task: Task
     answer: Answer
     mark: Mark
+    attempt: int = 0
 
     @property
     def value(self) -> float:
@@ -82,6 +83,11 @@ Names = Callable[[Task], str | Sequence[str] | None]
 Metrics = Callable[[Sequence[Result]], dict[str, float]]
 
 
+def same_media(task: Task) -> str:
+    """The unit of a task whose questions share files; a task without one stands alone."""
+    return "\n".join(media.path for media in task.media) or task.id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
     """What a judge is told about answers that no rule decides: when one is right, what was asked, the reference.
@@ -99,10 +105,11 @@ class Criterion:
 class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
-    Tasks that `metrics` read together, such as the variants of a question, have one `unit`. `ordered` says why options
-    must keep their published order, where they must. `counts` holds how many
-    tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on the Hugging Face hub,
-    `patterns` the files of its split there, the preferred ones first.
+    `counts` holds how many tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on
+    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first. Tasks of one `unit` aren't
+    independent of each other: those about one video, or the variants of one problem; intervals are over units. Tasks
+    that `metrics` read `together`, such as the variants of a question, are asked together or not at all. `ordered` says
+    why options must keep their published order, where they must.
     """
 
     name: str
@@ -116,7 +123,8 @@ class Benchmark:
     metrics: Metrics
     strata: Mapping[str, Names] = field(default_factory=dict)
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    unit: Callable[[Task], str] = lambda task: task.id
+    unit: Callable[[Task], str] = same_media
+    together: Callable[[Task], str] = lambda task: task.id
     ordered: str = ""
     criterion: Criterion | None = None  # where rules leave answers to a judge
 
@@ -164,8 +172,8 @@ def names_of(names: Names, task: Task) -> tuple[str, ...]:
     return () if found is None else (found,) if isinstance(found, str) else tuple(found)
 
 
-def extra(name: str) -> Names:
-    """A stratum that a task's `extras` name."""
+def extra(name: str) -> Callable[[Task], str]:
+    """A stratum, or a unit, that a task's `extras` name."""
     return lambda task: str(task.extras[name])
 
 
@@ -272,19 +280,12 @@ def report(
         unparsed=sum(each.unparsed for each in results),
         undecided=sum(each.open for each in results),
         headline=benchmark.headline,
-        metrics=_mean_metrics(benchmark.metrics, results),
-        at_most=_mean_metrics(benchmark.metrics, best),
+        metrics=benchmark.metrics(results),
+        at_most=benchmark.metrics(best),
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
         at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
         judge=judge,
     )
-
-
-def _mean_metrics(metrics: Metrics, results: Sequence[Result]) -> dict[str, float]:
-    """The metrics of the first attempts at all tasks, of the second ones and so on, averaged."""
-    # A metric over tasks, such as a share of problems that are solved in all their variants, knows one attempt at each.
-    found = [metrics(each) for each in zip(*_attempts(results), strict=False)]
-    return {name: fmean(each[name] for each in found) for name in found[0]}
 
 
 def _attempts(results: Sequence[Result]) -> list[list[Result]]:

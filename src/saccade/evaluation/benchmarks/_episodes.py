@@ -2,26 +2,20 @@
 
 score = scorer(benchmark, "official")      what `evaluation.run.evaluate` is given
 results = results_of(benchmark, scored)    its episodes marked again: a rule that was mended needs no new episodes
-reported(benchmark, scored, ...)           the report, once a referee has decided what the rule left open
 """
 
-import json
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import replace
 
 from saccade.evaluation.benchmarks._benchmark import (
     Answer,
     Benchmark,
     Extractor,
-    Report,
     Result,
     marked,
-    report,
 )
-from saccade.evaluation.benchmarks._judging import Referee
 from saccade.evaluation.metrics import failed
-from saccade.runlog import write_text
 from saccade.types import Episode, Score, Scored, Task
 
 
@@ -46,19 +40,12 @@ def scorer(benchmark: Benchmark, extractor: Extractor) -> Callable[[Episode, Tas
 
 
 def results_of(benchmark: Benchmark, scored: Sequence[Scored], extractor: Extractor = "official") -> list[Result]:
-    """The results of scored episodes, in order."""
-    rule = benchmark.rule(extractor)
-    return [marked(each.episode.task, answer_of(each.episode), rule, {}) for each in scored]
-
-
-def reported(
-    benchmark: Benchmark, scored: Sequence[Scored], extractor: Extractor, referee: Referee, path: Path
-) -> Report:
-    """The report of a results file's episodes, written beside it as NAME.report.json; verdicts as NAME.verdicts.jsonl.
-
-    `path` is the results file, NAME.jsonl.
-    """
-    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(".verdicts.jsonl"))
-    found = report(benchmark, results, extractor=extractor, judge=referee.model)
-    write_text(path.with_suffix(".report.json"), json.dumps(asdict(found), indent=1) + "\n")
+    """The results of scored episodes, in order; those of one task are its attempts."""
+    rule, seen = benchmark.rule(extractor), Counter[str]()
+    found = []
+    for each in scored:
+        task = each.episode.task
+        result = marked(task, answer_of(each.episode), rule, {})
+        found.append(replace(result, attempt=seen[task.id]))
+        seen[task.id] += 1
     return found

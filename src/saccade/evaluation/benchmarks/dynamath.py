@@ -38,7 +38,8 @@ def dynamath() -> Benchmark:
         metrics=_metrics,
         strata={name: extra(name) for name in ("variant", "subject", "level", "answer_type")},
         counts={"variant": {str(variant): 501 for variant in range(1, 11)}},
-        unit=lambda task: str(task.extras["seed"]),
+        unit=extra("seed"),
+        together=extra("seed"),
         ordered="its options are written into the questions",
     )
 
@@ -90,9 +91,9 @@ def _tolerant(text: str, task: Task) -> Mark:
 
 
 def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    seeds: defaultdict[str, list[float]] = defaultdict(list)
+    seeds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for each in results:
-        seeds[str(each.task.extras["seed"])].append(each.value)
+        seeds[str(each.task.extras["seed"]), each.attempt].append(each.value)
     worst = fmean(all(value >= 1 for value in values) for values in seeds.values())
     return {"average": accuracy(results)["accuracy"], "worst_case": 100 * worst}
 

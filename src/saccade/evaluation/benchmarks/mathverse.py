@@ -49,6 +49,7 @@ def mathverse() -> Benchmark:
             "problem_version": dict.fromkeys(VERSIONS, 788),
             "question_type": {"multi-choice": 5 * 436, "free-form": 5 * 352},
         },
+        unit=extra("problem_index"),
         ordered="its options are written into the questions",
         criterion=Criterion(prompt=PROMPT, question=lambda task: str(task.extras["question"] or task.question)),
     )

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, table
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra, table
 from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice, unlabelled
 from saccade.types import Kind, Task
@@ -38,7 +38,8 @@ def wemath() -> Benchmark:
             "concept": lambda task: str(task.extras["concept"]) if task.extras["steps"] == "one-step" else None,
         },
         counts={"steps": COUNTS},
-        unit=lambda task: str(task.extras["problem"]),
+        unit=extra("problem"),
+        together=extra("problem"),
     )
 
 
@@ -49,10 +50,10 @@ def _official(text: str, task: Task) -> Mark:
 
 def _metrics(results: Sequence[Result]) -> dict[str, float]:
     """Percentages over the problems that are there with their whole; the rates of rote memorisation over CM + RM."""
-    steps: defaultdict[str, list[bool]] = defaultdict(list)
-    wholes: dict[str, bool] = {}
+    steps: defaultdict[tuple[str, int], list[bool]] = defaultdict(list)
+    wholes: dict[tuple[str, int], bool] = {}
     for each in results:
-        problem, right = each.task.extras["problem"], each.value >= 1
+        problem, right = (each.task.extras["problem"], each.attempt), each.value >= 1
         if each.task.extras["steps"] == "one-step":
             steps[problem].append(right)
         else:
@@ -65,7 +66,7 @@ def _metrics(results: Sequence[Result]) -> dict[str, float]:
     for place, setting in enumerate(("strict", "loose")):
         cm = sum(whole and each[place] for each in known for whole in each[2:])
         rm = sum(whole and not each[place] for each in known for whole in each[2:])
-        found[f"score_{setting}"] = 100 * (count - 0.5 * ig - rm - ik) / count
+        found[f"score_{setting}"] = 100 * (len(known) - 0.5 * ig - rm - ik) / count
         found[f"complete_mastery_{setting}"] = 100 * cm / count
         found[f"rote_memorisation_{setting}"] = 100 * rm / (cm + rm) if cm + rm else 0.0
     rates = {"insufficient_knowledge": 100 * ik / count, "inadequate_generalisation": 100 * ig / count}

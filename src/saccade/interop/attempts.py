@@ -1,0 +1,145 @@
+"""Another system's questions, answered by a checkpoint's agent: messages to tasks, tasks to episodes.
+
+    another system ── messages ──> task_of ──> Attempts.episodes ── run_episode, as in `saccade eval` ──> answers
+                                                    │
+                                                    └─ one event loop and one engine from first to last
+
+The other system asks in its own thread, and waits; whatever it asks at once is attempted at once.
+"""
+
+import asyncio
+import io
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from saccade import stages
+from saccade.config import load_recipe
+from saccade.data.record import append
+from saccade.errors import DataError, RunError, boundary
+from saccade.evaluation.metrics import failed
+from saccade.evaluation.portions import deal
+from saccade.evaluation.run import without_tools
+from saccade.rollouts.run import run_episode
+from saccade.rollouts.stage import Stage
+from saccade.runlog import writing
+from saccade.types import Episode, Kind, Media, MediaKind, Task, seed_of
+from saccade.waiting import together
+
+
+class Attempts:
+    """The agent of a run, or of a checkpoint with a recipe, ready to attempt tasks.
+
+    `settings` are dotted, as on the command line. Pictures that come without a file are put into `folder`, and every
+    episode is appended to `episodes.jsonl` there. Raises what `saccade ask` raises for a model that can't be used.
+    """
+
+    def __init__(
+        self, model: Path, *, folder: Path, recipe: str = "", settings: Sequence[str] = (), at_once: int = 64
+    ) -> None:
+        home = stages.run_of(model)
+        guessed: tuple[str, tuple[str, ...]] = (str(home / "recipe.yaml"), ()) if home else stages.fitting(model)
+        name, here = (recipe, ()) if recipe else guessed
+        loaded = stages.examined(load_recipe(name, [*here, *settings]))
+        self.stage: Stage = stages.load(stages.ungraded(loaded), stages.weights_of(model))
+        self.folder = folder.resolve()
+        self.stage.media.made = str(self.folder / stages.PICTURES)
+        self._at_once = at_once
+        self._asked: Counter[str] = Counter()
+        self._loop = asyncio.Runner()
+
+    def episodes(self, tasks: Sequence[Task]) -> list[Episode]:
+        """One attempt at each, in order; a task that comes again is attempted anew, with another seed.
+
+        An episode that broke is among them, with its error; RunError where there are several and every one broke.
+        """
+        found = self._loop.run(self._attempt(tasks))
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for each in found:
+                append(self.folder / "episodes.jsonl", each)
+        broken = [each for each in found if failed(each)]
+        if len(broken) == len(found) > 1:
+            raise RunError(f"every attempt broke, the first with: {broken[0].error}")
+        if broken:  # the other system has no word for it, and takes their silence for a wrong answer
+            warnings.warn(f"{len(broken)} of {len(found)} attempts broke ({broken[0].error})", stacklevel=2)
+        return found
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._loop.run(self.stage.engine.close())
+        self._loop.close()
+
+    async def _attempt(self, tasks: Sequence[Task]) -> list[Episode]:
+        settings = self.stage.recipe.evaluation
+        agent = self.stage.agent if settings.tools else without_tools(self.stage.agent)
+        base = self.stage.context(seed=self.stage.recipe.seed, temperature=settings.temperature)
+        budgets, gate = deal(tasks, settings.frames), asyncio.Semaphore(self._at_once)
+
+        async def one(task: Task, index: int) -> Episode:
+            seed = seed_of(base.seed, 0, task.digest, index)  # that of the same attempt in `saccade eval`
+            async with gate:
+                return await run_episode(task, agent, replace(base, seed=seed, frames=budgets[task.id]))
+
+        return await together([one(task, self._next(task)) for task in tasks])
+
+    def _next(self, task: Task) -> int:
+        self._asked[task.digest] += 1
+        return self._asked[task.digest] - 1
+
+
+# ---- messages to tasks ---------------------------------------------------------------------------------------------
+
+
+def task_of(name: str, messages: Sequence[Mapping[str, Any]], pictures: Path) -> Task:
+    """A task of chat messages whose contents are lists of `{"type": "text" | "image" | "video", ...}`.
+
+    Texts are joined to the question, those of the system first; the agent has a system prompt of its own. A picture is
+    a path or anything that `save`s itself like a PIL image, and is then put into the folder `pictures`. DataError for
+    what no agent takes: answers of an assistant, audio, a part of a video.
+    """
+    said: dict[str, list[str]] = {"system": [], "user": []}
+    media: list[Media] = []
+    for message in messages:
+        if message["role"] not in said:
+            raise DataError(f"{name}: an agent takes no messages of the role {message['role']!r}; ask without examples")
+        content = message["content"]
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if part["type"] == "text":
+                said[message["role"]].append(part["text"])
+            else:
+                media.append(_media(name, part, pictures))
+    # No gold answer: whoever asked marks, and nothing here may depend on what is right.
+    question = "\n".join(text for texts in said.values() for text in texts if text.strip())
+    return Task(id=name, question=question, media=tuple(media), kind=Kind.OPEN, gold="")
+
+
+def _media(name: str, part: Mapping[str, Any], pictures: Path) -> Media:
+    kind, held = part["type"], part.get("url")
+    if kind not in ("image", "video"):
+        raise DataError(f"{name}: an agent takes texts, pictures and videos, not {kind!r}")
+    # Shown whole, the rest of the video could give the answer away, and nobody would know.
+    if part.get("start_time") is not None or part.get("end_time") is not None:
+        raise DataError(f"{name}: an agent takes whole videos; cut the part out into a file of its own")
+    if isinstance(held, str):
+        return Media(path=held.removeprefix("file://"), kind=MediaKind(kind))
+    if kind == "video" or not hasattr(held, "save"):
+        raise DataError(f"{name}: the {kind} is a {type(held).__name__}; an agent takes the path of a file")
+    return Media(path=str(_kept(name, held, pictures)), kind=MediaKind.IMAGE)
+
+
+def _kept(name: str, picture: Any, folder: Path) -> Path:
+    """The file of a picture; pictures of the same content share one."""
+    buffer = io.BytesIO()
+    with boundary(DataError, f"{name}: the picture can't be kept as a file"):
+        picture.convert("RGB").save(buffer, "PNG")
+    file = folder / f"{sha256(buffer.getvalue()).hexdigest()[:24]}.png"
+    if not file.exists():
+        with writing(file):
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(buffer.getvalue())
+    return file

@@ -1,0 +1,157 @@
+"""The report over a run's benchmarks: whole in three formats, hostile text inert, others' values with their sources."""
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_scorecard import NASTY, attempt, card_of, results_file, some
+
+from saccade.evaluation import published as file
+from saccade.evaluation.published import WARNING, published
+from saccade.evaluation.scoreboard import grids, inert, write_scores
+from saccade.evaluation.scorecard import keep, read_cards
+from saccade.types import End, Usage
+from saccade.view.plots import Point, points
+
+VARIANTS = [
+    *((name, {}) for name in ("longvideobench", "lvbench", "mlvu", "mmvu", "charades_sta", "vsibench", "vstar")),
+    *((name, {}) for name in ("mathverse", "mathvision", "wemath", "dynamath", "tirbench", "videomme")),
+    *(("hrbench", {"size": size}) for size in ("4k", "8k")),
+    ("videomme", {"subtitles": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with two evaluations, one of them of nothing but hostile text."""
+    folder = tmp_path_factory.mktemp("scores") / "run <b>"
+    for at, name in enumerate(("videomme", "vsibench")):
+        benchmark, tasks = some(name, folder / "copies" / name, 24)
+        usage = Usage(prompt_tokens=900 + at * 20_000, sampled_tokens=50, visual_tokens=800 + at * 19_000, seconds=2.0)
+        scored = [
+            attempt(task, str(task.gold) if i % 4 else "no", calls=1, usage=usage) for i, task in enumerate(tasks)
+        ]
+        keep(results_file(folder, name), card_of(benchmark, scored, known={"temperature": "0.7", NASTY: NASTY}))
+    nasty = [
+        attempt(hostile(task), NASTY, end=End.ABORTED if i % 2 else End.ANSWERED, error=NASTY if i % 2 else None)
+        for i, task in enumerate(tasks)
+    ]
+    keep(results_file(folder, "vsibench, hostile"), card_of(benchmark, nasty))
+    write_scores(folder, facts={NASTY: NASTY})
+    return folder
+
+
+def hostile(task):
+    return type(task)(
+        id=NASTY + task.id,
+        question=NASTY,
+        media=task.media,
+        kind=task.kind,
+        gold=task.gold,
+        extras={**task.extras, "dataset": NASTY},
+    )
+
+
+class Reader(HTMLParser):
+    VOID = frozenset({"meta", "br", "path", "use"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.open = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        self.open += [] if tag in self.VOID else [tag]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+
+@pytest.mark.slow
+def test_the_page_is_well_formed_and_hostile_text_stays_text(run):
+    text = (run / "evaluations" / "benchmarks.html").read_text(encoding="utf-8")
+    reader = Reader(text)
+    assert not reader.open
+    assert not {"script", "img", "link", "iframe"} & reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+    assert "&lt;script&gt;alert" in text
+    assert "{{ 7*7 }}" in text
+
+
+@pytest.mark.slow
+def test_everything_that_is_asked_for_stands_in_all_three(run):
+    place = run / "evaluations"
+    whole = json.loads((place / "benchmarks.json").read_text())
+    card = whole["evaluations"]["videomme"]
+    low, high = card["intervals"]["accuracy"]
+    score = card["metrics"]["accuracy"]
+    assert score == pytest.approx(75)
+    assert low < score < high
+    assert card["costs"]["visual_tokens"] == 800
+    page, text = ((place / f"benchmarks.{end}").read_text(encoding="utf-8") for end in ("html", "md"))
+    for said in (f"{score:.2f}", f"{low:.2f}, {high:.2f}", "ParaVT-8B", "62.1", "errors", "unparsed", "text tokens"):
+        assert said in page, said
+        assert said in text, said
+    assert "<svg" in page
+    assert (place / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+    assert "| temperature | 0.7 |" in text
+    assert WARNING in text
+    assert "By duration" in page
+
+
+@pytest.mark.slow
+def test_every_row_of_a_table_has_as_many_cells_as_its_header(run):
+    cards = read_cards(run)
+    others = {card.benchmark: published(card.benchmark) for card in cards.values()}
+    for grid in grids(cards, others):
+        assert {len(row) for row in grid.rows} == {len(grid.header)}, grid.title
+    lines = (run / "evaluations" / "benchmarks.md").read_text(encoding="utf-8").splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    assert len(tables) > 20
+    for before, line in itertools.pairwise(tables):
+        if line.startswith("| ---"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", before))
+
+
+@pytest.mark.parametrize("text", [NASTY, "a|b", "[x](javascript:alert(1))", "![x](http://x)", "line\nline", "\\|"])
+def test_text_in_markdown_is_inert(text):
+    said = inert(text)
+    assert "\n" not in said
+    assert "<" not in said
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*\[\]]", said)
+
+
+@pytest.mark.slow
+def test_published_values_speak_of_benchmarks_and_metrics_that_there_are(tmp_path):
+    known = 0
+    for at, (name, settings) in enumerate(VARIANTS):
+        benchmark, tasks = some(name, tmp_path / str(at), 30, **settings)
+        found = published(benchmark.name)
+        metrics = card_of(benchmark, [attempt(task, "x") for task in tasks[:3]]).metrics
+        assert {each.metric for each in found} <= metrics.keys()
+        assert all(0 < each.value < 100 and "arXiv" in each.source for each in found)
+        assert len({(each.metric, each.model) for each in found}) == len(found)
+        known += len(found)
+    assert known == len(json.loads(Path(file.__file__).with_suffix(".json").read_text())["values"])
+
+
+@pytest.mark.slow
+def test_points_share_a_colour_by_group_and_any_number_can_be_drawn():
+    def point(x, group="a", name="a"):
+        return Point(name=name, group=group, x=x, y=40.0, low=30.0, high=50.0)
+
+    assert points([], across="tokens", unit="%") is None
+    svg = points([point(0.0), point(9.0, "b", "<b>$x$"), point(1e6, "a")], across="tokens", unit="%").decode()
+    assert "<b>" not in svg
+    assert svg.count("#d55e00") < svg.count("#0072b2")
+    assert points([point(0.0)], across="tokens", unit="%") is not None
