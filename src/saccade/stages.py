@@ -37,7 +37,7 @@ from saccade.model.digest import weights_digest
 from saccade.model.tiny import make_tiny
 from saccade.protocols import Scorer
 from saccade.rewards._compose import compose
-from saccade.rollouts.stage import Stage
+from saccade.rollouts.stage import Stage, trainable
 from saccade.runlog import Run, write_text, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
@@ -259,7 +259,7 @@ def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
 def _begun(folder: Path, recipe: Recipe, resume: bool, *, graded: bool) -> Run:
     # A folder that became a run with a mistake in its recipe could only be deleted.
     if not resume:
-        check(recipe, graded=graded)
+        check(trainable(recipe), graded=graded)
         load_renderer(str(_model(folder, recipe)))
     return Run.create(folder, recipe, resume=resume)
 
@@ -389,7 +389,7 @@ def _contents(value: Any) -> Any:
         return {_contents(key): _contents(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_contents(each) for each in value]
-    if isinstance(value, str) and value.endswith(".py"):
+    if isinstance(value, str) and value.endswith((".py", ".yaml")):
         return f"{Path(value).name} {files.digest(value)}"
     return value
 
