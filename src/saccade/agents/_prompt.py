@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import os
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,9 @@ async def subtitles_of(task: Task) -> tuple[Cue, ...]:
     offset = task.extras.get("subtitles_offset") or 0.0
     if not isinstance(offset, int | float):
         raise MediaError(f"task {task.id}: extras.subtitles_offset must be a number of seconds, not {offset!r}")
-    return await asyncio.to_thread(read_cues, str(Path(video.path).parent / str(named)), float(offset))
+    # By the words of the path alone: the video's folder may be a link to another disk.
+    path = os.path.normpath(Path(video.path).parent / str(named))
+    return await asyncio.to_thread(read_cues, path, float(offset))
 
 
 def shared(frames: int, videos: int) -> list[int]:

@@ -12,10 +12,9 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from saccade import plugins
 from saccade.agents._prompt import Read, Voice
@@ -49,7 +48,7 @@ class Protocol(Section):
     result: str = "{result}"
     failure: str = "Error: {error}"
     forced_answer: str = ""
-    tools: Tools = MappingProxyType({})
+    tools: Tools = Field(default_factory=dict)
     offered: tuple[str, ...] = ()
     bare_answer: bool = True
     max_turns: Whole = 0
@@ -67,8 +66,9 @@ def protocol_named(name: str) -> tuple[Protocol, Callable[..., Reply]]:
 
     Raises ConfigError for an unknown name, key or reader, and a stamp that can't be written.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else PACKAGED / f"{name}.yaml"
-    if not path.is_file():
+    own = name.endswith((".yaml", ".yml"))
+    path = Path(name) if own else PACKAGED / f"{name}.yaml"
+    if not (path.is_file() if own else name in protocol_names()):
         mend = plugins.nearest(name, protocol_names())
         raise ConfigError(f"there is no protocol {name!r}; {mend}, or the path of a .yaml file")
     try:

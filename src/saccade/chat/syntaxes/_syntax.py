@@ -5,7 +5,6 @@ names and arguments of Saccade's tools; what was written stays in the reply's te
 can't be read, is a `Call` with an `error` in words for the model.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 from saccade.chat.parse import bad_call
 from saccade.types import Call, Form, Reply
 
+_MOST = 1e9  # seconds; beyond it, and for NaN, there is no such time
 _CLOCK = re.compile(
     r"(?:(?:(\d{1,3}):)?(\d{1,4}):)?(\d{1,9}(?:[.,]\d{1,9})?)\s*(?:s|secs?|seconds?)?", re.ASCII | re.IGNORECASE
 )
@@ -49,7 +49,7 @@ def seconds(value: Any) -> float:
     >>> seconds(3), seconds("01:02:03,5"), seconds("90 s")
     (3.0, 3723.5, 90.0)
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
         return float(value)
     found = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
