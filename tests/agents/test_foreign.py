@@ -19,6 +19,7 @@ from saccade.ledger import Origin
 from saccade.media.cache import Library
 from saccade.protocols import Context
 from saccade.rollouts.stage import trainable
+from saccade.testing import check_agent
 from saccade.tools._tool import tool_named
 from saccade.types import End, Kind, Media, Sampling, Task
 
@@ -253,6 +254,11 @@ def test_pictures_alone_and_texts_alone_can_be_asked_about(renderer, mode):
     task = Task(id="t", question="What?", media=(), kind=Kind.OPEN, gold="red")
     answer = act(answer="red") if mode == "agentic_sage" else "<answer>red</answer>"
     assert attempt(renderer, task, mode, answer).answer == "red"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_keeps_the_contract_of_agents(renderer, mode):
+    asyncio.run(check_agent(plugins.bind("agents", "foreign", {"protocol": mode}), renderer))
 
 
 # ---- your own ------------------------------------------------------------------------------------------------------
