@@ -241,6 +241,16 @@ def test_with_the_tools_off_calls_are_refused(renderer, talk, mode):
     assert episode.results[0].error.endswith("answer without tools")
 
 
+@pytest.mark.parametrize(
+    ("mode", "settings", "frames"),
+    [("direct", {}, 64), ("agentic_sage", {}, 128), ("agentic_sage", {"overview_frames": 5}, 5)],
+)
+def test_the_overview_is_the_protocols_own_unless_told(renderer, talk, mode, settings, frames):
+    episode = attempt(renderer, talk, mode, act(answer="B"), frames=None, **settings)
+    assert episode.frames == len(episode.ledger.pictures()) == frames
+    assert attempt(renderer, talk, mode, act(answer="B"), frames=3, **settings).frames == 3
+
+
 def test_limits_and_tools_may_be_given(renderer, talk):
     settings = {"max_turns": 1, "max_calls": 1, "tools": {"show_frames": {"most_frames": 2}}}
     episode = attempt(renderer, talk, "agentic_general", CALL + CALL, CALL, **settings)

@@ -23,7 +23,7 @@ from saccade.errors import ConfigError
 from saccade.ledger import Picture
 from saccade.media.picks import STAMP, stamp, timed
 from saccade.protocols import Clip
-from saccade.sections import Count, Section, Whole, made
+from saccade.sections import Count, Section, Span, Whole, made
 from saccade.tools._tool import Tools
 from saccade.types import Block, BlockKind, Reply, Stop, ToolResult
 
@@ -43,6 +43,8 @@ class Protocol(Section):
     system: str = ""
     schemas: tuple[dict[str, Any], ...] = ()
     question: str = "{question}"
+    overview_frames: Count = 64
+    overview_pixels: Span = (784, 50176)
     stamp: str = STAMP
     teller: Literal["tool", "user"] = "tool"  # in whose turn results come
     result: str = "{result}"

@@ -24,8 +24,8 @@ async def foreign(
     tools: Tools | None = None,
     max_turns: Whole | None = None,
     max_calls: Count | None = None,
-    overview_frames: Count = 64,
-    overview_pixels: Span = (784, 50176),
+    overview_frames: Count | None = None,
+    overview_pixels: Span | None = None,
     image_pixels: Span = (3136, 2000000),
     result_tokens: Count = 2048,
     context_tokens: Count = 65536,
@@ -33,7 +33,8 @@ async def foreign(
 ) -> Episode:
     """Attempt a task as a published system would; `ctx.frames` overrides `overview_frames`. Raises as `parallel` does.
 
-    Tools and limits are the protocol's own where they are None; `tools={}` is the control with the tools off.
+    Tools, limits and the overview are the protocol's own where they are None; `tools={}` is the control with the tools
+    off. All else is as in `parallel`.
     """
     spoken, read = protocol_named(protocol)
     offered = spoken.tools if tools is None else tools
@@ -49,8 +50,8 @@ async def foreign(
         name="foreign",
         system=spoken.system,
         think_prefix=False,
-        overview_frames=overview_frames,
-        overview_pixels=overview_pixels,
+        overview_frames=overview_frames or spoken.overview_frames,
+        overview_pixels=overview_pixels or spoken.overview_pixels,
         image_pixels=image_pixels,
         context_tokens=context_tokens,
         tools=offered,
