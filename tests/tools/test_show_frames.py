@@ -59,6 +59,14 @@ def test_there_are_most_frames_at_most(renderer):
     assert len(shown(0, 4, renderer, usual_fps=0.5).pictures) == 2
 
 
+def test_more_may_be_refused(renderer):
+    assert len(shown(0, 16, renderer, 1, beyond="refuse").pictures) == 16
+    result = shown(0, 20, renderer, 2, beyond="refuse")
+    assert result.error == "40 frames are asked for, and 16 can be shown; take a shorter window or a lower fps"
+    assert "outside" in shown(1e9, 2e9, renderer, beyond="spread").error
+    assert "frames are asked for" in shown(-1e308, 1e308, renderer, 120, beyond="refuse").error
+
+
 @pytest.mark.parametrize(
     ("window", "fps", "words"),
     [
