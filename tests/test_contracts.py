@@ -28,14 +28,16 @@ from saccade.testing import (
     check_family,
     check_reward,
     check_source,
+    check_syntax,
     check_tool,
     example_episodes,
 )
-from saccade.types import Completion, End, Kind, Score, Stop, Task, Ungraded
+from saccade.types import Block, BlockKind, Call, Completion, End, Form, Kind, Reply, Score, Stop, Task, Ungraded
 
 sys.path.insert(0, str(Path(__file__).parent / "evaluation" / "benchmarks"))
 from toy_rows import MAKERS, write_copy
 
+UNKNOWN = Block(kind=BlockKind.CALL, body="", closed=True, call=Call(name="", arguments={}, form=Form.FOREIGN))
 KINDS = {
     **{"choice": (Kind.CHOICE,), "open": (Kind.OPEN,), "grounding": (Kind.GROUNDING,), "number": (Kind.NUMBER,)},
     **{"math": (Kind.MATH,), "box": (Kind.BOX, Kind.POINT)},
@@ -46,6 +48,11 @@ KINDS = {
 @pytest.mark.parametrize("name", plugins.names("tools"))
 def test_tool(name, renderer):
     asyncio.run(check_tool(plugins.load("tools", name), renderer))
+
+
+@pytest.mark.parametrize("name", plugins.names("chat.syntaxes"))
+def test_syntax(name):
+    check_syntax(plugins.load("chat.syntaxes", name))
 
 
 @pytest.mark.parametrize("name", plugins.names("agents"))
@@ -177,6 +184,19 @@ def test_scripted_runs_out(renderer):
     engine = scripted(renderer, replies=("red",))
     with pytest.raises(EngineError, match="all of them are said"):
         asyncio.run(check_engine(engine, renderer))
+
+
+@pytest.mark.parametrize(
+    ("careless", "words"),
+    [
+        (lambda text, forced: Reply(text=text.strip("{}"), forced=text[:forced]), "was read as"),
+        (lambda text, forced: Reply(text=text), "was read as"),
+        (lambda text, forced: Reply(text=text, blocks=(UNKNOWN,), forced=text[:forced]), "neither a name nor an error"),
+    ],
+)
+def test_a_careless_syntax_is_caught(careless, words):
+    with pytest.raises(AssertionError, match=words):
+        check_syntax(careless)
 
 
 def test_a_careless_source_is_caught():

@@ -40,7 +40,7 @@ OWNERS = {
     "PIL": ("media", "data", "tools", "view.episodes"),
     "httpx": ("rewards._client",),
     "math_verify": ("rewards._symbolic",),
-    "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design"),
+    "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design", "agents._protocol"),
     "transformers": ("model",),
     "tokenizers": ("chat.tokens", "model._tiny_tokenizer"),
     "peft": ("model._adapters",),

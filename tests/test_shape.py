@@ -19,6 +19,7 @@ PLUGIN_FOLDERS = (
     "tools",
     "trackers",
     "chat/families",
+    "chat/syntaxes",
     "data/sources",
     "evaluation/benchmarks",
 )

@@ -22,6 +22,7 @@ from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
 from saccade.evaluation.run import Tally, has_tools
 from saccade.media.cache import Library
+from saccade.rollouts.stage import trainable
 from saccade.runlog import MAY_CHANGE, Run, writing
 from saccade.training.clock import memory
 from saccade.view.page import spent
@@ -54,7 +55,7 @@ def demo(folder: Path, recipe: Recipe, *, resume: bool = False, begin: Begin) ->
         own = Run.open(folder).recipe
         model = recipe.model.model_copy(update={"path": own.model.path})
         recipe = recipe.model_copy(update={"model": model, "data": own.data})
-    stages.check(recipe)
+    stages.check(trainable(recipe))
     # What a finished part did is done; the recipe must go on saying how.
     before = Run(path=folder, recipe=recipe)
     ended = {part for part, mark in ENDS.items() if before.is_done(mark)}

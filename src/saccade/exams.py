@@ -146,6 +146,6 @@ def _contents(value: Any) -> Any:
         return {_contents(key): _contents(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_contents(each) for each in value]
-    if isinstance(value, str) and value.endswith(".py"):
+    if isinstance(value, str) and value.endswith((".py", ".yaml")):
         return f"{Path(value).name} {files.digest(value)}"
     return value

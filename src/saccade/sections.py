@@ -1,8 +1,10 @@
 """What recipes are made of: the base of every section, its kinds of numbers, and the dials of needle worlds."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from saccade.errors import ConfigError
 
 
 def _rising(span: tuple[int, int]) -> tuple[int, int]:
@@ -24,6 +26,26 @@ class Section(BaseModel):
     """A part of a recipe: frozen, and closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def made(kind: type[S], values: Any, place: str) -> S:
+    """A section from plain values. Raises ConfigError with one sentence that names the place and the key."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{place} must be a mapping of keys")
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "value_error":
+            raise ConfigError(f"{place}: {first['ctx']['error']}") from error
+        if first["type"] == "extra_forbidden":
+            known = f"; the keys are {', '.join(kind.model_fields)}" if len(first["loc"]) == 1 else ""
+            raise ConfigError(f"{place}: there is no key {key!r}{known}") from error
+        raise ConfigError(f"{place}: {key} can't be used: {first['msg'].lower()}") from error
 
 
 class Pictures(Section):

@@ -27,7 +27,7 @@ from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import ConfigError, DataError, ModelError, RunError
 from saccade.model.tiny import make_tiny
 from saccade.rewards._compose import compose
-from saccade.rollouts.stage import Stage
+from saccade.rollouts.stage import Stage, trainable
 from saccade.runlog import Run, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
@@ -249,7 +249,7 @@ def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
 def _begun(folder: Path, recipe: Recipe, resume: bool, *, graded: bool) -> Run:
     # A folder that became a run with a mistake in its recipe could only be deleted.
     if not resume:
-        check(recipe, graded=graded)
+        check(trainable(recipe), graded=graded)
         load_renderer(str(model_of(folder, recipe)))
     return Run.create(folder, recipe, resume=resume)
 

@@ -118,10 +118,11 @@ class Demo:
 
 
 class Form(StrEnum):
-    """The surface form of a call: the trained one, or the leaked pretrained one."""
+    """The surface form of a call: the trained one, the leaked pretrained one, or another system's."""
 
     TRAINED = "trained"
     LEAKED = "leaked"
+    FOREIGN = "foreign"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,14 @@ def test_a_recipe_about_pictures_shows_one_and_parts_of_it():
     assert any("picture 320x320" in cell for row in grid.rows for cell in row)
 
 
+def test_frames_that_a_tool_shows_to_its_caller_count():
+    settings = "agent.settings.tools={crop_video: null, show_frames: {most_frames: 8}}"
+    _, _, few = planned("paravt/para_grpo", settings)
+    _, _, many = planned("paravt/para_grpo", settings.replace("8", "16"))
+    shown = 50176 // 32**2  # visual tokens of a frame, at most
+    assert many.largest.length - few.largest.length == 3 * 5 * 8 * shown
+
+
 def test_agents_without_tools_reply_once():
     recipe, _, attempt = planned("paravt/para_grpo", "agent={name: direct, settings: null}")
     assert (attempt.turns, attempt.sub, attempt.subs, attempt.largest.sampled) == (0, None, 0, 2048)

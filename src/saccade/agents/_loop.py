@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from saccade.agents._prompt import Plan, opening, render_opening
+from saccade.agents._prompt import Plan, first_video, opening, render_opening, subtitles_of
 from saccade.errors import EngineError, SandboxError, ToolError
-from saccade.ledger import Ledger, Picture, Segment
+from saccade.ledger import Ledger, Origin, Picture, Segment
+from saccade.media.picks import timed
+from saccade.media.subtitles import Cue
 from saccade.protocols import Context
 from saccade.tools._tool import FunctionTool, Shelf, ToolContext, tool_named
 from saccade.types import (
@@ -75,6 +77,7 @@ class Talk:
     turns: list[Turn] = field(default_factory=list)
     children: list[Episode] = field(default_factory=list)
     frames: int | None = None
+    subtitles: tuple[Cue, ...] = ()
     end: End | None = None
     error: str | None = None
     shelf: Shelf = field(default_factory=Shelf)
@@ -87,6 +90,7 @@ class Talk:
 
     async def open(self) -> None:
         """Render the prompt: it shows min(K, frames in the video) frames."""
+        self.subtitles = await subtitles_of(self.task)
         messages, self.frames = await (self.plan.prompt or opening)(self.task, self.ctx, self.plan)
         segment = render_opening(self.ctx.renderer, messages, self.plan.schemas)
         self.observe(segment)
@@ -133,6 +137,8 @@ class Talk:
         completion = await generate(self.ctx, self.ledger, seed_of(self.ctx.seed, len(self.turns)), room)
         self.ledger = act(self.ledger, completion)
         reply = self.ctx.renderer.parse(completion.tokens, forced=self.forced)
+        if self.plan.read is not None:
+            reply = self.plan.read(reply, completion.stop)
         return reply, self.verdict(reply, completion.stop, cramped=room < self.ctx.sampling.max_tokens)
 
     def verdict(self, reply: Reply, stop: Stop, *, cramped: bool) -> End | None:
@@ -182,7 +188,8 @@ class Talk:
             if call.error is not None:
                 reasons.append(call.error)
             elif call.name not in self.tools:
-                hint = f"there is {', '.join(self.tools)}" if self.tools else "answer without tools"
+                known = self.plan.offered or tuple(self.tools)
+                hint = f"there is {', '.join(known)}" if self.tools else "answer without tools"
                 reasons.append(f"there is no tool {call.name[:40]!r}; {hint}")
             elif reasons.count(None) >= limit:
                 reasons.append(f"too many calls: {limit} per turn, and this one was not run")
@@ -195,7 +202,7 @@ class Talk:
         if refusal is not None:
             return ToolResult(error=refusal), None
         found, settings = self.tools[call.name]
-        turn = len(self.turns) - 1
+        turn, video = len(self.turns) - 1, first_video(self.task)
         seed = seed_of(self.ctx.seed, "child", turn, index)
 
         async def ask(messages: Sequence[Message]) -> Episode:
@@ -206,11 +213,12 @@ class Talk:
             media=self.ctx.media,
             renderer=self.ctx.renderer,
             ask=ask,
-            path=next((media.path for media in self.task.media if media.kind is MediaKind.VIDEO), ""),
+            path=video.path if video else "",
             seed=seed,
             images=tuple(picture for picture in self.pictures if picture.time is None),
             pictures=self.pictures,
             videos=tuple(media.path for media in self.task.media if media.kind is MediaKind.VIDEO),
+            subtitles=self.subtitles,
             shelf=self.shelf,
             settings=settings,
             result_tokens=self.plan.result_tokens,
@@ -225,14 +233,16 @@ class Talk:
         return self.ledger.fork(1).pictures()
 
     def render_results(self, results: Sequence[ToolResult]) -> Segment:
-        """One tool turn with one response per call; after the last one allowed, the order to answer."""
+        """One turn with one response per call; after the last one allowed, the order to answer."""
         voice, number, messages = self.plan.voice or said, len(self.ledger.pictures()), []
         for result in results:
-            messages.append(Message(role="tool", parts=voice(result, number)))
+            messages.append(Message(role=self.plan.teller, parts=voice(result, number)))
             number += len(result.pictures)
         if len(self.turns) >= self.tool_turns and self.plan.forced_answer:
             messages.append(Message(role="user", parts=(self.plan.forced_answer,)))
-        return self.ctx.renderer.render(self.ledger, messages)
+        if self.plan.teller == "user":  # one voice, one turn
+            messages = [Message(role="user", parts=tuple(part for message in messages for part in message.parts))]
+        return replace(self.ctx.renderer.render(self.ledger, messages), origin=Origin.TOOL)
 
     def episode(self) -> Episode:
         """What happened."""
@@ -251,10 +261,11 @@ class Talk:
 
 
 def said(result: ToolResult, number: int) -> tuple[str | Picture, ...]:
-    """A result as the model reads it; its first picture is the conversation's picture `number`, counted from 0."""
-    if result.error is None:
-        return result.text, *result.pictures
-    return "\n".join(part for part in (result.text, f"Error: {result.error}") if part), *result.pictures
+    """A result as the model reads it, frames after their times; its first picture is the conversation's picture
+    `number`, counted from 0.
+    """
+    parts = (result.text, f"Error: {result.error}") if result.error is not None else (result.text,)
+    return "\n".join(part for part in parts if part), *timed(result.pictures)
 
 
 # ---- sub-agents ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from saccade.agents._loop import attempt
-from saccade.agents._prompt import Plan, overview, question_text, shared
+from saccade.agents._prompt import Plan, beside, first_video, overview, question_text, shared, subtitles_of
 from saccade.ledger import Picture
 from saccade.protocols import Budget, Context
 from saccade.sections import Count, Span, Whole
@@ -39,6 +39,7 @@ async def code(
     overview_frames: Count = 16,
     overview_pixels: Span = (784, 50176),
     image_pixels: Span = (3136, 2_000_000),
+    subtitle_tokens: Whole = 2048,
     result_tokens: Count = 2048,
     context_tokens: Count = 32768,
     system: str = SYSTEM,
@@ -48,6 +49,7 @@ async def code(
 
     Still pictures are shown and can be processed. Of a video the prompt holds size, length and rate alone (`runtime`)
     or frames as well (`overview+runtime`: `overview_frames`, or `ctx.frames`); those are named and bound like images.
+    Subtitles stand beside frames, as in `parallel`; where there are none, all of them, thinned to `subtitle_tokens`.
     Pixels are the least and most per frame, and per still picture. `tools` holds python with its settings, and others
     beside it, called by `<tool_call>` and listed in the system turn; without any it is the control that runs nothing.
     Raises MediaError where the media can't be shown, ConfigError where this machine is too weak for python's isolation.
@@ -70,6 +72,7 @@ async def code(
         max_turns=max_turns,
         max_calls=max_calls,
         forced_answer=forced_answer,
+        subtitle_tokens=subtitle_tokens,
         prompt=prompt,
         voice=interpreter,
     )
@@ -90,7 +93,8 @@ async def opening(task: Task, ctx: Context, plan: Plan, *, frames: bool) -> tupl
         clip = await ctx.media.probe(media.path)
         length = f"{clip.frames} frames, {clip.frames / max(clip.duration, 1e-9):.2f} per second, {clip.duration:.1f} s"
         parts.append(f"video_clue_{number}: {clip.width}x{clip.height} pixels, {length}\n")
-        parts += await overview(media.path, shares[number], ctx, plan) if frames else []
+        cues = await subtitles_of(task) if media is first_video(task) else ()
+        parts += await overview(media.path, shares[number], ctx, plan, cues) if frames else beside([], cues, ctx, plan)
         number += 1
     shown = sum(isinstance(part, Picture) and part.time is not None for part in parts)
     system = (Message(role="system", parts=(plan.system,)),) if plan.system else ()

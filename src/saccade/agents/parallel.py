@@ -37,6 +37,7 @@ async def parallel(
     overview_frames: Count = 64,
     overview_pixels: Span = (784, 50176),
     image_pixels: Span = (3136, 2000000),
+    subtitle_tokens: Whole = 2048,
     result_tokens: Count = 512,
     context_tokens: Count = 32768,
     system: str = SYSTEM,
@@ -45,6 +46,7 @@ async def parallel(
     """Attempt a task with at most `max_turns` tool turns of `max_calls` calls; `ctx.frames` overrides the overview's.
 
     `tools` are offered by name, each with its own settings. Pixels are the least and most per frame or still picture.
+    Of a video with subtitles those that a frame falls into stand between the frames, `subtitle_tokens` at most.
     Results are cut to `result_tokens`; a conversation that would outgrow `context_tokens` ends. An empty `system` or
     `forced_answer` is left out. Raises MediaError where the task's media can't be shown.
     """
@@ -55,6 +57,7 @@ async def parallel(
         overview_frames=overview_frames,
         overview_pixels=overview_pixels,
         image_pixels=image_pixels,
+        subtitle_tokens=subtitle_tokens,
         context_tokens=context_tokens,
         tools=tools,
         schemas=tuple(tools) if tool_schemas else (),

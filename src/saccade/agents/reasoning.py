@@ -2,7 +2,7 @@
 
 from saccade.agents.direct import direct
 from saccade.protocols import Context
-from saccade.sections import Count, Span
+from saccade.sections import Count, Span, Whole
 from saccade.types import Episode, Task
 
 SYSTEM = (
@@ -21,6 +21,7 @@ async def reasoning(
     context_tokens: Count = 32768,
     think_prefix: bool = True,
     system: str = SYSTEM,
+    subtitle_tokens: Whole = 2048,
 ) -> Episode:
     """Attempt a task in one reply that thinks first; `ctx.frames` overrides `overview_frames`."""
     return await direct(
@@ -29,6 +30,7 @@ async def reasoning(
         overview_frames=overview_frames,
         overview_pixels=overview_pixels,
         image_pixels=image_pixels,
+        subtitle_tokens=subtitle_tokens,
         context_tokens=context_tokens,
         think_prefix=think_prefix,
         system=system,

@@ -23,11 +23,11 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from saccade.types import TAGS, Block, BlockKind, Call, Form, Reply
 
-_TAG = re.compile(r"<(/?)(" + "|".join(TAGS) + r")>")
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _MAX_DEPTH = 16
 _MAX_CODE = 4096  # characters of a Python call: Python's own parser isn't safe on more
@@ -35,8 +35,33 @@ _MAX_INT = 2**63
 _MAX_DIGITS = 20  # Python refuses to read integers of some thousand digits, in words meant for programmers
 
 
-def parse(text: str, forced_length: int = 0) -> Reply:
+# The body of a call's block to its name and arguments; ValueError (or what JSON's and Python's own parsers raise) says,
+# in words for the model, why it can't be read.
+Reader = Callable[[str], tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """The tags that give a reply its structure, with what each holds, and the reader of each tag that holds calls.
+
+    `Grammar(tags={"answer": BlockKind.ANSWER, "look": BlockKind.CALL}, readers={"look": read_look})`; a call is of the
+    form that `forms` has for its tag, foreign where it has none.
+    """
+
+    tags: Mapping[str, BlockKind]
+    readers: Mapping[str, Reader]
+    forms: Mapping[str, Form]
+
+    @property
+    def tag(self) -> re.Pattern[str]:
+        """An opening or closing tag: "/" or nothing, then its name."""
+        return re.compile(r"<(/?)(" + "|".join(map(re.escape, self.tags)) + r")>")
+
+
+def parse(text: str, forced_length: int = 0, grammar: Grammar | None = None) -> Reply:
     """The reply that `text` is; its first `forced_length` characters were forced, not sampled.
+
+    Another `grammar` than Saccade's own reads another system's tags by the same rules.
 
     >>> reply = parse("<think>Look.</think><answer>red</answer>")
     >>> [block.kind.value for block in reply.blocks], reply.answer
@@ -44,7 +69,8 @@ def parse(text: str, forced_length: int = 0) -> Reply:
     >>> parse("<tool_code>print(crop_video(3, end_time=9.5))</tool_code>").calls[0].arguments
     {'0': 3, 'end_time': 9.5}
     """
-    tags = list(_TAG.finditer(text))
+    grammar = grammar or OWN
+    tags = list(grammar.tag.finditer(text))
     partners = _partners(tags)
     openings = _next_openings(tags)
     blocks: list[Block] = []
@@ -60,7 +86,7 @@ def parse(text: str, forced_length: int = 0) -> Reply:
         partner = partners[index]
         stop = openings[index] if partner is None else partner
         body_end = tags[stop].start() if stop < len(tags) else len(text)
-        blocks.append(_block(tag[2], text[tag.end() : body_end], closed=partner is not None))
+        blocks.append(_block(grammar, tag[2], text[tag.end() : body_end], closed=partner is not None))
         index, at = (stop, body_end) if partner is None else (stop + 1, tags[stop].end())
     _add_text(blocks, text[at:])
     return Reply(text=text, blocks=tuple(blocks), forced=text[: max(forced_length, 0)])
@@ -91,20 +117,19 @@ def _add_text(blocks: list[Block], text: str) -> None:
         blocks.append(Block(kind=BlockKind.TEXT, body=text, closed=True))
 
 
-def _block(name: str, body: str, *, closed: bool) -> Block:
-    kind = TAGS[name]
+def _block(grammar: Grammar, name: str, body: str, *, closed: bool) -> Block:
+    kind = grammar.tags[name]
     if kind is not BlockKind.CALL:
         return Block(kind=kind, body=body, closed=closed)
-    return Block(kind=kind, body=body, closed=closed, call=_call(name, body, closed=closed))
+    form = grammar.forms.get(name, Form.FOREIGN)
+    call = read_call(grammar.readers[name], body, form) if closed else bad_call("the call is not closed", form)
+    return Block(kind=kind, body=body, closed=closed, call=call)
 
 
-def _call(tag: str, body: str, *, closed: bool) -> Call:
-    """The call in the body of a block with that tag; whatever can't be read becomes its `error`."""
-    form = Form.LEAKED if tag == "tool_code" else Form.TRAINED
-    if not closed:
-        return Call(name="", arguments={}, form=form, error="the call is not closed")
+def read_call(reader: Reader, body: str, form: Form) -> Call:
+    """The call in a body; whatever can't be read becomes its `error`."""
     try:
-        name, arguments = _READERS[tag](body)
+        name, arguments = reader(body)
     except json.JSONDecodeError as error:
         reason = f"{error.msg} at character {error.pos}"
     except SyntaxError:
@@ -115,19 +140,29 @@ def _call(tag: str, body: str, *, closed: bool) -> Call:
         reason = str(error)
     else:
         return Call(name=name, arguments=arguments, form=form)
-    return Call(name="", arguments={}, form=form, error=f"the call can't be read: {reason}")
+    return bad_call(f"the call can't be read: {reason}", form)
+
+
+def bad_call(error: str, form: Form) -> Call:
+    """A call that can't be run, and why."""
+    return Call(name="", arguments={}, form=form, error=error)
 
 
 # ---- the trained form ----------------------------------------------------------------------------------------------
 
 
+def json_value(text: str, *, strict: bool = True) -> Any:
+    """What a model wrote as JSON; where not `strict`, strings may hold line ends. ValueError says why it is none."""
+    return json.loads(text.strip(), object_pairs_hook=_unique, parse_int=_integer, strict=strict)
+
+
 def _read_json(body: str) -> tuple[str, dict[str, Any]]:
-    value = json.loads(body.strip(), object_pairs_hook=_unique, parse_int=_integer)
+    value = json_value(body)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"].strip():
         raise ValueError('it must be {"name": ..., "arguments": {...}}')
     if not isinstance(value.get("arguments"), dict):
         raise ValueError('"arguments" must be an object')
-    return _text(value["name"]).strip(), _plain(value["arguments"], depth=0)
+    return _text(value["name"]).strip(), plain(value["arguments"])
 
 
 def _integer(digits: str) -> int:
@@ -163,7 +198,7 @@ def _read_python(body: str) -> tuple[str, dict[str, Any]]:
         if keyword.arg is None:
             raise ValueError("** is not a literal argument")
         pairs.append((keyword.arg, _literal(keyword.value)))
-    return _text(call.func.id), _plain(_unique(pairs), depth=0)
+    return _text(call.func.id), plain(_unique(pairs))
 
 
 def _literal(node: ast.expr) -> Any:
@@ -192,7 +227,7 @@ def _read_fence(body: str) -> tuple[str, dict[str, Any]]:
 # ---- what arguments may be -----------------------------------------------------------------------------------------
 
 
-def _plain(value: Any, *, depth: int) -> Any:
+def plain(value: Any, *, depth: int = 0) -> Any:
     """The value with tuples as lists, if it is plain JSON within the bounds; else ValueError."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
@@ -203,9 +238,9 @@ def _plain(value: Any, *, depth: int) -> Any:
     if isinstance(value, int | float):
         return _number(value)
     if isinstance(value, list | tuple):
-        return [_plain(item, depth=depth + 1) for item in value]
+        return [plain(item, depth=depth + 1) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {_text(key): _plain(item, depth=depth + 1) for key, item in value.items()}
+        return {_text(key): plain(item, depth=depth + 1) for key, item in value.items()}
     raise ValueError(f"a {type(value).__name__} is not a JSON value")
 
 
@@ -223,8 +258,8 @@ def _text(value: str) -> str:
     return value
 
 
-_READERS: Mapping[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
-    "tool_call": _read_json,
-    "tool_code": _read_python,
-    "code": _read_fence,
-}
+OWN = Grammar(
+    tags=TAGS,
+    readers={"tool_call": _read_json, "tool_code": _read_python, "code": _read_fence},
+    forms={"tool_call": Form.TRAINED, "tool_code": Form.LEAKED, "code": Form.TRAINED},
+)

@@ -13,8 +13,10 @@ from saccade.data.hub import HUB, MAIN, MARK, Hub
 from saccade.errors import ConfigError
 from saccade.view.live import Advance, say
 
-# Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
+# Names for the settings of a file that holds two benchmarks.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "videomme_subtitles": ("videomme", {"subtitles": True}),
+    "longvideobench_subtitles": ("longvideobench", {"subtitles": True}),
     "hrbench_4k": ("hrbench", {"size": "4k"}),
     "hrbench_8k": ("hrbench", {"size": "8k"}),
     "mathvision_mini": ("mathvision", {"mini": True}),

@@ -51,6 +51,7 @@ def _check(
     from saccade import stages
     from saccade.planning.tables import NOTE, plan
     from saccade.planning.talks import Assumed
+    from saccade.rollouts.stage import trainable
 
     words = list(names or ())
     settings = [word for word in words if "=" in word]
@@ -60,7 +61,7 @@ def _check(
     for name in chosen:
         try:
             recipe = load_recipe(name, settings)
-            stages.check(recipe)
+            stages.check(trainable(recipe))
             # A run's recipe names its model by a path that starts at the run's folder.
             show(plan(name, recipe, assumed, gpus=gpus, root=Path(name).parent))
         except SaccadeError as error:  # the others are checked all the same

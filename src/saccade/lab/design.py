@@ -14,11 +14,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from saccade.config import Count, Section, Share, Whole, parsed
 from saccade.errors import ConfigError
 from saccade.plugins import nearest
+from saccade.sections import made
 
 PACKAGED = Path(__file__).parent / "sets"
 BASE = "tiny/base"  # the recipe of worlds and cold starts
@@ -197,21 +198,4 @@ def read_set(name_or_path: str) -> Set:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the set {path} can't be read: {error}") from error
-    found = parsed(text, str(path))
-    if not isinstance(found, dict):
-        raise ConfigError(f"the set {path} must be a mapping of keys")
-    return checked(found, str(path))
-
-
-def checked(found: object, place: str) -> Set:
-    """A set from plain values."""
-    try:
-        return Set.model_validate(found)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "value_error":
-            raise ConfigError(f"{place}: {first['ctx']['error']}") from error
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"{place}: there is no key {key!r}") from error
-        raise ConfigError(f"{place}: {key} can't be used: {first['msg'].lower()}") from error
+    return made(Set, parsed(text, str(path)), f"the set {path}")

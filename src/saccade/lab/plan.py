@@ -17,8 +17,10 @@ from typing import Any, Literal
 from saccade import stages
 from saccade.config import Recipe, load_recipe
 from saccade.errors import ConfigError, RunError, boundary
-from saccade.lab.design import BASE, COMMON, Exam, Set, Start, checked, read_set
+from saccade.lab.design import BASE, COMMON, Exam, Set, Start, read_set
 from saccade.plugins import nearest
+from saccade.rollouts.stage import trainable
+from saccade.sections import made
 from saccade.types import digest_of
 
 PROCESSES = 2
@@ -102,7 +104,7 @@ class Lab:
             found = json.loads(path.read_text(encoding="utf-8"))
             return cls(
                 name=found["name"],
-                set=checked(found["set"], str(path)),
+                set=made(Set, found["set"], str(path)),
                 quick=found["quick"],
                 settings=tuple(found["settings"]),
                 seeds=found["seeds"],
@@ -171,7 +173,7 @@ class Lab:
             stages.check(self.start_recipe(start))
         for condition, arm in self.cells():
             recipe = self.recipe(condition, arm)
-            stages.check(recipe)
+            stages.check(trainable(recipe))
             if recipe.world != world:
                 raise ConfigError(
                     f"{arm} in {condition} has a world of its own; give world settings to the set as a whole"

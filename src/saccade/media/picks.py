@@ -38,18 +38,29 @@ def window_times(start: float, end: float, *, fps: float = 1.0, least: int = 1, 
     return tuple(start + (index + 0.5) / fps for index in range(count))
 
 
-def stamp(seconds: float) -> str:
-    """The text that goes before a frame, as in Qwen3-VL's prompts (Qwen3-VL technical report, section 2).
+# What goes before a frame, as in Qwen3-VL's prompts (Qwen3-VL technical report, section 2).
+STAMP = "<{seconds:.1f} seconds>"
 
-    >>> stamp(12.46)
-    '<12.5 seconds>'
+
+def stamp(seconds: float, number: int = 0, pattern: str = STAMP) -> str:
+    """The text that goes before a frame; a pattern may tell its `number` as well.
+
+    >>> stamp(12.46), stamp(12.46, 3, "frame {number} at {seconds:.2f} s")
+    ('<12.5 seconds>', 'frame 3 at 12.46 s')
     """
-    return f"<{seconds:.1f} seconds>"
+    return pattern.format(seconds=seconds, number=number)
 
 
-def timed(pictures: Sequence[Picture]) -> list[str | Picture]:
+def timed(pictures: Sequence[Picture], pattern: str = STAMP) -> list[str | Picture]:
     """Parts of a message that show frames, each preceded by its time: `<12.5 seconds>`."""
-    return [part for picture in pictures for part in (stamp(picture.time or 0.0), picture)]
+    return [part for number, picture in enumerate(pictures) for part in stamped(picture, number, pattern)]
+
+
+def stamped(picture: Picture, number: int, pattern: str = STAMP) -> list[str | Picture]:
+    """A frame after its time; a still picture, and one without a pattern, stands alone."""
+    if picture.time is None or not pattern:
+        return [picture]
+    return [stamp(picture.time, number, pattern), picture]
 
 
 def _middles(start: float, end: float, count: int) -> tuple[float, ...]:

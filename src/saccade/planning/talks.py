@@ -150,13 +150,16 @@ def attempt_of(recipe: Recipe, sizes: Sizes, assumed: Assumed) -> Attempt:
 
 
 def visual(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:
-    """Visual tokens of the pictures that a tool shows to its caller in a turn: one per call, or its share of a limit.
+    """Visual tokens of the pictures that a tool shows to its caller in a turn: one per call, `most_frames` per call, or
+    its share of a limit.
 
     A tool with frames shows them to a sub-agent, so none to its caller.
     """
     if "frames" in tool:
         return 0
-    shown = calls if "max_images" not in tool else -(-tool["max_images"] // max(turns, 1))
+    shown = calls * tool.get("most_frames", 1)
+    if "max_images" in tool:
+        shown = -(-tool["max_images"] // max(turns, 1))
     return shown * (int(tool["pixels"][1]) // factor**2)
 
 

@@ -1,5 +1,6 @@
 """Everything a rollout needs, made from a recipe: the same for training, evaluation and `saccade ask`."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,3 +65,15 @@ class Stage:
             seconds=settings.episode_seconds or None,
             watch=watch,
         )
+
+
+def trainable(recipe: Recipe) -> Recipe:
+    """The recipe, if its agent can be trained. Raises ConfigError for one that speaks another system's protocol.
+
+    Its ledgers are as exact as any, but no reward, anchor or metric of format knows its tags.
+    """
+    name = recipe.agent.name
+    if "protocol" in inspect.signature(plugins.load("agents", name)).parameters:
+        told = "rewards don't know the form of, so it can be evaluated and asked but not trained"
+        raise ConfigError(f"agent.name: {name} speaks a protocol that {told}; train with parallel, for example")
+    return recipe

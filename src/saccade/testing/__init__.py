@@ -2,6 +2,7 @@
 
     await check_tool(tool, renderer)            wrong arguments and unreadable media are results that the model can read
     await check_engine(engine, renderer)        what is sampled is what is returned; a seed decides, company doesn't
+    check_syntax(read)                          any text is a reply, whose calls our tools could be given
     check_family(renderer)                      turns extend, marks can't be spoken, a picture is as long as it says
     await check_reward(reward)                  steady, finite, and at ease with every way an episode can end
     await check_agent(agent, renderer)          every script ends in an episode whose tokens are the engine's own
@@ -26,6 +27,7 @@ from saccade.errors import EngineError, MediaError
 from saccade.ledger import Box, Ledger, Origin, Picture
 from saccade.protocols import Agent, Budget, Clip, Context, Engine, Grade, MediaLibrary, Renderer, Reward
 from saccade.testing._data import check_benchmark, check_source
+from saccade.testing._syntax import check_syntax
 from saccade.tools._tool import FunctionTool, ToolContext
 from saccade.types import (
     Block,
@@ -56,6 +58,7 @@ __all__ = [
     "check_family",
     "check_reward",
     "check_source",
+    "check_syntax",
     "check_tool",
     "example_episodes",
 ]

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from saccade.errors import ConfigError, DataError, MediaError, ModelError, ToolError, boundary
 from saccade.ledger import Picture
+from saccade.media.subtitles import Cue
 from saccade.plugins import bind, load, nearest
 from saccade.protocols import MediaLibrary, Renderer
 from saccade.types import Episode, Message, ToolResult
@@ -76,9 +77,10 @@ class ToolContext:
     """What a tool is given for one call: the path of the task's first video ("" where it has none), the task's still
     pictures as the prompt shows them, and `ask`, which runs a sub-agent on messages.
 
-    `videos` are the paths of all videos, `pictures` all that the prompt shows, frames included, in order. What a tool
-    opens for the length of the episode stands on the `shelf`; without one, a call is all there is.
-    `settings` are the tool's own, `result_tokens` bounds the text of a result, and `seed` is the call's own.
+    `videos` are the paths of all videos, `subtitles` the lines of the first one, `pictures` all that the prompt shows,
+    frames included, in order. What a tool opens for the length of the episode stands on the `shelf`; without one, a
+    call is all there is. `settings` are the tool's own, `result_tokens` bounds the text of a result, and `seed` is the
+    call's own.
     """
 
     media: MediaLibrary
@@ -89,6 +91,7 @@ class ToolContext:
     images: tuple[Picture, ...] = ()
     pictures: tuple[Picture, ...] = ()
     videos: tuple[str, ...] = ()
+    subtitles: tuple[Cue, ...] = ()
     shelf: Shelf | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     result_tokens: int = 512

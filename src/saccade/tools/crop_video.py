@@ -2,11 +2,10 @@
 
 from typing import Annotated
 
-from saccade.errors import ToolError
-from saccade.media.picks import timed, window_times
-from saccade.protocols import Budget
-from saccade.sections import Positive, Span
+from saccade.media.subtitles import woven
+from saccade.sections import Positive, Span, Whole
 from saccade.tools._tool import ToolContext, tool
+from saccade.tools._window import lines, look
 from saccade.types import Episode, Message, ToolResult
 
 QUESTION = "Say briefly what these frames show, and when."
@@ -23,25 +22,16 @@ async def crop_video(
     frames: Span = (1, 16),
     pixels: Span = (784, 50176),
     unasked: str = QUESTION,
+    subtitle_tokens: Whole = 512,
 ) -> tuple[ToolResult, Episode]:
     """Look closely at a window of the video and answer a question about it.
 
     Of several videos it is the first. A window that leaves the video at one end is clamped. The sub-agent sees
     `fps` frames per second, at least and at most `frames` of them, of at least and at most `pixels` each, each preceded
-    by its time; then the question, or `unasked` where there is none.
+    by its time; then the question, or `unasked` where there is none. Of a video with subtitles it reads those of the
+    window, `subtitle_tokens` at most.
     """
-    if not ctx.path:
-        raise ToolError("there is no video to look at, only what you were shown; answer from that")
-    clip = await ctx.media.probe(ctx.path)
-    if end_time <= start_time:
-        raise ToolError(f"end_time {end_time:g} must be after start_time {start_time:g}")
-    # Half of a window is still worth a look; a window elsewhere is a mistake to be told of.
-    start, end = max(start_time, 0.0), min(end_time, clip.duration)
-    if end <= start:
-        asked = f"the window from {start_time:g} to {end_time:g}"
-        raise ToolError(f"{asked} lies outside the video, which lasts {clip.duration:g} seconds")
-    times = window_times(start, end, fps=fps, least=frames[0], most=frames[1])
-    budget = Budget(min_pixels=pixels[0], max_pixels=pixels[1])
-    pictures = await ctx.media.frames(ctx.path, times, factor=ctx.renderer.factor, budget=budget)
-    child = await ctx.ask((Message(role="user", parts=(*timed(pictures), question.strip() or unasked)),))
+    pictures, span = await look(start_time, end_time, ctx=ctx, fps=fps, frames=frames, pixels=pixels)
+    parts = woven(pictures, lines(span, subtitle_tokens, ctx=ctx))
+    child = await ctx.ask((Message(role="user", parts=(*parts, question.strip() or unasked)),))
     return ToolResult(text=child.turns[-1].reply.text.strip(), executed=True), child

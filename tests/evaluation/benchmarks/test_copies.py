@@ -1,5 +1,6 @@
 """Local copies: whole ones are counted, the real sample rows load, bad ones are told in one sentence."""
 
+import asyncio
 import base64
 import csv
 import json
@@ -11,6 +12,8 @@ import pytest
 from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
+from saccade.agents._prompt import subtitles_of
+from saccade.commands.bench import VARIANTS
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation.benchmarks._benchmark import Answer, grade, missing_media, report
 from saccade.evaluation.benchmarks._rows import Copy
@@ -75,10 +78,38 @@ def test_settings_choose_a_variant(tmp_path):
     (tmp_path / "subtitle" / "v1.srt").write_text("1\n")
     rows = list(MAKERS["videomme"]())[:6]
     tasks = bound("videomme", subtitles=True).tasks(write_copy("videomme", tmp_path, rows), subset=True)
-    assert tasks[0].extras["subtitles"].endswith("subtitle/v1.srt")
+    assert tasks[0].extras["subtitles"] == "../subtitle/v1.srt"
     assert tasks[5].extras["subtitles"] == ""
     with pytest.raises(ConfigError, match="no setting 'subtitle'; did you mean 'subtitles'"):
         bound("videomme", subtitle=True)
+
+
+def test_subtitles_are_found_wherever_the_copy_lies(tmp_path):
+    """The same tasks in two copies, so that an evaluation goes on after its data were moved."""
+    found = []
+    for place in ("here", "there/below"):
+        copy = tmp_path / place
+        for name in ("videomme", "longvideobench"):
+            (copy / name / ("subtitle" if name == "videomme" else "subtitles")).mkdir(parents=True)
+        (copy / "videomme" / "subtitle" / "v1.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
+        (copy / "longvideobench" / "subtitles" / "s.json").write_text('[{"timestamp": [1, 2], "text": "hi"}]')
+        tasks = []
+        for name in ("videomme", "longvideobench"):
+            rows = list(MAKERS[name]())[:6]
+            folder = write_copy(name, copy / name, rows)
+            tasks += bound(name, subtitles=True).tasks(folder, subset=True)
+        found.append([(task.id, task.digest) for task in tasks])
+        for task in (tasks[0], tasks[-1]):
+            assert [cue.text for cue in asyncio.run(subtitles_of(task))] == ["hi"]
+    assert found[0] == found[1]
+    assert tasks[-1].extras["subtitles_offset"] == 0
+    assert "subtitles" not in bound("longvideobench").tasks(folder, subset=True)[0].extras
+
+
+@pytest.mark.parametrize(("name", "count"), [("videomme_subtitles", 2700), ("longvideobench_subtitles", 1337)])
+def test_subtitles_are_a_variant_by_name(name, count):
+    file, settings = VARIANTS[name]
+    assert (bound(file, **settings).name, bound(file, **settings).count) == (name, count)
 
 
 def test_an_unknown_benchmark_names_the_nearest():

@@ -20,11 +20,17 @@ from saccade.types import Episode, Score, Scored, Task
 
 
 def answer_of(episode: Episode) -> Answer:
-    """All that the main agent said in its last turn; an error where the episode broke or nothing was said."""
+    """All that the main agent said in its last turn; an error where the episode broke or nothing was said.
+
+    An answer that stands in no tag, as other systems' protocols have it, is all that counts.
+    """
     if failed(episode):
         return Answer(text="", error=episode.error or f"the episode ended as {episode.end}")
     # The last turn alone: what was thought out loud before a call is no answer.
-    text = episode.turns[-1].reply.text if episode.turns else ""
+    said = episode.turns[-1].reply if episode.turns else None
+    text = said.text if said else ""
+    if said and said.answer is not None and "<answer>" not in text:
+        text = said.answer
     return Answer(text=text) if text.strip() else Answer(text="", error="the answer is blank")
 
 

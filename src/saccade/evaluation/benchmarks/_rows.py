@@ -7,6 +7,7 @@ row.text("question")                         DataError with file, row and field 
 
 import base64
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,14 @@ class Copy:
         """The first of these files that is there, else the first of them: whether it exists is found out when used."""
         places = [self.folder / name for name in names]
         return (Media(path=str(next((place for place in places if place.is_file()), places[0]))),)
+
+    def beside(self, media: Media, *names: str) -> str:
+        """The first of these files that is there, as a path from the folder of `media`; "" where none is.
+
+        So a task says the same wherever its copy lies.
+        """
+        found = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
+        return "" if found is None else Path(os.path.relpath(found, Path(media.path).parent)).as_posix()
 
     def picture(self, value: Any) -> Media:
         """A still picture: a path below the folder, or what the row itself holds (bytes, base64), put into a file.

@@ -1,13 +1,15 @@
 """LongVideoBench, validation: questions that refer to a moment of a video of up to an hour."""
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 from saccade.data.raw import Row
 from saccade.evaluation.benchmarks._answers import first_letter
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice
-from saccade.types import Kind, Task, seed_of
+from saccade.types import Kind, Media, Task, seed_of
 
 PHRASES = (
     *("The best answer is", "The correct answer is", "The answer is", "The answer"),
@@ -18,8 +20,11 @@ _SUBTITLES = ("subtitle_path", "starting_timestamp_for_subtitles")
 _LETTERS = "ABCDE"
 
 
-def longvideobench(*, random_fallback: bool = False) -> Benchmark:
+def longvideobench(*, random_fallback: bool = False, subtitles: bool = False) -> Benchmark:
     """LongVideoBench (Wu et al. 2024, arXiv 2407.15754), the 1,337 validation questions.
+
+    With `subtitles` each task names its video's file and what is to be taken off its times (`extras["subtitles"]`,
+    `extras["subtitles_offset"]`), and agents show the lines of the frames that they sample, as the official input has.
 
     Official: some phrases are deleted, then the first of A-E anywhere is the answer. The published code draws an option
     where there is none; that is 0 here, unless `random_fallback` asks for one, drawn from a digest of the task's id.
@@ -32,11 +37,11 @@ def longvideobench(*, random_fallback: bool = False) -> Benchmark:
         return choice_mark(letter, task)
 
     return Benchmark(
-        name="longvideobench",
+        name="longvideobench_subtitles" if subtitles else "longvideobench",
         hub="longvideobench/LongVideoBench",
         patterns=("lvb_val.json", "validation-*.parquet", "data/validation-*.parquet", "*.jsonl"),
         count=1337,
-        read=_read,
+        read=functools.partial(_read, subtitles=subtitles),
         official=official,
         tolerant=tolerant_choice,
         headline="accuracy",
@@ -49,25 +54,36 @@ def longvideobench(*, random_fallback: bool = False) -> Benchmark:
     )
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
+def _read(row: Row, copy: Copy, *, subtitles: bool) -> Iterator[Task]:
     options = row.texts("candidates") if row.has("candidates") else _padded(row)
     # The test split writes -1, so that nobody scores on it by mistake.
     gold = row.number_of("correct_choice")
     if gold not in range(len(options)):
         raise row.wrong("correct_choice", f"it should be below {len(options)}, not {gold:g} (the test split has none)")
     path = row.text("video_path")
+    media = copy.video(f"videos/{path}", path)
     yield Task(
         id=row.text("id"),
         question=row.text("question"),
-        media=copy.video(f"videos/{path}", path),
+        media=media,
         kind=Kind.CHOICE,
         gold=_LETTERS[int(gold)],
         choices=options,
         extras={
             **{name: row.label(name) for name in _KEPT},
             **{name: row.values.get(name) for name in _SUBTITLES},
+            **(_said(row, copy, media[0]) if subtitles else {}),
         },
     )
+
+
+def _said(row: Row, copy: Copy, media: Media) -> dict[str, Any]:
+    """The file of subtitles, and the second of its times at which the clip begins: many are cut from longer videos."""
+    name = row.text("subtitle_path")
+    return {
+        "subtitles": copy.beside(media, f"subtitles/{name}", name),
+        "subtitles_offset": row.number_of("starting_timestamp_for_subtitles"),
+    }
 
 
 def _padded(row: Row) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ _KEPT = ("video_id", "videoID", "duration", "domain", "sub_category", "task_type
 
 
 def videomme(*, subtitles: bool = False) -> Benchmark:
-    """VideoMME (Fu et al. 2024, arXiv 2405.21075); `subtitles` names each video's file in `extras["subtitles"]`, for
-    an agent to show the cues of the frames that it samples ("" where a video has none).
+    """VideoMME (Fu et al. 2024, arXiv 2405.21075); `subtitles` names each video's file, from the video's own folder,
+    in `extras["subtitles"]` ("" where a video has none), and agents show the lines of the frames that they sample.
 
     Official: some phrases are deleted, then the first of A-D anywhere is the answer, even inside a word. The official
     script leaves out of the mean what it can't read; that number stands beside as `accuracy_of_answered`.
@@ -29,11 +29,12 @@ def videomme(*, subtitles: bool = False) -> Benchmark:
     def read(row: Row, copy: Copy) -> Iterator[Task]:
         stem = row.text("videoID")
         options = unlabelled(row.texts("options"))
-        said = {"subtitles": _subtitles(stem, copy)} if subtitles else {}
+        media = copy.video(*(f"{place}{stem}{end}" for place in ("data/", "videos/", "") for end in _ENDS))
+        said = {"subtitles": copy.beside(media[0], f"subtitle/{stem}.srt")} if subtitles else {}
         yield Task(
             id=row.text("question_id"),
             question=row.text("question"),
-            media=copy.video(*(f"{place}{stem}{end}" for place in ("data/", "videos/", "") for end in _ENDS)),
+            media=media,
             kind=Kind.CHOICE,
             gold=row.letter(len(options), "answer"),
             choices=options,
@@ -60,9 +61,3 @@ _ENDS = (".mp4", ".MP4", ".mkv")
 
 def _official(text: str, task: Task) -> Mark:
     return choice_mark(first_letter(text, PHRASES, "ABCD"), task)
-
-
-def _subtitles(stem: str, copy: Copy) -> str:
-    """The path of a video's subtitles; "" where it has none, as 156 of the 900."""
-    file = copy.folder / "subtitle" / f"{stem}.srt"
-    return str(file) if file.is_file() else ""

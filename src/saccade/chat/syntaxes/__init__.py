@@ -1,0 +1,1 @@
+"""How published systems write their calls: one file and one pure function per surface syntax."""
