@@ -81,9 +81,9 @@ class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
     Tasks that `metrics` read together, such as the variants of a question, have one `unit`. `ordered` says why options
-    must keep their published order, where they must. `counts` holds how many
-    tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on the Hugging Face hub,
-    `patterns` the files of its split there, the preferred ones first.
+    must keep their published order, where they must. `counts` holds how many tasks a whole copy has, per stratum where
+    that is published. `hub` is the data set's name on the Hugging Face hub, `patterns` the files of its split there,
+    the preferred ones first.
     """
 
     name: str
