@@ -30,6 +30,7 @@ class Evaluating(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `saccade eval RUN` as `saccade eval of RUN`."""
+        # A run whose folder is called like a command is given as ./merge.
         known = not args or args[0] in self.commands or args[0] == "--help"
         return super().parse_args(ctx, args if known else ["of", *args])
 
@@ -148,6 +149,7 @@ def _show(folder: Path, name: str, scored: "list[Scored]", shard: "Shard | None"
     from saccade.evaluation.shards import shard_path
 
     lost = [each.reason for each in read_ungraded(shard_path(folder, name, shard))]
+    # A shard's tasks are others than those of the evaluations beside it.
     if shard is None:
         found, ungraded = report.read_evaluations(folder), report.count_ungraded(folder)
     else:

@@ -26,6 +26,7 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     target = shard_path(folder, name, None)
     found = [record for path, cut in cuts.items() for record in _placed(path, cut)]
     records = [_moved(record, folder, name) for _, record in sorted(found, key=lambda each: each[0])]
+    # What is there may be newer: attempts that broke and were made again after an earlier merge.
     if target.exists() and not _same(newest_records(target), records):
         raise RunError(f"{target} holds other results; delete it, or move it away, and merge again")
     with writing(target):
@@ -69,6 +70,7 @@ def _placed(path: Path, cut: Cut) -> list[tuple[int, Record]]:
 
 def _moved(record: Record, folder: Path, name: str) -> Record:
     """A shard's record as the merged file has it, whichever copy of the run it was written in."""
+    # Copies of a run have the same files at the same places below themselves, so a path is read as if it lay here.
     place, target = (folder / "evaluations" / "shards" / name).resolve(), (folder / "evaluations").resolve()
     return relocated(record, lambda file: seen_from(target, os.path.normpath(place / file), folder.resolve()))
 

@@ -309,6 +309,7 @@ def rates_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
         return {}
     solved = [(len(each), sum(value >= RIGHT for value in each)) for each in values]
     found = {f"avg@{n}": fmean(map(fmean, values))}
+    # With fewer draws than attempts the estimate has less noise: that is what it is for.
     for k in sorted({n, *(2**power for power in range(1, n.bit_length()) if 2**power < n)}):
         found[f"pass@{k}"] = fmean(1 - math.comb(m - c, k) / math.comb(m, k) for m, c in solved)
     return found

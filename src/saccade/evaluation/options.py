@@ -34,6 +34,7 @@ def shuffled(task: Task, *, seed: int, attempt: int) -> Task:
     >>> one.choices, one.gold
     (('green', 'red', 'blue'), 'B')
     """
+    # By digests and not by a generator, whose shuffle may change from one version of Python to the next.
     order = list(range(len(task.choices)))
     if may_move(task):
         order.sort(key=lambda place: digest_of("options", seed, task.digest, attempt, place))

@@ -98,6 +98,7 @@ def compare(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Sco
 
 def compare_files(first: Path, second: Path) -> Pair:
     """Two results files. Raises DataError where one holds no result, or their tasks are not the same."""
+    # The files of two runs often have one name, and are told apart by their paths.
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
     records = [read_records(path) for path in (first, second)]
     found = []
@@ -144,6 +145,7 @@ def _check_tasks(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequenc
         lone = [name for key, name in own.items() if key not in others]
         if not lone:
             continue
+        # Of one id and not of one digest: its question, gold or options changed in between.
         if lone[0] in others.values():
             why = f"the task {lone[0]} is not the same in {here!r} and in {there!r}"
         else:

@@ -129,10 +129,7 @@ async def evaluate(
                     told.add(attempt)
         told()
 
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if portion.shard is not None:
-        _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
+    _prepare(path, tasks, wanted, settings, portion=portion, under=under)
     told()
     budgets = {each.task.id: each.keys[0][1] for each in wanted}
     await collect(
@@ -164,6 +161,23 @@ def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: i
         else:
             found.append(Wanted(task=task, keys=keys))
     return found
+
+
+def _prepare(
+    path: Path,
+    tasks: Sequence[Task],
+    wanted: Sequence[Wanted],
+    settings: Evaluation,
+    *,
+    portion: Portion,
+    under: str,
+) -> None:
+    """Make the folder of the results, and write what a shard is of beside them."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # Before the first attempt: a shard that was killed must not pass for a whole one.
+    if portion.shard is not None:
+        _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
 
 
 def _cut(every: Sequence[Task], wanted: Sequence[Wanted], settings: Evaluation, *, shard: Shard, under: str) -> Cut:

@@ -46,6 +46,7 @@ def lines(console: Console) -> Iterator[Callable[..., Advance]]:
             def advance(done: int | None, remark: str, total: int | None = None) -> None:
                 nonlocal told, known, start
                 known, now = total or known, time.monotonic()
+                # Of an evaluation that goes on, most may have been done before: that says nothing of the pace.
                 start = start or (done or 0, now)
                 ended = done is None or done == known
                 bar.update(task, completed=(known or 1) if done is None else done, total=known or 1, remark=remark)
