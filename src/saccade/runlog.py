@@ -34,7 +34,7 @@ MAY_CHANGE = (
     "rl.select",
 )
 MENDS = {
-    errno.ENOSPC: "free some space, then go on with --resume",
+    errno.ENOSPC: "free some space, then go on with --resume, or with the same command where there is none",
     errno.EROFS: "choose another folder with --out",
     errno.EACCES: "choose another folder with --out",
     errno.ENOTDIR: "a part of the path is a file",

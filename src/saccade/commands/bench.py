@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from saccade import plugins
-from saccade.commands._terminal import progress, show
+from saccade.commands._terminal import out, progress, show
 from saccade.config import load_recipe
 from saccade.data.hub import HUB, MAIN, MARK, Hub
 from saccade.errors import ConfigError
 from saccade.runlog import Run
+from saccade.view.live import say
 
 # Names for the settings of a file that holds two benchmarks; VideoMME with subtitles waits for an agent to show them.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,6 +59,9 @@ def run_benchmarks(
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))
+        if report.errors:
+            first = f"{report.errors} of {report.n} answers are errors and count as wrong; the first: {report.reason}"
+            say(out, first, style="dim")
 
 
 def _place(data: Path, benchmark: Any, name: str, hub: str, *, limit: int, subset: bool) -> Path:

@@ -142,7 +142,7 @@ class Benchmark:
         return self.official if extractor == "official" else self.tolerant
 
     def _check_counts(self, tasks: Sequence[Task], root: Path) -> None:
-        mend = "complete the copy, or ask for a subset"
+        mend = "complete the copy, or take it for a subset with --subset"
         if len(tasks) != self.count:
             raise DataError(f"{root}: {self.name} has {self.count} questions, this copy holds {len(tasks)}; {mend}")
         for stratum, wanted in self.counts.items():
@@ -237,6 +237,7 @@ class Report:
     at_most: Mapping[str, float]
     strata: Mapping[str, Mapping[str, Cell]]
     judge: str = ""  # the model that decided what no rule did
+    reason: str = ""  # of the first error
 
     @property
     def score(self) -> float:
@@ -264,6 +265,7 @@ def report(
         at_most=benchmark.metrics(best),
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
         judge=judge,
+        reason=next((each.answer.error for each in results if each.answer.error is not None), ""),
     )
 
 
