@@ -33,7 +33,7 @@ MAY_CHANGE = (
     *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
     "rl.select",
 )
-GO_ON = "then go on with --resume (an evaluation: by the same command)"
+GO_ON = "then go on with --resume, or with the same command where there is none"
 MENDS = {
     errno.ENOSPC: f"free some space, {GO_ON}",
     errno.EDQUOT: f"free some space, {GO_ON}",

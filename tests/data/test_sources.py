@@ -1,6 +1,7 @@
 """Published rows of every format become tasks and demonstrations, or one sentence."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -387,6 +388,132 @@ def test_memory_stays_flat(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 300 * 4500
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Two files of rows, of which some lack files, some are bad, and one repeats an id of the other file."""
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    for name, count in (("one", 50), ("two", 40)):
+        rows = [{"id": f"{name}-{n}", "media": "a.mp4", "question": f"Q{n}?", "answer": "x"} for n in range(count)]
+        for n in range(0, count, 7):
+            rows[n]["media"] = f"gone/{n}.mp4"
+        rows[5]["answer"] = ""
+        write(tmp_path / f"{name}.jsonl", *rows, {**rows[3], "id": "one-3"} if name == "two" else rows[4] | {"id": "z"})
+    return [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+
+
+def gathered(files, target, *, stop=None, note=8, identity="plain", monkeypatch, **more):
+    """An import that is stopped at its row number `stop`, if it gets so far; what came of it."""
+    from saccade.data import gather as module
+
+    left = [stop]
+
+    def told(rows):
+        if left[0] is not None:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "NOTED", note)
+    make = plugins.bind("data.sources", "plain", {})
+    given = {"on_missing": "skip", "on_bad": "skip", "identity": identity, **more}
+    try:
+        return module.gather(make, files, target, told=told, **given)
+    except KeyboardInterrupt:
+        return None
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stop", [1, 7, 8, 9, 30, 51, 52, 60, 92])
+def test_a_stopped_import_goes_on_to_the_same_file(many, tmp_path, monkeypatch, stop, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "again").mkdir()
+    first, second = (tmp_path / name / f"t.{ending}" for name in ("whole", "again"))
+    whole = gathered(many, first, monkeypatch=monkeypatch)
+    assert whole[1].bad_rows == 2
+    assert gathered(many, second, stop=stop, monkeypatch=monkeypatch) is None
+    assert not second.exists()
+    with second.with_name(f"{second.name}.draft.jsonl").open("ab") as torn:
+        torn.write(b'{"id": "half a li')
+    assert gathered(many, second, monkeypatch=monkeypatch) == whole
+    assert [task.id for task in read_tasks(second)] == [task.id for task in read_tasks(first)]
+    if ending == "jsonl":
+        assert second.read_bytes() == first.read_bytes()
+    listings = [path.with_name(f"{path.name}.missing.jsonl").read_bytes() for path in (first, second)]
+    assert listings[0] == listings[1]
+    assert sorted(path.name for path in second.parent.iterdir()) == [second.name, f"{second.name}.missing.jsonl"]
+
+
+def test_rows_that_were_noted_are_not_read_again(many, tmp_path, monkeypatch):
+    target = tmp_path / "t.jsonl"
+    gathered(many, target, stop=60, monkeypatch=monkeypatch)
+    taken = []
+    monkeypatch.setattr("saccade.data.gather.problem_of", lambda task: taken.append(task.id))
+    gathered(many, target, monkeypatch=monkeypatch)
+    assert taken[0] == "two-8"
+
+
+def test_what_changed_since_begins_anew(many, tmp_path, monkeypatch):
+    target = tmp_path / "t.jsonl"
+
+    def begun(**more):
+        gathered(many, target, stop=60, monkeypatch=monkeypatch)
+        reports = gathered(many, target, monkeypatch=monkeypatch, **more)
+        return [report.written for report in reports]
+
+    whole = begun()
+    assert begun(identity="other") == whole
+    (tmp_path / "gone").mkdir()
+    gathered(many, target, stop=60, monkeypatch=monkeypatch)
+    (tmp_path / "gone" / "7.mp4").write_bytes(b"x")
+    assert [report.written for report in gathered(many, target, monkeypatch=monkeypatch)] == [
+        whole[0] + 1,
+        whole[1] + 1,
+    ]
+    gathered(many, target, stop=60, monkeypatch=monkeypatch)
+    many[0].write_text(many[0].read_text().replace("Q1?", "Which?"))
+    os.utime(many[0], (1, 1))
+    gathered(many, target, monkeypatch=monkeypatch)
+    assert read_tasks(target)[0].question == "Which?"
+
+
+def test_what_can_be_mended_leaves_no_draft(many, tmp_path, monkeypatch):
+    target = tmp_path / "out" / "t.jsonl"
+    gathered(many, target, stop=60, monkeypatch=monkeypatch)
+    with pytest.raises(DataError, match="row 6, field answer"):
+        gathered(many, target, on_bad="error", monkeypatch=monkeypatch)
+    with pytest.raises(DataError, match="rows lack files"):
+        gathered(many, target, on_missing="error", monkeypatch=monkeypatch)
+    assert [path.name for path in target.parent.iterdir()] == ["t.jsonl.missing.jsonl"]
+
+
+@pytest.mark.slow
+def test_an_import_killed_at_any_moment_ends_with_the_same_file(tmp_path):
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    rows = [{"media": "a.mp4" if n % 9 else "gone.mp4", "question": f"Q{n}?", "answer": str(n)} for n in range(9000)]
+    file = write(tmp_path / "rows.jsonl", *rows)
+    words = [sys.executable, "-c", "from saccade.cli import main; main()", "data", "import", "plain", file]
+    words += ["--on-missing", "skip", "--out"]
+    subprocess.run([*words, tmp_path / "whole.jsonl"], check=True, capture_output=True)
+    done, pause = 1, 0.8
+    while done:
+        going = subprocess.Popen([*words, tmp_path / "again.jsonl"], stdout=subprocess.DEVNULL)
+        time.sleep(pause)
+        going.send_signal(signal.SIGKILL)
+        done, pause = going.wait(), pause + 0.7
+        assert done in (0, -signal.SIGKILL)
+    for ending in ("", ".missing.jsonl"):
+        again, whole = ((tmp_path / f"{name}.jsonl{ending}").read_bytes() for name in ("again", "whole"))
+        assert again == whole
+    assert not list(tmp_path.glob("again.jsonl.draft*"))
 
 
 def test_native_files_turn_into_each_other(table, tmp_path):

@@ -66,6 +66,9 @@ def run_benchmarks(
                 on_done=functools.partial(_tell, advance),
             )
         show(_grids(report))
+        if report.errors:
+            first = f"{report.errors} of {report.n} answers are errors and count as wrong; the first: {report.reason}"
+            say(out, first, style="dim")
         # After each, so that what was evaluated before a kill is reported; of shards when they are joined.
         page = None if shard else write_scores(folder)
     if page is not None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from saccade.commands._terminal import out, progress
 from saccade.data.hub import HUB, MARK, Hub
 from saccade.errors import ConfigError, DataError
-from saccade.runlog import writing
+from saccade.runlog import version_of, writing
 from saccade.view.live import say
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def _import(
     from saccade import plugins
     from saccade.config import parsed
     from saccade.data.gather import gather
+    from saccade.media.files import digest
 
     # A file may have an equals sign in its name; what exists is a file.
     pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
@@ -65,6 +66,7 @@ def _import(
             root=root,
             on_missing=on_missing.value,
             on_bad=on_bad.value,
+            identity=[source, settings, digest(source) if source.endswith(".py") else version_of("saccade")],
             told=lambda rows: advance(rows, "") if rows % 256 == 0 else None,
         )
     for one in reports:

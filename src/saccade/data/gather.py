@@ -1,6 +1,6 @@
 """Published rows into a file of tasks or demonstrations, one row at a time.
 
-    file ──read_rows──> Row ──source──> Task, Demo ──their files found?──> written
+    file ──read_rows──> Row ──source──> Task, Demo ──their files found?──> draft ──at the end──> target
                                                     └── missing: counted by source, and listed row by row
 
 Nothing is held but ids, so that memory stays flat however many rows there are.
@@ -8,16 +8,15 @@ Nothing is held but ids, so that memory stays flat however many rows there are.
 
 import hashlib
 import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
-from saccade.data import native
+from saccade.data.draft import Draft
 from saccade.data.raw import Row, kept, read_rows
 from saccade.data.record import seen_from
 from saccade.data.rows import problem_of
@@ -26,6 +25,7 @@ from saccade.types import Demo, Media, Task
 
 Source = Callable[[Row], Iterator[Task | Demo]]
 Policy = Literal["error", "skip"]
+NOTED = 2048  # rows after which it is noted how far an import is
 SHOWN = 5  # ids that a report names; the whole list is a file
 
 
@@ -51,13 +51,15 @@ def gather(
     root: Path | None = None,
     on_missing: Policy = "error",
     on_bad: Policy = "error",
+    identity: Any = None,
     told: Callable[[int], None] = lambda rows: None,
 ) -> list[Found]:
     """Write what `source` makes of the rows of `files` to `target` (.jsonl or .parquet); what came of each file.
 
     Relative paths of media start at `root`, else at their file's folder. Rows with missing files are listed in
     `<target>.missing.jsonl`; with "error" all are looked for, then nothing is written. Pictures that stand in rows
-    become files in `<target>.media/`. Raises DataError.
+    become files in `<target>.media/`. Where `identity` says what the source is (JSON: its name, its settings), the next
+    call of the same identity goes on where one was stopped, and ends with the same file. Raises DataError.
     """
     absent = [str(file) for file in files if not file.is_file()]
     if absent:
@@ -65,23 +67,31 @@ def gather(
     if target.suffix not in (".jsonl", ".parquet"):
         raise DataError(f"{target}: a file of tasks ends in .jsonl or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
-    listing = target.with_name(target.name + ".missing.jsonl")
-    reports = [Found(file=str(file)) for file in files]
+    is_file.cache_clear()  # there may be more files than a moment ago
+    read = [(os.path.abspath(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]
+    whole = None if identity is None else [identity, read, os.path.abspath(root or ""), on_bad]
     # Row by row while reading: a file of millions of rows with nothing in place must not fill the memory.
-    with listing.open("w", encoding="utf-8") as missing:
-        work = _Work(source=source, target=target, root=root, on_bad=on_bad, missing=missing)
-        items = itertools.chain.from_iterable(
-            work.items(file, report, told) for file, report in zip(files, reports, strict=True)
-        )
-        native.write(target, _unless_missing(items, reports, on_missing, listing))
-    if not any(report.missing_rows for report in reports):
-        listing.unlink()
+    with Draft(target, whole, root) as draft:
+        work = _Work(source=source, target=target, root=root, on_bad=on_bad, draft=draft, told=told)
+        reports = [_found(each) for each in draft.note.get("reports", [])] or [Found(file=str(file)) for file in files]
+        work.recall()
+        for place in range(draft.note.get("place", 0), len(files)):
+            work.read(files[place], place, reports)
+        _refuse(reports, on_missing, draft.listing)
+        draft.finish()
     return reports
 
 
-def _unless_missing(items: Iterator[Any], reports: Sequence[Found], policy: Policy, listing: Path) -> Iterator[Any]:
-    """The items; at their end an error, so that nothing is written, where files are missing and may not be."""
-    yield from items
+def _plain(report: Found) -> dict[str, Any]:
+    return {each.name: getattr(report, each.name) for each in fields(report)}
+
+
+def _found(noted: dict[str, Any]) -> Found:
+    return Found(**{**noted, "missing_files": Counter(noted["missing_files"])})
+
+
+def _refuse(reports: Sequence[Found], policy: Policy, listing: Path) -> None:
+    """An error, so that nothing is written, where files are missing and may not be."""
     lacking = [report for report in reports if report.missing_rows]
     if lacking and policy == "error":
         one = lacking[0]
@@ -100,21 +110,32 @@ class _Work:
     target: Path
     root: Path | None
     on_bad: Policy
-    missing: TextIO
+    draft: Draft
+    told: Callable[[int], None]
     ids: set[bytes] = field(default_factory=set)
     kind: type[Any] | None = None
 
-    def items(self, file: Path, report: Found, told: Callable[[int], None]) -> Iterator[Task | Demo]:
-        """What is to be written of one file's rows."""
+    def recall(self) -> None:
+        """Know again what a call that was stopped had written."""
+        for item in self.draft.items():
+            self.kind = type(item)
+            self.ids.add(_mark(item.task.id if isinstance(item, Demo) else item.id))
+        self.ids.update(_mark(row["id"]) for row in self.draft.lacking())
+
+    def read(self, file: Path, place: int, reports: Sequence[Found]) -> None:
+        """Write what the rows of the file at this place give, but for those that were read before."""
         folder = file.parent if self.root is None else self.root
-        for row in read_rows(file, self.keep):
+        report = reports[place]
+        for row in itertools.islice(read_rows(file, self.keep), report.rows, None):
             report.rows += 1
-            told(report.rows)
             for item in self.made(row, report):
                 located = self.located(row, item, folder, report)
                 if located is not None:
                     report.written += 1
-                    yield located
+                    self.draft.add(located)
+            self.told(report.rows)
+            if report.rows % NOTED == 0:
+                self.draft.mark({"place": place, "reports": [_plain(each) for each in reports]})
 
     def made(self, row: Row, report: Found) -> list[Task | Demo]:
         """What the source makes of a row, sound and with ids of their own."""
@@ -138,8 +159,7 @@ class _Work:
         if type(item) is not (self.kind or type(item)):
             raise DataError(f"{row.file}, row {row.number}: a file can't hold both tasks and demonstrations")
         self.kind = type(item)
-        # eight bytes of a digest for each id: a million rows are some ten megabytes
-        mark = hashlib.sha256(task.id.encode()).digest()[:8]
+        mark = _mark(task.id)
         if mark in self.ids and not isinstance(item, Demo):  # a task may be shown in several ways
             raise DataError(f"{row.file}, row {row.number}: the id {task.id!r} was used before")
         self.ids.add(mark)
@@ -153,8 +173,7 @@ class _Work:
             report.missing_rows += 1
             report.missing_files.update(bucket_of(path) for path in gone)
             report.missing_ids += [task.id] if len(report.missing_ids) < SHOWN else []
-            note = {"file": str(row.file), "row": row.number, "id": task.id, "paths": gone}
-            self.missing.write(json.dumps(note) + "\n")
+            self.draft.lack({"file": str(row.file), "row": row.number, "id": task.id, "paths": gone})
             return None
         home = self.target.parent
         media = tuple(Media(path=seen_from(home, paths[one.path], home), kind=one.kind) for one in task.media)
@@ -164,6 +183,11 @@ class _Work:
     def keep(self, content: bytes) -> str:
         """The path of a file with these bytes."""
         return str(kept(content, self.target.with_name(f"{self.target.name}.media").resolve()))
+
+
+def _mark(id: str) -> bytes:
+    # eight bytes of a digest for each id: a million rows are some ten megabytes
+    return hashlib.sha256(id.encode()).digest()[:8]
 
 
 @lru_cache(maxsize=65536)  # many rows share a file

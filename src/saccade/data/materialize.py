@@ -254,16 +254,25 @@ class _Job:
         count = -1 if cells and not at else 0  # the names of the columns are no row
         with self.source.open("rb") as file, target.open("wb") as out:
             file.seek(at)
-            try:
-                texts = map(bytes.decode, file)
-                for text in itertools.islice(cells.rows(texts) if cells else texts, SHARD_ROWS - count):
-                    out.write((cells.changed(text, paths.cell) if cells else paths.text(text)).encode())
-                    count, at = count + 1, at + len(text.encode())
-            except UnicodeDecodeError as error:
-                raise DataError(f"{self.source}, byte {at}: the line is not UTF-8: {error}") from error
-            except DataError as error:
-                raise DataError(f"{self.source}, byte {at}: {error}; give --root another name") from error
+            lines = map(self.decoded, file)
+            for text in itertools.islice(cells.rows(lines) if cells else lines, SHARD_ROWS - count):
+                out.write(self.changed(text, cells, paths).encode())
+                count, at = count + 1, at + len(text.encode())
         return count, at
+
+    def decoded(self, line: bytes) -> str:
+        """A line as text."""
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.source}: the line that begins with {line[:40]!r} is not UTF-8: {error}") from error
+
+    def changed(self, text: str, cells: Cells | None, paths: Paths) -> str:
+        """A line, or a row of a table, with every path in it changed."""
+        try:
+            return cells.changed(text, paths.cell) if cells else paths.text(text)
+        except DataError as error:
+            raise DataError(f"{self.source}: {error}; give --root a name without it") from error
 
     def join(self, parts: Sequence[Path], target: Path) -> None:
         """All shards as one file."""

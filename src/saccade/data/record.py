@@ -25,7 +25,7 @@ Noun = TypeVar("Noun")
 def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     """Write one line per item. The file appears complete or not at all."""
     with whole(Path(path)) as partial, partial.open("wb") as file:
-        file.writelines(_line(item) for item in items)
+        file.writelines(line(item) for item in items)
 
 
 @contextlib.contextmanager
@@ -41,14 +41,14 @@ def whole(target: Path) -> Iterator[Path]:
 
 def plain(item: Any) -> Any:
     """A noun as JSON has it: mappings, lists, texts, numbers."""
-    return json.loads(_line(item))
+    return json.loads(line(item))
 
 
 def append(path: str | os.PathLike[str], item: Any) -> None:
     """Add one line; a line that an interruption had left torn at the end is cut off first."""
     with Path(path).open("a+b") as file:
         _mend(file)
-        file.write(_line(item))
+        file.write(line(item))
 
 
 def read_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool = False) -> list[Noun]:
@@ -94,7 +94,8 @@ def seen_from(folder: Path, file: str, root: Path | None) -> str:
     return os.path.relpath(whole, os.path.abspath(folder)) if below else whole
 
 
-def _line(item: Any) -> bytes:
+def line(item: Any) -> bytes:
+    """A noun as a line of JSON."""
     # Python's own JSON keeps what pydantic's loses: infinities, lone surrogates.
     return json.dumps(item, default=_plain, separators=(",", ":")).encode() + b"\n"
 

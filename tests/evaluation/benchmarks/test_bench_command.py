@@ -34,6 +34,8 @@ def test_a_benchmark_is_run_reported_and_gone_on_with(run):
     words = ["eval", folder, "--bench", "vstar", "--data", copies, "--subset"]
     said = good(*words)
     assert "vstar (official)" in said
+    assert "1 of 3 answers are errors and count as wrong; the first: " in said
+    assert "can't be read as a picture" in said
     path = folder / "evaluations" / "vstar.report.json"
     report = json.loads(path.read_text())
     assert (report["n"], report["errors"], report["headline"]) == (3, 1, "accuracy")

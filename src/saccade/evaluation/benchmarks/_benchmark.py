@@ -155,7 +155,7 @@ class Benchmark:
         return self.official if extractor == "official" else self.tolerant
 
     def _check_counts(self, tasks: Sequence[Task], root: Path) -> None:
-        mend = "complete the copy, or ask for a subset"
+        mend = "complete the copy, or take it for a subset with --subset"
         if len(tasks) != self.count:
             raise DataError(f"{root}: {self.name} has {self.count} questions, this copy holds {len(tasks)}; {mend}")
         for stratum, wanted in self.counts.items():
@@ -252,6 +252,7 @@ class Report:
     strata: Mapping[str, Mapping[str, Cell]]
     at_k: Mapping[str, float] = field(default_factory=dict)
     judge: str = ""  # the model that decided what no rule did
+    reason: str = ""  # of the first error
 
     @property
     def score(self) -> float:
@@ -285,6 +286,7 @@ def report(
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
         at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
         judge=judge,
+        reason=next((each.answer.error for each in results if each.answer.error is not None), ""),
     )
 
 
