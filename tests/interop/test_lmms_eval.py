@@ -101,7 +101,8 @@ def test_lmms_eval_asks_an_agent(tmp_path, tiny_folder):
     samples = read_samples(file)
     assert [each.doc_id for each in samples] == list(range(len(rows)))
     assert [each.target for each in samples] == [row["answer"] for row in rows]
-    episodes = read_jsonl(tmp_path / "kept" / "episodes.jsonl", Episode)
+    kept = read_jsonl(tmp_path / "kept" / "episodes.jsonl", Episode)  # in the order in which they ended
+    episodes = sorted(kept, key=lambda each: each.task.id)
     assert [each.task.id for each in episodes] == [f"needles/test/{at}" for at in range(len(rows))]
     assert [each.task.question for each in episodes] == [row["question"] for row in rows]
     assert all(each.usage.visual_tokens and each.error is None for each in episodes)

@@ -35,7 +35,8 @@ class Attempts:
     """The agent of a run, or of a checkpoint with a recipe, ready to attempt tasks.
 
     `settings` are dotted, as on the command line. Pictures that come without a file are put into `folder`, and every
-    episode is appended to `episodes.jsonl` there. Raises what `saccade ask` raises for a model that can't be used.
+    episode is appended to `episodes.jsonl` there as it ends. Raises what `saccade ask` raises for a model that it can't
+    use.
     """
 
     def __init__(
@@ -57,11 +58,9 @@ class Attempts:
 
         An episode that broke is among them, with its error; RunError where there are several and every one broke.
         """
-        found = self._loop.run(self._attempt(tasks))
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            for each in found:
-                append(self.folder / "episodes.jsonl", each)
+        found = self._loop.run(self._attempt(tasks))
         broken = [each for each in found if failed(each)]
         if len(broken) == len(found) > 1:
             raise RunError(f"every attempt broke, the first with: {broken[0].error}")
@@ -83,7 +82,11 @@ class Attempts:
         async def one(task: Task, index: int) -> Episode:
             seed = seed_of(base.seed, 0, task.digest, index)  # that of the same attempt in `saccade eval`
             async with gate:
-                return await run_episode(task, agent, replace(base, seed=seed, frames=budgets[task.id]))
+                episode = await run_episode(task, agent, replace(base, seed=seed, frames=budgets[task.id]))
+            file = self.folder / "episodes.jsonl"
+            with writing(file):
+                append(file, episode)
+            return episode
 
         return await together([one(task, self._next(task)) for task in tasks])
 

@@ -272,10 +272,8 @@ def points(given: Sequence[Point], *, across: str, unit: str, fmt: Format = "svg
             place = groups.index(each.group)
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
             axes.vlines(each.x, each.low, each.high, color=colour, linewidth=1.4, alpha=0.7)
-            fill = "none" if each.hollow else colour
-            axes.plot(
-                [each.x], [each.y], marker, label=plain(each.name), color=colour, markerfacecolor=fill, clip_on=False
-            )
+            [drawn] = axes.plot([each.x], [each.y], marker, label=plain(each.name), color=colour, zorder=3)
+            drawn.set(markerfacecolor="none" if each.hollow else colour, clip_on=False)
         least, most = min(each.x for each in given), max(each.x for each in given)
         # No token at all, as of an agent that is shown nothing, has no place on a logarithm.
         if least > 0 and most > 10 * least:
