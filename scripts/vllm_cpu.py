@@ -43,6 +43,7 @@ CHECK = "import torchvision.transforms.v2, vllm.entrypoints.openai.api_server as
 
 
 def main() -> None:
+    """Write the mend, and try it."""
     site = Path(sysconfig.get_paths()["purelib"])
     (site / "saccade_torchvision_mend.py").write_text(MEND)
     (site / "saccade_torchvision_mend.pth").write_text("import saccade_torchvision_mend\n")

@@ -20,6 +20,7 @@ from saccade.commands.bench import run_benchmarks
 from saccade.commands.data import data
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
+from saccade.commands.serve import serve
 from saccade.config import load_recipe
 from saccade.errors import ConfigError, DataError, MediaError, RunError, SaccadeError
 from saccade.runlog import Run, writing
@@ -68,6 +69,7 @@ app.add_typer(recipes, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data, name="data")
 app.command("lab")(lab)
+app.command("serve")(serve)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Out = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
