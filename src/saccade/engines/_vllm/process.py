@@ -26,6 +26,7 @@ import httpx
 from saccade.chat.render import load_renderer
 from saccade.errors import ConfigError, EngineError, ModelError
 
+_DTYPES = ("float32", "bfloat16")  # of which the engine knows how far a server may differ from the trainer
 _GRACE = 20.0  # seconds between TERM and KILL
 _NOISE = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 
@@ -72,6 +73,8 @@ def check(wanted: Wanted) -> None:
     load_renderer(str(wanted.model))  # a tokenizer, a processor for pictures, a family that is known
     if not any(wanted.model.glob("*.safetensors")):
         raise ModelError(f"{wanted.model} has no weights (*.safetensors); give a checkpoint's own folder")
+    if wanted.dtype not in _DTYPES:
+        raise ConfigError(f"--dtype can't be {wanted.dtype!r}: give the recipe's model.dtype, {' or '.join(_DTYPES)}")
     longest = _longest(wanted.model)
     if wanted.context > longest:
         raise ConfigError(f"--context {wanted.context} is more than {wanted.model} can take; give {longest} or less")
