@@ -40,7 +40,7 @@ def vllm_server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
     make_tiny(folder / "model", tied=False)  # on a CPU tied embeddings can't be replaced while it runs
     wanted = Wanted(
-        model=folder / "model", python=python, port=free_port(), context=2048, pictures=32, memory=1, more=EAGER
+        model=folder / "model", python=python, port=free_port(), context=4096, pictures=32, memory=1, more=EAGER
     )
     with Process(wanted, folder / "vllm.log") as process:
         for _ in process.ready(400):

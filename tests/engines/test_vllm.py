@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from saccade.config import Model
+from saccade import stages
+from saccade.config import Model, load_recipe
+from saccade.data.world import make_world
 from saccade.engines._vllm.weights import Edition, load
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
@@ -29,7 +31,8 @@ def backbone(vllm_server):
 
 
 def engine_of(backbone, server, **settings):
-    return vllm(backbone, PaintedMedia(), servers=(server.wanted.url,), wait=0.1, **settings)
+    given = {"wait": 0.1, "patience": 60.0, **settings}
+    return vllm(backbone, PaintedMedia(), servers=(server.wanted.url,), **given)
 
 
 def sampling_of(renderer, **settings):
@@ -251,8 +254,8 @@ def test_a_server_of_another_vocabulary_is_refused(vllm_server, tmp_path):
 def test_a_conversation_beyond_the_context_says_so(vllm_server, backbone):
     async def body():
         engine = engine_of(backbone, vllm_server)
-        with pytest.raises(BrokenEngineError, match=r"takes 2048 tokens.*--context"):
-            await engine.generate(prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=2048))
+        with pytest.raises(BrokenEngineError, match=r"takes 4096 tokens.*--context"):
+            await engine.generate(prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=4096))
         await engine.close()
 
     asyncio.run(body())
@@ -322,7 +325,7 @@ def test_a_server_that_stands_still_loses_nothing(vllm_server, backbone, caplog)
     renderer = backbone.renderer
 
     async def body():
-        engine = engine_of(backbone, vllm_server, seconds=3.0, retries=8, patience=60.0)
+        engine = engine_of(backbone, vllm_server, seconds=3.0, retries=8)
         await engine.publish(None, 1)
         ledgers = [prompt(renderer, f"What is {number}?") for number in range(8)]
         sampling = sampling_of(renderer, max_tokens=24)
@@ -351,3 +354,30 @@ def test_pixels_survive_the_journey():
 
     pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
+
+
+def test_tiny_rl_trains_through_it(vllm_server, tmp_path):
+    """Six steps with six new editions of the weights; engine and trainer agree about every token of every step."""
+    model = vllm_server.wanted.model
+    recipe = load_recipe(
+        "tiny/para_grpo",
+        [
+            "seed=3",
+            "model.threads=1",
+            "world={train: 3, validation: 1, test: 1}",
+            "sampling.max_tokens=24",
+            "rl={steps: 6, prompts: 2, group: 4, save_every: 6, optim: {lr: 1e-3, warmup: 0}}",
+            "rl.select={min_spread: -1, drop_ends: []}",
+            "engine.name=vllm",
+            f"engine.settings.servers=[{vllm_server.wanted.url}]",
+        ],
+    )
+    make_world(tmp_path / "world", recipe.world, seed=0)
+    recipe = stages.with_paths(recipe, folder=tmp_path / "run", model=model, world=tmp_path / "world")
+    rows = []
+    stages.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
+    assert len(rows) == 6
+    assert all(row["updates"] == 1 for row in rows)
+    assert max(row["logprob_gap_max"] for row in rows) <= 1e-3
+    # The weights moved, so that an engine which had kept old ones would have been found out.
+    assert min(row["grad_norm"] for row in rows) > 0

@@ -14,7 +14,7 @@ from saccade.config import Model
 from saccade.engines._vllm import wire
 from saccade.engines._vllm.server import Server
 from saccade.engines.vllm import vllm
-from saccade.errors import BrokenEngineError, ConfigError, EngineError
+from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
 from saccade.model.backbone import Backbone
 from saccade.testing import PaintedMedia
@@ -179,13 +179,20 @@ def test_another_prompt_than_the_ledgers_stops_the_run(backbone, change, at):
     assert len(served.bodies) == 1
 
 
-def test_weights_that_nobody_here_published_stop_the_run(backbone):
+def test_weights_that_nobody_here_published_are_never_learned_from(backbone):
+    """A server that was restarted behind our back, between two requests, is greeted anew and asked again."""
     renderer = backbone.renderer
     spans = [{"version": "default", "start": 0, "end": 1}, {"version": "theirs", "start": 1, "end": 4}]
-    with server(renderer, lambda number, body: reply_to(body, renderer, weight_versions=spans)) as served:
-        (error,) = ask(backbone, served)
-    assert type(error) is BrokenEngineError
-    assert "'theirs'" in str(error)
+
+    def behave(number, body):
+        return reply_to(body, renderer, weight_versions=spans) if number in (0, 2, 3) else None
+
+    with server(renderer, behave) as served:
+        (said,) = ask(backbone, served, retries=1)
+        (error,) = ask(backbone, served, retries=1)
+    assert said.version == 0
+    assert type(error) is EngineError
+    assert "'theirs': it was restarted, or another run publishes to it (2 attempts)" in str(error)
 
 
 def test_a_reply_may_be_of_several_versions(backbone):
@@ -316,6 +323,24 @@ def test_cancelling_closes_the_connection_and_leaves_the_others_alone(backbone):
     assert ends[0].tokens
     assert all(isinstance(end, asyncio.CancelledError) for end in ends[1:])
     assert load == 0
+
+
+def test_a_picture_that_is_gone_ends_the_attempt_alone(backbone):
+    renderer = backbone.renderer
+
+    class Gone(PaintedMedia):
+        def pixels(self, picture):
+            raise MediaError("the clip is gone")
+
+    async def body(url):
+        engine = vllm(backbone, Gone(), servers=(url,), parity=False)
+        with pytest.raises(EngineError, match="the clip is gone"):
+            await engine.generate(prompt(renderer, frame(renderer, 1.0)), sampling_of(renderer))
+        assert (await engine.generate(prompt(renderer, "What?"), sampling_of(renderer))).tokens
+        await engine.close()
+
+    with server(renderer) as served:
+        asyncio.run(body(served.url))
 
 
 def test_closing_fails_whoever_waits(backbone):

@@ -17,7 +17,7 @@ from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
 from saccade.engines._vllm.server import GENERATE, Busy, Server, Trouble
 from saccade.engines._vllm.weights import Weights
-from saccade.errors import BrokenEngineError, ConfigError, EngineError
+from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
 from saccade.media.cache import Lru
 from saccade.media.image import png
@@ -101,7 +101,10 @@ class vllm:
     def _url(self, picture: Picture) -> str:
         found = self._urls.get(picture.key)
         if found is None:
-            found = wire.picture_url(png(self._media.pixels(picture)))
+            try:
+                found = wire.picture_url(png(self._media.pixels(picture)))
+            except MediaError as error:  # a clip may have changed or gone: the attempt ends, and keeps what was said
+                raise EngineError(str(error)) from error
             self._urls.put(picture.key, found, len(found))
         return found
 
@@ -110,7 +113,8 @@ class vllm:
         while True:
             edition = await self._weights.give(server)
             label = await greeting.listen(server, self._renderer)
-            server.versions.setdefault(label, self.version)
+            if edition is None:
+                server.versions = {label: self.version}
             if self._meets or edition is not None:
                 await self._parity.check(server)
             if edition is self._weights.current:

@@ -27,6 +27,9 @@ from saccade.chat.render import load_renderer
 from saccade.errors import ConfigError, EngineError, ModelError
 
 _DTYPES = ("float32", "bfloat16")  # of which the engine knows how far a server may differ from the trainer
+# A CPU's generator of random numbers can't be set back, which vLLM 0.32 tries where a prompt with a seed of its own is
+# worked on in parts, and dies; so on a CPU prompts are worked on as a whole.
+_CPU = ("--no-enable-chunked-prefill", "--no-async-scheduling")
 _GRACE = 20.0  # seconds between TERM and KILL
 _NOISE = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 
@@ -57,6 +60,7 @@ class Wanted:
             *("--host", self.host, "--port", str(self.port), "--dtype", self.dtype),
             *("--max-model-len", str(self.context), "--limit-mm-per-prompt", f'{{"image":{self.pictures},"video":0}}'),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *(_CPU if _is_cpu_build(self.python) else ()),
             *self.more,
         ]
 
@@ -66,6 +70,11 @@ class Wanted:
         # Of ours: how torch waits here is no good for a server, and our package is none of its business.
         kept = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
         return {**kept, **own, "VLLM_CPU_KVCACHE_SPACE": str(self.memory)}
+
+
+def _is_cpu_build(python: Path) -> bool:
+    """Whether the vLLM of an environment is the one for CPUs, by the name that it was installed under."""
+    return any(python.parent.parent.glob("lib*/python*/site-packages/vllm_cpu-*.dist-info"))
 
 
 def check(wanted: Wanted) -> None:

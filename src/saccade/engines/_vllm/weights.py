@@ -76,7 +76,7 @@ async def load(server: Server, edition: Edition) -> None:
         if isinstance(done, dict) and done.get("success") is False:
             raise Trouble(f"{server.url} could not empty its cache ({cache})")
     await server.post("/resume", empty=True)
-    server.versions = {**server.versions, edition.label: edition.version}
+    server.versions = {edition.label: edition.version}
 
 
 class Weights:
@@ -108,12 +108,9 @@ class Weights:
                     await self._compare(pool, server)
         except BaseException:  # cancelled halfway, too: no server may keep what others don't have
             self.current = old
-            for server in pool.up:
-                if old is None:
-                    pool.lose(server, "it has weights that were taken back")
-                else:
-                    await self._take(pool, server, old)
             new.drop()
+            for server in pool.up:
+                await self._go_back(pool, server, old)
             raise
         if old is not None:
             old.drop()
@@ -129,6 +126,14 @@ class Weights:
         try:
             await load(server, edition)
         except Trouble as error:
+            pool.lose(server, str(error))
+
+    async def _go_back(self, pool: Pool, server: Server, old: Edition | None) -> None:
+        try:
+            if old is None:
+                raise Trouble("it has weights that were taken back")
+            await load(server, old)
+        except (Trouble, EngineError) as error:
             pool.lose(server, str(error))
 
     async def _compare(self, pool: Pool, server: Server) -> None:

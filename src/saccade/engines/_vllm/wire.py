@@ -52,8 +52,8 @@ def request(
 def completion(reply: Any, ledger: Ledger, sampling: Sampling, *, server: Server, seconds: float) -> Completion:
     """The server's reply as a completion.
 
-    Raises Trouble for what is no reply to this request, and BrokenEngineError where the server saw another prompt than
-    the ledger holds, or sampled from weights that nobody here published.
+    Raises Trouble for what is no reply to this request or was sampled from weights that nobody here published, and
+    BrokenEngineError where the server saw another prompt than the ledger holds.
     """
     url = server.url
     try:
@@ -112,9 +112,9 @@ def _version_of_each(
     """The version of every token, from spans [start, end) that must lie end to end over all of them."""
     strange = [label for label, _, _ in spans if label not in versions]
     if strange:
-        raise BrokenEngineError(
-            f"{url} sampled from weights labelled {strange[0]!r}, which this run didn't publish; "
-            "let no other run publish to it"
+        # Greeted anew, the server gets this run's weights again.
+        raise Trouble(
+            f"{url} sampled from the weights {strange[0]!r}: it was restarted, or another run publishes to it"
         )
     starts, ends = [start for _, start, _ in spans], [end for _, _, end in spans]
     if not spans or [*starts, length] != [0, *ends]:
