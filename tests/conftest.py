@@ -28,9 +28,9 @@ def renderer(tiny_folder):
     return load_renderer(tiny_folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory):
-    """A real vLLM on this machine's CPU with a tiny checkpoint: its process. Started once, by the first who asks."""
+    """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file."""
     from saccade.engines._vllm.process import Process, Wanted, free_port
     from saccade.model.tiny import make_tiny
 

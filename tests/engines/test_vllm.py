@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_rl import small_rl
 
 from saccade import stages
-from saccade.config import Model, load_recipe
-from saccade.data.world import make_world
+from saccade.config import Model
 from saccade.engines._vllm.weights import Edition, load
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
@@ -358,26 +358,9 @@ def test_pixels_survive_the_journey():
 
 def test_tiny_rl_trains_through_it(vllm_server, tmp_path):
     """Six steps with six new editions of the weights; engine and trainer agree about every token of every step."""
-    model = vllm_server.wanted.model
-    recipe = load_recipe(
-        "tiny/para_grpo",
-        [
-            "seed=3",
-            "model.threads=1",
-            "world={train: 3, validation: 1, test: 1}",
-            "sampling.max_tokens=24",
-            "rl={steps: 6, prompts: 2, group: 4, save_every: 6, optim: {lr: 1e-3, warmup: 0}}",
-            "rl.select={min_spread: -1, drop_ends: []}",
-            "engine.name=vllm",
-            f"engine.settings.servers=[{vllm_server.wanted.url}]",
-        ],
-    )
-    make_world(tmp_path / "world", recipe.world, seed=0)
-    recipe = stages.with_paths(recipe, folder=tmp_path / "run", model=model, world=tmp_path / "world")
-    rows = []
+    recipe, rows = small_rl(tmp_path, vllm_server.wanted.model, vllm_server.wanted.url), []
     stages.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6
-    assert all(row["updates"] == 1 for row in rows)
-    assert max(row["logprob_gap_max"] for row in rows) <= 1e-3
-    # The weights moved, so that an engine which had kept old ones would have been found out.
+    # The weights moved in every step: an engine that had kept old ones would have been found out.
     assert min(row["grad_norm"] for row in rows) > 0
+    assert max(row["logprob_gap_max"] for row in rows) <= 1e-3

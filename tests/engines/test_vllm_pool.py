@@ -355,6 +355,12 @@ def test_closing_fails_whoever_waits(backbone):
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "localhost"])
+def test_an_address_that_is_none_is_refused(backbone, url):
+    with pytest.raises(ConfigError, match="give its address"):
+        vllm(backbone, PaintedMedia(), servers=(url,))
+
+
 def test_an_engine_without_servers_is_refused(backbone):
     with pytest.raises(ConfigError, match=r"engine.settings.servers"):
         vllm(backbone, PaintedMedia(), servers=())

@@ -8,6 +8,7 @@ Nobody waits for the log; what a server that failed has to say is read from its 
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -110,11 +111,12 @@ def _check_port(wanted: Wanted) -> None:
         try:
             probe.bind((wanted.host, wanted.port))
         except OSError as error:
-            served = _served(wanted.url)
-            by = f" by a server of {served}" if served else ""
+            why = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                served = _served(wanted.url)
+                why = f"it is in use by a server of {served}" if served else "it is in use"
             raise ConfigError(
-                f"{wanted.host}:{wanted.port} can't be used: it is taken{by} or not ours "
-                f"({error.strerror}); give another --port or --host"
+                f"{wanted.host}:{wanted.port} can't be listened at: {why}; give another --port or --host"
             ) from error
 
 

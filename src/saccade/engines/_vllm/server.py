@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from saccade.errors import EngineError
+from saccade.errors import ConfigError, EngineError
 
 _BUSY = frozenset({408, 425, 429, 503})
 GENERATE = "/inference/v1/generate"
@@ -32,6 +32,8 @@ class Server:
     """
 
     def __init__(self, url: str, timeout: float) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"a vLLM server can't be at {url!r}; give its address, such as http://127.0.0.1:8000")
         self.url, self._timeout = url.rstrip("/"), timeout
         self.up, self.load, self.context = False, 0, 0
         self.reason = "it was not asked yet"

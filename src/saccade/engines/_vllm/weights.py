@@ -75,8 +75,8 @@ async def load(server: Server, edition: Edition) -> None:
         done = await server.post(cache, empty=True)
         if isinstance(done, dict) and done.get("success") is False:
             raise Trouble(f"{server.url} could not empty its cache ({cache})")
-    await server.post("/resume", empty=True)
     server.versions = {edition.label: edition.version}
+    await server.post("/resume", empty=True)
 
 
 class Weights:
