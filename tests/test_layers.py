@@ -38,7 +38,7 @@ OWNERS = {
     "rich": ("cli", "commands", "view.live"),
     "matplotlib": ("view.plots", "view.bands", "tools._sandbox.gallery"),  # our plots; those of a model's code
     "PIL": ("media", "data", "tools", "view.episodes"),
-    "httpx": ("rewards._client",),
+    "httpx": ("rewards._client", "engines._vllm.server", "engines._vllm.process"),
     "math_verify": ("rewards._symbolic",),
     "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design", "agents._protocol"),
     "transformers": ("model",),

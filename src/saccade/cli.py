@@ -20,6 +20,7 @@ from saccade.commands.data import data
 from saccade.commands.evaluate import evaluation
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
+from saccade.commands.serve import serve
 from saccade.config import load_recipe
 from saccade.errors import DataError, MediaError, RunError, SaccadeError
 from saccade.runlog import Run, writing
@@ -69,6 +70,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(data, name="data")
 app.command("lab")(lab)
 app.add_typer(evaluation, name="eval")
+app.command("serve")(serve)
 
 Out = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")]

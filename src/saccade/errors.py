@@ -6,6 +6,7 @@
     ├── MediaError          a video or a picture
     ├── ModelError          a checkpoint, a tokenizer, weights
     ├── EngineError         what samples tokens
+    ├── BrokenEngineError   the same, where nothing more can be expected of it
     ├── ToolError           what the model called
     ├── SandboxError        what runs the model's code
     └── RunError            a run folder
@@ -40,7 +41,11 @@ class ModelError(SaccadeError):
 
 
 class EngineError(SaccadeError):
-    """An engine that can't sample, or that disagrees with the ledger."""
+    """An engine that can't sample: the attempt that needed it ends."""
+
+
+class BrokenEngineError(SaccadeError):
+    """An engine that can't be reached any more, or that disagrees with ledger or trainer: the run stops."""
 
 
 class ToolError(SaccadeError):

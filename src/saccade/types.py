@@ -225,6 +225,7 @@ class Completion:
     version: int
     stop: Stop
     seconds: float = 0.0
+    versions: tuple[int, ...] = ()  # one per token where new weights came in between; else all are `version`
 
 
 # ---- what happened -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from saccade.agents._prompt import Plan, first_video, opening, render_opening, subtitles_of
@@ -322,8 +323,13 @@ async def generate(ctx: Context, ledger: Ledger, seed: int, room: int) -> Comple
 
 
 def act(ledger: Ledger, completion: Completion) -> Ledger:
-    """The ledger with what was sampled."""
-    return ledger.act(completion.tokens, logprobs=completion.logprobs, version=completion.version)
+    """The ledger with what was sampled: one segment per version of the weights."""
+    start = 0
+    for version, run in groupby(completion.versions or (completion.version,) * len(completion.tokens)):
+        part = slice(start, start + len(list(run)))
+        ledger = ledger.act(completion.tokens[part], logprobs=completion.logprobs[part], version=version)
+        start = part.stop
+    return ledger
 
 
 def usage(ledger: Ledger, children: Sequence[Episode], seconds: float) -> Usage:

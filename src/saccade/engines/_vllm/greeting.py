@@ -1,0 +1,112 @@
+"""Making sure of a server before it is used: its context, its vocabulary, its logprobs, its weights."""
+
+import numpy as np
+import torch
+
+from saccade.chat.render import ChatRenderer
+from saccade.engines._vllm import wire
+from saccade.engines._vllm.server import GENERATE, Server, Trouble
+from saccade.errors import BrokenEngineError
+from saccade.ledger import Ledger, Picture
+from saccade.media.image import png
+from saccade.model.backbone import Backbone, log_probabilities
+from saccade.types import Message, Sampling
+
+_SAMPLES = 61  # ids whose spelling is compared
+_SIDE = 256  # pixels, at least, of the picture that is shown: published processors enlarge smaller ones
+_TOKENS = 16  # that are sampled to compare logprobs
+_BOUNDS = {"float32": 1e-4, "bfloat16": 0.1}  # mean |difference| of logprobs in nats; other weights differ by 1 or so
+
+
+async def look(server: Server, renderer: ChatRenderer) -> None:
+    """Note the server's context and compare its vocabulary. Raises BrokenEngineError, Trouble or EngineError."""
+    try:
+        about = (await server.get("/v1/models"))["data"][0]
+        server.context, name = int(about["max_model_len"]), str(about["root"])
+    except (LookupError, TypeError, ValueError):
+        raise Trouble(f"{server.url} doesn't say what it serves") from None
+    marks = (*renderer.stop_ids, *renderer.forbidden_ids)
+    plain = min(marks)  # tokens of text come before those of the scaffold
+    ids = [*range(0, plain, max(plain // _SAMPLES, 1)), *marks]
+    ours = renderer.decode(ids)
+    try:
+        theirs = (await server.post("/detokenize", {"tokens": ids}))["prompt"]
+    except (LookupError, TypeError):
+        raise Trouble(f"{server.url} doesn't say how its tokens are spelled") from None
+    if theirs != ours:
+        raise BrokenEngineError(
+            f"{server.url} serves {name}, whose vocabulary is another than the model's: it spells {len(ids)} ids as "
+            f"{str(theirs)[:60]!r}…, the model as {ours[:60]!r}…; serve the checkpoint that this run is about"
+        )
+
+
+async def listen(server: Server, renderer: ChatRenderer) -> str:
+    """The label of the server's weights. Raises BrokenEngineError where it reports other logprobs than it samples by.
+
+    Of a distribution in which one token alone is allowed, its logprob is 0; before that is applied, it is not.
+    """
+    token = renderer.encode("a")[0]
+    sampling = {"max_tokens": 1, "allowed_token_ids": [token], "logprobs": 0, "ignore_eos": True}
+    reply = await server.post(GENERATE, {"token_ids": [token], "sampling_params": sampling})
+    try:
+        choice = reply["choices"][0]
+        logprob, label = float(choice["logprobs"]["content"][0]["logprob"]), choice["weight_versions"][0]["version"]
+    except (LookupError, TypeError, ValueError):
+        raise Trouble(f"{server.url} answered something that is no completion") from None
+    if abs(logprob) > 1e-3:
+        raise BrokenEngineError(
+            f"{server.url} reports logprobs of another distribution than it samples from; start it with vLLM's "
+            "--logprobs-mode processed_logprobs, as `saccade serve` does"
+        )
+    return str(label)
+
+
+class Parity:
+    """Whether a server's weights are the trainer's: logprobs of a fixed text and a fixed picture, side by side."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone, renderer = backbone, backbone.renderer
+        side = -(-_SIDE // renderer.factor) * renderer.factor
+        picture = Picture(path="probe.png", digest="probe", time=None, width=side, height=side)
+        ramp = np.linspace(0, 255, side, dtype=np.uint8)
+        self._pixels = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[::-1, None]), axis=-1)
+        self._ledgers = [
+            Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts),)),))
+            for parts in (("What is shown?",), (picture, "What is shown?"))
+        ]
+        self._sampling = Sampling(max_tokens=_TOKENS, seed=1, forbidden_ids=renderer.forbidden_ids)
+        self._forbidden = [renderer.decode([each]) for each in renderer.forbidden_ids]
+
+    async def check(self, server: Server) -> float:
+        """The mean |difference| in nats. Raises BrokenEngineError where it is beyond the bound of the dtype."""
+        gaps: list[float] = []
+        for ledger in self._ledgers:
+            urls = [wire.picture_url(png(self._pixels)) for _ in ledger.pictures()]
+            body = wire.request(ledger, self._sampling, urls=urls, forbidden=self._forbidden, filters={})
+            reply = await server.post(GENERATE, body)
+            said = wire.completion(reply, ledger, self._sampling, server=server, seconds=0.0)
+            ours = self.score(ledger, said.tokens)
+            gaps += [abs(one - other) for one, other in zip(said.logprobs, ours, strict=True)]
+        gap, bound = sum(gaps) / len(gaps), _BOUNDS[self._backbone.settings.dtype]
+        if not gap <= bound:
+            raise BrokenEngineError(
+                f"{server.url} samples from other weights than the trainer's: their logprobs differ by {gap:.2g} nats "
+                f"on average, more than {bound:g}; serve the checkpoint that this run is about, in its dtype (vLLM on "
+                "a CPU can't take new weights where input and output embeddings are tied)"
+            )
+        return gap
+
+    @torch.inference_mode()
+    def score(self, ledger: Ledger, tokens: tuple[int, ...]) -> list[float]:
+        """The trainer's logprob of each token after the ledger, at temperature 1."""
+        backbone = self._backbone
+        whole = ledger.act(tokens, logprobs=(0.0,) * len(tokens), version=0)
+        ids = torch.tensor([whole.expanded()], device=backbone.device)
+        at = torch.from_numpy(backbone.renderer.positions(whole))[:, None].to(backbone.device)
+        seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=backbone.device).tril()[None]
+        features = backbone.features(ledger.pictures(), lambda picture: self._pixels)
+        hidden = backbone.hidden(ids, at, seen, features=type(features[0]).cat(features) if features else None)
+        logits = backbone.logits(hidden[0, -len(tokens) - 1 : -1])
+        logp = log_probabilities(logits, 1.0)
+        found: list[float] = logp.gather(1, torch.tensor(tokens, device=backbone.device)[:, None])[:, 0].tolist()
+        return found

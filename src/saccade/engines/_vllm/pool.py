@@ -1,0 +1,155 @@
+"""Servers, and who asks which: sticky by group, else the least loaded, never one that is down.
+
+    agents ──generate──> lend ──┬── a server is up ──> request ── reply ──> agent
+                          ▲     │                        └── Trouble ──> lose(server) ──> lend again, `retries` times
+                          │     └── none is up: waits, at most `patience` seconds, then BrokenEngineError
+                          │                                                   ▲
+                          └── news <── revive: one task per server that is down: greet it, wait, greet it again …
+
+Who waits for whom: an agent waits for its reply, or in `lend` for news. Only a revive task makes news: a server that is
+up again, or a reason why none ever will be (it serves another model). Revive tasks wait for servers and for the clock,
+never for agents; they end when their server is up, when the pool is broken and when it is closed. Every server begins
+as one that is down, so that none is used before it was greeted.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from saccade.engines._vllm.server import Server, Trouble
+from saccade.errors import BrokenEngineError, SaccadeError, boundary
+from saccade.media.cache import Lru
+
+_LONGEST = 15.0  # seconds between two greetings
+_STICKY = 65536  # groups whose server is remembered
+_logger = logging.getLogger("saccade")
+
+
+class Pool:
+    """`greet` makes sure of a server: Trouble lets it try again, any other error breaks the pool for good.
+
+    `wait` is the first pause between two greetings (seconds); each is twice as long as the one before.
+    """
+
+    def __init__(
+        self, servers: Sequence[Server], greet: Callable[[Server], Awaitable[None]], *, patience: float, wait: float
+    ) -> None:
+        self.servers, self._greet, self._patience, self._wait = tuple(servers), greet, patience, wait
+        self._homes: Lru[str, Server] = Lru(_STICKY)
+        self._tasks: dict[Server, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+        self._broken: BrokenEngineError | None = None
+        self._dark_since: float | None = None
+        self._told = False
+
+    @property
+    def up(self) -> list[Server]:
+        """The servers that are up, in order."""
+        return [server for server in self.servers if server.up]
+
+    @contextlib.asynccontextmanager
+    async def lend(self, key: str) -> AsyncIterator[Server]:
+        """A server for a request of the group `key`, counted against its load inside.
+
+        Raises BrokenEngineError where no server was up for `patience` seconds, or one can't be used at all.
+        """
+        server = await self._choose(key)
+        server.load += 1
+        try:
+            yield server
+        finally:
+            server.load -= 1
+
+    def lose(self, server: Server, why: str) -> None:
+        """Use a server no more until it was greeted anew; whoever is in the middle of a request there finds out."""
+        server.up, server.reason = False, why
+        task = self._tasks.get(server)
+        if task is None or task.done():
+            self._tasks[server] = asyncio.create_task(self._revive(server))
+
+    async def close(self) -> None:
+        """Stop greeting, let go of the servers, and fail whoever waits."""
+        self._break(BrokenEngineError("the engine is closed"))
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self.servers))
+
+    # ---- choosing --------------------------------------------------------------------------------------------------
+
+    async def _choose(self, key: str) -> Server:
+        for server in self.servers if not self._tasks else ():
+            self.lose(server, server.reason)
+        while True:
+            if self._broken is not None:
+                raise type(self._broken)(str(self._broken))
+            if up := self.up:
+                break
+            await self._wait_for_news()
+        home = self._homes.get(key)
+        if home is None or not home.up:  # the prefix cache of its home is gone with it
+            home = min(up, key=lambda server: server.load)
+            self._homes.put(key, home)
+        return home
+
+    async def _wait_for_news(self) -> None:
+        clock, news = asyncio.get_running_loop().time, self._news
+        if self._dark_since is None:
+            self._dark_since = clock()
+        left = self._dark_since + self._patience - clock()
+        try:
+            async with asyncio.timeout(max(left, 0.0)):
+                await news.wait()
+        except TimeoutError:
+            mend = "start one with `saccade serve MODEL`, or name others in engine.settings.servers"
+            raise BrokenEngineError(
+                f"no vLLM server could be used for {self._patience:g} seconds ({self._reasons()}); {mend}"
+            ) from None
+
+    def _reasons(self) -> str:
+        return "; ".join(server.reason for server in self.servers if not server.up)
+
+    # ---- coming back -----------------------------------------------------------------------------------------------
+
+    async def _revive(self, server: Server) -> None:
+        pause = self._wait
+        try:
+            with boundary(BrokenEngineError, f"{server.url} can't be greeted"):
+                while not await self._greeted(server):
+                    self._tell()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST)
+        except SaccadeError as error:
+            # EngineError included: a server that refuses to be greeted will do so the next time.
+            self._break(error if isinstance(error, BrokenEngineError) else BrokenEngineError(str(error)))
+            return
+        server.up, self._dark_since = True, None
+        if self._told:
+            _logger.warning("%s answers again; the run goes on", server.url)
+            self._told = False
+        self._spread()
+
+    async def _greeted(self, server: Server) -> bool:
+        try:
+            await self._greet(server)
+        except Trouble as error:
+            server.reason = str(error)
+            return False
+        return True
+
+    def _tell(self) -> None:
+        """Say once that nothing goes on, where no server is up and somebody waits for one."""
+        if not self._told and self._dark_since is not None and not self.up:
+            self._told = True
+            _logger.warning(
+                "no vLLM server answers (%s); the run waits up to %g seconds", self._reasons(), self._patience
+            )
+
+    def _break(self, error: BrokenEngineError) -> None:
+        self._broken = self._broken or error
+        self._spread()
+
+    def _spread(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -1,0 +1,225 @@
+"""A vLLM server as a process of its own: started in its own group, watched until it is ready, stopped with all it made.
+
+    start ──> the server's group (API server, engine core, workers) ──stdout──> a log file
+      │                                       │
+      └── ready(): asks /health, and looks whether the process still lives ── stop(): TERM, then KILL, to the group
+
+Nobody waits for the log; what a server that failed has to say is read from its end.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from saccade.chat.render import load_renderer
+from saccade.errors import ConfigError, EngineError, ModelError
+
+_DTYPES = ("float32", "bfloat16")  # of which the engine knows how far a server may differ from the trainer
+# A CPU's generator of random numbers can't be set back, which vLLM 0.32 tries where a prompt with a seed of its own is
+# worked on in parts, and dies; so on a CPU prompts are worked on as a whole.
+_CPU = ("--no-enable-chunked-prefill", "--no-async-scheduling")
+_GRACE = 20.0  # seconds between TERM and KILL
+_NOISE = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be served, and how; `memory` (GiB) is for keys and values on a CPU, `more` goes to vLLM as it is."""
+
+    model: Path
+    python: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    context: int = 32768
+    pictures: int = 128
+    dtype: str = "float32"
+    memory: int = 4
+    more: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Where it will answer."""
+        return f"http://{self.host}:{self.port}"
+
+    def command(self) -> list[str]:
+        """The command line of vLLM: what the engine asks for, and nothing else."""
+        return [
+            *(str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)),
+            *("--host", self.host, "--port", str(self.port), "--dtype", self.dtype),
+            *("--max-model-len", str(self.context), "--limit-mm-per-prompt", f'{{"image":{self.pictures},"video":0}}'),
+            *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *(_CPU if _is_cpu_build(self.python) else ()),
+            *self.more,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Its environment: ours, with what lets it take new weights and keeps it from calling home."""
+        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        # Of ours: how torch waits here is no good for a server, and our package is none of its business.
+        kept = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
+        return {**kept, **own, "VLLM_CPU_KVCACHE_SPACE": str(self.memory)}
+
+
+def _is_cpu_build(python: Path) -> bool:
+    """Whether the vLLM of an environment is the one for CPUs, by the name that it was installed under."""
+    return any(python.parent.parent.glob("lib*/python*/site-packages/vllm_cpu-*.dist-info"))
+
+
+def check(wanted: Wanted) -> None:
+    """See that it can be served, before anything is started. Raises ConfigError or ModelError."""
+    load_renderer(str(wanted.model))  # a tokenizer, a processor for pictures, a family that is known
+    if not any(wanted.model.glob("*.safetensors")):
+        raise ModelError(f"{wanted.model} has no weights (*.safetensors); give a checkpoint's own folder")
+    if wanted.dtype not in _DTYPES:
+        raise ConfigError(f"--dtype can't be {wanted.dtype!r}: give the recipe's model.dtype, {' or '.join(_DTYPES)}")
+    longest = _longest(wanted.model)
+    if wanted.context > longest:
+        raise ConfigError(f"--context {wanted.context} is more than {wanted.model} can take; give {longest} or less")
+    found = wanted.python.is_file() and os.access(wanted.python, os.X_OK)
+    look = [str(wanted.python), "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"]
+    if not found or subprocess.run(look, capture_output=True).returncode:
+        what = "has no vLLM" if found else "is no Python"
+        raise ConfigError(
+            f"{wanted.python} {what}; `scripts/bootstrap --vllm-cpu` makes one for CPUs, and --python names another"
+        )
+    _check_port(wanted)
+
+
+def _longest(model: Path) -> int:
+    """How many positions a checkpoint was made for; some keep that beside the text model's sizes, some above them."""
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    found = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+    return found if isinstance(found, int) else sys.maxsize
+
+
+def _check_port(wanted: Wanted) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((wanted.host, wanted.port))
+        except OSError as error:
+            why = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                served = _served(wanted.url)
+                why = f"it is in use by a server of {served}" if served else "it is in use"
+            raise ConfigError(
+                f"{wanted.host}:{wanted.port} can't be listened at: {why}; give another --port or --host"
+            ) from error
+
+
+def _served(url: str) -> str | None:
+    """The model that a server at this address says it serves, if it says so."""
+    with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+        about: Any = httpx.get(f"{url}/v1/models", timeout=2, trust_env=False).json()
+        return str(about["data"][0]["root"])
+    return None
+
+
+class Process:
+    """A server that was started; its group is stopped when it is left (`with`), whatever happens."""
+
+    def __init__(self, wanted: Wanted, log: Path) -> None:
+        self.wanted, self.log = wanted, log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                wanted.command(),
+                env=wanted.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us: we stop it, and all that it started
+                cwd=log.parent,
+            )
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def ready(self, seconds: float) -> Iterator[str]:
+        """What it says while it starts, twice a second, until it is ready.
+
+        Raises EngineError where it ends instead, or isn't ready after `seconds`.
+        """
+        until = time.monotonic() + seconds
+        while self.alive and time.monotonic() < until:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.wanted.url}/health", timeout=2, trust_env=False).status_code == 200:
+                    return
+            yield self.last_words(1)
+            time.sleep(0.5)
+        what = f"was not ready after {seconds:g} seconds" if self.alive else "ended while it was starting"
+        raise EngineError(f"vLLM {what}: {self.last_words() or 'it said nothing'} (all of it: {self.log})")
+
+    def last_words(self, most: int = 300) -> str:
+        """The newest line of an error in its log, else the newest line at all; of one asked for, the newest."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")[-200_000:]
+        lines = [_NOISE.sub("", line).strip() for line in text.splitlines()]
+        told = [line for line in lines if line]
+        errors = [line for line in told if re.match(r"(ERROR .*\] )?(\w+\.)*\w*(Error|Exception): \S", line)]
+        # The first error is the cause, those after it say that something failed.
+        chosen = errors[0] if errors and most > 1 else told[-1] if told else ""
+        return chosen[:300]
+
+    def wait(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """End the whole group; it is killed where it takes too long, or where we are interrupted ourselves."""
+        try:
+            self._signal(signal.SIGTERM)
+            self._await_end(_GRACE)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._await_end(_GRACE)
+
+    def _await_end(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (self.alive or self.members()) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def members(self) -> list[int]:
+        """The processes of its group that live; what has ended and waits for its parent to notice is none of them."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ValueError):
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                found += [int(path.parent.name)] if int(group) == self.pid and state != "Z" else []
+        return found
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,136 @@
+"""What goes over the wire, as pure functions: a ledger to a request, a reply to a completion, ids beside ids."""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade.engines._vllm.server import Server, Trouble
+from saccade.errors import BrokenEngineError
+from saccade.ledger import Ledger
+from saccade.types import Completion, Sampling, Stop
+
+_SHOWN = 8  # ids on either side of the first difference
+
+
+def picture_url(png: bytes) -> str:
+    """A picture as a data URL.
+
+    >>> picture_url(b"png")
+    'data:image/png;base64,cG5n'
+    """
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def request(
+    ledger: Ledger, sampling: Sampling, *, urls: Sequence[str], forbidden: Sequence[str], filters: Mapping[str, float]
+) -> dict[str, Any]:
+    """The body of a request: compact ids (the server expands them), one URL per picture, and how to sample.
+
+    `forbidden` are the texts of `sampling.forbidden_ids`, which is how the server takes ids that may never come up;
+    `filters` what changes the distribution besides the temperature, such as top_p.
+    """
+    return {
+        "token_ids": list(ledger.compact()),
+        **({"content_parts": [{"type": "image_url", "url": url} for url in urls]} if urls else {}),
+        "return_token_ids": True,
+        "sampling_params": {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": True,  # the ids above are all that ends a reply
+            "bad_words": list(forbidden),
+            "logprobs": 0,  # of the sampled token alone
+            "detokenize": True,  # a server needs words to know which are bad
+            "skip_special_tokens": False,
+            **filters,
+        },
+    }
+
+
+def completion(reply: Any, ledger: Ledger, sampling: Sampling, *, server: Server, seconds: float) -> Completion:
+    """The server's reply as a completion.
+
+    Raises Trouble for what is no reply to this request or was sampled from weights that nobody here published, and
+    BrokenEngineError where the server saw another prompt than the ledger holds.
+    """
+    url = server.url
+    try:
+        choice = reply["choices"][0]
+        prompt, tokens = _ids(reply["prompt_token_ids"]), _ids(choice["token_ids"])
+        logprobs = tuple(float(each["logprob"]) for each in choice["logprobs"]["content"])
+        spans = [(str(each["version"]), int(each["start"]), int(each["end"])) for each in choice["weight_versions"]]
+        reason = choice["finish_reason"]
+    except (LookupError, TypeError, ValueError):
+        raise Trouble(f"{url} answered something that is no completion") from None
+    compare(prompt, ledger.expanded(), url)
+    if reason == "abort":
+        raise Trouble(f"{url} aborted a request")
+    stopped = bool(tokens) and tokens[-1] in sampling.stop_ids
+    if problem := _unsound(tokens, logprobs, sampling, reason, stopped):
+        raise Trouble(f"{url} answered something that is no completion: {problem}")
+    each = _version_of_each(spans, len(tokens), server.versions, url)
+    return Completion(
+        tokens=tokens,
+        logprobs=tuple(min(value, 0.0) for value in logprobs),  # a rounding may lift certainty above it
+        version=each[-1],
+        versions=each if len(set(each)) > 1 else (),
+        stop=Stop.STOP if stopped else Stop.LENGTH,
+        seconds=seconds,
+    )
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise TypeError
+    return tuple(value)
+
+
+def _unsound(
+    tokens: Sequence[int], logprobs: Sequence[float], sampling: Sampling, reason: Any, stopped: bool
+) -> str | None:
+    """What is wrong with a sampled sequence, if anything."""
+    if not 1 <= len(tokens) <= sampling.max_tokens:
+        return f"{len(tokens)} tokens, not 1 to {sampling.max_tokens}"
+    if len(logprobs) != len(tokens) or not all(-9999 < value <= 1e-4 for value in logprobs if not math.isnan(value)):
+        return "there must be one finite logprob of at most 0 per token"
+    if any(map(math.isnan, logprobs)):
+        return "a logprob is no number"
+    if not set(sampling.forbidden_ids).isdisjoint(tokens):
+        return "a forbidden id was sampled"
+    if not set(sampling.stop_ids).isdisjoint(tokens[:-1]):
+        return "it went on after a stop id"
+    if not stopped and len(tokens) < sampling.max_tokens:
+        return f"it ends ({reason}) after {len(tokens)} tokens, without a stop id"
+    return None
+
+
+def _version_of_each(
+    spans: Sequence[tuple[str, int, int]], length: int, versions: Mapping[str, int], url: str
+) -> tuple[int, ...]:
+    """The version of every token, from spans [start, end) that must lie end to end over all of them."""
+    strange = [label for label, _, _ in spans if label not in versions]
+    if strange:
+        # Greeted anew, the server gets this run's weights again.
+        raise Trouble(
+            f"{url} sampled from the weights {strange[0]!r}: it was restarted, or another run publishes to it"
+        )
+    starts, ends = [start for _, start, _ in spans], [end for _, _, end in spans]
+    if not spans or [*starts, length] != [0, *ends]:
+        raise Trouble(f"{url} answered something that is no completion: its weight versions don't cover the tokens")
+    return tuple(versions[label] for label, start, end in spans for _ in range(start, end))
+
+
+def compare(theirs: Sequence[int], ours: Sequence[int], url: str) -> None:
+    """Raises BrokenEngineError, showing both around the first difference, where the server saw another prompt."""
+    if tuple(theirs) == tuple(ours):
+        return
+    pairs = zip(theirs, ours, strict=False)
+    at = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(theirs), len(ours)))
+    around = slice(max(at - _SHOWN, 0), at + _SHOWN)
+    raise BrokenEngineError(
+        f"{url} and the ledger disagree about a prompt from token {at} on: the server has {len(theirs)} tokens, "
+        f"…{list(theirs[around])}…, the ledger {len(ours)}, …{list(ours[around])}…; nothing may be learned from this. "
+        "Serve the very checkpoint that is trained, with its own processor, and keep pictures within its bounds"
+    )

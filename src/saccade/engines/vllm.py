@@ -1,0 +1,150 @@
+"""vLLM servers as an engine: tokens in, tokens out, over HTTP; `saccade serve MODEL` starts one.
+
+    rollouts ──generate──> a server of the pool ──> reply ──compared with the ledger──> Completion
+    trainer ───publish───> every server of the pool, in one transaction
+
+A request waits for its server, or for one to be up (`_vllm/pool.py` draws who wakes whom); publishing waits for the
+servers, and refuses while requests are in flight (`_vllm/weights.py`). A server that comes back is greeted and given
+the published weights before anybody asks it for anything.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.engines._vllm import greeting, wire
+from saccade.engines._vllm.pool import Pool
+from saccade.engines._vllm.server import GENERATE, Busy, Server, Trouble
+from saccade.engines._vllm.weights import Weights
+from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
+from saccade.ledger import Ledger, Picture
+from saccade.media.cache import Lru
+from saccade.media.image import png
+from saccade.model.backbone import Backbone
+from saccade.protocols import MediaLibrary
+from saccade.sections import Positive, Share, Whole
+from saccade.types import Completion, Sampling
+
+_URL_BYTES = 2**28  # of encoded pictures that are kept
+_ANY = ""  # no group's key
+_NEUTRAL = {"top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+
+
+class vllm:
+    """Samples from vLLM servers that hold the weights of `backbone`.
+
+    `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long no
+    server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is where new
+    weights are handed over, visible to the servers too ("": memory). `top_p`, `top_k` (0: all) and `repetition_penalty`
+    are for evaluation: publishing, and so training, refuses them. `parity` compares a server's weights with the
+    backbone's when it is first met; after new weights that is always done.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        media: MediaLibrary,
+        *,
+        servers: tuple[str, ...] = ("http://127.0.0.1:8000",),
+        seconds: Positive = 900.0,
+        retries: Whole = 4,
+        patience: Positive = 900.0,
+        wait: Positive = 0.5,
+        folder: str = "",
+        top_p: Share = 1.0,
+        top_k: Whole = 0,
+        repetition_penalty: Positive = 1.0,
+        parity: bool = True,
+    ) -> None:
+        if not servers:
+            raise ConfigError("the engine vllm has no servers; name one in engine.settings.servers")
+        self._backbone, self._media, self._renderer = backbone, media, backbone.renderer
+        self._retries, self._wait, self._meets = retries, wait, parity
+        self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
+        self._urls: Lru[str, str] = Lru(_URL_BYTES)
+        self._parity = greeting.Parity(backbone)
+        self._weights = Weights(backbone, self._parity, folder)
+        found = [Server(url, seconds) for url in dict.fromkeys(servers)]
+        self._pool = Pool(found, self._greet, patience=patience, wait=wait)
+
+    @property
+    def version(self) -> int:
+        """The version that was published last; 0 before."""
+        return self._weights.version
+
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """Sample a continuation; see protocols.Engine.
+
+        Raises BrokenEngineError, which stops a run, where server and ledger disagree or no server can be used.
+        """
+        if not ledger.segments:
+            raise EngineError("an empty ledger can't be continued; render a prompt first")
+        forbidden = [self._renderer.decode([each]) for each in sampling.forbidden_ids]
+        urls = [self._url(picture) for picture in ledger.pictures()]
+        body = wire.request(ledger, sampling, urls=urls, forbidden=forbidden, filters=self._filters)
+        group, started = ledger.fork(1).keys()[0], time.perf_counter()
+        for attempt in range(self._retries + 1):
+            async with self._pool.lend(group) as server:
+                _check_room(server, len(ledger), sampling.max_tokens)
+                try:
+                    said = await server.post(GENERATE, body)
+                    return wire.completion(said, ledger, sampling, server=server, seconds=time.perf_counter() - started)
+                except Busy as error:
+                    why = str(error)
+                except Trouble as error:
+                    why = str(error)
+                    self._pool.lose(server, why)
+            await asyncio.sleep(self._wait * 2**attempt if attempt < self._retries else 0)
+        raise EngineError(f"{why} ({self._retries + 1} attempts)")
+
+    def _url(self, picture: Picture) -> str:
+        found = self._urls.get(picture.key)
+        if found is None:
+            try:
+                found = wire.picture_url(png(self._media.pixels(picture)))
+            except MediaError as error:  # a clip may have changed or gone: the attempt ends, and keeps what was said
+                raise EngineError(str(error)) from error
+            self._urls.put(picture.key, found, len(found))
+        return found
+
+    async def _greet(self, server: Server) -> None:
+        await greeting.look(server, self._renderer)
+        while True:
+            edition = await self._weights.give(server)
+            label = await greeting.listen(server, self._renderer)
+            if edition is None:
+                server.versions = {label: self.version}
+            if self._meets or edition is not None:
+                await self._parity.check(server)
+            if edition is self._weights.current:
+                return  # and the server is up before anything else happens
+
+    async def publish(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Hand the backbone's weights to the servers, after these were loaded into it (None: it has them already).
+
+        See `_vllm.weights.Weights.publish`; ConfigError for settings that training can't account for.
+        """
+        if strange := [name for name, value in self._filters.items() if value != _NEUTRAL[name]]:
+            raise ConfigError(
+                f"engine.settings.{strange[0]} samples from another distribution than the one that is trained; leave "
+                "it out, it is for evaluation alone"
+            )
+        if weights is not None:
+            self._backbone.model.load_state_dict(weights)
+        await self._weights.publish(self._pool, version)
+        async with self._pool.lend(_ANY):
+            return  # one is up, and has them
+
+    async def close(self) -> None:
+        """Stop; what is in flight fails. The servers go on, with the weights that they have."""
+        await self._pool.close()
+        self._weights.drop()
+
+
+def _check_room(server: Server, length: int, most: int) -> None:
+    if length + most > server.context:
+        raise BrokenEngineError(
+            f"{server.url} takes {server.context} tokens, and a conversation of {length} with a reply of {most} "
+            f"doesn't fit; start it with --context {length + most} or more, or lower the agent's context_tokens"
+        )

@@ -1,0 +1,123 @@
+"""A server for tests that speaks vLLM's endpoints: a real one, on a port of its own, that behaves as it is told."""
+
+import base64
+import io
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from PIL import Image
+
+LABEL = "default"
+
+
+class Served:
+    """What a server saw: bodies of requests, how many at a time; `sick` makes it answer 500 to everything."""
+
+    def __init__(self, port):
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
+        self.bodies, self.open, self.most, self.left = [], 0, 0, 0
+        self.sick = False
+        self.lock = threading.Lock()
+
+
+def reply_to(body, renderer, **changes):
+    """A sound reply: pictures expanded by the size of their pixels, tokens from the seed alone."""
+    sizes = [
+        Image.open(io.BytesIO(base64.b64decode(part["url"].partition(",")[2]))).size
+        for part in body.get("content_parts", [])
+    ]
+    visual = iter([width * height // renderer.factor**2 for width, height in sizes])
+    placeholder = renderer.forbidden_ids[0]
+    prompt = [token for each in body["token_ids"] for token in [each] * (next(visual) if each == placeholder else 1)]
+    sampling = body["sampling_params"]
+    allowed = sampling.get("allowed_token_ids")
+    count = sampling["max_tokens"]
+    tokens = allowed or [10 + (sampling.get("seed", 0) * 7 + place) % 50 for place in range(count)]
+    choice = {
+        "token_ids": tokens,
+        "logprobs": {"content": [{"logprob": 0.0 if allowed else -1.0 - place} for place in range(count)]},
+        "finish_reason": "length",
+        "weight_versions": [{"version": LABEL, "start": 0, "end": count}],
+    }
+    whole = {"prompt_token_ids": prompt, "choices": [choice]}
+    choice.update({key: value for key, value in changes.items() if key in choice})
+    whole.update({key: value for key, value in changes.items() if key in whole})
+    return whole
+
+
+@contextmanager
+def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None):
+    """`behave(number, body)` gives None (well), a dict (the reply), bytes (a reply that is no JSON), a number (the
+    status), or seconds as a float (that it takes); "hang up" closes the connection. The n-th request is number n.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.answer({"data": [{"id": "m", "root": "models/m", "max_model_len": context}]})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "null")
+            if served.sick or self.path in lacks:
+                return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
+            if self.path == "/detokenize":
+                return self.answer({"prompt": words or renderer.decode(body["tokens"])})
+            if "allowed_token_ids" in body["sampling_params"]:  # a greeting
+                return self.answer(reply_to(body, renderer))
+            with served.lock:
+                number = len(served.bodies)
+                served.bodies.append(body)
+                served.open += 1
+                served.most = max(served.most, served.open)
+            try:
+                return self.act(body, behave(number, body) if behave else None)
+            finally:
+                with served.lock:
+                    served.open -= 1
+
+        def act(self, body, does):
+            if does == "hang up":
+                self.close_connection = True
+                return self.connection.close()
+            if isinstance(does, float):
+                time.sleep(does)
+                does = None
+            if isinstance(does, int):
+                return self.answer({"error": {"message": f"told to say {does}"}}, does)
+            return self.answer(reply_to(body, renderer) if does is None else does)
+
+        def answer(self, content, status=200):
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:
+                served.left += 1  # whoever asked has lost patience
+
+        def log_message(self, *args):
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+        allow_reuse_address = True
+
+        def handle_error(self, request, client_address):
+            pass
+
+    listening = Quiet(("127.0.0.1", port), Handler)
+    served = Served(listening.server_port)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
