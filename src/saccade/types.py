@@ -37,6 +37,7 @@ class Message:
 
     role: str  # system | user | assistant | tool
     parts: tuple[str | Picture, ...]
+    tags: bool = False  # whether `<think>` and its like are their tokens in its texts, as in replies; no mark ever is
 
     @property
     def text(self) -> str:

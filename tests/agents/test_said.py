@@ -118,7 +118,7 @@ def test_of_several_videos_they_are_the_first_ones(renderer, task):
 @pytest.mark.parametrize(
     ("extras", "words"),
     [
-        ({"subtitles": "../subtitle/none.srt"}, "none.srt can't be read: No such file"),
+        ({"subtitles": "../subtitle/none.srt"}, "none.srt' can't be read: No such file"),
         ({"subtitles": "a.mp4"}, "a.mp4 holds no subtitles"),
         ({"subtitles": "../subtitle/a.srt", "subtitles_offset": "1"}, "must be a number of seconds, not '1'"),
     ],

@@ -102,10 +102,11 @@ def test_a_file_that_holds_none_is_named(tmp_path, text, name, words):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(MediaError, match=r"the subtitles .*nowhere.srt can't be read: No such file"):
+    with pytest.raises(MediaError, match=r"the subtitles .*nowhere.srt' can't be read: No such file"):
         read_cues(str(tmp_path / "nowhere.srt"))
-    with pytest.raises(MediaError, match="can't be read"):
-        read_cues(str(tmp_path))
+    for path in (str(tmp_path), "a\0.srt", "a long line that is no name " * 99):
+        with pytest.raises(MediaError, match="can't be read"):
+            read_cues(path)
 
 
 @pytest.mark.slow

@@ -237,12 +237,12 @@ class Talk:
         """One turn with one response per call; after the last one allowed, the order to answer."""
         voice, number, messages = self.plan.voice or said, len(self.ledger.pictures()), []
         for result in results:
-            messages.append(Message(role=self.plan.teller, parts=voice(result, number)))
+            messages.append(Message(role=self.plan.teller, parts=voice(result, number), tags=self.plan.tags))
             number += len(result.pictures)
         if len(self.turns) >= self.tool_turns and self.plan.forced_answer:
-            messages.append(Message(role="user", parts=(self.plan.forced_answer,)))
+            messages.append(Message(role="user", parts=(self.plan.forced_answer,), tags=self.plan.tags))
         if self.plan.teller == "user":  # one voice, one turn
-            messages = [Message(role="user", parts=tuple(part for message in messages for part in message.parts))]
+            messages = [replace(messages[0], parts=tuple(part for message in messages for part in message.parts))]
         return replace(self.ctx.renderer.render(self.ledger, messages), origin=Origin.TOOL)
 
     def episode(self) -> Episode:

@@ -38,6 +38,7 @@ class Plan:
     forced_answer: str = ""  # said after the last tool turn
     subtitle_tokens: int = 0  # of the lines beside the overview, at most
     stamp: str = STAMP  # what goes before a frame
+    tags: bool = False  # whether tags in what is said to the model are their tokens
     prompt: "Prompt | None" = None  # another way to begin than `opening`
     voice: "Voice | None" = None  # another way to put a result into words than the loop's
     teller: Literal["tool", "user"] = "tool"  # in whose turn the results come
@@ -66,9 +67,9 @@ async def opening(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, 
         else:
             cues = await subtitles_of(task) if media is first_video(task) else ()
             parts += await overview(media.path, next(shares), ctx, plan, cues)
-    system = (Message(role="system", parts=(plan.system,)),) if plan.system else ()
+    system = (Message(role="system", parts=(plan.system,), tags=plan.tags),) if plan.system else ()
     shown = sum(isinstance(part, Picture) and part.time is not None for part in parts)
-    return (*system, Message(role="user", parts=(*parts, question_text(task)))), shown
+    return (*system, Message(role="user", parts=(*parts, question_text(task)), tags=plan.tags)), shown
 
 
 async def overview(path: str, frames: int, ctx: Context, plan: Plan, cues: tuple[Cue, ...] = ()) -> list[str | Picture]:

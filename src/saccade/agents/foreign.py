@@ -62,6 +62,7 @@ async def foreign(
         forced_answer=spoken.forced_answer,
         subtitle_tokens=subtitle_tokens,
         stamp=spoken.stamp,
+        tags=True,  # as templates write them, which the systems were trained with
         prompt=prompt,
         voice=telling(spoken),
         teller=spoken.teller,

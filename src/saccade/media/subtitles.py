@@ -61,8 +61,9 @@ def read_cues(path: str, offset: float = 0.0) -> tuple[Cue, ...]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise MediaError(f"the subtitles {path} can't be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # such as a name with a null byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise MediaError(f"the subtitles {path!r:.200} can't be read: {reason}") from error
     found = _from_json(text, path) if Path(path).suffix == ".json" else _from_srt(text, path)
     moved = [Cue(start=cue.start - offset, end=cue.end - offset, text=cue.text) for cue in found if cue.text]
     known = [cue for cue in moved if math.isfinite(cue.start) and cue.end > 0]

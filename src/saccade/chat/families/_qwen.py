@@ -79,7 +79,7 @@ def _parts(message: Message) -> Iterator[Piece]:
         if isinstance(part, Picture):
             yield from (Scaffold("<|vision_start|>"), part, Scaffold("<|vision_end|>"))
         else:
-            yield Spoken(part) if message.role == "assistant" else part
+            yield Spoken(part) if message.role == "assistant" or message.tags else part
 
 
 def _results(messages: list[Message]) -> list[Piece]:
