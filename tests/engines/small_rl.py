@@ -11,7 +11,7 @@ def variety(episode, task):
 """
 
 
-def small_rl(folder, model, url):
+def small_rl(folder, model, url, *overrides):
     """The recipe, with its world in `folder` and its run to be in `folder/run`."""
     (folder / "variety.py").write_text(REWARD)
     recipe = load_recipe(
@@ -26,6 +26,7 @@ def small_rl(folder, model, url):
             f"rewards={{{folder / 'variety.py'}: {{weight: 1.0}}}}",
             "engine.name=vllm",
             f"engine.settings.servers=[{url}]",
+            *overrides,
         ],
     )
     make_world(folder / "world", recipe.world, seed=0)

@@ -364,3 +364,29 @@ def test_an_address_that_is_none_is_refused(backbone, url):
 def test_an_engine_without_servers_is_refused(backbone):
     with pytest.raises(ConfigError, match=r"engine.settings.servers"):
         vllm(backbone, PaintedMedia(), servers=())
+
+
+def test_it_is_quiet_when_replies_have_ended_and_until_the_block_does(backbone):
+    renderer, seen = backbone.renderer, []
+
+    async def body(url):
+        async with engine_of(backbone, url) as engine:
+
+            async def ask(text):
+                await engine.generate(prompt(renderer, text), sampling_of(renderer))
+                seen.append(text)
+
+            await ask("warm")
+            early = asyncio.create_task(ask("early"))
+            while not engine._pool.servers[0].load:
+                await asyncio.sleep(0.001)
+            async with asyncio.timeout(10), engine._pool.quiet():
+                assert seen == ["warm", "early"], "a reply was still under way"
+                late = asyncio.create_task(ask("late"))
+                await asyncio.sleep(0.3)
+                assert len(seen) == 2, "a request was let in"
+            await asyncio.gather(early, late)
+
+    with server(renderer, lambda number, body: 0.1) as served:
+        asyncio.run(body(served.url))
+    assert seen == ["warm", "early", "late"]

@@ -4,8 +4,8 @@
     trainer ───publish───> every server of the pool, in one transaction
 
 A request waits for its server, or for one to be up (`_vllm/pool.py` draws who wakes whom); publishing waits for the
-servers, and refuses while requests are in flight (`_vllm/weights.py`). A server that comes back is greeted and given
-the published weights before anybody asks it for anything.
+replies under way and then for the servers, while new requests wait for it (`_vllm/weights.py`). A server that comes
+back is greeted and given the published weights before anybody asks it for anything.
 """
 
 import asyncio
@@ -40,6 +40,8 @@ class vllm:
     are for evaluation: publishing, and so training, refuses them. `parity` compares a server's weights with the
     backbone's when it is first met; after new weights that is always done.
     """
+
+    own_weights = True
 
     def __init__(
         self,

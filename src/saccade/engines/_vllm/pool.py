@@ -6,10 +6,11 @@
                           │                                                   ▲
                           └── news <── revive: one task per server that is down: greet it, wait, greet it again …
 
-Who waits for whom: an agent waits for its reply, or in `lend` for news. Only a revive task makes news: a server that is
-up again, or a reason why none ever will be (it serves another model). Revive tasks wait for servers and for the clock,
-never for agents; they end when their server is up, when the pool is broken and when it is closed. Every server begins
-as one that is down, so that none is used before it was greeted.
+Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. Whoever wants it `quiet`
+(new weights) shuts them and waits for the replies under way; nobody who has a server waits for doors, so all end. Only
+a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model). Revive
+tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is broken
+and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ class Pool:
         self.servers, self._greet, self._patience, self._wait = tuple(servers), greet, patience, wait
         self._homes: Lru[str, Server] = Lru(_STICKY)
         self._tasks: dict[Server, asyncio.Task[None]] = {}
-        self._news = asyncio.Event()
+        self._news, self._doors, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._doors.set()
         self._broken: BrokenEngineError | None = None
         self._dark_since: float | None = None
         self._told = False
@@ -60,6 +62,24 @@ class Pool:
             yield server
         finally:
             server.load -= 1
+            if not self._load:
+                self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """No request is under way inside: those that were have ended, new ones wait until the block does."""
+        self._doors.clear()
+        try:
+            while self._load:
+                self._idle.clear()
+                await self._idle.wait()
+            yield
+        finally:
+            self._doors.set()
+
+    @property
+    def _load(self) -> int:
+        return sum(server.load for server in self.servers)
 
     def lose(self, server: Server, why: str) -> None:
         """Use a server no more until it was greeted anew; whoever is in the middle of a request there finds out."""
@@ -82,6 +102,7 @@ class Pool:
         for server in self.servers if not self._tasks else ():
             self.lose(server, server.reason)
         while True:
+            await self._doors.wait()
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
             if up := self.up:

@@ -95,10 +95,13 @@ class Weights:
         """Give every server that is up the backbone's weights, or none of them.
 
         Where a server samples from others than the trainer's afterwards, all go back to those of before, and
-        BrokenEngineError is raised; without any before they are used no more. EngineError while requests are in flight.
+        BrokenEngineError is raised; without any before they are used no more. Replies under way end first, and new ones
+        wait: an attempt that goes on over new weights does so between two replies, each of which has one version.
         """
-        if busy := sum(server.load for server in pool.servers):
-            raise EngineError(f"{busy} requests are in flight; new weights can be taken when they end")
+        async with pool.quiet():
+            await self._publish(pool, version)
+
+    async def _publish(self, pool: Pool, version: int) -> None:
         old, new = self.current, write(self._backbone, version, self._place)
         self.current = new
         try:
