@@ -45,8 +45,10 @@ def run_benchmarks(
     found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
     loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), settings)
-    for name, benchmark in benchmarks:
-        place = _place(data, benchmark, name, hub, limit=loaded.evaluation.limit, subset=subset)
+    # a split that is missing is told before hours go into another benchmark
+    limit = loaded.evaluation.limit
+    places = [_place(data, each, name, hub, limit=limit, subset=subset) for name, each in benchmarks]
+    for (_, benchmark), place in zip(benchmarks, places, strict=True):
         with progress(f"eval {benchmark.name}") as advance:
             report = stages.examine(
                 folder,
@@ -65,12 +67,15 @@ def run_benchmarks(
 
 
 def _place(data: Path, benchmark: Any, name: str, hub: str, *, limit: int, subset: bool) -> Path:
-    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show."""
+    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show. Raises DataError."""
     from saccade.evaluation.benchmarks._benchmark import missing_media
+    from saccade.evaluation.benchmarks._rows import Copy
     from saccade.evaluation.run import choose
 
     if not str(data).startswith(MARK):
-        return data / (benchmark.name if (data / benchmark.name).exists() else name)
+        place = data / (benchmark.name if (data / benchmark.name).exists() else name)
+        Copy(root=place).files(*benchmark.patterns)
+        return place
     there = Hub(endpoint=hub)
     folder = there.copy(benchmark.hub, benchmark.patterns, revision=str(data).removeprefix(MARK) or MAIN)
     there.add(folder, missing_media(choose(benchmark.tasks(folder, subset=subset), limit)).values())
