@@ -53,7 +53,7 @@ def test_what_was_fetched_is_there_without_a_network(site, tmp_path):
     folder = at(site, tmp_path).copy("made/two", ["a.jsonl"])
     dead = Hub(endpoint="http://127.0.0.1:9", home=str(tmp_path / "home"))
     assert dead.copy("made/two", ["a.jsonl"]) == folder
-    with pytest.raises(DataError, match=r"can't be fetched from http.*; check the network, or copy the data set to"):
+    with pytest.raises(DataError, match=r"can't be fetched from http.*; check the network, or copy"):
         dead.copy("made/films", ["*.jsonl"])
 
 
@@ -127,7 +127,7 @@ def test_without_the_package_one_sentence_says_how_to_get_it(site, tmp_path, mon
 
 def test_staying_offline_is_told(site, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="is told to stay offline; unset HF_HUB_OFFLINE, or copy the data set to"):
+    with pytest.raises(DataError, match="is told to stay offline; unset HF_HUB_OFFLINE, or copy"):
         at(site, tmp_path).copy("made/films", ["*.jsonl"])
 
 

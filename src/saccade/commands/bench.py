@@ -51,8 +51,9 @@ def run_benchmarks(
     benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
     for _, benchmark in benchmarks:
         exams.check_order(recipe, benchmark)
-    for name, benchmark in benchmarks:
-        place = _place(copies, benchmark, name, exams.portion_of(recipe, benchmark, shard))
+    # A split that is missing is told before hours go into another benchmark.
+    places = [_place(copies, each, name, exams.portion_of(recipe, each, shard)) for name, each in benchmarks]
+    for (_, benchmark), place in zip(benchmarks, places, strict=True):
         with progress(f"eval {benchmark.name}") as advance:
             report = exams.examine(
                 folder,
@@ -80,12 +81,15 @@ def _tell(advance: Advance, tally: Any) -> None:
 
 
 def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
-    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show."""
+    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show. Raises DataError."""
     from saccade.evaluation.benchmarks._benchmark import missing_media
+    from saccade.evaluation.benchmarks._rows import Copy
 
     data = str(copies.data)
     if not data.startswith(MARK):
-        return copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
+        place = copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
+        Copy(root=place).files(*benchmark.patterns)
+        return place
     there = Hub(endpoint=copies.hub)
     folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
     there.add(folder, missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset))).values())

@@ -102,11 +102,11 @@ class Draft:
         """The note, where it holds."""
         try:
             note = json.loads(self._about.read_text(encoding="utf-8"))
-            sizes = self._path.stat().st_size, self.listing.stat().st_size
-        except (OSError, ValueError):
-            return {}
-        drafted, listed = note["lengths"]
-        if note["identity"] != self._identity or sizes < (drafted, 0) or sizes[1] < listed:
+            drafted, listed = note["lengths"]
+            short = self._path.stat().st_size < drafted or self.listing.stat().st_size < listed
+            if short or note["identity"] != self._identity:
+                return {}
+        except (OSError, ValueError, KeyError, TypeError):
             return {}
         os.truncate(self.listing, listed)
         return {} if listed and any(map(self._come, read_rows(self.listing))) else note

@@ -146,7 +146,7 @@ class Hub:
         except ImportError as error:
             mend = "install it with: pip install 'saccade[hub]'"
             raise ConfigError(f"fetching from the hub needs huggingface_hub; {mend}") from error
-        mend = f"check the network, or copy the data set to {folder} by hand"
+        mend = "check the network, or copy the data set by hand and name the copy instead"
         try:
             with boundary(DataError, f"{what} can't be fetched from {self.endpoint}; {mend}"):
                 yield
@@ -154,15 +154,15 @@ class Hub:
             with writing(folder):
                 if isinstance(error.__cause__, OSError) and error.__cause__.errno in MENDS:
                     raise error.__cause__ from None
-            said = self._refusal(error.__cause__, folder, name, what)
+            said = self._refusal(error.__cause__, name, what)
             raise DataError(said or str(error)) from error.__cause__
 
-    def _refusal(self, why: BaseException | None, folder: Path, name: str, what: str) -> str:
+    def _refusal(self, why: BaseException | None, name: str, what: str) -> str:
         """What a refusal of the hub means; "" where it isn't one."""
         from huggingface_hub import errors
 
         if isinstance(why, errors.OfflineModeIsEnabled):
-            mend = f"unset HF_HUB_OFFLINE, or copy the data set to {folder} by hand"
+            mend = "unset HF_HUB_OFFLINE, or copy the data set by hand and name the copy instead"
             return f"{what} can't be fetched, since huggingface_hub is told to stay offline; {mend}"
         if isinstance(why, errors.GatedRepoError):
             terms = f"accept its terms at {self.endpoint}/datasets/{name}, then log in with `hf auth login`"

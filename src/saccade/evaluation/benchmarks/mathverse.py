@@ -1,7 +1,6 @@
 """MathVerse, testmini: one problem in five versions, from all in words to all in the picture."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of
@@ -30,9 +29,11 @@ def mathverse() -> Benchmark:
 
     def read(row: Row, copy: Copy) -> Iterator[Task]:
         for task in _read(row, copy):
-            problem, said = task.extras["problem_index"], task.extras["question"]
-            questions[problem] = questions.get(problem) or said
-            yield replace(task, extras={**task.extras, "question": said or questions[problem]})
+            questions[task.extras["problem_index"]] = said(task)
+            yield task
+
+    def said(task: Task) -> str:
+        return str(task.extras["question"] or questions.get(task.extras["problem_index"], ""))
 
     return Benchmark(
         name="mathverse",
@@ -51,7 +52,7 @@ def mathverse() -> Benchmark:
         },
         unit=extra("problem_index"),
         ordered="its options are written into the questions",
-        criterion=Criterion(prompt=PROMPT, question=lambda task: str(task.extras["question"] or task.question)),
+        criterion=Criterion(prompt=PROMPT, question=lambda task: said(task) or task.question),
     )
 
 
