@@ -138,3 +138,10 @@ def test_from_nothing_to_an_answer(tmp_path):
     for source in (folder, folder / "sft" / "step-000004", model):
         assert "visual tokens" in good("ask", "--video", clip, "How many flashes?", "--model", source)
     assert json.loads((folder / "done" / "sft.json").read_text())["checkpoint"].endswith("step-000004")
+
+
+def test_a_run_is_evaluated_without_another_word(tmp_path):
+    for words in ((tmp_path,), ("--limit", 3, tmp_path), ("of", tmp_path), (tmp_path, "--tools", "off", "seed=1")):
+        assert f"there is no run at {tmp_path}" in bad("eval", *words)
+    assert all(word in good("eval", "--help") for word in ("merge", "compare"))
+    assert "--shuffle-options" in good("eval", "of", "--help")

@@ -38,7 +38,7 @@ class Evaluating(TyperGroup):
 evaluation = typer.Typer(
     cls=Evaluating,
     no_args_is_help=True,
-    help="Evaluate a run: saccade eval RUN, short for saccade eval of RUN. Join shards, compare evaluations.",
+    help="Evaluate a run (saccade eval RUN; its options: saccade eval of --help), join shards, compare evaluations.",
 )
 
 
