@@ -25,6 +25,8 @@ from saccade.protocols import Scorer
 from saccade.stages import PICTURES, examined, finish, load, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
 
+FILTERS = ("top_p", "top_k", "repetition_penalty")  # settings of an engine that change what is sampled
+
 
 def evaluate(
     folder: Path,
@@ -108,7 +110,8 @@ def examine(
         on_done=on_done,
     )
     path = shard_path(folder, benchmark.name, shard)
-    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(".verdicts.jsonl"))
+    # Not beside the results: whatever lies there is an evaluation.
+    results = referee.decided(results_of(benchmark, scored, extractor), path.parent / "verdicts" / path.name)
     known = conditions(recipe, weights or newest(folder))
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
     keep(path, card)
@@ -130,11 +133,13 @@ def check_order(recipe: Recipe, benchmark: Benchmark) -> None:
 
 def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:
     """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
-    # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits.
+    # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits. What it
+    # leaves out of the distribution does, and is named only where there is something: older results go on.
+    filters = {name: recipe.engine.settings[name] for name in FILTERS if name in recipe.engine.settings}
     return {
         "weights": weights_digest(weights),
         "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),
-        "engine": _contents(recipe.engine.name),
+        "engine": _contents([recipe.engine.name, filters] if filters else recipe.engine.name),
         "agent": _contents(recipe.agent.model_dump(mode="json")),
         "rewards": _contents(recipe.model_dump(mode="json")["rewards"]),
     }

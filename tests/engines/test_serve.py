@@ -135,6 +135,11 @@ def test_a_server_that_is_never_ready_is_stopped(model, tmp_path):
     assert not group_of(process.pid)
 
 
+def hear_signals():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def serving():
     """`saccade serve` as a process of its own; it is gone afterwards."""
@@ -142,7 +147,12 @@ def serving():
 
     def start(*arguments):
         command = [sys.executable, "-c", "from saccade.cli import main; main()", "serve", *map(str, arguments)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        started.append(
+            # Whoever runs the tests in the background may ignore signals, and children inherit that.
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_signals
+            )
+        )
         return started[-1]
 
     yield start

@@ -54,7 +54,8 @@ def serve(
     if unable := caution(wanted):
         say(out, unable)
     for number in (signal.SIGTERM, signal.SIGHUP):  # told to end from outside, it ends as by Ctrl-C
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     for left in range(restarts, -1, -1):
         with writing(log.parent):
             process = Process(wanted, log.absolute())

@@ -64,7 +64,7 @@ def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Publishe
             lines = tuple(
                 (row, str(cell.n), ranged(cell.value, card.bounds[stratum][row])) for row, cell in cells.items()
             )
-            found.append(Grid(title=f"{name}, by {stratum}", header=("", "answers", "mean, %"), rows=lines))
+            found.append(Grid(title=f"{name}, by {stratum}", header=("", "questions", "mean, %"), rows=lines))
     listed = tuple(
         (each.benchmark, each.metric, each.model, str(each.value), _count(each.visual_tokens), each.source, each.note)
         for some in others.values()

@@ -20,6 +20,7 @@ from saccade.data.record import iterate_jsonl, plain, write_jsonl
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
 from saccade.evaluation.benchmarks._benchmark import Answer, Result
+from saccade.evaluation.options import SHUFFLED
 from saccade.runlog import writing
 from saccade.types import Kind, Task
 
@@ -125,12 +126,15 @@ def answers_of(samples: Sequence[LoggedSample], tasks: Sequence[Task]) -> dict[s
 def samples_of(results: Sequence[Result], tasks: Sequence[Task], *, metric: str = "score") -> list[LoggedSample]:
     """Our results as such a log has them; `tasks` are all of the copy, whose order gives the rows.
 
-    `metric` names what the rule gave; what broke has 0 and says why as `error`. DataError for a task of no row.
+    `metric` names what the rule gave; what broke has 0 and says why as `error`. DataError for a task of no row, and for
+    one whose options were shuffled: a row has its published letters.
     """
     rows = {task.id: row for row, task in enumerate(tasks)}
     for each in results:
         if each.task.id not in rows:
             raise DataError(f"the benchmark's copy has no question {each.task.id}; give the copy that was answered")
+        if SHUFFLED in each.task.extras:
+            raise DataError(f"the options of {each.task.id} were shuffled; a log holds answers in the published order")
     return [_sample(rows[each.task.id], each, metric) for each in results]
 
 

@@ -8,7 +8,7 @@ Two tasks: `Ahead` rolls, whoever calls `take` trains. Rolling waits for a versi
 for anything else, so one of them can always go on. With `most` 0 they take turns. A trainer that is `patient` takes
 nothing until rolling waits for a version: so lateness can be tried out, lot for lot the same in every run. One that
 isn't takes what there is while the next lot is rolled out: what that lot's attempts are sampled from then depends on
-when new weights came. At most `most` + 1 lots wait, whoever is slow.
+when new weights came. At most `most` + 1 lots are held, however large; nothing else bounds their memory.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """From scored groups to samples: which conversations are trained, and the tokens their advantage lies on."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -59,10 +60,12 @@ def sample_of(episode: Episode, advantage: float, *, anchor: float = 0.0, decode
 
 
 def _laid(episode: Episode, advantage: float, anchor: float, decode: Decode | None) -> Iterator[float]:
-    for segment in episode.ledger.segments:
-        if not segment.sampled:
-            yield from (0.0 for _ in segment.expanded())
+    # A reply over new weights has a segment per version; its tags are those of the whole reply.
+    for sampled, run in groupby(episode.ledger.segments, key=lambda segment: segment.sampled):
+        tokens = [token for segment in run for token in segment.expanded()]
+        if not sampled:
+            yield from (0.0 for _ in tokens)
         elif anchor and decode is not None:
-            yield from (advantage + anchor * marked for marked in structural(segment.tokens, decode))
+            yield from (advantage + anchor * marked for marked in structural(tuple(tokens), decode))
         else:
-            yield from (advantage for _ in segment.tokens)
+            yield from (advantage for _ in tokens)

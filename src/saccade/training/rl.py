@@ -14,7 +14,7 @@ of version 0:
     learns    0        1   2   3
 
 What a step draws depends on the seed, the step's number, the weights and what a checkpoint holds (`Progress`), so a
-resumed run goes on as if never stopped; but for `max_staleness`, where what is sampled from which weights depends on
+resumed run goes on as if never stopped; but for `max_staleness` and `overlaunch`, where what is learned from depends on
 who was faster.
 """
 

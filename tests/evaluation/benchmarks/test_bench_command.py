@@ -10,6 +10,8 @@ from judge_server import server
 from PIL import Image
 from toy_rows import MAKERS, OPTIONS, write_copy
 
+from saccade.evaluation.report import read_evaluations
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_folder):
@@ -152,5 +154,7 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     assert after["undecided"] == 0
     assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
     assert "judge" in said
-    assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
+    kept = (folder / "evaluations" / "verdicts" / "mathverse.jsonl").read_text().splitlines()
+    assert len(kept) == before["undecided"]
+    assert "mathverse" in read_evaluations(folder)  # no list of verdicts is taken for an evaluation
     assert "did you mean 'model'" in bad(*words, "evaluation.judge.url=http://x", "evaluation.judge.modle=j")

@@ -84,6 +84,8 @@ class Pool:
     def lose(self, server: Server, why: str) -> None:
         """Use a server no more until it was greeted anew; whoever is in the middle of a request there finds out."""
         server.up, server.reason = False, why
+        if self._broken is not None:
+            return
         task = self._tasks.get(server)
         if task is None or task.done():
             self._tasks[server] = asyncio.create_task(self._revive(server))
@@ -102,7 +104,8 @@ class Pool:
         for server in self.servers if not self._tasks else ():
             self.lose(server, server.reason)
         while True:
-            await self._doors.wait()
+            while not self._doors.is_set():  # they may be shut again before whoever was woken goes on
+                await self._doors.wait()
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
             if up := self.up:

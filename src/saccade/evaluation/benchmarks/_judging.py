@@ -65,6 +65,7 @@ class Referee:
         opened = [each for each in results if each.open]
         verdicts = asyncio.run(self._verdicts(opened))
         with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_jsonl(path, verdicts)
         said = iter(verdicts)
         return [_with(each, next(said)) if each.open else each for each in results]
