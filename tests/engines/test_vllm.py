@@ -181,10 +181,10 @@ def test_new_weights_that_the_server_has_otherwise_are_taken_back(vllm_server, b
         before = await engine.generate(ledger, greedy)
         check = engine._parity.check
 
-        async def changed(server):  # the trainer's weights move between writing and comparing
+        async def changed(server, edition):  # the trainer's weights move between writing and comparing
             with torch.no_grad():
                 backbone.model.lm_head.weight.mul_(3.0)
-            await check(server)
+            await check(server, edition)
 
         engine._parity.check = changed
         with pytest.raises(BrokenEngineError, match=r"not taken.*other weights than the trainer's"):
@@ -196,6 +196,32 @@ def test_new_weights_that_the_server_has_otherwise_are_taken_back(vllm_server, b
     before, after = asyncio.run(body())
     assert (after.version, after.tokens) == (1, before.tokens)
     assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
+
+
+def test_a_server_comes_back_while_the_trainer_moves(vllm_server, backbone):
+    """As in the middle of an update, when nothing can be said of the published weights by looking at the trainer's."""
+    ledger, wanted = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
+
+    async def body():
+        engine = engine_of(backbone, vllm_server)
+        await engine.publish(None, 1)
+        before = await engine.generate(ledger, wanted)
+        kept = [parameter.clone() for parameter in backbone.parameters]
+        with torch.no_grad():
+            for parameter in backbone.parameters:
+                parameter.mul_(1.3)
+        try:
+            engine._pool.lose(engine._pool.servers[0], "it was slow")
+            after = await engine.generate(ledger, wanted)
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(backbone.parameters, kept, strict=True):
+                    parameter.copy_(value)
+        await engine.close()
+        return before, after
+
+    before, after = asyncio.run(body())
+    assert (after.version, after.tokens, after.logprobs) == (1, before.tokens, pytest.approx(before.logprobs, abs=1e-5))
 
 
 def test_a_server_that_comes_back_is_given_the_published_weights_first(vllm_server, backbone):

@@ -119,8 +119,10 @@ class vllm:
             label = await greeting.listen(server, self._renderer)
             if edition is None:
                 server.versions = {label: self.version}
+            if edition is not self._weights.current:
+                continue  # there are newer ones already
             if self._meets or edition is not None:
-                await self._parity.check(server)
+                await self._parity.check(server, edition.label if edition else "")
             if edition is self._weights.current:
                 return  # and the server is up before anything else happens
 

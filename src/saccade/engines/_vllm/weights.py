@@ -108,7 +108,7 @@ class Weights:
             for server in pool.up:
                 await self._take(pool, server, new)
                 if server.up:
-                    await self._compare(pool, server)
+                    await self._compare(pool, server, new)
         except BaseException:  # cancelled halfway, too: no server may keep what others don't have
             self.current = old
             new.drop()
@@ -139,9 +139,9 @@ class Weights:
         except (Trouble, EngineError) as error:
             pool.lose(server, str(error))
 
-    async def _compare(self, pool: Pool, server: Server) -> None:
+    async def _compare(self, pool: Pool, server: Server, edition: Edition) -> None:
         try:
-            await self._parity.check(server)
+            await self._parity.check(server, edition.label)
         except Trouble as error:
             pool.lose(server, str(error))
         except BrokenEngineError as error:
