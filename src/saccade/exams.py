@@ -83,6 +83,7 @@ def examine(
     benchmark: Benchmark,
     *,
     data: Path,
+    name: str = "",
     subset: bool = False,
     extractor: Extractor = "official",
     weights: Path | None = None,
@@ -91,23 +92,25 @@ def examine(
 ) -> Scorecard:
     """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
 
+    The evaluation is called as the benchmark, unless there is a `name`. The file's scores are the official rule's
+    whatever the `extractor`, by which the card's answers are marked, so that both rules read one file.
     The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
     `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
     not whole, unless a `subset` is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
-    referee = Referee.of(benchmark, recipe.evaluation.judge)
+    referee, name = Referee.of(benchmark, recipe.evaluation.judge), name or benchmark.name
     scored = evaluate(
         folder,
         recipe,
-        name=benchmark.name,
+        name=name,
         weights=weights,
         tasks=benchmark.tasks(data, subset=subset),
-        score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
+        score=(f"{benchmark.name} official", scorer(benchmark, "official")),
         portion=portion_of(recipe, benchmark, shard),
         on_done=on_done,
     )
-    path = shard_path(folder, benchmark.name, shard)
+    path = shard_path(folder, name, shard)
     results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(".verdicts.jsonl"))
     known = conditions(recipe, weights or newest(folder))
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)

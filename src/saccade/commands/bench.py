@@ -34,12 +34,12 @@ class Copies:
 
 
 def run_benchmarks(
-    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, model: Path | None, shard: Any
+    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, called: str, model: Path | None, shard: Any
 ) -> None:
     """Evaluate a run on each benchmark, whose copy lies in `copies.data` under its name, and show what is reported.
 
-    Raises ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is
-    run.
+    What is `called` "tools off" is kept beside the evaluations of other names, as "videomme, tools off". Raises
+    ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is run.
     """
     from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
@@ -54,19 +54,21 @@ def run_benchmarks(
     # A split that is missing is told before hours go into another benchmark.
     places = [_place(copies, each, name, exams.portion_of(recipe, each, shard)) for name, each in benchmarks]
     for (_, benchmark), place in zip(benchmarks, places, strict=True):
-        with progress(f"eval {benchmark.name}") as advance:
+        name = title(benchmark.name, called)
+        with progress(f"eval {name}") as advance:
             report = exams.examine(
                 folder,
                 recipe,
                 benchmark,
                 data=place,
+                name=name,
                 subset=copies.subset,
                 extractor="tolerant" if copies.extractor == "tolerant" else "official",
                 weights=model,
                 shard=shard,
                 on_done=functools.partial(_tell, advance),
             )
-        show(_grids(report))
+        show(_grids(name, report))
         if report.errors:
             first = f"{report.errors} of {report.n} answers are errors and count as wrong; the first: {report.reason}"
             say(out, first, style="dim")
@@ -74,6 +76,15 @@ def run_benchmarks(
         page = None if shard else write_scores(folder)
     if page is not None:
         say(out, f"The report: {page}")
+
+
+def title(benchmark: str, called: str) -> str:
+    """What an evaluation on a benchmark is called.
+
+    >>> title("videomme", ""), title("videomme", "tools off")
+    ('videomme', 'videomme, tools off')
+    """
+    return f"{benchmark}, {called}" if called else benchmark
 
 
 def _tell(advance: Advance, tally: Any) -> None:
@@ -96,7 +107,7 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
     return folder
 
 
-def _grids(report: Any) -> list[Any]:
+def _grids(called: str, report: Any) -> list[Any]:
     """What a report says, as tables: its metrics, what went wrong, its strata."""
     from saccade.evaluation.report import Grid
     from saccade.evaluation.scoreboard import ranged
@@ -110,7 +121,7 @@ def _grids(report: Any) -> list[Any]:
     if report.judge:
         rows.append(("judge", report.judge))
     rows += [(name, str(count)) for name, count in counts.items()]
-    whole = Grid(title=f"{report.benchmark} ({report.extractor})", header=("", ""), rows=tuple(rows))
+    whole = Grid(title=f"{called} ({report.extractor})", header=("", ""), rows=tuple(rows))
     tables = [
         Grid(
             title=name,

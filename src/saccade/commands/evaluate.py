@@ -48,7 +48,9 @@ def evaluate(
     settings: Settings = None,
     model: ModelPath = None,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
-    name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
+    name: Annotated[
+        str, typer.Option(help="What the evaluation is called: test by default; of a benchmark, its name and this.")
+    ] = "",
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
     data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
     extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
@@ -86,8 +88,9 @@ def evaluate(
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
-        run_benchmarks(folder, loaded, bench.split(","), copies=copies, model=model, shard=part)
+        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name, model=model, shard=part)
         return
+    name = name or "test"
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
             folder,
@@ -105,7 +108,7 @@ def evaluate(
 def merge(
     folder: RunFolder,
     others: Annotated[list[Path] | None, typer.Argument(help="Copies of the run, of other machines.")] = None,
-    name: Annotated[str, typer.Option(help="What the evaluation is called; a benchmark's is the benchmark.")] = "test",
+    name: Annotated[str, typer.Option(help="What the evaluation is called, such as 'videomme, tools off'.")] = "test",
 ) -> None:
     """Join the shards of an evaluation into the results that one machine would have written."""
     from saccade.evaluation.merge import merge as join

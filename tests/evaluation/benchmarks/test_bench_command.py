@@ -74,6 +74,26 @@ def test_options_work_with_benchmarks(run):
 
 
 @pytest.mark.slow
+def test_evaluations_on_one_benchmark_are_kept_side_by_side(run):
+    folder, copies = run
+    place = folder / "evaluations"
+    words = ["eval", folder, "--bench", "vstar", "--data", copies, "--subset"]
+    good(*words)
+    assert "other settings" in bad(*words, "--tools", "off")
+    assert "vstar, tools off (official)" in good(*words, "--tools", "off", "--name", "tools off")
+    card = json.loads((place / "vstar, tools off.report.json").read_text())
+    assert (card["benchmark"], card["conditions"]["tools"]) == ("vstar", "off")
+    assert {"vstar", "vstar, tools off"} <= json.loads((place / "benchmarks.json").read_text())["evaluations"].keys()
+    assert "give it a name without slashes" in bad(*words, "--name", "a/b")
+    # another rule reads the answers that are there
+    before = (place / "vstar.jsonl").read_bytes()
+    assert "vstar (tolerant)" in good(*words, "--extractor", "tolerant")
+    assert (place / "vstar.jsonl").read_bytes().startswith(before)
+    assert json.loads((place / "vstar.report.json").read_text())["extractor"] == "tolerant"
+    good(*words)
+
+
+@pytest.mark.slow
 def test_options_are_shuffled_where_no_rule_depends_on_their_order(run):
     folder, copies = run
     path = folder / "evaluations" / "vstar.jsonl"
