@@ -19,6 +19,7 @@ from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
 from saccade.evaluation.scorecard import Scorecard, conditions, keep, scorecard
 from saccade.evaluation.shards import Shard, shard_path
+from saccade.evaluation.verdicts import VERDICTS
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
@@ -111,7 +112,7 @@ def examine(
         on_done=on_done,
     )
     path = shard_path(folder, name, shard)
-    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(".verdicts.jsonl"))
+    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(VERDICTS))
     known = conditions(recipe, weights or newest(folder))
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
     keep(path, card)
