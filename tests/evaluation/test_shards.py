@@ -11,6 +11,7 @@ from test_evaluate import TASKS, bare, counting, run
 from test_portions import STRATA, made
 
 from saccade.errors import ConfigError, DataError, RunError
+from saccade.evaluation.benchmarks._benchmark import extra
 from saccade.evaluation.merge import merge
 from saccade.evaluation.portions import Portion
 from saccade.evaluation.run import read_records, read_results
@@ -38,6 +39,26 @@ def test_shards_hold_every_task_once_and_rows_evenly(rows, count, limit):
         assert max(held) - min(held) <= 1
     again = Portion(limit=limit, strata=STRATA, shard=Shard(index=1, of=count)).of(tasks[::-1])
     assert {each.id for each in again} == {each.id for each in parts[0]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=6, max_size=12), st.integers(1, 6))
+def test_what_a_metric_reads_together_is_in_one_shard(sizes, count):
+    tasks = [
+        replace(TASKS[0], id=f"{name}-{i}", extras={"a": "x", "b": str(i), "problem": f"p{name}"})
+        for name, size in enumerate(sizes)
+        for i in range(size)
+    ]
+    parts = [
+        Portion(strata=STRATA, unit=extra("problem"), shard=Shard(index=index, of=count)).of(tasks)
+        for index in range(1, count + 1)
+    ]
+    assert sorted(each.id for part in parts for each in part) == sorted(each.id for each in tasks)
+    units = [{each.extras["problem"] for each in part} for part in parts]
+    assert sum(map(len, units)) == len(sizes)
+    assert max(map(len, units)) - min(map(len, units)) <= 1
+    with pytest.raises(ConfigError, match=f"{len(tasks)} tasks.* are too few for 13 shards"):
+        Portion(strata=STRATA, unit=extra("problem"), shard=Shard(index=1, of=13)).of(tasks)
 
 
 @pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3", "1.0/2"])
