@@ -100,13 +100,14 @@ def examine(
     not whole, unless a `subset` is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
+    tasks = benchmark.tasks(data, subset=subset)
     referee, name = Referee.of(benchmark, recipe.evaluation.judge), name or benchmark.name
     scored = evaluate(
         folder,
         recipe,
         name=name,
         weights=weights,
-        tasks=benchmark.tasks(data, subset=subset),
+        tasks=tasks,
         score=(f"{benchmark.name} official", scorer(benchmark, "official")),
         portion=portion_of(recipe, benchmark, shard),
         on_done=on_done,
@@ -114,6 +115,8 @@ def examine(
     path = shard_path(folder, name, shard)
     results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(VERDICTS))
     known = conditions(recipe, weights or newest(folder))
+    if len(tasks) != benchmark.count:
+        known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
     keep(path, card)
     return card

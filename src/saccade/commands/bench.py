@@ -43,7 +43,7 @@ def run_benchmarks(
     """
     from saccade import exams
     from saccade.evaluation.benchmarks._benchmark import Extractor
-    from saccade.evaluation.scoreboard import write_scores
+    from saccade.evaluation.scoreboard import grids_of, write_scores
 
     if copies.extractor not in get_args(Extractor):
         raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
@@ -68,10 +68,7 @@ def run_benchmarks(
                 shard=shard,
                 on_done=functools.partial(_tell, advance),
             )
-        show(_grids(name, report))
-        if report.errors:
-            first = f"{report.errors} of {report.n} answers are errors and count as wrong; the first: {report.reason}"
-            say(out, first, style="dim")
+        show(grids_of(name, report, {}))
         # After each, so that what was evaluated before a kill is reported; of shards when they are joined.
         page = None if shard else write_scores(folder)
     if page is not None:
@@ -105,29 +102,3 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
     folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
     there.add(folder, missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset))).values())
     return folder
-
-
-def _grids(called: str, report: Any) -> list[Any]:
-    """What a report says, as tables: its metrics, what went wrong, its strata."""
-    from saccade.evaluation.report import Grid
-    from saccade.evaluation.scoreboard import ranged
-
-    counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
-    rows = [(name, ranged(value, report.intervals[name])) for name, value in report.metrics.items()]
-    rows += [(name, f"{value:.2f}") for name, value in report.at_k.items()]
-    if report.undecided:
-        counts["without a verdict" if report.judge else "for a judge to decide"] = report.undecided
-        rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))
-    if report.judge:
-        rows.append(("judge", report.judge))
-    rows += [(name, str(count)) for name, count in counts.items()]
-    whole = Grid(title=f"{called} ({report.extractor})", header=("", ""), rows=tuple(rows))
-    tables = [
-        Grid(
-            title=name,
-            header=("", "n", "mean"),
-            rows=tuple((row, str(cell.n), f"{cell.value:.2f}") for row, cell in cells.items()),
-        )
-        for name, cells in report.strata.items()
-    ]
-    return [whole, *tables]

@@ -106,7 +106,7 @@ def scorecard(
     plain = report(benchmark, results, extractor=extractor, judge=judge)
     units = [benchmark.unit(each.task) for each in results]
     return Scorecard(
-        **{each.name: getattr(plain, each.name) for each in fields(plain)},
+        **{each.name: getattr(plain, each.name) for each in fields(plain)} | {"reason": cut(plain.reason)},
         attempts=len(results),
         units=len(set(units)),
         conditions=dict(known or {}),
@@ -130,6 +130,8 @@ def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
         "seed": str(recipe.seed),
     }
     found |= {"frames": ", ".join(map(str, evaluation.frames))} if evaluation.frames else {}
+    found |= {"attempts": f"{evaluation.repeat} at each question"} if evaluation.repeat > 1 else {}
+    found |= {"options": "in another order for each attempt"} if evaluation.shuffle_options else {}
     return found | ({"at most": f"{evaluation.limit} questions"} if evaluation.limit else {})
 
 

@@ -222,6 +222,11 @@ def test_conditions_are_those_of_the_evaluation():
     assert found["agent's max_turns"] == "9"
     assert (found["tools"], found["temperature"], found["frames"]) == ("off", "0.7", "8, 16")
     assert found["at most"] == "9 questions"
+    assert not {"attempts", "options"} & found.keys()
+    several = conditions(
+        load_recipe("tiny/para_grpo", ["evaluation.repeat=4", "evaluation.shuffle_options=true"]), None
+    )
+    assert (several["attempts"], several["options"]) == ("4 at each question", "in another order for each attempt")
     assert conditions(recipe, Path("runs/a/rl/00004"))["model"] == "runs/a/rl/00004"
 
 
