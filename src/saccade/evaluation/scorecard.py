@@ -10,7 +10,7 @@ worked out again in each resample, so the intervals are of the published metrics
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,16 @@ from saccade.config import Recipe
 from saccade.data.record import typed
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, Result, names_of, report
+from saccade.evaluation.benchmarks._benchmark import (
+    Benchmark,
+    Extractor,
+    Metrics,
+    Report,
+    Result,
+    averaged,
+    names_of,
+    report,
+)
 from saccade.evaluation.metrics import SEED, calls_made, estimate
 from saccade.runlog import write_text
 from saccade.types import Scored, digest_of
@@ -32,7 +41,6 @@ SHOWN = 4  # answers of each sort
 LONGEST = 400  # letters of a text that is shown
 
 Interval = tuple[float, float]
-Statistic = Callable[[Sequence[Result]], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,16 +168,20 @@ def read_cards(folder: Path) -> dict[str, Scorecard]:
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def intervals(results: Sequence[Result], units: Sequence[str], statistic: Statistic) -> dict[str, Interval]:
+def intervals(results: Sequence[Result], units: Sequence[str], statistic: Metrics) -> dict[str, Interval]:
     """Of each number of a statistic its 95 % interval; `units[i]` is what `results[i]` is drawn with.
 
-    A unit that is drawn twice counts twice, as an attempt of its own each time.
+    A unit that is drawn twice counts twice, as a unit of its own each time. Over several attempts the statistic is
+    averaged, as in a report.
     """
     members: defaultdict[str, list[Result]] = defaultdict(list)
     for unit, result in zip(units, results, strict=True):
         members[unit].append(result)
     held = [members[unit] for unit in sorted(members)]
     step = 1 + max(each.attempt for each in results)
+
+    def whole(sample: Sequence[Result]) -> dict[str, float]:
+        return averaged(statistic, sample, turn=lambda each: each.attempt % step)
 
     @cache  # the same few copies are drawn again and again
     def drawn(place: int, time: int) -> list[Result]:
@@ -179,10 +191,10 @@ def intervals(results: Sequence[Result], units: Sequence[str], statistic: Statis
     for _ in range(RESAMPLES):
         times = Counter(draws.integers(0, len(held), len(held)).tolist())
         copies = (drawn(place, time) for place in sorted(times) for time in range(times[place]))
-        for name, value in statistic([each for copy in copies for each in copy]).items():
+        for name, value in whole([each for copy in copies for each in copy]).items():
             found[name].append(value)
     # What a resample lacks, as a stratum that none of its units is of, has no say in the interval.
-    bounds = {name: np.percentile(found[name], [2.5, 97.5]) for name in statistic(results)}
+    bounds = {name: np.percentile(found[name], [2.5, 97.5]) for name in whole(results)}
     return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
 
 

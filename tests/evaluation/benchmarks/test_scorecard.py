@@ -160,6 +160,22 @@ def test_several_attempts_at_a_problem_are_each_a_problem(tmp_path):
     assert (card.attempts, card.n, card.units) == (3 * len(whole), len(whole), 1)
 
 
+@pytest.mark.slow
+def test_rates_are_averaged_over_attempts_and_never_pooled(tmp_path):
+    benchmark, tasks = some("videomme", tmp_path, 8)
+    gold = [f"<answer>{task.gold}</answer>" for task in tasks]
+    first = [attempt(task, said if i < 1 else "no") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
+    second = [attempt(task, said if i < 4 else "D") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
+    single = [card_of(benchmark, each).metrics["accuracy_of_answered"] for each in (first, second)]
+    assert single == [100, 50]
+    card = card_of(benchmark, [*first, *second])
+    assert card.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
+    assert card.metrics["accuracy"] == pytest.approx(100 * 5 / 16)
+    # a resample averages alike: with one unit each of them is the whole
+    both = results_of(benchmark, [*first, *second])
+    assert intervals(both, ["v"] * 16, benchmark.metrics)["accuracy_of_answered"] == pytest.approx((75, 75))
+
+
 # ---- what it holds -------------------------------------------------------------------------------------------------
 
 

@@ -281,13 +281,31 @@ def report(
         unparsed=sum(each.unparsed for each in results),
         undecided=sum(each.open for each in results),
         headline=benchmark.headline,
-        metrics=benchmark.metrics(results),
-        at_most=benchmark.metrics(best),
+        metrics=averaged(benchmark.metrics, results),
+        at_most=averaged(benchmark.metrics, best),
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
         at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
         judge=judge,
         reason=next((each.answer.error for each in results if each.answer.error is not None), ""),
     )
+
+
+def averaged(
+    metrics: Metrics, results: Sequence[Result], *, turn: Callable[[Result], int] = lambda result: result.attempt
+) -> dict[str, float]:
+    """The metrics over the first attempts at all tasks, over the second ones and so on, averaged.
+
+    So a rate over what was answered, or mastered, is a mean of the rates that single evaluations would have had.
+    `turn` says which attempt a result is.
+    """
+    turns: defaultdict[int, list[Result]] = defaultdict(list)
+    for each in results:
+        turns[turn(each)].append(each)
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for some in turns.values():
+        for name, value in metrics(some).items():
+            found[name].append(value)
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def _attempts(results: Sequence[Result]) -> list[list[Result]]:
