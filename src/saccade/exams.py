@@ -2,6 +2,7 @@
 
 evaluate(folder, recipe)  tasks       -> folder/evaluations/<name>.jsonl
 examine(folder, recipe)   a benchmark -> the same, and its scorecard beside
+joined(folder, benchmark) its shards  -> the same
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,12 @@ from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.benchmarks._judging import Referee
+from saccade.evaluation.merge import merge
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
-from saccade.evaluation.scorecard import Scorecard, conditions, keep, scorecard
-from saccade.evaluation.shards import Shard, shard_path
-from saccade.evaluation.verdicts import VERDICTS
+from saccade.evaluation.scorecard import CARD, Scorecard, conditions, keep, read_card, scorecard
+from saccade.evaluation.shards import Shard, of_shard, shard_path, shards_of
+from saccade.evaluation.verdicts import VERDICTS, decided, read_verdicts
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
@@ -118,6 +120,32 @@ def examine(
     if len(tasks) != benchmark.count:
         known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
+    keep(path, card)
+    return card
+
+
+def joined(
+    folder: Path,
+    benchmark: Benchmark,
+    *,
+    name: str = "",
+    extractor: Extractor = "official",
+    others: Sequence[Path] = (),
+) -> Scorecard:
+    """Join the shards of an evaluation on a benchmark (see `merge`), and write the scorecard of all of them.
+
+    Nothing is attempted and nobody is asked: who judged what the rule leaves open, what was said, and how the
+    questions were asked is taken from what lies beside the shards.
+    """
+    name = name or benchmark.name
+    path = merge(folder, name, others)
+    beside = [of_shard(cut, CARD) for place in (folder, *others) for cut in shards_of(place, name)]
+    cards = [read_card(each) for each in beside if each.exists()]
+    scored, said = evaluation_run.read_results(path), read_verdicts(path)
+    results = decided(results_of(benchmark, scored, extractor), said)
+    judges = ", ".join(dict.fromkeys(each.judge for each in cards if each.judge))
+    known = cards[0].conditions if cards else {}  # settings of a command are written nowhere else
+    card = scorecard(benchmark, scored, results, extractor=extractor, judge=judges, known=known)
     keep(path, card)
     return card
 

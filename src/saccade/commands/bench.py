@@ -42,13 +42,9 @@ def run_benchmarks(
     ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is run.
     """
     from saccade import exams
-    from saccade.evaluation.benchmarks._benchmark import Extractor
     from saccade.evaluation.scoreboard import grids_of, write_scores
 
-    if copies.extractor not in get_args(Extractor):
-        raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
-    found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
-    benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
+    extractor, benchmarks = _rule(copies.extractor), _bound(names)
     for _, benchmark in benchmarks:
         exams.check_order(recipe, benchmark)
     # A split that is missing is told before hours go into another benchmark.
@@ -63,7 +59,7 @@ def run_benchmarks(
                 data=place,
                 name=name,
                 subset=copies.subset,
-                extractor="tolerant" if copies.extractor == "tolerant" else "official",
+                extractor=extractor,
                 weights=model,
                 shard=shard,
                 on_done=functools.partial(_tell, advance),
@@ -73,6 +69,35 @@ def run_benchmarks(
         page = None if shard else write_scores(folder)
     if page is not None:
         say(out, f"The report: {page}")
+
+
+def merge_benchmarks(
+    folder: Path, names: Sequence[str], *, called: str, extractor: str, others: Sequence[Path]
+) -> None:
+    """Join the shards of a run's evaluations on benchmarks, and show and write what is reported; see `exams.joined`."""
+    from saccade import exams
+    from saccade.evaluation.scoreboard import grids_of, write_scores
+
+    rule, benchmarks = _rule(extractor), _bound(names)
+    for _, benchmark in benchmarks:
+        name = title(benchmark.name, called)
+        card = exams.joined(folder, benchmark, name=name, extractor=rule, others=others)
+        show(grids_of(name, card, {}))
+    say(out, f"The report: {write_scores(folder)}")
+
+
+def _rule(extractor: str) -> Any:
+    from saccade.evaluation.benchmarks._benchmark import Extractor
+
+    if extractor not in get_args(Extractor):
+        raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
+    return extractor
+
+
+def _bound(names: Sequence[str]) -> list[tuple[str, Any]]:
+    """The benchmarks of these names, each with the name of its plugin."""
+    found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
+    return [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
 
 
 def title(benchmark: str, called: str) -> str:

@@ -38,6 +38,7 @@ from saccade.types import Scored, digest_of
 
 RESAMPLES = 1000  # of a whole benchmark; each works out every metric again
 SHOWN = 4  # answers of each sort
+CARD = ".report.json"
 LONGEST = 400  # letters of a text that is shown
 
 Interval = tuple[float, float]
@@ -145,24 +146,25 @@ def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
 
 def keep(results: Path, card: Scorecard) -> Path:
     """Write the card of an evaluation beside its results file."""
-    return write_text(results.with_suffix(".report.json"), json.dumps(asdict(card), indent=1) + "\n")
+    return write_text(results.with_suffix(CARD), json.dumps(asdict(card), indent=1) + "\n")
 
 
 def read_cards(folder: Path) -> dict[str, Scorecard]:
     """The cards of a run by the names of their evaluations, in order. DataError where there is none, or a bad one."""
-    paths = sorted((folder / "evaluations").glob("*.report.json"))
+    paths = sorted((folder / "evaluations").glob(f"*{CARD}"))
     if not paths:
         raise DataError(f"{folder} holds no evaluation on a benchmark; make one with `saccade eval {folder} --bench …`")
-    found = {}
-    for path in paths:
-        try:
-            card = typed(json.loads(path.read_bytes()), Scorecard, str(path))
-        except DataError as error:
-            raise DataError(f"{error}; delete it and evaluate again") from error
-        except ValueError as error:
-            raise DataError(f"{path} can't be read: {error}; delete it and evaluate again") from error
-        found[path.name.removesuffix(".report.json")] = card
-    return found
+    return {path.name.removesuffix(CARD): read_card(path) for path in paths}
+
+
+def read_card(path: Path) -> Scorecard:
+    """One card. DataError where it is none."""
+    try:
+        return typed(json.loads(path.read_bytes()), Scorecard, str(path))
+    except DataError as error:
+        raise DataError(f"{error}; delete it and evaluate again") from error
+    except ValueError as error:
+        raise DataError(f"{path} can't be read: {error}; delete it and evaluate again") from error
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ evaluations/mmvu.verdicts.jsonl   what a judge said of those, by task and answer
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.data.record import read_jsonl
 from saccade.evaluation.benchmarks._answers import final_answer
+from saccade.evaluation.benchmarks._benchmark import Result
 from saccade.evaluation.benchmarks._episodes import answer_of
 from saccade.evaluation.metrics import undecided
 from saccade.evaluation.run import read_results
@@ -43,8 +44,22 @@ def judged(scored: Sequence[Scored], verdicts: Sequence[Verdict]) -> list[Scored
 
     What a rule decided is never overruled.
     """
-    said = {(each.task, each.answer): each.value for each in verdicts if each.value is not None}
+    said = _values(verdicts)
     return [_ruled(each, said) for each in scored] if said else list(scored)
+
+
+def decided(results: Sequence[Result], verdicts: Sequence[Verdict]) -> list[Result]:
+    """The results in order, each open one with the verdict on its answer, if there is one."""
+    said = _values(verdicts)
+    found = []
+    for each in results:
+        value = said.get((each.task.id, final_answer(each.answer.text))) if each.open else None
+        found.append(each if value is None else replace(each, mark=replace(each.mark, value=value)))
+    return found
+
+
+def _values(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], float]:
+    return {(each.task, each.answer): each.value for each in verdicts if each.value is not None}
 
 
 def _ruled(each: Scored, said: Mapping[tuple[str, str], float]) -> Scored:

@@ -117,7 +117,14 @@ def test_shards_of_a_benchmark_are_joined_and_reported(run):
     words = ["eval", folder, "--data", copies, "--subset", "--bench", "vstar"]
     for shard in ("1/2", "2/2"):
         good(*words, "--shard", shard)
+    merged = good("eval", "merge", folder, "--bench", "vstar")
+    assert "vstar (official)" in merged
+    assert "The report: " in merged
+    card = json.loads((folder / "evaluations" / "vstar.report.json").read_text())
+    assert (card["n"], card["errors"], card["conditions"]["agent"]) == (3, 1, "parallel")
+    assert "vstar (tolerant)" in good("eval", "merge", folder, "--bench", "vstar", "--extractor", "tolerant")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
+    assert "holds no shard of 'vstar, b'" in bad("eval", "merge", folder, "--bench", "vstar", "--name", "b")
     assert "3 tasks are too few for 4 shards" in bad(*words, "--shard", "1/4")
     assert "a shard is written i/n" in bad(*words, "--shard", "3/2")
     before = (folder / "evaluations" / "vstar.jsonl").read_bytes()
@@ -174,4 +181,15 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
     assert "judge" in said
     assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
+    # shards keep what was said, and once they are joined nobody is asked again
+    named = [*words, "--name", "in parts"]
+    with server(lambda number, prompt: "yes") as judge:
+        given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
+        for shard in ("1/2", "2/2"):
+            good(*named, *given, f"evaluation.judge.cache={tmp_path / 'parts'}", "--shard", shard)
+    good("eval", "merge", folder, "--bench", "mathverse", "--name", "in parts")
+    joined = json.loads((folder / "evaluations" / "mathverse, in parts.report.json").read_text())
+    assert {key: joined[key] for key in joined if key != "costs"} == {
+        key: after[key] for key in after if key != "costs"
+    }
     assert "did you mean 'model'" in bad(*words, "evaluation.judge.url=http://x", "evaluation.judge.modle=j")
