@@ -102,6 +102,34 @@ def test_joined_shards_are_what_one_machine_writes(renderer, tmp_path, options):
     assert merge(folders[0], "test", folders[1:]).read_bytes() == before
 
 
+def test_machines_may_lack_the_subtitles_of_others_and_new_ones_are_another_attempt(renderer, tmp_path):
+    def here(folder, has):
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in has:
+            (folder / f"{each.id}.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
+        return [
+            replace(
+                each,
+                media=(Media(path=str(folder / "clip.mp4")),),
+                extras={**each.extras, "subtitles": f"{each.id}.srt" if each in has else ""},
+            )
+            for each in TASKS
+        ]
+
+    folders = [tmp_path / name for name in "ab"]
+    for place, folder in enumerate(folders):
+        own = Portion(shard=Shard(index=place + 1, of=2)).of(TASKS)
+        shard(renderer, folder, f"{place + 1}/2", tasks=here(folder, own))
+    path = merge(folders[0], "test", folders[1:])
+    assert len(read_results(path)) == 2 * len(TASKS)
+    # where subtitles are there now that weren't, what was asked without them is no result
+    engine = counting(renderer)
+    one = tmp_path / "one"
+    shard(renderer, one, "1/1", tasks=here(one, []))
+    shard(renderer, one, "1/1", tasks=here(one, TASKS[:1]), engine=engine)
+    assert engine.asked == 2
+
+
 def test_what_cannot_be_joined_is_said_in_a_sentence(renderer, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     with pytest.raises(RunError, match="holds no shard of 'test'; evaluate with --shard"):
