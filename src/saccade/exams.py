@@ -13,7 +13,7 @@ from saccade.config import Recipe
 from saccade.data.rows import read_tasks
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, check_subtitles
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.benchmarks._judging import Referee
 from saccade.evaluation.merge import merge
@@ -99,10 +99,12 @@ def examine(
     whatever the `extractor`, by which the card's answers are marked, so that both rules read one file.
     The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
     `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
-    not whole, unless a `subset` is wanted; see `check_order` as well.
+    not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
-    tasks = benchmark.tasks(data, subset=subset)
+    tasks, portion = benchmark.tasks(data, subset=subset), portion_of(recipe, benchmark, shard)
+    if not subset:
+        check_subtitles(benchmark, portion.of(tasks), data)
     referee, name = Referee.of(benchmark, recipe.evaluation.judge), name or benchmark.name
     scored = evaluate(
         folder,
@@ -111,7 +113,7 @@ def examine(
         weights=weights,
         tasks=tasks,
         score=(f"{benchmark.name} official", scorer(benchmark, "official")),
-        portion=portion_of(recipe, benchmark, shard),
+        portion=portion,
         on_done=on_done,
     )
     path = shard_path(folder, name, shard)

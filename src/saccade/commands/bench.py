@@ -125,5 +125,6 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
         return place
     there = Hub(endpoint=copies.hub)
     folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
-    there.add(folder, missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset))).values())
+    lacking = missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset)))
+    there.add(folder, [path for paths in lacking.values() for path in paths])
     return folder

@@ -21,6 +21,7 @@ from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
 from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.metrics import rates_at_k
+from saccade.media.subtitles import subtitles_path
 from saccade.types import Task
 
 Extractor = Literal["official", "tolerant"]
@@ -177,10 +178,25 @@ def extra(name: str) -> Callable[[Task], str]:
     return lambda task: str(task.extras[name])
 
 
-def missing_media(tasks: Iterable[Task]) -> dict[str, str]:
-    """Of each task whose file is not there, id and path."""
-    found = ((task.id, media.path) for task in tasks for media in task.media)
-    return {name: path for name, path in found if not Path(path).is_file()}
+def missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
+    """By id, of each task of which a file is not there, the paths of such files; subtitles are files as well."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        said = subtitles_path(task)
+        paths = [*(media.path for media in task.media), *([said] if said else [])]
+        lacking = [path for path in paths if not Path(path).is_file()]
+        found |= {task.id: lacking} if lacking else {}
+    return found
+
+
+def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], root: Path) -> None:
+    """Raises DataError where subtitles that the tasks name are not in the copy."""
+    said = [path for path in map(subtitles_path, tasks) if path and not Path(path).is_file()]
+    if said:
+        mend = "unpack the data set's archive of subtitles there (with --subset these questions count as errors)"
+        raise DataError(
+            f"{root}: {benchmark.name} lacks the subtitles of {len(said)} questions, first {said[0]}; {mend}"
+        )
 
 
 # ---- marking -------------------------------------------------------------------------------------------------------
