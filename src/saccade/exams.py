@@ -2,6 +2,7 @@
 
 evaluate(folder, recipe)  tasks       -> folder/evaluations/<name>.jsonl
 examine(folder, recipe)   a benchmark -> the same, and its scorecard beside
+joined(folder, benchmark) its shards  -> the same
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +13,15 @@ from saccade.config import Recipe
 from saccade.data.rows import read_tasks
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, check_subtitles
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.benchmarks._judging import Referee
+from saccade.evaluation.merge import merge
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
-from saccade.evaluation.scorecard import Scorecard, conditions, keep, scorecard
-from saccade.evaluation.shards import Shard, shard_path
+from saccade.evaluation.scorecard import CARD, Scorecard, conditions, keep, read_card, scorecard
+from saccade.evaluation.shards import Shard, of_shard, shard_path, shards_of
+from saccade.evaluation.verdicts import VERDICTS, decided, read_verdicts
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
@@ -85,6 +88,7 @@ def examine(
     benchmark: Benchmark,
     *,
     data: Path,
+    name: str = "",
     subset: bool = False,
     extractor: Extractor = "official",
     weights: Path | None = None,
@@ -93,27 +97,59 @@ def examine(
 ) -> Scorecard:
     """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
 
+    The evaluation is called as the benchmark, unless there is a `name`. The file's scores are the official rule's
+    whatever the `extractor`, by which the card's answers are marked, so that both rules read one file.
     The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
     `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
-    not whole, unless a `subset` is wanted; see `check_order` as well.
+    not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
-    referee = Referee.of(benchmark, recipe.evaluation.judge)
+    tasks, portion = benchmark.tasks(data, subset=subset), portion_of(recipe, benchmark, shard)
+    if not subset:
+        check_subtitles(benchmark, portion.of(tasks), data)
+    referee, name = Referee.of(benchmark, recipe.evaluation.judge), name or benchmark.name
     scored = evaluate(
         folder,
         recipe,
-        name=benchmark.name,
+        name=name,
         weights=weights,
-        tasks=benchmark.tasks(data, subset=subset),
-        score=(f"{benchmark.name} {extractor}", scorer(benchmark, extractor)),
-        portion=portion_of(recipe, benchmark, shard),
+        tasks=tasks,
+        score=(f"{benchmark.name} official", scorer(benchmark, "official")),
+        portion=portion,
         on_done=on_done,
     )
-    path = shard_path(folder, benchmark.name, shard)
-    # Not beside the results: whatever lies there is an evaluation.
-    results = referee.decided(results_of(benchmark, scored, extractor), path.parent / "verdicts" / path.name)
+    path = shard_path(folder, name, shard)
+    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(VERDICTS))
     known = conditions(recipe, weights or newest(folder))
+    if len(tasks) != benchmark.count:
+        known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
+    keep(path, card)
+    return card
+
+
+def joined(
+    folder: Path,
+    benchmark: Benchmark,
+    *,
+    name: str = "",
+    extractor: Extractor = "official",
+    others: Sequence[Path] = (),
+) -> Scorecard:
+    """Join the shards of an evaluation on a benchmark (see `merge`), and write the scorecard of all of them.
+
+    Nothing is attempted and nobody is asked: who judged what the rule leaves open, what was said, and how the
+    questions were asked is taken from what lies beside the shards.
+    """
+    name = name or benchmark.name
+    path = merge(folder, name, others)
+    beside = [of_shard(cut, CARD) for place in (folder, *others) for cut in shards_of(place, name)]
+    cards = [read_card(each) for each in beside if each.exists()]
+    scored, said = evaluation_run.read_results(path), read_verdicts(path)
+    results = decided(results_of(benchmark, scored, extractor), said)
+    judges = ", ".join(dict.fromkeys(each.judge for each in cards if each.judge))
+    known = cards[0].conditions if cards else {}  # settings of a command are written nowhere else
+    card = scorecard(benchmark, scored, results, extractor=extractor, judge=judges, known=known)
     keep(path, card)
     return card
 

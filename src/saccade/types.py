@@ -79,11 +79,11 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """A stable digest of the whole task: the root of its seeds, cache keys and resume marks.
-
-        Of a file's path only the name counts, so that a data set may move without changing a run.
-        """
-        return digest_of({**asdict(self), "media": [(PurePath(one.path).name, one.kind) for one in self.media]})
+        """A stable digest for seeds, cache keys and resume marks, whatever folders and subtitles a machine has."""
+        # Of a file's path only the name counts, so that a data set may move without changing a run.
+        extras = {name: value for name, value in self.extras.items() if name != "subtitles"}
+        media = [(PurePath(one.path).name, one.kind) for one in self.media]
+        return digest_of({**asdict(self), "extras": extras, "media": media})
 
 
 def digest_of(*identity: Any) -> str:

@@ -11,6 +11,7 @@ from test_evaluate import TASKS, bare, counting, run
 from test_portions import STRATA, made
 
 from saccade.errors import ConfigError, DataError, RunError
+from saccade.evaluation.benchmarks._benchmark import extra
 from saccade.evaluation.merge import merge
 from saccade.evaluation.portions import Portion
 from saccade.evaluation.run import read_records, read_results
@@ -38,6 +39,26 @@ def test_shards_hold_every_task_once_and_rows_evenly(rows, count, limit):
         assert max(held) - min(held) <= 1
     again = Portion(limit=limit, strata=STRATA, shard=Shard(index=1, of=count)).of(tasks[::-1])
     assert {each.id for each in again} == {each.id for each in parts[0]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=6, max_size=12), st.integers(1, 6))
+def test_what_a_metric_reads_together_is_in_one_shard(sizes, count):
+    tasks = [
+        replace(TASKS[0], id=f"{name}-{i}", extras={"a": "x", "b": str(i), "problem": f"p{name}"})
+        for name, size in enumerate(sizes)
+        for i in range(size)
+    ]
+    parts = [
+        Portion(strata=STRATA, unit=extra("problem"), shard=Shard(index=index, of=count)).of(tasks)
+        for index in range(1, count + 1)
+    ]
+    assert sorted(each.id for part in parts for each in part) == sorted(each.id for each in tasks)
+    units = [{each.extras["problem"] for each in part} for part in parts]
+    assert sum(map(len, units)) == len(sizes)
+    assert max(map(len, units)) - min(map(len, units)) <= 1
+    with pytest.raises(ConfigError, match=f"{len(tasks)} tasks.* are too few for 13 shards"):
+        Portion(strata=STRATA, unit=extra("problem"), shard=Shard(index=1, of=13)).of(tasks)
 
 
 @pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3", "1.0/2"])
@@ -79,6 +100,34 @@ def test_joined_shards_are_what_one_machine_writes(renderer, tmp_path, options):
     assert engine.asked == 0  # nothing is left to be done
     before = path.read_bytes()
     assert merge(folders[0], "test", folders[1:]).read_bytes() == before
+
+
+def test_machines_may_lack_the_subtitles_of_others_and_new_ones_are_another_attempt(renderer, tmp_path):
+    def here(folder, has):
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in has:
+            (folder / f"{each.id}.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
+        return [
+            replace(
+                each,
+                media=(Media(path=str(folder / "clip.mp4")),),
+                extras={**each.extras, "subtitles": f"{each.id}.srt" if each in has else ""},
+            )
+            for each in TASKS
+        ]
+
+    folders = [tmp_path / name for name in "ab"]
+    for place, folder in enumerate(folders):
+        own = Portion(shard=Shard(index=place + 1, of=2)).of(TASKS)
+        shard(renderer, folder, f"{place + 1}/2", tasks=here(folder, own))
+    path = merge(folders[0], "test", folders[1:])
+    assert len(read_results(path)) == 2 * len(TASKS)
+    # where subtitles are there now that weren't, what was asked without them is no result
+    engine = counting(renderer)
+    one = tmp_path / "one"
+    shard(renderer, one, "1/1", tasks=here(one, []))
+    shard(renderer, one, "1/1", tasks=here(one, TASKS[:1]), engine=engine)
+    assert engine.asked == 2
 
 
 def test_what_cannot_be_joined_is_said_in_a_sentence(renderer, tmp_path):

@@ -3,16 +3,14 @@
 import asyncio
 import functools
 import json
-import os
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from saccade.errors import MediaError
 from saccade.ledger import Ledger, Picture, Segment
 from saccade.media.picks import STAMP, uniform_times
-from saccade.media.subtitles import Cue, read_cues, seen, thinned, woven
+from saccade.media.subtitles import Cue, read_cues, seen, subtitles_path, thinned, woven
 from saccade.protocols import Budget, Context, Renderer
 from saccade.tools._tool import tool_named
 from saccade.types import Media, MediaKind, Message, Reply, Stop, Task, ToolResult
@@ -97,14 +95,12 @@ async def subtitles_of(task: Task) -> tuple[Cue, ...]:
 
     `extras["subtitles_offset"]` (seconds) is taken off their times. Raises MediaError where the file can't be read.
     """
-    named, video = task.extras.get("subtitles"), first_video(task)
-    if not named or video is None:
+    path = subtitles_path(task)
+    if path is None:
         return ()
     offset = task.extras.get("subtitles_offset") or 0.0
     if not isinstance(offset, int | float):
         raise MediaError(f"task {task.id}: extras.subtitles_offset must be a number of seconds, not {offset!r}")
-    # By the words of the path alone: the video's folder may be a link to another disk.
-    path = os.path.normpath(Path(video.path).parent / str(named))
     return await asyncio.to_thread(read_cues, path, float(offset))
 
 

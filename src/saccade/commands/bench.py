@@ -34,46 +34,79 @@ class Copies:
 
 
 def run_benchmarks(
-    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, model: Path | None, shard: Any
+    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, called: str, model: Path | None, shard: Any
 ) -> None:
     """Evaluate a run on each benchmark, whose copy lies in `copies.data` under its name, and show what is reported.
 
-    Raises ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is
-    run.
+    What is `called` "tools off" is kept beside the evaluations of other names, as "videomme, tools off". Raises
+    ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is run.
     """
     from saccade import exams
-    from saccade.evaluation.benchmarks._benchmark import Extractor
-    from saccade.evaluation.scoreboard import write_scores
+    from saccade.evaluation.scoreboard import grids_of, write_scores
 
-    if copies.extractor not in get_args(Extractor):
-        raise ConfigError(f"--extractor must be official or tolerant, not {copies.extractor!r}")
-    found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
-    benchmarks = [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
+    extractor, benchmarks = _rule(copies.extractor), _bound(names)
     for _, benchmark in benchmarks:
         exams.check_order(recipe, benchmark)
     # A split that is missing is told before hours go into another benchmark.
     places = [_place(copies, each, name, exams.portion_of(recipe, each, shard)) for name, each in benchmarks]
     for (_, benchmark), place in zip(benchmarks, places, strict=True):
-        with progress(f"eval {benchmark.name}") as advance:
+        name = title(benchmark.name, called)
+        with progress(f"eval {name}") as advance:
             report = exams.examine(
                 folder,
                 recipe,
                 benchmark,
                 data=place,
+                name=name,
                 subset=copies.subset,
-                extractor="tolerant" if copies.extractor == "tolerant" else "official",
+                extractor=extractor,
                 weights=model,
                 shard=shard,
                 on_done=functools.partial(_tell, advance),
             )
-        show(_grids(report))
-        if report.errors:
-            first = f"{report.errors} of {report.n} answers are errors and count as wrong; the first: {report.reason}"
-            say(out, first, style="dim")
+        show(grids_of(name, report, {}))
         # After each, so that what was evaluated before a kill is reported; of shards when they are joined.
         page = None if shard else write_scores(folder)
     if page is not None:
         say(out, f"The report: {page}")
+
+
+def merge_benchmarks(
+    folder: Path, names: Sequence[str], *, called: str, extractor: str, others: Sequence[Path]
+) -> None:
+    """Join the shards of a run's evaluations on benchmarks, and show and write what is reported; see `exams.joined`."""
+    from saccade import exams
+    from saccade.evaluation.scoreboard import grids_of, write_scores
+
+    rule, benchmarks = _rule(extractor), _bound(names)
+    for _, benchmark in benchmarks:
+        name = title(benchmark.name, called)
+        card = exams.joined(folder, benchmark, name=name, extractor=rule, others=others)
+        show(grids_of(name, card, {}))
+    say(out, f"The report: {write_scores(folder)}")
+
+
+def _rule(extractor: str) -> Any:
+    from saccade.evaluation.benchmarks._benchmark import Extractor
+
+    if extractor not in get_args(Extractor):
+        raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
+    return extractor
+
+
+def _bound(names: Sequence[str]) -> list[tuple[str, Any]]:
+    """The benchmarks of these names, each with the name of its plugin."""
+    found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
+    return [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
+
+
+def title(benchmark: str, called: str) -> str:
+    """What an evaluation on a benchmark is called.
+
+    >>> title("videomme", ""), title("videomme", "tools off")
+    ('videomme', 'videomme, tools off')
+    """
+    return f"{benchmark}, {called}" if called else benchmark
 
 
 def _tell(advance: Advance, tally: Any) -> None:
@@ -92,31 +125,6 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
         return place
     there = Hub(endpoint=copies.hub)
     folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
-    there.add(folder, missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset))).values())
+    lacking = missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset)))
+    there.add(folder, [path for paths in lacking.values() for path in paths])
     return folder
-
-
-def _grids(report: Any) -> list[Any]:
-    """What a report says, as tables: its metrics, what went wrong, its strata."""
-    from saccade.evaluation.report import Grid
-    from saccade.evaluation.scoreboard import ranged
-
-    counts = {"questions": report.n, "errors": report.errors, "unparsed": report.unparsed}
-    rows = [(name, ranged(value, report.intervals[name])) for name, value in report.metrics.items()]
-    rows += [(name, f"{value:.2f}") for name, value in report.at_k.items()]
-    if report.undecided:
-        counts["without a verdict" if report.judge else "for a judge to decide"] = report.undecided
-        rows.append((f"{report.headline}, at most", f"{report.at_most[report.headline]:.2f}"))
-    if report.judge:
-        rows.append(("judge", report.judge))
-    rows += [(name, str(count)) for name, count in counts.items()]
-    whole = Grid(title=f"{report.benchmark} ({report.extractor})", header=("", ""), rows=tuple(rows))
-    tables = [
-        Grid(
-            title=name,
-            header=("", "n", "mean"),
-            rows=tuple((row, str(cell.n), f"{cell.value:.2f}") for row, cell in cells.items()),
-        )
-        for name, cells in report.strata.items()
-    ]
-    return [whole, *tables]

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from saccade.commands._terminal import ModelPath, RunFolder, Settings, out, progress, show
-from saccade.commands.bench import Copies, run_benchmarks
+from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks
 from saccade.config import load_recipe
 from saccade.data.hub import HUB
 from saccade.errors import ConfigError, DataError
@@ -48,7 +48,9 @@ def evaluate(
     settings: Settings = None,
     model: ModelPath = None,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
-    name: Annotated[str, typer.Option(help="What the evaluation is called.")] = "test",
+    name: Annotated[
+        str, typer.Option(help="What the evaluation is called: test by default; of a benchmark, its name and this.")
+    ] = "",
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
     data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
     extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
@@ -86,8 +88,9 @@ def evaluate(
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
-        run_benchmarks(folder, loaded, bench.split(","), copies=copies, model=model, shard=part)
+        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name, model=model, shard=part)
         return
+    name = name or "test"
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
             folder,
@@ -105,14 +108,24 @@ def evaluate(
 def merge(
     folder: RunFolder,
     others: Annotated[list[Path] | None, typer.Argument(help="Copies of the run, of other machines.")] = None,
-    name: Annotated[str, typer.Option(help="What the evaluation is called; a benchmark's is the benchmark.")] = "test",
+    name: Annotated[str, typer.Option(help="What the evaluation is called: test by default.")] = "",
+    bench: Annotated[str, typer.Option(help="Benchmarks whose shards are joined and reported.")] = "",
+    extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
 ) -> None:
-    """Join the shards of an evaluation into the results that one machine would have written."""
+    """Join the shards of an evaluation into the results that one machine would have written.
+
+    With --bench the report on these benchmarks is written as well, and nothing is attempted; --name is then what was
+    given beside it.
+    """
     from saccade.evaluation.merge import merge as join
     from saccade.evaluation.run import read_results
 
     for place in (folder, *(others or ())):
         Run.open(place)
+    if bench:
+        merge_benchmarks(folder, bench.split(","), called=name, extractor=extractor, others=others or ())
+        return
+    name = name or "test"
     path = join(folder, name, others or ())
     say(out, f"wrote {path}")
     _show(folder, name, read_results(path), None)

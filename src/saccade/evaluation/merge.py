@@ -7,13 +7,14 @@ from pathlib import Path
 from saccade.data.record import relocated, seen_from, write_jsonl
 from saccade.errors import RunError
 from saccade.evaluation.run import Record, differences, newest_records
-from saccade.evaluation.shards import CUT, Cut, shard_path, shards_of
+from saccade.evaluation.shards import Cut, of_shard, shard_path, shards_of
+from saccade.evaluation.verdicts import VERDICTS, read_verdicts
 from saccade.runlog import writing
 
 
 def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     """Join the shards of the evaluation `name` that lie in the run `folder` and in copies of it, in the order in which
-    one machine would have been asked; the path of the results.
+    one machine would have been asked, and what judges said of them; the path of the results.
 
     Raises RunError for shards that are missing, unfinished, there twice, or of other weights, settings or tasks, and
     where the run holds other results of this name.
@@ -29,8 +30,13 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     # What is there may be newer: attempts that broke and were made again after an earlier merge.
     if target.exists() and not _same(newest_records(target), records):
         raise RunError(f"{target} holds other results; delete it, or move it away, and merge again")
+    # What was said of a merged file later stays, but for an answer on which nothing was.
+    said = [each for path in cuts for each in read_verdicts(of_shard(path, ".jsonl"))] + read_verdicts(target)
+    known = sorted(said, key=lambda each: each.value is not None)
     with writing(target):
         write_jsonl(target, records)
+        if known:
+            write_jsonl(target.with_suffix(VERDICTS), {(each.task, each.answer): each for each in known}.values())
     return target
 
 
@@ -59,7 +65,7 @@ def _check(cuts: Mapping[Path, Cut], name: str) -> None:
 
 def _placed(path: Path, cut: Cut) -> list[tuple[int, Record]]:
     """A shard's records, each with its place in the whole."""
-    results = path.with_name(path.name.removesuffix(CUT) + ".jsonl")
+    results = of_shard(path, ".jsonl")
     found = {record.key: record for record in newest_records(results) if record.under == cut.under}
     lacking = sum(key not in found for key in cut.keys)
     if lacking:

@@ -99,6 +99,7 @@ class Summary:
     ends: Mapping[str, float]
     slices: Mapping[str, tuple[Row, ...]]
     at_k: Mapping[str, float] = field(default_factory=dict)
+    undecided: int = 0  # answers that only a judge can tell right or wrong, and none did: they count 0
 
 
 # ---- one episode ---------------------------------------------------------------------------------------------------
@@ -144,6 +145,11 @@ def overview_times(episode: Episode) -> tuple[float, ...]:
     """The times (seconds) of the frames that the prompt showed."""
     slots = episode.ledger.segments[0].slots if episode.ledger.segments else ()
     return tuple(slot.picture.time for slot in slots if slot.picture.time is not None)
+
+
+def undecided(scored: Scored) -> bool:
+    """Whether only a judge can say what it is worth; its accuracy is 0 until one does."""
+    return bool(scored.score.parts.get("undecided"))
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------
@@ -241,6 +247,7 @@ def summarize(
         errors=sum(failed(each.episode) for each in scored),
         unanswered=sum(each.episode.answer is None and not failed(each.episode) for each in scored),
         ungraded=ungraded,
+        undecided=sum(map(undecided, scored)),
         seconds=fmean(each.episode.usage.seconds for each in scored),
         **_behaviour(scored),
     )

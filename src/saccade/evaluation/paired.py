@@ -19,9 +19,11 @@ from saccade.evaluation.metrics import (
     calls_made,
     estimate,
     paired_difference,
+    undecided,
 )
 from saccade.evaluation.report import Grid, gained, ranged
 from saccade.evaluation.run import differences, read_records
+from saccade.evaluation.verdicts import judged, read_verdicts
 from saccade.types import Scored, Unscored
 
 UNSURE = 0.05  # a p-value from here on is no evidence of a difference
@@ -56,7 +58,8 @@ class Pair:
 
     Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
     `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
-    tools. `other` names what else the two differ in, such as weights.
+    tools. `other` names what else the two differ in, such as weights. `undecided` are the
+    answers that only a judge can tell right or wrong, and none did: they count as wrong.
 
     >>> Pair.__dataclass_fields__["p_value"].type
     <class 'float'>
@@ -71,6 +74,7 @@ class Pair:
     p_value: float
     tools: Tools | None
     other: tuple[str, ...] = ()
+    undecided: tuple[int, int] = (0, 0)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -93,11 +97,15 @@ def compare(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Sco
         only_second=only[1],
         p_value=mcnemar(*only),
         tools=_tools(first, second),
+        undecided=(sum(map(undecided, old)), sum(map(undecided, new))),
     )
 
 
 def compare_files(first: Path, second: Path) -> Pair:
-    """Two results files. Raises DataError where one holds no result, or their tasks are not the same."""
+    """Two results files, with the verdicts of judges that are kept beside them.
+
+    Raises DataError where one holds no result, or their tasks are not the same.
+    """
     # The files of two runs often have one name, and are told apart by their paths.
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
     records = [read_records(path) for path in (first, second)]
@@ -107,7 +115,7 @@ def compare_files(first: Path, second: Path) -> Pair:
         if not scored:
             lost = [record.scored.reason for record in each if isinstance(record.scored, Unscored)]
             raise DataError(f"{path} holds no result{f': {lost[0]}' if lost else ''}; evaluate it first")
-        found.append((name, scored))
+        found.append((name, judged(scored, read_verdicts(path))))
     pair = compare(found[0], found[1])
     return replace(pair, other=tuple(differences(records[0][0].under, records[1][0].under)))
 
@@ -186,6 +194,8 @@ def grids(pair: Pair) -> list[Grid]:
             ("tool gain (of them, right only with tools)", ranged(pair.tools.gain)),
             ("tool harm (of them, right only without)", ranged(pair.tools.harm)),
         ]
+    if any(pair.undecided):
+        rows.append(("undecided without a judge, counted as wrong", " / ".join(map(str, pair.undecided))))
     if pair.other:
         rows.append(("they were made with other", ", ".join(pair.other)))
     return [Grid(title=f"{pair.second} − {pair.first}", header=("", ""), rows=tuple(rows))]

@@ -31,7 +31,7 @@ class Portion:
 
     Tasks with one `unit` are taken together or not at all, since a metric reads them together; of a limit below the
     size of a unit the first unit is left. A larger limit holds all that a smaller one does. The shards of an evaluation
-    hold every task once, and of each stratum equally many, give or take one.
+    hold every task once, and of each stratum equally many units, give or take one.
 
     >>> from saccade.types import Kind
     >>> tasks = [Task(id=f"w-{i}", question="?", media=(), kind=Kind.OPEN, gold="red") for i in range(4)]
@@ -51,22 +51,29 @@ class Portion:
     def _sharded(self, tasks: list[Task]) -> list[Task]:
         if self.shard is None:
             return tasks
-        if len(tasks) < self.shard.of:
-            raise ConfigError(f"{len(tasks)} tasks are too few for {self.shard.of} shards; cut them into fewer")
-        # Dealt in turn, as frame budgets are: in this order the tasks of a row are neighbours, in every table.
+        units = self._units(tasks)
+        if len(units) < self.shard.of:
+            whole = "" if len(units) == len(tasks) else f", in {len(units)} units that are read together,"
+            raise ConfigError(f"{len(tasks)} tasks{whole} are too few for {self.shard.of} shards; cut them into fewer")
+        # Dealt in turn, as frame budgets are: in this order the units of a row are neighbours, in every table.
         order = sorted(
-            tasks, key=lambda task: ([_rows([task], names) for names in self.strata], digest_of("shard", task.id))
+            units, key=lambda name: ([_rows(units[name], names) for names in self.strata], digest_of("shard", name))
         )
-        kept = {task.id for task in order[self.shard.index - 1 :: self.shard.of]}
+        kept = {task.id for name in order[self.shard.index - 1 :: self.shard.of] for task in units[name]}
         return [task for task in tasks if task.id in kept]
+
+    def _units(self, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+        """The tasks by their units."""
+        units: defaultdict[str, list[Task]] = defaultdict(list)
+        for task in tasks:
+            units[self.unit(task)].append(task)
+        return units
 
     def limited(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks of all shards together."""
         if not self.limit:
             return list(tasks)
-        units: defaultdict[str, list[Task]] = defaultdict(list)
-        for task in tasks:
-            units[self.unit(task)].append(task)
+        units = self._units(tasks)
         # By digest and not from the top of the file, where a few clips have all the tasks.
         drawn = sorted(units, key=lambda name: digest_of("limit", name))
         kept: set[str] = set()

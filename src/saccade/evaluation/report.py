@@ -24,7 +24,8 @@ from saccade.evaluation.metrics import (
     summarize,
     task_of,
 )
-from saccade.evaluation.run import read_results, read_ungraded
+from saccade.evaluation.run import read_ungraded
+from saccade.evaluation.verdicts import read_judged, results_files
 from saccade.ledger import Picture
 from saccade.runlog import write_text
 from saccade.types import Scored, Task
@@ -189,6 +190,7 @@ def _headline(comparison: Comparison) -> list[list[str]]:
         ["visual tokens", *(f"{each.visual_tokens:.0f}" for each in found)],
         ["errors / unanswered", *(f"{each.errors} / {each.unanswered}" for each in found)],
         *([["ungraded", *(str(each.ungraded) for each in found)]] if any(each.ungraded for each in found) else []),
+        *([["undecided", *(str(each.undecided) for each in found)]] if any(each.undecided for each in found) else []),
         ["ends", *(", ".join(f"{end} {share:.0%}" for end, share in each.ends.items()) for each in found)],
     ]
     for key in dict.fromkeys(key for each in found for key in each.at_k):
@@ -242,9 +244,11 @@ def _maybe(value: float | None) -> str:
 
 
 def read_evaluations(folder: Path) -> dict[str, list[Scored]]:
-    """The results files of a run's `evaluations` folder by name, the oldest first. DataError where there is none."""
-    paths = sorted((folder / "evaluations").glob("*.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-    found = {path.stem: read_results(path) for path in paths}
+    """The results files of a run's `evaluations` folder by name, the oldest first, with what judges
+    said of their answers. DataError where there is none.
+    """
+    paths = sorted(results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    found = {path.stem: read_judged(path) for path in paths}
     found = {name: scored for name, scored in found.items() if scored}
     if not found:
         raise DataError(f"{folder} holds no evaluation: evaluations/*.jsonl is missing or empty")
@@ -253,7 +257,7 @@ def read_evaluations(folder: Path) -> dict[str, list[Scored]]:
 
 def count_ungraded(folder: Path) -> dict[str, int]:
     """How many attempts of each evaluation of a run nobody could grade yet."""
-    return {path.stem: len(read_ungraded(path)) for path in (folder / "evaluations").glob("*.jsonl")}
+    return {path.stem: len(read_ungraded(path)) for path in results_files(folder)}
 
 
 def write_report(

@@ -26,6 +26,7 @@ from saccade.evaluation.options import shuffled
 from saccade.evaluation.portions import EVERYTHING, Portion, deal
 from saccade.evaluation.shards import Cut, Key, Shard
 from saccade.media import files
+from saccade.media.subtitles import subtitles_path
 from saccade.protocols import Agent, Context, Scorer
 from saccade.rollouts.collect import collect
 from saccade.runlog import writing
@@ -62,8 +63,9 @@ class Wanted:
 class Record:
     """A line of a results file: one attempt at a task.
 
-    `task` is a digest of the task and of what its media hold, `frames` the frame budget K, `repeat` the attempt's
-    index. `under` says what else the result depends on: a name and a digest per part, such as "seed=1f…, weights=c0…".
+    `task` is a digest of the task and of what its media and subtitles hold, `frames` the frame budget K, `repeat` the
+    attempt's index. `under` says what else the result depends on: a name and a digest per part, such as "seed=1f…,
+    weights=c0…".
     """
 
     task: str
@@ -152,7 +154,9 @@ def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: i
     budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
     found = []
     for task in portion.of(tasks):
-        mark = digest_of(task.digest, [_content(media.path) for media in task.media])
+        said = subtitles_path(task)
+        shown = [media.path for media in task.media] + ([said] if said else [])
+        mark = digest_of(task.digest, [_content(path) for path in shown])
         keys = tuple((mark, budgets[task.id], i) for i in range(settings.repeat))
         # Attempts with other orders of the options have other prompts, and so are groups of their own.
         if settings.shuffle_options:

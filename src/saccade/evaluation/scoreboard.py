@@ -5,7 +5,7 @@ page = write_scores(run)       evaluations/benchmarks.json, .md (with a .png) an
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,21 +50,10 @@ def write_scores(folder: Path, *, facts: Mapping[str, Any] | None = None) -> Pat
 
 
 def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Published]]) -> list[Grid]:
-    """Scores, costs, then each evaluation's conditions, metrics and strata, and what was published."""
+    """Scores, costs, then what each evaluation's own tables say, and what was published."""
     found = [_scores(cards, others), _costs(cards)]
     for name, card in cards.items():
-        rows = tuple(
-            (metric, ranged(value, card.intervals[metric]), _models(others, card, metric))
-            for metric, value in card.metrics.items()
-        )
-        found.append(Grid(title=name, header=("", "%", "published by others"), rows=rows))
-        if card.conditions:
-            found.append(Grid(title=f"{name}, how", header=("", ""), rows=tuple(card.conditions.items())))
-        for stratum, cells in card.strata.items():
-            lines = tuple(
-                (row, str(cell.n), ranged(cell.value, card.bounds[stratum][row])) for row, cell in cells.items()
-            )
-            found.append(Grid(title=f"{name}, by {stratum}", header=("", "questions", "mean, %"), rows=lines))
+        found += grids_of(name, card, others)
     listed = tuple(
         (each.benchmark, each.metric, each.model, str(each.value), _count(each.visual_tokens), each.source, each.note)
         for some in others.values()
@@ -72,6 +61,42 @@ def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Publishe
     )
     header = ("", "metric", "model", "%", "visual tokens", "source", "note")
     return [*found, *([Grid(title="Published by others", header=header, rows=listed)] if listed else [])]
+
+
+def grids_of(name: str, card: Scorecard, others: Mapping[str, Sequence[Published]]) -> list[Grid]:
+    """What one evaluation's card says: its metrics beside what `others` published, counts, conditions and strata."""
+    scores = [(metric, ranged(value, card.intervals[metric])) for metric, value in card.metrics.items()]
+    rows = [(metric, score, _models(others, card, metric)) for metric, score in scores]
+    rows += [(rate, f"{value:.2f}", "–") for rate, value in card.at_k.items()]
+    if card.undecided:
+        rows.append((f"{card.headline}, at most", f"{card.at_most[card.headline]:.2f}", "–"))
+    # Without anything to stand beside, the last column is left out.
+    header, width = ("", "%", "published by others"), 3 if others else 2
+    lines = tuple(row[:width] for row in rows)
+    found = [Grid(title=f"{name} ({card.extractor})", header=header[:width], rows=lines)]
+    found.append(Grid(title=f"{name}, counted", header=("", ""), rows=tuple(_counts(card))))
+    if card.conditions:
+        found.append(Grid(title=f"{name}, how", header=("", ""), rows=tuple(card.conditions.items())))
+    for stratum, cells in card.strata.items():
+        bounds = card.bounds[stratum]
+        table = tuple((row, str(cell.n), ranged(cell.value, bounds[row])) for row, cell in cells.items())
+        found.append(Grid(title=f"{name}, by {stratum}", header=("", "questions", "mean, %"), rows=table))
+    return found
+
+
+def _counts(card: Scorecard) -> Iterator[tuple[str, str]]:
+    """What was asked and what went wrong; who decided what the rule left open."""
+    yield "questions", str(card.n)
+    if card.attempts != card.n:
+        yield "answers", str(card.attempts)
+    yield "errors, counted as wrong", str(card.errors)
+    if card.reason:
+        yield "the first error", card.reason
+    yield "unparsed", str(card.unparsed)
+    if card.judge:
+        yield "judge", card.judge
+    if card.undecided:
+        yield "without a verdict" if card.judge else "for a judge to decide", str(card.undecided)
 
 
 def _scores(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Published]]) -> Grid:

@@ -10,7 +10,7 @@ worked out again in each resample, so the intervals are of the published metrics
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -22,17 +22,26 @@ from saccade.config import Recipe
 from saccade.data.record import typed
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, Report, Result, names_of, report
+from saccade.evaluation.benchmarks._benchmark import (
+    Benchmark,
+    Extractor,
+    Metrics,
+    Report,
+    Result,
+    averaged,
+    names_of,
+    report,
+)
 from saccade.evaluation.metrics import SEED, calls_made, estimate
 from saccade.runlog import write_text
 from saccade.types import Scored, digest_of
 
 RESAMPLES = 1000  # of a whole benchmark; each works out every metric again
 SHOWN = 4  # answers of each sort
+CARD = ".report.json"
 LONGEST = 400  # letters of a text that is shown
 
 Interval = tuple[float, float]
-Statistic = Callable[[Sequence[Result]], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ def scorecard(
     plain = report(benchmark, results, extractor=extractor, judge=judge)
     units = [benchmark.unit(each.task) for each in results]
     return Scorecard(
-        **{each.name: getattr(plain, each.name) for each in fields(plain)},
+        **{each.name: getattr(plain, each.name) for each in fields(plain)} | {"reason": cut(plain.reason)},
         attempts=len(results),
         units=len(set(units)),
         conditions=dict(known or {}),
@@ -130,44 +139,51 @@ def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
         "seed": str(recipe.seed),
     }
     found |= {"frames": ", ".join(map(str, evaluation.frames))} if evaluation.frames else {}
+    found |= {"attempts": f"{evaluation.repeat} at each question"} if evaluation.repeat > 1 else {}
+    found |= {"options": "in another order for each attempt"} if evaluation.shuffle_options else {}
     return found | ({"at most": f"{evaluation.limit} questions"} if evaluation.limit else {})
 
 
 def keep(results: Path, card: Scorecard) -> Path:
     """Write the card of an evaluation beside its results file."""
-    return write_text(results.with_suffix(".report.json"), json.dumps(asdict(card), indent=1) + "\n")
+    return write_text(results.with_suffix(CARD), json.dumps(asdict(card), indent=1) + "\n")
 
 
 def read_cards(folder: Path) -> dict[str, Scorecard]:
     """The cards of a run by the names of their evaluations, in order. DataError where there is none, or a bad one."""
-    paths = sorted((folder / "evaluations").glob("*.report.json"))
+    paths = sorted((folder / "evaluations").glob(f"*{CARD}"))
     if not paths:
         raise DataError(f"{folder} holds no evaluation on a benchmark; make one with `saccade eval {folder} --bench …`")
-    found = {}
-    for path in paths:
-        try:
-            card = typed(json.loads(path.read_bytes()), Scorecard, str(path))
-        except DataError as error:
-            raise DataError(f"{error}; delete it and evaluate again") from error
-        except ValueError as error:
-            raise DataError(f"{path} can't be read: {error}; delete it and evaluate again") from error
-        found[path.name.removesuffix(".report.json")] = card
-    return found
+    return {path.name.removesuffix(CARD): read_card(path) for path in paths}
+
+
+def read_card(path: Path) -> Scorecard:
+    """One card. DataError where it is none."""
+    try:
+        return typed(json.loads(path.read_bytes()), Scorecard, str(path))
+    except DataError as error:
+        raise DataError(f"{error}; delete it and evaluate again") from error
+    except ValueError as error:
+        raise DataError(f"{path} can't be read: {error}; delete it and evaluate again") from error
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def intervals(results: Sequence[Result], units: Sequence[str], statistic: Statistic) -> dict[str, Interval]:
+def intervals(results: Sequence[Result], units: Sequence[str], statistic: Metrics) -> dict[str, Interval]:
     """Of each number of a statistic its 95 % interval; `units[i]` is what `results[i]` is drawn with.
 
-    A unit that is drawn twice counts twice, as an attempt of its own each time.
+    A unit that is drawn twice counts twice, as a unit of its own each time. Over several attempts the statistic is
+    averaged, as in a report.
     """
     members: defaultdict[str, list[Result]] = defaultdict(list)
     for unit, result in zip(units, results, strict=True):
         members[unit].append(result)
     held = [members[unit] for unit in sorted(members)]
     step = 1 + max(each.attempt for each in results)
+
+    def whole(sample: Sequence[Result]) -> dict[str, float]:
+        return averaged(statistic, sample, turn=lambda each: each.attempt % step)
 
     @cache  # the same few copies are drawn again and again
     def drawn(place: int, time: int) -> list[Result]:
@@ -177,10 +193,10 @@ def intervals(results: Sequence[Result], units: Sequence[str], statistic: Statis
     for _ in range(RESAMPLES):
         times = Counter(draws.integers(0, len(held), len(held)).tolist())
         copies = (drawn(place, time) for place in sorted(times) for time in range(times[place]))
-        for name, value in statistic([each for copy in copies for each in copy]).items():
+        for name, value in whole([each for copy in copies for each in copy]).items():
             found[name].append(value)
     # What a resample lacks, as a stratum that none of its units is of, has no say in the interval.
-    bounds = {name: np.percentile(found[name], [2.5, 97.5]) for name in statistic(results)}
+    bounds = {name: np.percentile(found[name], [2.5, 97.5]) for name in whole(results)}
     return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
 
 

@@ -82,6 +82,11 @@ def shard_path(folder: Path, name: str, shard: Shard | None) -> Path:
     return place / f"{name}.jsonl" if shard is None else place / "shards" / name / f"{shard.stem}.jsonl"
 
 
+def of_shard(cut: Path, suffix: str) -> Path:
+    """A file beside a shard's cut, such as its results (".jsonl")."""
+    return cut.with_name(cut.name.removesuffix(CUT) + suffix)
+
+
 def shards_of(folder: Path, name: str) -> Sequence[Path]:
     """The cuts of an evaluation that lie in a run."""
     return sorted((folder / "evaluations" / "shards" / name).glob(f"*{CUT}"))

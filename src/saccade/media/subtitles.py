@@ -10,6 +10,7 @@ is widened to a second around its middle (LongVideoBench: longvideobench_dataset
 import functools
 import json
 import math
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,20 @@ from typing import Any
 from saccade.errors import MediaError
 from saccade.ledger import Picture
 from saccade.media.picks import STAMP, stamped, timed
+from saccade.types import MediaKind, Task
 
 _TIME = r"((?:\d{1,3}:)?\d{1,3}:\d{1,2}(?:[.,]\d{1,3})?)"
 _SPAN = re.compile(rf"{_TIME}[ \t]*-->[ \t]*{_TIME}[^\n]*\n?", re.ASCII)
 _MARKUP = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")
 LEAD = "Lines of subtitles stand after the times at which they are said.\n"
+
+
+def subtitles_path(task: Task) -> str | None:
+    """The file that a task's `extras["subtitles"]` names, from the folder of its first video; None without one."""
+    video = next((media for media in task.media if media.kind is MediaKind.VIDEO), None)
+    named = task.extras.get("subtitles")
+    # By the words of the path alone: the video's folder may be a link to another disk.
+    return os.path.normpath(Path(video.path).parent / str(named)) if named and video else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

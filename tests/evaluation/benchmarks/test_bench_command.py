@@ -10,8 +10,6 @@ from judge_server import server
 from PIL import Image
 from toy_rows import MAKERS, OPTIONS, write_copy
 
-from saccade.evaluation.report import read_evaluations
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_folder):
@@ -34,9 +32,9 @@ def run(tmp_path_factory, tiny_folder):
 def test_a_benchmark_is_run_reported_and_gone_on_with(run):
     folder, copies = run
     words = ["eval", folder, "--bench", "vstar", "--data", copies, "--subset"]
-    said = good(*words)
+    said = " ".join(good(*words).split())
     assert "vstar (official)" in said
-    assert "1 of 3 answers are errors and count as wrong; the first: " in said
+    assert "errors, counted as wrong 1 the first error " in said
     assert "can't be read as a picture" in said
     path = folder / "evaluations" / "vstar.report.json"
     report = json.loads(path.read_text())
@@ -52,6 +50,7 @@ def test_a_benchmark_is_run_reported_and_gone_on_with(run):
     }
     assert "The report: " in said
     assert "vstar" in (folder / "evaluations" / "benchmarks.html").read_text()
+    assert again["conditions"]["copy"] == "3 of the 191 questions published"
 
 
 @pytest.mark.slow
@@ -73,6 +72,26 @@ def test_options_work_with_benchmarks(run):
     assert "evaluation.limit can't be -1" in bad(*words, "--limit", -1)
     assert "evaluation.repeat can't be 0" in bad(*words, "--repeat", 0)
     path.unlink()
+
+
+@pytest.mark.slow
+def test_evaluations_on_one_benchmark_are_kept_side_by_side(run):
+    folder, copies = run
+    place = folder / "evaluations"
+    words = ["eval", folder, "--bench", "vstar", "--data", copies, "--subset"]
+    good(*words)
+    assert "other settings" in bad(*words, "--tools", "off")
+    assert "vstar, tools off (official)" in good(*words, "--tools", "off", "--name", "tools off")
+    card = json.loads((place / "vstar, tools off.report.json").read_text())
+    assert (card["benchmark"], card["conditions"]["tools"]) == ("vstar", "off")
+    assert {"vstar", "vstar, tools off"} <= json.loads((place / "benchmarks.json").read_text())["evaluations"].keys()
+    assert "give it a name without slashes" in bad(*words, "--name", "a/b")
+    # another rule reads the answers that are there
+    before = (place / "vstar.jsonl").read_bytes()
+    assert "vstar (tolerant)" in good(*words, "--extractor", "tolerant")
+    assert (place / "vstar.jsonl").read_bytes().startswith(before)
+    assert json.loads((place / "vstar.report.json").read_text())["extractor"] == "tolerant"
+    good(*words)
 
 
 @pytest.mark.slow
@@ -98,7 +117,14 @@ def test_shards_of_a_benchmark_are_joined_and_reported(run):
     words = ["eval", folder, "--data", copies, "--subset", "--bench", "vstar"]
     for shard in ("1/2", "2/2"):
         good(*words, "--shard", shard)
+    merged = good("eval", "merge", folder, "--bench", "vstar")
+    assert "vstar (official)" in merged
+    assert "The report: " in merged
+    card = json.loads((folder / "evaluations" / "vstar.report.json").read_text())
+    assert (card["n"], card["errors"], card["conditions"]["agent"]) == (3, 1, "parallel")
+    assert "vstar (tolerant)" in good("eval", "merge", folder, "--bench", "vstar", "--extractor", "tolerant")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
+    assert "holds no shard of 'vstar, b'" in bad("eval", "merge", folder, "--bench", "vstar", "--name", "b")
     assert "3 tasks are too few for 4 shards" in bad(*words, "--shard", "1/4")
     assert "a shard is written i/n" in bad(*words, "--shard", "3/2")
     before = (folder / "evaluations" / "vstar.jsonl").read_bytes()
@@ -154,7 +180,16 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     assert after["undecided"] == 0
     assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
     assert "judge" in said
-    kept = (folder / "evaluations" / "verdicts" / "mathverse.jsonl").read_text().splitlines()
-    assert len(kept) == before["undecided"]
-    assert "mathverse" in read_evaluations(folder)  # no list of verdicts is taken for an evaluation
+    assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
+    # shards keep what was said, and once they are joined nobody is asked again
+    named = [*words, "--name", "in parts"]
+    with server(lambda number, prompt: "yes") as judge:
+        given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
+        for shard in ("1/2", "2/2"):
+            good(*named, *given, f"evaluation.judge.cache={tmp_path / 'parts'}", "--shard", shard)
+    good("eval", "merge", folder, "--bench", "mathverse", "--name", "in parts")
+    joined = json.loads((folder / "evaluations" / "mathverse, in parts.report.json").read_text())
+    assert {key: joined[key] for key in joined if key != "costs"} == {
+        key: after[key] for key in after if key != "costs"
+    }
     assert "did you mean 'model'" in bad(*words, "evaluation.judge.url=http://x", "evaluation.judge.modle=j")

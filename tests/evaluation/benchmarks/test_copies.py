@@ -15,7 +15,7 @@ from saccade import plugins
 from saccade.agents._prompt import subtitles_of
 from saccade.commands.bench import VARIANTS
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.evaluation.benchmarks._benchmark import Answer, grade, missing_media, report
+from saccade.evaluation.benchmarks._benchmark import Answer, check_subtitles, grade, missing_media, report
 from saccade.evaluation.benchmarks._rows import Copy
 
 NAMES = plugins.names("evaluation.benchmarks")
@@ -104,6 +104,35 @@ def test_subtitles_are_found_wherever_the_copy_lies(tmp_path):
     assert found[0] == found[1]
     assert tasks[-1].extras["subtitles_offset"] == 0
     assert "subtitles" not in bound("longvideobench").tasks(folder, subset=True)[0].extras
+
+
+def test_subtitles_that_were_never_unpacked_are_told(tmp_path):
+    for name, count in (("longvideobench", 2), ("videomme", 3)):
+        rows = [row for row in MAKERS[name]() if row.get("duration") in ("long", 9.5)][:count]
+        folder, benchmark = write_copy(name, tmp_path / name, rows), bound(name, subtitles=True)
+        tasks = benchmark.tasks(folder, subset=True)
+        assert all(any("subtitle" in path for path in paths) for paths in missing_media(tasks).values())
+        with pytest.raises(DataError, match=rf"{name}_subtitles lacks the subtitles of {count} questions, first .*sub"):
+            check_subtitles(benchmark, tasks, folder)
+        bare = bound(name)
+        check_subtitles(bare, bare.tasks(folder, subset=True), folder)
+    # of short videos some have none
+    short = benchmark.tasks(write_copy("videomme", tmp_path / "short", list(MAKERS["videomme"]())[:3]), subset=True)
+    check_subtitles(benchmark, short, tmp_path)
+
+
+def test_a_task_is_the_same_wherever_its_subtitles_and_video_lie_and_whether_they_are_there(tmp_path):
+    rows = list(MAKERS["videomme"]())[:3]
+    digests = []
+    for place, video, said in (("a", "data", True), ("b", "data", False), ("c", "", True), ("d", "videos", False)):
+        folder = write_copy("videomme", tmp_path / place, rows)
+        (folder / video).mkdir(exist_ok=True)
+        (folder / video / "v1.mp4").write_bytes(b"")
+        (folder / "subtitle").mkdir()
+        if said:
+            (folder / "subtitle" / "v1.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
+        digests.append([task.digest for task in bound("videomme", subtitles=True).tasks(folder, subset=True)])
+    assert digests[0] == digests[1] == digests[2] == digests[3]
 
 
 @pytest.mark.parametrize(("name", "count"), [("videomme_subtitles", 2700), ("longvideobench_subtitles", 1337)])

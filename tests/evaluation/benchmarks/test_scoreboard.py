@@ -11,7 +11,7 @@ from test_scorecard import NASTY, attempt, card_of, results_file, some
 
 from saccade.evaluation import published as file
 from saccade.evaluation.published import WARNING, published
-from saccade.evaluation.scoreboard import grids, inert, write_scores
+from saccade.evaluation.scoreboard import grids, grids_of, inert, write_scores
 from saccade.evaluation.scorecard import keep, read_cards
 from saccade.types import End, Usage
 from saccade.view.plots import Point, points
@@ -107,6 +107,25 @@ def test_everything_that_is_asked_for_stands_in_all_three(run):
     assert "| temperature | 0.7 |" in text
     assert WARNING in text
     assert "By duration" in page
+
+
+@pytest.mark.slow
+def test_what_several_attempts_a_judge_and_errors_leave_on_a_card_stands_on_the_page_too(tmp_path):
+    benchmark, tasks = some("vstar", tmp_path / "copy", 6)
+    scored = [attempt(task, "A") for task in tasks]
+    scored += [attempt(task, "", end=End.ABORTED, error="the <disk> is gone") for task in tasks]
+    card = card_of(benchmark, scored, judge="a <judge>")
+    assert card.at_k.keys() == {"avg@2", "pass@2"}
+    keep(results_file(tmp_path, "vstar, twice"), card)
+    page = write_scores(tmp_path).read_text(encoding="utf-8")
+    text = (tmp_path / "evaluations" / "benchmarks.md").read_text(encoding="utf-8")
+    for whole in (page, text):
+        for said in (*card.at_k, f"{card.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
+            assert said in whole, said
+    assert "6 of 12 answers are errors" in page
+    own = grids_of("vstar, twice", card, {})
+    assert all(grid in grids({"vstar, twice": card}, {}) for grid in own)
+    assert ("avg@2", f"{card.at_k['avg@2']:.2f}") in own[0].rows
 
 
 @pytest.mark.slow

@@ -160,6 +160,22 @@ def test_several_attempts_at_a_problem_are_each_a_problem(tmp_path):
     assert (card.attempts, card.n, card.units) == (3 * len(whole), len(whole), 1)
 
 
+@pytest.mark.slow
+def test_rates_are_averaged_over_attempts_and_never_pooled(tmp_path):
+    benchmark, tasks = some("videomme", tmp_path, 8)
+    gold = [f"<answer>{task.gold}</answer>" for task in tasks]
+    first = [attempt(task, said if i < 1 else "no") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
+    second = [attempt(task, said if i < 4 else "D") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
+    single = [card_of(benchmark, each).metrics["accuracy_of_answered"] for each in (first, second)]
+    assert single == [100, 50]
+    card = card_of(benchmark, [*first, *second])
+    assert card.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
+    assert card.metrics["accuracy"] == pytest.approx(100 * 5 / 16)
+    # a resample averages alike: with one unit each of them is the whole
+    both = results_of(benchmark, [*first, *second])
+    assert intervals(both, ["v"] * 16, benchmark.metrics)["accuracy_of_answered"] == pytest.approx((75, 75))
+
+
 # ---- what it holds -------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +238,11 @@ def test_conditions_are_those_of_the_evaluation():
     assert found["agent's max_turns"] == "9"
     assert (found["tools"], found["temperature"], found["frames"]) == ("off", "0.7", "8, 16")
     assert found["at most"] == "9 questions"
+    assert not {"attempts", "options"} & found.keys()
+    several = conditions(
+        load_recipe("tiny/para_grpo", ["evaluation.repeat=4", "evaluation.shuffle_options=true"]), None
+    )
+    assert (several["attempts"], several["options"]) == ("4 at each question", "in another order for each attempt")
     assert conditions(recipe, Path("runs/a/rl/00004"))["model"] == "runs/a/rl/00004"
 
 

@@ -21,6 +21,7 @@ from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
 from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.metrics import rates_at_k
+from saccade.media.subtitles import subtitles_path
 from saccade.types import Task
 
 Extractor = Literal["official", "tolerant"]
@@ -177,10 +178,25 @@ def extra(name: str) -> Callable[[Task], str]:
     return lambda task: str(task.extras[name])
 
 
-def missing_media(tasks: Iterable[Task]) -> dict[str, str]:
-    """Of each task whose file is not there, id and path."""
-    found = ((task.id, media.path) for task in tasks for media in task.media)
-    return {name: path for name, path in found if not Path(path).is_file()}
+def missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
+    """By id, of each task of which a file is not there, the paths of such files; subtitles are files as well."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        said = subtitles_path(task)
+        paths = [*(media.path for media in task.media), *([said] if said else [])]
+        lacking = [path for path in paths if not Path(path).is_file()]
+        found |= {task.id: lacking} if lacking else {}
+    return found
+
+
+def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], root: Path) -> None:
+    """Raises DataError where subtitles that the tasks name are not in the copy."""
+    said = [path for path in map(subtitles_path, tasks) if path and not Path(path).is_file()]
+    if said:
+        mend = "unpack the data set's archive of subtitles there (with --subset these questions count as errors)"
+        raise DataError(
+            f"{root}: {benchmark.name} lacks the subtitles of {len(said)} questions, first {said[0]}; {mend}"
+        )
 
 
 # ---- marking -------------------------------------------------------------------------------------------------------
@@ -281,13 +297,31 @@ def report(
         unparsed=sum(each.unparsed for each in results),
         undecided=sum(each.open for each in results),
         headline=benchmark.headline,
-        metrics=benchmark.metrics(results),
-        at_most=benchmark.metrics(best),
+        metrics=averaged(benchmark.metrics, results),
+        at_most=averaged(benchmark.metrics, best),
         strata={name: table(results, names) for name, names in benchmark.strata.items()},
         at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
         judge=judge,
         reason=next((each.answer.error for each in results if each.answer.error is not None), ""),
     )
+
+
+def averaged(
+    metrics: Metrics, results: Sequence[Result], *, turn: Callable[[Result], int] = lambda result: result.attempt
+) -> dict[str, float]:
+    """The metrics over the first attempts at all tasks, over the second ones and so on, averaged.
+
+    So a rate over what was answered, or mastered, is a mean of the rates that single evaluations would have had.
+    `turn` says which attempt a result is.
+    """
+    turns: defaultdict[int, list[Result]] = defaultdict(list)
+    for each in results:
+        turns[turn(each)].append(each)
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for some in turns.values():
+        for name, value in metrics(some).items():
+            found[name].append(value)
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def _attempts(results: Sequence[Result]) -> list[list[Result]]:

@@ -18,25 +18,12 @@ from saccade import plugins
 from saccade.data.record import write_jsonl
 from saccade.evaluation.benchmarks._answers import final_answer
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Result
+from saccade.evaluation.verdicts import Verdict
 from saccade.rewards.judge import judge
 from saccade.runlog import writing
 from saccade.types import Ungraded
 
 LONGEST = 20_000  # characters of a final answer; without an answer tag it may be all of a long reply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a judge said of an answer to a task: a value in [0, 1], or None and the reason why it said nothing.
-
-    >>> Verdict(task="validation_7", answer="a dolly zoom", value=1.0).reason
-    ''
-    """
-
-    task: str
-    answer: str
-    value: float | None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +52,6 @@ class Referee:
         opened = [each for each in results if each.open]
         verdicts = asyncio.run(self._verdicts(opened))
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_jsonl(path, verdicts)
         said = iter(verdicts)
         return [_with(each, next(said)) if each.open else each for each in results]

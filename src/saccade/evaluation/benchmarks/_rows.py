@@ -60,12 +60,14 @@ class Copy:
         places = [self.folder / name for name in names]
         return (Media(path=str(next((place for place in places if place.is_file()), places[0]))),)
 
-    def beside(self, media: Media, *names: str) -> str:
-        """The first of these files that is there, as a path from the folder of `media`; "" where none is.
+    def beside(self, media: Media, *names: str, required: bool = False) -> str:
+        """The first of these files that is there, as a path from the folder of `media`, else ""; of a `required` one
+        the first name, so that what lacks it is found out.
 
         So a task says the same wherever its copy lies.
         """
-        found = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
+        places = [self.folder / name for name in names]
+        found = next((place for place in places if place.is_file()), places[0] if required else None)
         return "" if found is None else Path(os.path.relpath(found, Path(media.path).parent)).as_posix()
 
     def picture(self, value: Any) -> Media:

@@ -81,7 +81,7 @@ def _said(row: Row, copy: Copy, media: Media) -> dict[str, Any]:
     """The file of subtitles, and the second of its times at which the clip begins: many are cut from longer videos."""
     name = row.text("subtitle_path")
     return {
-        "subtitles": copy.beside(media, f"subtitles/{name}", name),
+        "subtitles": copy.beside(media, f"subtitles/{name}", name, required=True),
         "subtitles_offset": row.number_of("starting_timestamp_for_subtitles"),
     }
 

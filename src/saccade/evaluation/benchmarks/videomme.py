@@ -30,7 +30,8 @@ def videomme(*, subtitles: bool = False) -> Benchmark:
         stem = row.text("videoID")
         options = unlabelled(row.texts("options"))
         media = copy.video(*(f"{place}{stem}{end}" for place in ("data/", "videos/", "") for end in _ENDS))
-        said = {"subtitles": copy.beside(media[0], f"subtitle/{stem}.srt")} if subtitles else {}
+        long = row.label("duration") == "long"  # every one of these has subtitles, of the others some
+        said = {"subtitles": copy.beside(media[0], f"subtitle/{stem}.srt", required=long)} if subtitles else {}
         yield Task(
             id=row.text("question_id"),
             question=row.text("question"),
