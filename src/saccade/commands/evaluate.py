@@ -49,8 +49,9 @@ def evaluate(
     model: ModelPath = None,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
-        str, typer.Option(help="What the evaluation is called: test by default; of a benchmark, its name and this.")
-    ] = "",
+        str | None,
+        typer.Option(help="What the evaluation is called: test by default; of a benchmark, its name and this."),
+    ] = None,
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
     data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
     extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
@@ -88,9 +89,9 @@ def evaluate(
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
-        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name, model=model, shard=part)
+        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name or "", model=model, shard=part)
         return
-    name = name or "test"
+    name = "test" if name is None else name
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
             folder,
