@@ -50,7 +50,7 @@ def evaluate(
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="What the evaluation is called: test by default; of a benchmark, its name and this."),
+        typer.Option(help="What the evaluation is called: test by default; of a benchmark, its own and this."),
     ] = None,
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
     data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
