@@ -1,6 +1,7 @@
 """Clips whose every frame shows its own number in blocks, so that a returned frame proves which one it is."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -34,8 +35,14 @@ def number_of(pixels):
     return int(sum(bit << shift for shift, bit in enumerate(bits[:8])))
 
 
-def make(target, *, codec="libx264", count=60, rate=25, stamps=None, draw=drawn, matrix=None, form=None, **options):
-    """Write a clip; `stamps` are the frames' times in ms (otherwise i / rate), `matrix` a display matrix."""
+def make(target, **settings):
+    """Write a clip, in a thread of its own: SVT-AV1 moves the thread that calls it to real time where it may."""
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(_make, target, **settings).result()
+
+
+def _make(target, *, codec="libx264", count=60, rate=25, stamps=None, draw=drawn, matrix=None, form=None, **options):
+    """`stamps` are the frames' times in ms (otherwise i / rate), `matrix` a display matrix."""
     muxer = {name[4:]: options.pop(name) for name in list(options) if name.startswith("mux_")}
     with av.open(target, "w", format=form, options=muxer) as container:
         options = {key: str(value) for key, value in options.items()}
