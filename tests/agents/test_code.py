@@ -280,6 +280,7 @@ def test_settings_are_checked_before_anything_runs():
 def test_the_interpreters_words():
     picture = Picture(path="a.png", digest="d", time=None, width=32, height=32)
     assert interpreter(ToolResult(text="4", executed=True), 0) == ("<interpreter>\nText Result:\n4\n", "</interpreter>")
-    assert interpreter(ToolResult(executed=True), 0) == ("<interpreter>\nText Result:\n\n", "</interpreter>")
+    told = "<interpreter>\nText Result:\n[nothing was printed and nothing was shown]\n"
+    assert interpreter(ToolResult(executed=True), 0) == (told, "</interpreter>")
     shown = interpreter(ToolResult(pictures=(picture,), executed=True), 7)
     assert shown == ("<interpreter>\nImage Result:\n", "<image_clue_7>", picture, "</image_clue_7>\n", "</interpreter>")
