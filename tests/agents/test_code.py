@@ -134,6 +134,22 @@ def test_an_overviews_frames_have_names_and_are_variables(renderer, files):
     assert "<image_clue_3>" in observed(renderer, episode)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [False, True])
+def test_pictures_of_other_tools_count_and_are_variables(renderer, files, together):
+    zoom = (
+        '<tool_call>{"name": "zoom_image", "arguments": {"left": 0.5, "top": 0, "right": 1, "bottom": 1}}</tool_call>'
+    )
+    lime = block("Image.new('RGB', (90, 70), 'lime').show()")
+    both = [block("pass"), *([zoom + lime] if together else [zoom, lime])]
+    ask = block("print(image_clue_1.getpixel((5, 5)), image_clue_2.getpixel((5, 5)), image_clue_2.size)")
+    tools = {"python": PYTHON, "zoom_image": {"pixels": (256, 1024)}}
+    episode = attempt(renderer, task(files, "halves.png"), *both, ask, ANSWER, tools=tools, max_calls=2)
+    seen = "".join(observed(renderer, episode, turn) for turn in range(len(episode.turns) - 1))
+    assert seen.index("<image_clue_1>") < seen.index("<image_clue_2>")
+    assert episode.results[-1].text == "(255, 0, 0) (0, 255, 0) (90, 70)"
+
+
 def test_several_media_are_counted_by_kind(renderer, files):
     of = task(files, "blue.png", "clip.mp4", "halves.png", "clip.mp4")
     look = block(
@@ -280,6 +296,7 @@ def test_settings_are_checked_before_anything_runs():
 def test_the_interpreters_words():
     picture = Picture(path="a.png", digest="d", time=None, width=32, height=32)
     assert interpreter(ToolResult(text="4", executed=True), 0) == ("<interpreter>\nText Result:\n4\n", "</interpreter>")
-    assert interpreter(ToolResult(executed=True), 0) == ("<interpreter>\nText Result:\n\n", "</interpreter>")
+    told = "<interpreter>\nText Result:\n[nothing was printed and nothing was shown]\n"
+    assert interpreter(ToolResult(executed=True), 0) == (told, "</interpreter>")
     shown = interpreter(ToolResult(pictures=(picture,), executed=True), 7)
     assert shown == ("<interpreter>\nImage Result:\n", "<image_clue_7>", picture, "</image_clue_7>\n", "</interpreter>")

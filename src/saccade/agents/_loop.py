@@ -217,7 +217,7 @@ class Talk:
             path=video.path if video else "",
             seed=seed,
             images=tuple(picture for picture in self.pictures if picture.time is None),
-            pictures=self.pictures,
+            pictures=self.ledger.pictures(),
             videos=tuple(media.path for media in self.task.media if media.kind is MediaKind.VIDEO),
             subtitles=self.subtitles,
             shelf=self.shelf,

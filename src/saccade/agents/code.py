@@ -24,6 +24,7 @@ SYSTEM = (
     "was shown is the next image_clue_i. When you know, answer inside <answer>\\boxed{...}</answer>."
 )
 FORCED_ANSWER = "No more code can be run. Give your answer now, inside <answer>\\boxed{...}</answer>."
+NOTHING = "[nothing was printed and nothing was shown]"
 TOOLS: Mapping[str, Mapping[str, Any]] = {"python": {}}
 
 
@@ -104,7 +105,8 @@ async def opening(task: Task, ctx: Context, plan: Plan, *, frames: bool) -> tupl
 def interpreter(result: ToolResult, number: int) -> tuple[str | Picture, ...]:
     """A result as the model reads it; `number` is that of its first picture."""
     text = "\n".join(part for part in (result.text, result.error) if part)
-    parts = [f"Text Result:\n{text}\n" if text or not result.pictures else ""]
+    text = text if text or result.pictures else NOTHING
+    parts = [f"Text Result:\n{text}\n" if text else ""]
     parts.append("Image Result:\n" if result.pictures else "")
     return "<interpreter>\n" + "".join(parts), *named(result.pictures, number), "</interpreter>"
 

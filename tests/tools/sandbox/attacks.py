@@ -71,6 +71,22 @@ for fd in range(4, 1024):
     "secrets in memory": """
 import gc
 breach([o for o in gc.get_objects() if isinstance(o, (str, bytes)) and 'SECRET-{word}' in str(o) and 'gc.get' not in str(o)])""",
+    "copy between descriptors": "fd=os.open('{labels}', os.O_RDONLY); breach(os.copy_file_range(fd, os.open('x', os.O_CREAT|os.O_RDWR), 9))",
+    "a lease on its folder": "import fcntl; fd=os.open('.', os.O_RDONLY); fcntl.fcntl(fd, 1026, 0x80000004); breach('dnotify')",
+    "leave through a descriptor": """
+for fd in range(0, 1024):
+    try: os.fchdir(fd)
+    except OSError: continue
+    breach(os.listdir('..'))""",
+    "a handle by name": "b=ctypes.create_string_buffer(256); b[0:4]=(128).to_bytes(4,'little'); breach(sysc(303,-100,b'/',b,ctypes.create_string_buffer(8),0)==0)",
+    "an unnamed program": "fd=os.open('.', os.O_TMPFILE|os.O_RDWR, 0o700); os.write(fd, open(sys.executable,'rb').read(99) if False else b'#!/bin/sh'); os.execve(fd, ['x'], {{}}); breach()",
+    "quotas and swap": "breach(sysc(179, 0x80000700, b'/', 0, ctypes.create_string_buffer(128)) == 0); breach(sysc(167, b'x', 0) == 0)",
+    "the log of the kernel": "breach(sysc(103, 3, ctypes.create_string_buffer(99), 99)>0)",
+    "secret memory": "breach(sysc(447, 0)>=0)",
+    "mounts of the new kind": "breach(sysc(430, b'tmpfs', 0)>=0); breach(sysc(428, -100, b'/', 1)>=0); breach(sysc(429, -100, b'/', -100, b'.', 0)>=0)",
+    "a list of mounts": "breach(sysc(457, ctypes.create_string_buffer(64), ctypes.create_string_buffer(512), 512, 0)>=0); breach(sysc(458, ctypes.create_string_buffer(64), ctypes.create_string_buffer(512), 512, 0)>=0)",
+    "the security modules": "breach(sysc(461, ctypes.create_string_buffer(64), ctypes.create_string_buffer(8), 0)>=0); breach(sysc(460, 100, ctypes.create_string_buffer(64), 64, 0)>=0)",
+    "the page cache": "breach(sysc(451, 0, ctypes.create_string_buffer(64), ctypes.create_string_buffer(64), 0)>=0)",
 }
 
 NETWORK = {
@@ -94,6 +110,14 @@ a.sendmsg([b'x'], [], 0, '{datagram}'); breach()""",
     "a virtual machine's host": "socket.socket(40, socket.SOCK_STREAM); breach()",
     "a socket by number": "breach(sysc(41, 2, 1, 0) >= 0)",
     "io_uring": "breach(sysc(425, 8, ctypes.create_string_buffer(120)) >= 0)",
+    "messages to anybody": "a,b=socket.socketpair(); breach(sysc(46, a.fileno(), ctypes.create_string_buffer(56), 0)>=0); breach(sysc(307, a.fileno(), ctypes.create_string_buffer(64), 1, 0)>=0)",
+    "a pair that connects": "a,b=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.connect('\\0{abstract}'); breach()",
+    "a pair that is bound": "a,b=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind('\\0evil'); breach()",
+    "a line that connects": "s=socket.socket(fileno=os.dup(3)); s.connect('{unix}'); breach()",
+    "accept at the line": "s=socket.socket(fileno=os.dup(3)); s.accept(); breach()",
+    "receive descriptors": "s=socket.socket(fileno=os.dup(3)); socket.recv_fds(s,1,9); breach()",
+    "who is at the other end": "import struct; s=socket.socket(fileno=os.dup(3)); p,u,g=struct.unpack('iii', s.getsockopt(1,17,12)); os.kill(p,9) if p else 1/0; breach(p)",
+    "a handle of the other end": "import struct; s=socket.socket(fileno=os.dup(3)); fd=struct.unpack('i', s.getsockopt(1,77,4))[0]; breach(sysc(424, fd, 9, 0, 0)==0); breach(sysc(438,fd,0,0)>=0)",
 }
 
 PROCESSES = {
@@ -152,6 +176,64 @@ code.write(b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3')  # mov eax, 20 (getpid);
 address = ctypes.addressof(ctypes.c_char.from_buffer(code))
 breach(ctypes.CFUNCTYPE(ctypes.c_int)(address)())""",
     "calls of x32": "breach(sysc(0x40000000 + 39) > 0)",
+    "a clone with its parent's parent": "breach(sysc(56, 0x8000|17, 0, 0, 0, 0) > 0)",
+    "a thread in new namespaces": "breach(sysc(56, 0x00010f00 | 0x10000000, 0, 0, 0, 0) >= 0)",
+    "a clone with high bits": "breach(sysc(56, (1<<32)|0x00010000|0x40000000, 0,0,0,0)>=0)",
+    "a terminal of its own": "breach(os.forkpty())",
+    "a fresh interpreter": "import multiprocessing as m; c=m.get_context('spawn'); p=c.Process(target=print); p.start(); breach()",
+    "a fork server": "import multiprocessing as m; c=m.get_context('forkserver'); p=c.Process(target=print); p.start(); breach()",
+    "a pool of processes": """
+from concurrent.futures import ProcessPoolExecutor as P
+with P(1) as p: breach(p.submit(abs,1).result())""",
+    "a named semaphore": "import multiprocessing as m; l=m.Lock(); breach('posix semaphore')",
+    "named shared memory": "from multiprocessing.shared_memory import SharedMemory; SharedMemory(create=True,size=99); breach()",
+    "a pipe from a shell": "breach(os.popen('echo hi').read())",
+    "a shell in C": "breach(_libc.system(b'true')==0)",
+    "fork in C": "p=_libc.fork(); breach(p>=0)",
+    "a signal with a message": "breach(sysc(297, {host}, {host}, 9, ctypes.create_string_buffer(128))==0)",
+    "a timer for the trainer": "b=bytearray(64); b[8:12]=(9).to_bytes(4,'little'); b[12:16]=(4).to_bytes(4,'little'); b[16:20]=({host}).to_bytes(4,'little'); t=ctypes.create_string_buffer(8); breach(sysc(222, 0, ctypes.create_string_buffer(bytes(b)), t)==0)",
+    "an owner by ioctl": "import fcntl; fcntl.ioctl(3, 0x8901, ({host}).to_bytes(4,'little')); breach()",
+    "type into the terminal": "import fcntl; fcntl.ioctl(1, 0x5412, b'x'); breach()",
+    "the trainer's group": "breach(sysc(109, 0, {host})==0)",
+    "advice on the trainer's memory": "breach(sysc(440, 3, 0, 0, 0, 0)>=0)",
+    "compare with the trainer": "breach(sysc(312, {host}, {host}, 0, 0, 0)>=0)",
+    "move the trainer's pages": "breach(sysc(256, {host}, 1, ctypes.create_string_buffer(8), ctypes.create_string_buffer(8))>=0)",
+    "the trainer's disk priority": "breach(sysc(251, 1, {host}, 0)==0)",
+    "tune the clock": "breach(sysc(159, ctypes.create_string_buffer(256))>=0)",
+    "ports of the machine": "breach(sysc(172, 3)==0); breach(sysc(173, 0x80, 1, 1)==0)",
+    "its own traces": "breach(_libc.prctl(4,1,0,0,0)==0)",
+    "adopt orphans": "breach(_libc.prctl(36,1,0,0,0)==0)",
+    "syscalls to its own handler": "breach(_libc.prctl(59, 1, 0, 0, 0)==0); breach(_libc.prctl(65,1,0,0,0)==0)",
+    "a filter that reports": "breach(sysc(317, 1, 8, ctypes.create_string_buffer(16))>=0)",
+    "segments of its own": "breach(sysc(154, 1, ctypes.create_string_buffer(16), 16)==0)",
+    "all calls of x32": """
+for n in (57,56,59,41,101,310,520,521,545): breach(sysc(0x40000000+n,0,0,0,0,0)>=0)""",
+    "calls beyond the table": "breach(sysc(-1)>=0); breach(sysc(0x7fffffff)>=0)",
+    "more open files": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE,(4096,)*2); breach()",
+    "more threads": "import resource as r; least = r.getrlimit(r.RLIMIT_NPROC)[1]; r.setrlimit(r.RLIMIT_NPROC, (least + 1,) * 2) if least > 0 else 1 / 0; breach()",
+    "a larger stack": "import resource; resource.setrlimit(resource.RLIMIT_STACK,(resource.RLIM_INFINITY,)*2); breach()",
+    "shared memory without end": """
+import mmap
+b=[mmap.mmap(-1, 10**8, flags=mmap.MAP_SHARED) for _ in range(99)]
+breach('10 GB shared')""",
+    "pipes full of data": """
+import fcntl
+held=[]
+while True:
+    r,w=os.pipe(); os.set_blocking(w,False); held.append((r,w))
+    try:
+        while True: os.write(w, bytes(65536))
+    except BlockingIOError: pass""",
+    "pairs full of data": """
+held=[]
+while True:
+    a,b=socket.socketpair(); a.setblocking(False); held.append((a,b))
+    try:
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1<<30); breach('sndbuf')
+    except OSError: pass
+    try:
+        while True: a.send(bytes(65536))
+    except BlockingIOError: pass""",
 }
 
 TRICKS = {
@@ -194,6 +276,87 @@ raise e""",
     "exit handlers": "import atexit; atexit.register(lambda: time.sleep(99)); sys.exit()",
     "deep source": "exec('(' * 10_000 + ')' * 10_000)",
     "an audit hook": "sys.addaudithook(lambda *a: 1 / 0)",
+    "the guest changed": """
+import gc
+for o in gc.get_objects():
+    if type(o).__name__=='Guest': o._nonce=b'x'*8; o._left=999; o._next=77""",
+    "a text that is never released": """
+def f():
+    while True: sys.stdout=None
+threading.Thread(target=f, daemon=True).start()""",
+    "a stop of its own": "import saccade.tools._sandbox.guest as g; raise g.Stopped()",
+    "a signal to itself": "os.kill(os.getpid(), signal.SIGUSR1)",
+    "other words for errors": "import sys; m=sys.modules.get('saccade.tools._sandbox.guest'); print(m); m.told=lambda e: 'HACKED'",
+    "broken libraries": "import struct, linecache, traceback; struct.pack=None; linecache.cache=None; traceback.TracebackException=None; import os; os.fstat=None; signal.signal=None",
+    "a broken socket": "socket.socket.sendall=None; socket.socket.recv_into=None",
+    "import hooks": """
+import builtins
+class H:
+    def find_spec(self,*a): raise SystemExit
+sys.meta_path.insert(0,H()); sys.path_hooks[:]=[]; sys.path.clear(); builtins.__import__=lambda *a: 1/0""",
+    "another Image": "Image.Image.tobytes=lambda s,*a: 'text'; Image.Image.convert=lambda s,*a: s; Image.new('RGB',(5,5)).show()",
+    "no names": "globals().clear()",
+    "no built-ins in its names": "del sys.modules['__main__']; globals().clear(); __builtins__=None",
+    "an exception of no class": """
+class E(Exception):
+    __class__=property(lambda s: 1/0)
+raise E()""",
+    "an exit that lies": """
+class S(str):
+    def __add__(s,o): return 1/0
+sys.exit(S('a'))""",
+    "an error in a circle": "e=ValueError('x'); f=ValueError('y'); e.__cause__=f; f.__cause__=e; raise e",
+    "errors in errors": """
+def g(n): return ValueError(n) if n==0 else ExceptionGroup('g',[g(n-1)])
+raise g(900)""",
+    "an impossible syntax error": "raise SyntaxError('x', ('f', 10**9, -5, object(), 3, 3))",
+    "an error of half characters": "raise ValueError('\\ud800\\udfff')",
+    "all descriptors but the first": "os.closerange(3,1024)",
+    "text into the line": "os.dup2(3,1)",
+    "the line into the text": "os.dup2(1,3)",
+    "text into a file": "f=os.open('a',os.O_CREAT|os.O_RDWR); os.dup2(f,1); print('to file'*1000)",
+    "standard output closed in passing": "f=os.fdopen(1,'w'); del f",
+    "a text that doesn't wait": "os.set_blocking(1,False); print('x'*10**6)",
+    "a line that doesn't wait": "os.set_blocking(3,False)",
+    "an end in a thread": "threading.Thread(target=lambda: os._exit(3)).start(); time.sleep(1)",
+    "interrupt itself": "os.kill(os.getpid(), signal.SIGINT); time.sleep(1)",
+    "a handle of signals": "r,w=os.pipe(); os.set_blocking(w,False); signal.set_wakeup_fd(w)",
+    "memory written over": "for o in range(0, 4096, 8): ctypes.memset(id(os)+o, 255, 8)",
+    "nothing freed": "ctypes.memset(id(None),0,8); x=[None]*10; del x",
+    "True is false": "ctypes.memset(id(True)+24, 0, 4); print(True)",
+    "a chain of a million": """
+class A: pass
+a=A()
+for i in range(10**5): b=A(); b.x=a; a=b
+del a,b""",
+    "deep pickles": """
+import pickle
+l=[]
+for _ in range(10**5): l=[l]
+pickle.dumps(l)""",
+    "a pickle that runs": "import pickle; pickle.loads(b'cos\\nsystem\\n(S\"touch {folder}/new\"\\ntR.')",
+    "collected in passing": "import gc; gc.set_threshold(1); gc.callbacks.append(lambda *a: 1/0)",
+    "a trace for threads": "threading.settrace(lambda *a: 1/0); threading.setprofile(lambda *a: 1/0)",
+    "no folder": "import shutil; shutil.rmtree(os.getcwd(), ignore_errors=True); os.listdir('.')",
+    "another temporary folder": "import tempfile; tempfile.tempdir='/etc'; os.environ.clear(); os.chdir('/')",
+    "a sparse file": "f=open('s','wb'); f.truncate(10**12)",
+    "an empty picture": "Image.new('RGB',(0,5)).show()",
+    "an empty figure": "plt.figure(figsize=(0,0)); plt.show()",
+    "a figure without end": "f=plt.figure(); f.set_dpi(float('inf')); plt.show()",
+    "a picture of a lying size": """
+class I(Image.Image):
+    @property
+    def size(self): return (10**9,10**9)
+i=I(); i.show()""",
+    "a bomb of zeros": """
+import zlib,struct
+def c(t,d): return struct.pack('>I',len(d))+t+d+struct.pack('>I',zlib.crc32(t+d))
+open('b.png','wb').write(b'\\x89PNG\\r\\n\\x1a\\n'+c(b'IHDR',struct.pack('>IIBBBBB',60000,60000,8,2,0,0,0))+c(b'IDAT',zlib.compress(bytes(10**6)))+c(b'IEND',b'')); Image.open('b.png').show()""",
+    "memory of others by stride": "np.lib.stride_tricks.as_strided(np.zeros(1), (10**9,), (10**6,)).sum()",
+    "an audit that exits": "sys.addaudithook(lambda *a: os._exit(0))",
+    "a report later": "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(0.2, exit=True)",
+    "a debugger": "import pdb; pdb.set_trace()",
+    "a console": "import code; code.interact()",
 }
 
 PROTOCOL_PRELUDE = """

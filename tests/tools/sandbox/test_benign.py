@@ -121,6 +121,28 @@ def test_a_syntax_error_shows_the_place(server):
     assert "null bytes" in play(server, "a = 1\0")[0].error
 
 
+def test_marks_stand_below_what_they_mark(server):
+    for cell in ("print(1 + missing)", "print(1 + missing)\n", "'\\x0c'\nx = '\x0c'\nprint(1 + missing)"):
+        (outcome,) = play(server, cell)
+        *_, line, marks, _ = outcome.error.splitlines()
+        assert line.index("missing") == marks.index("^"), outcome.error
+        assert marks.count("^") == len("missing")
+
+
+@pytest.mark.parametrize("raised", ["class E(Exception):\n    __class__ = property(lambda s: 1 / 0)\nraise E()"])
+def test_an_exception_that_cannot_be_described_is_one(server, raised):
+    (outcome, after) = play(server, f"x = 7\n{raised}", "print(x)")
+    assert (outcome.fault, after.text) == (Fault.RAISED, "7\n")
+    assert outcome.error == "The code raised an exception that can't be described."
+
+
+def test_warnings_name_places_in_cells_alone(server):
+    cell = "import warnings; warnings.warn('mine')\nplt.title('日'); plt.show()"
+    first, second = said(server, cell).splitlines()
+    assert first == "<cell 1>:1: UserWarning: mine"
+    assert second.startswith("UserWarning: Glyph 26085")
+
+
 def test_long_tracebacks_keep_their_end(server):
     (outcome,) = play(server, "raise ValueError('x' * 100_000 + 'END')")
     assert len(outcome.error) < 7000
@@ -241,6 +263,11 @@ def test_a_video_is_a_sequence_of_frames(server, clip):
         "v.seek(30); a = v.next(); v.seek_accurate(30); b = v.next(); v.skip_frames(2); c = v.next()",
         "assert (a == v[24]).all() and (b == v[30]).all() and (c == v[33]).all()",
         "assert sum(1 for frame in v) == 60",
+        "spread = np.linspace(0, len(v) - 1, 4)",
+        "assert (v.get_batch(spread) == v.get_batch(spread.astype(int))).all()",
+        "assert v.get_frame_timestamp(spread).shape == v.get_frame_timestamp(slice(4)).shape == (4, 2)",
+        "assert np.allclose(v.get_frame_timestamp(-1), [2.36, 2.4]) and type(v[9].mean()) is np.float64",
+        "half = (v[9] / 255).asnumpy(); assert type(half) is np.ndarray and half.dtype == float and half.max() > 0",
         "from decord import VideoReader as R, cpu as c0, gpu, bridge; bridge.set_bridge('native')",
         "assert isinstance(v, R) and R(v, ctx=c0(0), width=48, height=32)[0].shape == (32, 48, 3)",
         "import decord; Image.fromarray(v[3].asnumpy()).show(); plt.imshow(v[4]); Image.fromarray(v[5]); print('fine')",
@@ -261,6 +288,8 @@ def test_wrong_indices_are_errors_to_read(server, clip):
         ("video_clue_0[60]", "IndexError: frame 60 of a video with 60 frames"),
         ("video_clue_0.get_batch([0, -61])", "IndexError: frame -61"),
         ("video_clue_0[1.5]", "TypeError"),
+        ("video_clue_0.get_frame_timestamp(60)", "IndexError: frame 60 of a video with 60 frames"),
+        ("video_clue_0.seek(60)", "IndexError: frame 60 of a video with 60 frames"),
         ("VideoReader('/data/x.mp4')", "there is no video '/data/x.mp4' here"),
     ]:
         (outcome,) = play(server, cell, media=(clip,))

@@ -76,6 +76,18 @@ def test_guests_are_users_of_their_own_or_the_same_one_throughout(any_server):
         assert min(one, other) > 1_000_000
 
 
+def test_guests_give_way_to_whoever_trains(any_server):
+    async def body():
+        async with Sandbox.open(host=any_server):
+            guests = [pid for pid in below(any_server.process.pid) if len(below(pid)) == 0]
+            return [
+                (Path(f"/proc/{pid}/oom_score_adj").read_text(), os.getpriority(os.PRIO_PROCESS, pid)) for pid in guests
+            ]
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert ("1000\n", min(19, mine + 5)) in asyncio.run(body())
+
+
 def test_calls_of_one_sandbox_wait_for_each_other(server):
     async def body():
         async with Sandbox.open(host=server) as box:

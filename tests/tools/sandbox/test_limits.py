@@ -82,6 +82,25 @@ def test_code_that_catches_everything_is_stopped_one_way_or_the_other(server, cl
 
 
 @pytest.mark.slow
+def test_who_ends_well_after_the_limit_was_late(server):
+    outcome = ended(server, "import time\ntry: time.sleep(99)\nexcept BaseException: print('done')")
+    assert (outcome.text, outcome.fault, outcome.error) == ("done\n", Fault.TIMEOUT, KEPT)
+
+
+@pytest.mark.parametrize("code", ["os.kill(os.getpid(), 10)", "raise guest.Stopped"])
+def test_code_that_stops_itself_was_not_late(server, code):
+    outcome = ended(server, f"import os; from saccade.tools._sandbox import guest\n{code}", Limits(seconds=60))
+    assert (outcome.fault, outcome.error) == (Fault.RAISED, "The code interrupted itself. Variables are kept.")
+
+
+@pytest.mark.parametrize("code", ["os.close(1)", "os.dup2(os.open('f', os.O_CREAT | os.O_RDWR), 1)", "os.close(3)"])
+def test_an_interpreter_that_is_cut_off_is_replaced(server, code):
+    outcome = ended(server, f"import os; {code}", Limits(seconds=60))
+    said = "The code closed or changed what the interpreter needs and it was restarted."
+    assert (outcome.fault, outcome.error) == (Fault.BROKEN, f"{said} {AGAIN}")
+
+
+@pytest.mark.slow
 def test_an_exception_whose_text_never_ends_is_stopped(server):
     outcome = ended(server, "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E")
     assert outcome.fault in (Fault.TIMEOUT, Fault.RAISED)  # the standard library catches everything there
@@ -271,6 +290,15 @@ def test_pictures_that_are_too_narrow_are_not_shown(server):
     (outcome,) = play(server, "Image.new('L', (2000, 10)).show(); Image.new('L', (1990, 10)).show()")
     assert [(shown.width, shown.height) for shown in outcome.pictures] == [(1990, 10)]
     assert outcome.text == "[image of 2000x10 not shown: too narrow]\n"
+
+
+def test_pictures_of_no_size_are_not_shown(server):
+    cell = "Image.new('RGB', (9, 9)).crop((2, 3, 2, 8)).show(); plt.figure(figsize=(0, 3)); plt.show(); x = 1"
+    (outcome,) = play(server, cell)
+    assert (outcome.error, outcome.kept, outcome.pictures) == (None, True, ())
+    lines = outcome.text.splitlines()
+    assert lines[0] == "[image of 0x5 not shown: it is empty]"
+    assert lines[1].endswith("not shown: it is empty]")
 
 
 def test_a_lost_interpreter_comes_back_with_media_and_pictures(server, tmp_path):

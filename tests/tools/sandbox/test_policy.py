@@ -98,6 +98,8 @@ def test_another_architecture_is_the_end(name):
         ("prctl", (22, 2), False),
         ("socketpair", (1, 1), True),
         ("socketpair", (2, 1), False),
+        ("getsockopt", (3, 1, 4), True),
+        ("getsockopt", (3, 1, 77), False),  # a handle of the peer
         ("sendto", (3, 0, 0, 0, 0, 0), True),
         ("sendto", (3, 0, 0, 0, 0x7F0000000000, 16), False),
         ("sendto", (3, 0, 0, 0, 0x1000, 16), False),

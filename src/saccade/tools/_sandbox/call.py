@@ -22,7 +22,7 @@ from saccade.tools._sandbox import films, limits, scratch
 from saccade.tools._sandbox.films import Film
 from saccade.tools._sandbox.limits import Fault, Limits, Outcome, Shown
 from saccade.tools._sandbox.server import Guest, heard, ready
-from saccade.tools._sandbox.wire import HEAD, NO_NONCE, NONCE_BYTES, BreachError, Head, Kind, Verdict, checked
+from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, BreachError, Head, Kind, Verdict, checked
 
 AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
 _READ, _READS = 1 << 16, 16  # bytes at once, and times in a row
@@ -270,7 +270,12 @@ class Call:
 
     def _outcome(self, printed: Printed, seconds: float, verdict: Verdict, error: str) -> Outcome:
         fault = _FAULTS[verdict]
-        if fault is Fault.TIMEOUT:
+        # A guest's word on time is worth nothing: who was asked to stop was late, and nobody else.
+        if self._late.is_set() and fault is None:
+            fault = Fault.TIMEOUT
+        if fault is Fault.TIMEOUT and not self._late.is_set():
+            fault, error = Fault.RAISED, limits.INTERRUPTED
+        elif fault is Fault.TIMEOUT:
             error = limits.stopped(self.limits, kept=True)
         return Outcome(
             text=printed.text(),
@@ -289,6 +294,8 @@ def ended(status: int) -> tuple[Fault, str]:
     (<Fault.EXITED: 'exited'>, 'exit code 3')
     """
     code = os.waitstatus_to_exitcode(status)
+    if code == BROKEN:
+        return Fault.BROKEN, ""
     if code >= 0:
         return Fault.EXITED, f"exit code {code}"
     number = signal.Signals(-code)

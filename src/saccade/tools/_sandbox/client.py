@@ -8,7 +8,7 @@ again, variables aren't, and the outcome said so. Cancelling a call loses the gu
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -40,8 +40,9 @@ class Sandbox:
             else:
                 (self._stills if each.kind is MediaKind.IMAGE else videos).append(each.path)
         self._films = [films.Film(path, f"video_clue_{number}") for number, path in enumerate(videos)]
-        self._first = len(self._stills) if first is None else first
-        self._shown: list[Shown] = []
+        self._next = len(self._stills) if first is None else first
+        self._later: dict[int, Shown] = {}  # pictures that came after the first ones, by number
+        self._count = 0  # of those that were shown here
         self._guest: Guest | None = None
         self._turn = asyncio.Lock()
 
@@ -80,23 +81,31 @@ class Sandbox:
     @property
     def pictures_left(self) -> int:
         """How many pictures may still be shown."""
-        return self._limits.pictures - len(self._shown)
+        return self._limits.pictures - self._count
 
-    async def run(self, source: str) -> Outcome:
-        """Run some Python; whatever it does comes back as an outcome. Raises SandboxError where the sandbox failed."""
+    async def run(self, source: str, clues: Mapping[int, Shown] | None = None) -> Outcome:
+        """Run some Python; whatever it does comes back as an outcome. Raises SandboxError where the sandbox failed.
+
+        `clues` are pictures that were shown elsewhere meanwhile, by number: `image_clue_<number>` from here on.
+        """
         async with self._turn, self._server.turns():
+            clues = clues or {}
+            self._later.update(clues)
+            self._next = max([self._next, *(number + 1 for number in clues)])
+            before = _hung(clues) if self._guest is not None else []
             guest = self._guest or await self._begin()
-            number = self._first + len(self._shown)
             call = Call(
                 guest=guest,
                 limits=self._limits,
                 films=self._films,
-                number=number,
+                number=self._next,
                 left=self.pictures_left,
                 count_threads=not self._server.report.walls.own_user,
             )
-            outcome = await self._made(call, source)
-            self._shown += outcome.pictures
+            outcome = await self._made(call, source, before)
+            self._later.update(enumerate(outcome.pictures, self._next))
+            self._next += len(outcome.pictures)
+            self._count += len(outcome.pictures)
             return outcome
 
     async def _begin(self) -> Guest:
@@ -109,9 +118,7 @@ class Sandbox:
         before = [
             Head(Kind.MAPPED, still.width, still.height, number).packed(NO_NONCE) for number, still in enumerate(stills)
         ]
-        for number, shown in enumerate(self._shown, self._first):
-            before.append(Head(Kind.STILL, shown.width, shown.height, number, len(shown.rgb)).packed(NO_NONCE))
-            before.append(shown.rgb)
+        before += _hung(self._later)
         before += [Head(Kind.FILM, number).packed(NO_NONCE) for number in range(len(self._films))]
         self._guest = await self._server.spawn(self._limits, self._seed, [still.place for still in stills])
         patient = replace(self._limits, seconds=SET_UP_SECONDS)
@@ -136,3 +143,12 @@ class Sandbox:
         if self._guest is not None:
             self._guest.close()
             self._guest = None
+
+
+def _hung(pictures: Mapping[int, Shown]) -> list[bytes]:
+    """Messages that give a guest these pictures under their numbers."""
+    found = []
+    for number, shown in pictures.items():
+        found.append(Head(Kind.STILL, shown.width, shown.height, number, len(shown.rgb)).packed(NO_NONCE))
+        found.append(shown.rgb)
+    return found

@@ -24,13 +24,15 @@ Hang = Callable[[Image.Image], None]
 
 
 class Gallery:
-    """Catches what is shown and hands it on as RGB pictures of at most `pixels` pixels."""
+    """Catches what is shown and hands it on, once it is open to anybody, as RGB pictures of at most `pixels` pixels."""
 
-    def __init__(self, hang: Hang, pixels: int) -> None:
+    def open_to(self, hang: Hang, pixels: int) -> None:
+        """Let `hang` have what is shown."""
         self._hang, self._pixels = hang, pixels
-        self._hook()
 
-    def _hook(self) -> None:
+    def hook(self) -> None:
+        """Put itself in the place of everything that shows: once, ahead of every fork."""
+
         def show_all(*args: Any, **kwargs: Any) -> None:
             """Show every open figure, and close it."""
             for number in plt.get_fignums():
@@ -63,6 +65,9 @@ class Gallery:
         """Draw a figure at its own dots per inch, or at fewer where it would be too large, and show it."""
         width, height = (float(side) for side in figure.get_size_inches())
         wanted = figure.get_dpi()
+        if not width * height * wanted > 0:
+            self._refuse(width * wanted, height * wanted, "it is empty")
+            return
         most = min(math.sqrt(self._pixels / (width * height)), _MOST_SIDE / max(width, height))
         own = figure.canvas
         try:
@@ -89,10 +94,15 @@ class Gallery:
 
     def _frame(self, picture: Image.Image) -> None:
         width, height = picture.size
-        if max(width, height) >= MOST_ASPECT * max(1, min(width, height)):
-            sys.stdout.write(f"[image of {width}x{height} not shown: too narrow]\n")
-            return
-        self._hang(rgb(picture))
+        if not width * height:
+            self._refuse(width, height, "it is empty")
+        elif max(width, height) >= MOST_ASPECT * min(width, height):
+            self._refuse(width, height, "too narrow")
+        else:
+            self._hang(rgb(picture))
+
+    def _refuse(self, width: float, height: float, why: str) -> None:
+        sys.stdout.write(f"[image of {width:.0f}x{height:.0f} not shown: {why}]\n")
 
     def _tell(self, width: float, height: float, new_width: float, new_height: float) -> None:
         sizes = f"from {width:.0f}x{height:.0f} to {new_width:.0f}x{new_height:.0f}"
@@ -104,12 +114,16 @@ def names() -> dict[str, Any]:
     return {"matplotlib": matplotlib, "plt": plt}
 
 
+GALLERY = Gallery()
+
+
 def warm_up() -> None:
-    """Draw a figure, so that fonts and whatever else is made at first use is there."""
+    """Draw a figure, so that fonts and whatever else is made at first use is there; then hook."""
     plt.plot([0, 1], label="a")
     plt.legend()
     plt.gcf().canvas.draw()
     plt.close("all")
+    GALLERY.hook()
 
 
 def rgb(picture: Image.Image) -> Image.Image:

@@ -9,6 +9,7 @@ nothing that it can't check, and replaces a guest that breaks the rules.
 
 import base64
 import builtins
+import gc
 import io
 import linecache
 import os
@@ -19,6 +20,7 @@ import struct
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
@@ -90,8 +92,9 @@ class Guest:
         self.space = vars(self._main)
         self.space.update(np=np, Image=Image, io=io, base64=base64, VideoReader=VideoReader, cpu=cpu)
         self.space.update(gallery.names())
-        self._text = self._open_text()
-        gallery.Gallery(self._hang, limits.pixels)
+        self._text, self._pipe = self._open_text(), os.fstat(1)
+        gallery.GALLERY.open_to(self._hang, limits.pixels)
+        warnings.formatwarning = warned
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
@@ -122,7 +125,7 @@ class Guest:
         self._settle()
         self._cells += 1
         name = f"<cell {self._cells}>"
-        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+        linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
         caught = Caught()
         with caught, self._armed():
             exec(compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
@@ -133,8 +136,9 @@ class Guest:
             self._text.write(f"[{self._refused} further images not shown, limit {self._pictures}]\n")
         if self._ballast is None:
             self._ballast = np.empty(_BALLAST, np.uint8)
-        os.fstat(1)  # an interpreter that can't print any more is of no use: the error ends it
-        self._send(Kind.DONE, verdict, payload=text.encode("utf-8", "replace"))
+        if not os.path.samestat(os.fstat(1), self._pipe):
+            raise OSError("an interpreter that can't print any more is of no use")
+        self._send(Kind.DONE, verdict, payload=text.encode("utf-8", "backslashreplace"))
 
     def _settle(self) -> None:
         """Take back what code may have changed for itself, as far as the next call needs it."""
@@ -144,6 +148,8 @@ class Guest:
         sys.setprofile(None)
         sys.setrecursionlimit(_RECURSION)
         sys.modules["__main__"] = self._main
+        self.space["__builtins__"] = builtins
+        gc.callbacks.clear()
         sys.unraisablehook, threading.excepthook = self._ignore, self._ignore
         vars(builtins).update({name: each for name, each in self._builtins.items() if name not in vars(builtins)})
         self._line.setblocking(True)
@@ -158,23 +164,25 @@ class Guest:
 
     def _judged(self, error: BaseException | None) -> tuple[Verdict, str]:
         """The verdict on how the code ended, and the text for the model."""
+        # What an exception says of itself is code of the model's too, and may raise another or run for ever.
+        caught, judged = Caught(), (Verdict.RAISED, "The code raised an exception that can't be described.")
+        with caught, self._armed():
+            judged = self._verdict(error)
+        return (Verdict.INTERRUPTED, "") if type(caught.error) is Stopped else judged
+
+    def _verdict(self, error: BaseException | None) -> tuple[Verdict, str]:
         if error is None:
             return Verdict.FINE, ""
         if isinstance(error, Stopped):
             return Verdict.INTERRUPTED, ""
         if isinstance(error, SystemExit):
             if isinstance(error.code, str):
-                self._text.write(error.code + "\n")
+                self._text.write(f"{error.code}\n")
             return Verdict.FINE, ""
         memory = isinstance(error, MemoryError)
         if memory:
             self._ballast = None
-        # An exception's own text is code of the model's too, and may run for ever.
-        caught, text = Caught(), ""
-        with caught, self._armed():
-            text = told(error)
-        if isinstance(caught.error, Stopped):
-            return Verdict.INTERRUPTED, ""
+        text = told(error)
         if isinstance(error, PermissionError) and not self._hinted:
             self._hinted, text = True, f"{text}\n{FORBIDDEN_HINT}"
         return Verdict.MEMORY if memory else Verdict.RAISED, text or type(error).__name__
@@ -274,6 +282,12 @@ class Guest:
             if not count:
                 os._exit(0)  # the host has hung up
             view = view[count:]
+
+
+def warned(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning as a model should read it: its place only where that is in a cell."""
+    place = f"{filename}:{lineno}: " if filename.startswith("<cell ") else ""
+    return f"{place}{category.__name__}: {message}\n"
 
 
 def told(error: BaseException) -> str:

@@ -168,7 +168,6 @@ def lock_up(jail: Jail, limits: Limits, kept: Sequence[int] = ()) -> None:
     """
     walls, pid = jail.walls, os.getpid()
     os.setsid()
-    os.nice(NICE)
     user = jail.user(pid) if walls.own_user and walls.namespaces != "user" else None
     folder = jail.folder(pid)
     if walls.namespaces:
@@ -176,6 +175,7 @@ def lock_up(jail: Jail, limits: Limits, kept: Sequence[int] = ()) -> None:
     else:
         os.mkdir(folder, 0o700)
         os.chown(folder, *((-1, -1) if user is None else (user, user)))
+    _offer(jail)
     os.closerange(LINE + 1 + len(kept), 1 << 20)
     kernel.drop_bounding()
     if user is not None:
@@ -194,8 +194,19 @@ def lock_up(jail: Jail, limits: Limits, kept: Sequence[int] = ()) -> None:
     kernel.die_with_parent()
     if os.getppid() != jail.zygote:  # it ended before it could be promised to
         os.kill(pid, signal.SIGKILL)
+    os.nice(NICE)  # not before: whoever waits for this sandbox comes first too
     if walls.seccomp:
         kernel.install_filter(policy.program(pid))
+
+
+def _offer(jail: Jail) -> None:
+    """Be the first to go when the machine has no memory left, ahead of whoever trains."""
+    try:
+        place = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=jail.proc)
+    except OSError:  # /proc is read-only here; no wall depends on it
+        return
+    os.write(place, b"1000")
+    os.close(place)
 
 
 def _private_mounts(jail: Jail, limits: Limits, user: int | None) -> None:

@@ -44,6 +44,7 @@ class Fault(StrEnum):
     DISK = "disk"
     EXITED = "exited"
     CRASHED = "crashed"
+    BROKEN = "broken"  # the code damaged what the interpreter needs
     PROTOCOL = "protocol"  # the code damaged its own connection
 
 
@@ -88,6 +89,7 @@ class Outcome:
 
 
 AGAIN = "Variables are lost; image_clue_* and video_clue_* are available again."
+INTERRUPTED = "The code interrupted itself. Variables are kept."
 FORBIDDEN_HINT = "(no network, no processes, files only in the working directory)"
 
 
@@ -105,6 +107,7 @@ def restarted(fault: Fault, limits: Limits, detail: str = "") -> str:
         Fault.THREADS: f"Too many threads (limit {limits.threads})",
         Fault.DISK: f"Too many or too large files (limit {limits.disk_mib} MiB in {limits.files} files)",
         Fault.EXITED: f"The code ended the interpreter ({detail})",
+        Fault.BROKEN: "The code closed or changed what the interpreter needs",
         Fault.CRASHED: f"The interpreter crashed ({detail})",
         Fault.PROTOCOL: "The interpreter's connection was damaged by the code",
     }

@@ -38,7 +38,7 @@ _ALLOWED = """
     rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128, pause 34 -,
     poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21,
     epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19, recvfrom 45 207,
-    shutdown 48 210, getsockopt 55 209, getsockname 51 204, getpeername 52 205,
+    shutdown 48 210, getsockname 51 204, getpeername 52 205,
     uname 63 160, sysinfo 99 179, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175,
     getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getpgid 121 155,
     getpgrp 111 -, getsid 124 156, getpriority 140 141, getrlimit 97 163, setrlimit 160 164, getrusage 98 165,
@@ -56,13 +56,14 @@ _UNSUPPORTED = (
 _UNKNOWN = "clone3 435 435, openat2 437 437"  # libraries fall back to older calls, whose arguments a filter can see
 _NAMED = """
     ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129, tgkill 234 131, clone 56 220,
-    socketpair 53 199, sendto 44 206, pivot_root 155 41, mount_setattr 442 442, landlock_create_ruleset 444 444,
-    landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277
+    socketpair 53 199, sendto 44 206, getsockopt 55 209, pivot_root 155 41, mount_setattr 442 442,
+    landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277
 """
 _NEWEST = 462  # the last number that was known when this list was made
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # DUPFD, flags, locks, GETPIPE_SZ; no owners, no pipe sizes
+_SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)  # type, error, sizes, listening?, protocol, domain; nothing of the peer
 _PRCTLS = (3, 15, 16, 23, 0x53564D41)  # dumpable?, names, capability?, names of memory
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # every kind of namespace
@@ -135,6 +136,7 @@ def _conditions(pid: int) -> dict[str, list[bytes]]:
         "tgkill": _one_of(0, (pid,)),
         "clone": _one_of(0, (_CLONE_THREAD,), mask=_CLONE_THREAD | _CLONE_NEW),
         "socketpair": _one_of(0, (_AF_UNIX,)),
+        "getsockopt": _one_of(2, _SOCKET_OPTIONS),
         # A datagram pair could otherwise write to any socket that has a path.
         "sendto": [*_not_null(4), *_one_of(4, (0,))],
     }

@@ -30,9 +30,12 @@ class Facts:
 class Frames(np.ndarray):
     """Pixels, uint8 RGB [height, width, 3] or [n, height, width, 3]: an array that also answers to `asnumpy()`."""
 
-    def asnumpy(self) -> NDArray[np.uint8]:
-        """A plain array of the same pixels."""
-        return np.array(self, dtype=np.uint8, copy=True, subok=False)
+    def asnumpy(self) -> NDArray[Any]:
+        """A plain array of the same values."""
+        return np.array(self, copy=True, subok=False)
+
+    def __array_wrap__(self, array: NDArray[Any], *_: Any) -> Any:
+        return array.view(Frames) if array.ndim else array[()]  # a mean is a number
 
 
 class Film:
@@ -102,7 +105,8 @@ class VideoReader:
 
     def get_batch(self, indices: Any) -> Frames:
         """The frames of these numbers, in their order: uint8 [n, height, width, 3]."""
-        numbers = self._numbers(np.asarray(indices).reshape(-1).tolist())
+        # Like decord's, it takes what linspace gives, and leaves out the fractions.
+        numbers = self._numbers(np.asarray(indices, dtype=np.int64).reshape(-1).tolist())
         if not numbers:
             return np.zeros((0, *self._film.facts.size[::-1], 3), np.uint8).view(Frames)
         wanted = sorted(set(numbers))
@@ -126,10 +130,11 @@ class VideoReader:
 
     def get_frame_timestamp(self, index: Any) -> NDArray[np.float32]:
         """(start, end) of a frame in seconds, float32 [2]; of several, [n, 2]."""
+        index = range(*index.indices(len(self))) if isinstance(index, slice) else index
         times = np.append(self._film.facts.times, self._film.facts.seconds)
         spans = np.stack([times[:-1], times[1:]], axis=1).astype(np.float32)
-        chosen: NDArray[np.float32] = spans[index]
-        return chosen
+        chosen: NDArray[np.float32] = spans[self._numbers(np.asarray(index, dtype=np.int64).reshape(-1).tolist())]
+        return chosen if np.ndim(index) else chosen[0]
 
     def get_key_indices(self) -> list[int]:
         """The numbers of the keyframes."""
@@ -146,7 +151,7 @@ class VideoReader:
 
     def skip_frames(self, count: int = 1) -> None:
         """Let `next` leave out some frames."""
-        self._next += count
+        self._next = max(0, self._next + count)
 
 
 def cpu(number: int = 0) -> str:

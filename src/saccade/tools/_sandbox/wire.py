@@ -17,6 +17,7 @@ FACTS = struct.Struct("<ddIIII")  # of a video: frames per second, seconds, widt
 ASK_BYTES = 64 * 2**20  # pixels that one request for frames may bring
 ASK_FRAMES = 4096
 ERROR_BYTES = 64 * 1024
+BROKEN = 70  # the exit code of a guest that can't go on
 
 
 class Kind(IntEnum):

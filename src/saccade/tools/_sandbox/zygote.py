@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from saccade.tools._sandbox import jail, keeper, kernel, scratch, trial, walls
+from saccade.tools._sandbox import jail, keeper, kernel, policy, scratch, trial, walls
 from saccade.tools._sandbox.jail import ENVIRONMENT
 from saccade.tools._sandbox.limits import Limits
 
@@ -97,6 +97,7 @@ def main(settings: str) -> NoReturn:
             os._exit(1)
         base = "" if report.walls.namespaces else scratch.make_base()
         locked = keeper.settle(report.walls, space, base, lambda zygote: keeper.keep(zygote, host, base))
+        policy.program(0)  # the part that all filters share is made here, once
         control.send(said)
         Zygote(locked, control).serve()
     except OSError as error:
@@ -214,4 +215,4 @@ def _become_guest(locked: jail.Jail, limits: Limits, seed: int, places: tuple[in
             os._exit(1)
         guest.Guest(jail.LINE, limits, seed, kept).serve()
     finally:
-        os._exit(70)
+        os._exit(wire.BROKEN)
