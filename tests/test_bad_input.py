@@ -228,7 +228,7 @@ def test_a_tokenizer_without_the_special_tokens(tmp_path, model, world):
 def test_weights_that_are_cut_off(tmp_path, model, world):
     os.truncate(model / "model.safetensors", 1000)
     said = bad("sft", "tiny/para_grpo", "--model", model, "--world", world, "--out", tmp_path / "run")
-    assert f"{model} can't be loaded as a model" in said
+    assert f"{model / 'model.safetensors'} is no file of weights, or was cut off" in said
 
 
 @pytest.mark.parametrize(

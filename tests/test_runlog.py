@@ -79,6 +79,50 @@ def test_what_may_change_does_and_is_written_down(run):
         Run.create(run.path, config.load_recipe("tiny/base", ["rl.steps=8"]), resume=True, may_change=["track"])
 
 
+FIXED = {
+    "rl.max_staleness=1": "rl.max_staleness=0, not 1",
+    "rl.staleness=1": "rl.staleness=0, not 1",
+    "rl.select.overlaunch=1.25": "rl.select.overlaunch=1.0, not 1.25",
+    "rl.select.rank=std": "rl.select.rank=none, not std",
+    "rl.select.min_spread=0.1": "rl.select.min_spread=1e-06, not 0.1",
+    "rl.group=4": "rl.group=8, not 4",
+    "model.device=cuda": "model.device=cpu, not cuda",
+}
+
+
+@pytest.mark.parametrize("setting", FIXED)
+def test_what_is_learned_from_may_not_change_when_a_run_goes_on(run, setting):
+    with pytest.raises(RunError) as caught:
+        Run.create(run.path, config.load_recipe("tiny/base", [setting]), resume=True)
+    assert f"was started with {FIXED[setting]}" in str(caught.value)
+
+
+FREE = ["engine.name=vllm", "engine.settings.rows=8", "rl.select.max_rounds=3", "rl.select.on_short=stop"]
+FREE += [
+    "rl.select.spare=requeue",
+    "rl.select.oversample=2",
+    "evaluation.limit=3",
+    "rl.save_every=7",
+    "model.threads=1",
+]
+
+
+@pytest.mark.parametrize("setting", FREE)
+def test_how_a_run_goes_about_it_may(run, setting):
+    assert (
+        Run.create(run.path, config.load_recipe("tiny/base", [setting]), resume=True).recipe
+        == Run.open(run.path).recipe
+    )
+
+
+def test_every_key_that_may_change_is_one(recipe):
+    for key in runlog.MAY_CHANGE:
+        value = recipe.model_dump()
+        for part in key.split("."):
+            assert part in value, key
+            value = value[part]
+
+
 def test_folder_that_cannot_be_made(tmp_path, recipe, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"can't be written: .*directory.*; a part of the path is a file"):

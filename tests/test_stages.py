@@ -285,3 +285,72 @@ def test_a_cold_start_that_goes_on_is_not_finished(tmp_path, tiny_folder, world)
     with pytest.raises(KeyboardInterrupt):
         stages.sft(tmp_path / "run", longer, resume=True, on_step=stop)
     assert "was stopped before its end" in bad("train", *start, f"sft.steps={longer.sft.steps}", "--resume")
+
+
+# ---- refused before anything is loaded -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["rl.max_staleness=1"], "rl.max_staleness=1 needs an engine with weights of its own"),
+        (["engine={name: vllm, settings: {top_p: 0.9}}"], "engine.settings.top_p samples from another distribution"),
+        (["model.device=cuda:99"], "model.device=cuda:99: t"),
+        (["model.device=toaster"], "model.device=toaster can't be used"),
+    ],
+)
+def test_what_rl_can_not_use_is_said_before_there_is_a_run(
+    tmp_path, tiny_folder, world, monkeypatch, settings, sentence
+):
+    monkeypatch.setattr(stages, "load", lambda *_: pytest.fail("a model was loaded"))
+    start = ["tiny/para_grpo", *RL, "--model", tiny_folder, "--world", world, "--out", tmp_path / "run"]
+    assert sentence in bad("train", *start, *settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cold_start_samples_nothing_so_filters_may_stay():
+    recipe = load_recipe("tiny/para_grpo", ["engine={name: vllm, settings: {top_k: 5}}"])
+    stages.check(recipe, graded=False)
+    with pytest.raises(ConfigError, match=r"engine\.settings\.top_k"):
+        stages.check(recipe)
+
+
+def test_neutral_filters_are_none():
+    stages.check(load_recipe("tiny/para_grpo", ["engine={name: vllm, settings: {top_p: 1, top_k: 0}}"]))
+
+
+@pytest.mark.slow
+def test_an_engine_that_a_resumed_run_can_not_use_is_refused_as_early(tmp_path, tiny_folder, world):
+    folder, model = tmp_path / "run", Path(tiny_folder)
+    settings = [*SFT, *RL, "rl.max_staleness=1", "engine.name=vllm"]
+    recipe = stages.with_paths(load_recipe("tiny/para_grpo", settings), folder=folder, model=model, world=world)
+    Run.create(folder, recipe)
+    start = ["tiny/para_grpo", *settings, "--model", model, "--world", world, "--out", folder, "--resume"]
+    assert "needs an engine with weights of its own" in bad("train", *start, "engine.name=local")
+    assert Run.open(folder).recipe.engine.name == "vllm"
+
+
+def cut(model):
+    data = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (cut, "model.safetensors was cut off: it has"),
+        (lambda model: (model / "model.safetensors").unlink(), "has no weights"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"version https://"), "is no file of weights"),
+        (
+            lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
+            "lacks b.safetensors, which model.safetensors.index.json names",
+        ),
+        (lambda model: (model / "model.safetensors.index.json").write_text("[]"), "must say which file"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused_before_there_is_a_run(tmp_path, tiny_folder, world, spoil, sentence):
+    model = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+    spoil(model)
+    start = ["tiny/para_grpo", *SFT, "--model", model, "--world", world, "--out", tmp_path / "run"]
+    assert sentence in bad("sft", *start)
+    assert not (tmp_path / "run").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 from saccade.config import Recipe
 from saccade.data.rows import read_tasks
+from saccade.engines._distribution import NEUTRAL
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, check_subtitles
@@ -27,8 +28,6 @@ from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
 from saccade.stages import PICTURES, examined, finish, load, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
-
-FILTERS = ("top_p", "top_k", "repetition_penalty")  # settings of an engine that change what is sampled
 
 
 def evaluate(
@@ -171,7 +170,7 @@ def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:
     """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
     # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits. What it
     # leaves out of the distribution does, and is named only where there is something: older results go on.
-    filters = {name: recipe.engine.settings[name] for name in FILTERS if name in recipe.engine.settings}
+    filters = {name: recipe.engine.settings[name] for name in NEUTRAL if name in recipe.engine.settings}
     return {
         "weights": weights_digest(weights),
         "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),

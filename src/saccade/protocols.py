@@ -77,7 +77,10 @@ class Engine(Protocol):
 
     @property
     def own_weights(self) -> bool:
-        """Whether it samples from weights of its own, so that the trainer may change its own ones meanwhile."""
+        """Whether it samples from weights of its own, so that the trainer may change its own ones meanwhile.
+
+        It is the same for all engines of a class, and the class itself is asked before one is made.
+        """
 
     @property
     def version(self) -> int:

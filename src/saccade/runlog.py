@@ -23,7 +23,9 @@ from saccade.config import Recipe, dump, load_recipe
 from saccade.errors import RunError
 
 # What may change when a run goes on: who watches it, how far it goes, what it keeps and how it is evaluated, how it
-# shares the machine, and how hard it looks for groups. All else would make two experiments of one.
+# shares the machine, and how hard it looks for groups. All else would make two experiments of one: which groups are
+# learned from (filters, ranks), and, by `rl.max_staleness` and `rl.select.overlaunch`, how late they may be and whether
+# the slow ones among them are left out.
 MAY_CHANGE = (
     "track",
     "engine",
@@ -31,7 +33,7 @@ MAY_CHANGE = (
     "model.threads",
     "model.activation_checkpointing",
     *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
-    "rl.select",
+    *(f"rl.select.{key}" for key in ("oversample", "max_rounds", "on_short", "spare")),
 )
 GO_ON = "then go on with --resume, or with the same command where there is none"
 MENDS = {

@@ -227,6 +227,34 @@ def test_a_server_that_is_not_there_is_no_hindrance(backbone):
     assert all(each.tokens for each in said)
 
 
+def test_late_failures_of_old_requests_are_not_held_against_a_server_that_came_back(backbone):
+    renderer = backbone.renderer
+
+    def behave(number, body):
+        if number < 4:  # the first fails at once, the others when the server is long up again
+            time.sleep(0.4 * (number > 0))
+            return "hang up"
+        return None
+
+    async def body(url):
+        async with engine_of(backbone, url, retries=4) as engine:
+            (home,) = engine._pool.servers
+            waiting = [engine.generate(prompt(renderer, text), sampling_of(renderer)) for text in "abcd"]
+            said = asyncio.gather(*waiting)
+            while home.greeted < 2:
+                await asyncio.sleep(0.01)
+            while not said.done():
+                assert home.up, "it was lost a second time"
+                await asyncio.sleep(0.01)
+            return await said, home.greeted
+
+    with server(renderer, behave) as served:
+        said, greeted = asyncio.run(body(served.url))
+    assert all(each.tokens for each in said)
+    assert len(served.bodies) == 8
+    assert greeted == 2
+
+
 def test_no_server_for_too_long_stops_the_run(backbone):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

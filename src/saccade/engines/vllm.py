@@ -13,9 +13,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from saccade.engines._distribution import check_neutral
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
-from saccade.engines._vllm.server import GENERATE, Busy, Server, Trouble
+from saccade.engines._vllm.server import GENERATE, Server, Trouble
 from saccade.engines._vllm.weights import Weights
 from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
@@ -28,7 +29,6 @@ from saccade.types import Completion, Sampling
 
 _URL_BYTES = 2**28  # of encoded pictures that are kept
 _ANY = ""  # no group's key
-_NEUTRAL = {"top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 
 
 class vllm:
@@ -88,16 +88,13 @@ class vllm:
         body = wire.request(ledger, sampling, urls=urls, forbidden=forbidden, filters=self._filters)
         group, started = ledger.fork(1).keys()[0], time.perf_counter()
         for attempt in range(self._retries + 1):
-            async with self._pool.lend(group) as server:
-                server.check_room(len(ledger) + sampling.max_tokens)
-                try:
+            try:
+                async with self._pool.lend(group) as server:
+                    server.check_room(len(ledger) + sampling.max_tokens)
                     said = await server.post(GENERATE, body)
                     return wire.completion(said, ledger, sampling, server=server, seconds=time.perf_counter() - started)
-                except Busy as error:
-                    why = str(error)
-                except Trouble as error:
-                    why = str(error)
-                    self._pool.lose(server, why)
+            except Trouble as error:
+                why = str(error)
             await asyncio.sleep(self._wait * 2**attempt if attempt < self._retries else 0)
         raise EngineError(f"{why} ({self._retries + 1} attempts)")
 
@@ -131,11 +128,7 @@ class vllm:
 
         See `_vllm.weights.Weights.publish`; ConfigError for settings that training can't account for.
         """
-        if strange := [name for name, value in self._filters.items() if value != _NEUTRAL[name]]:
-            raise ConfigError(
-                f"engine.settings.{strange[0]} samples from another distribution than the one that is trained; leave "
-                "it out, it is for evaluation alone"
-            )
+        check_neutral(self._filters)
         if weights is not None:
             self._backbone.model.load_state_dict(weights)
         await self._weights.publish(self._pool, version)

@@ -4,6 +4,7 @@ The adapters live inside the model, so that engine and trainer run the same modu
 weights, which need no peft to open, and beside them the adapters, so that training can go on from it.
 """
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from saccade.errors import ModelError, boundary
+from saccade.errors import ConfigError, ModelError, boundary
 from saccade.types import seed_of
 
 FILE = "adapters.safetensors"
@@ -22,15 +23,20 @@ _ADAPTER, _BASE = ".lora_", ".base_layer."
 _BASE_FOLDER, _BASE_BESIDE = "base", "beside"  # in the file's metadata: where the base is, and as seen from the file
 
 
+def check_adapters(rank: int) -> None:
+    """See that adapters of this rank (0: none) can be made here. Raises ConfigError where peft isn't installed."""
+    if rank and importlib.util.find_spec("peft") is None:
+        raise ConfigError("model.lora_rank needs the package peft: pip install 'saccade[lora]'")
+
+
 def attach(model: nn.Module, text: nn.Module, rank: int) -> None:
     """Freeze `model` and give every linear layer of `text` an adapter of that rank, scaled by 2 (alpha = 2 * rank).
 
-    Adapters begin as nothing: B is zero. They have the model's dtype. Raises ModelError where peft isn't installed.
+    Adapters begin as nothing: B is zero. They have the model's dtype. Raises ConfigError where peft isn't installed.
     """
-    try:
+    check_adapters(rank)
+    with boundary(ConfigError, "the package peft can't be imported"):
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise ModelError("model.lora_rank needs the package peft: pip install 'saccade[lora]'") from None
     # Injecting freezes the text model alone; the vision tower and the embeddings stay as they are, too.
     model.requires_grad_(False)
     linear = {name.rpartition(".")[2] for name, part in text.named_modules() if isinstance(part, nn.Linear)}

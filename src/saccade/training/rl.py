@@ -27,8 +27,10 @@ from pathlib import Path
 
 from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
 from saccade.algorithms.select import forgiven
+from saccade.config import Recipe
 from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
 from saccade.errors import ConfigError, DataError, RunError, boundary
+from saccade.protocols import Engine
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.ahead import Ahead
@@ -75,7 +77,8 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
     settings = stage.recipe.rl
     if not tasks:
         raise DataError("there are no tasks to learn from")
-    overlapped = is_overlapped(stage)
+    check_engine(stage.recipe, stage.engine)
+    overlapped = settings.max_staleness > 0
     optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
     at = begin(stage, checkpoint.newest(folder), optimizer)
     reference = reference_of(stage, at)
@@ -108,15 +111,17 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
                 save(folder, stage, optimizer, at)
 
 
-def is_overlapped(stage: Stage) -> bool:
-    """Whether rolling out goes on while the trainer learns. Raises ConfigError where the engine can't do that."""
-    most = stage.recipe.rl.max_staleness
-    if most and not stage.engine.own_weights:
+def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:
+    """See that rolling out may go on while the trainer learns, where it is to, with this engine or one of this class.
+
+    Raises ConfigError.
+    """
+    most = recipe.rl.max_staleness
+    if most and not engine.own_weights:
         raise ConfigError(
             f"rl.max_staleness={most} needs an engine with weights of its own, such as vllm; "
-            f"{stage.recipe.engine.name} samples from those that are being trained: set rl.max_staleness=0"
+            f"{recipe.engine.name} samples from those that are being trained: set rl.max_staleness=0"
         )
-    return most > 0
 
 
 def rolling(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None) -> Ahead:

@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from saccade.engines._vllm.server import Server, Trouble
+from saccade.engines._vllm.server import Busy, Server, Trouble
 from saccade.errors import BrokenEngineError, SaccadeError, boundary
 from saccade.media.cache import Lru
 
@@ -52,14 +52,22 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def lend(self, key: str) -> AsyncIterator[Server]:
-        """A server for a request of the group `key`, counted against its load inside.
+        """A server for a request of the group `key`, counted against its load inside; with Trouble it is lost.
 
-        Raises BrokenEngineError where no server was up for `patience` seconds, or one can't be used at all.
+        A request that began before the server was greeted anew says nothing of how it is now. Raises BrokenEngineError
+        where no server was up for `patience` seconds, or one can't be used at all.
         """
         server = await self._choose(key)
         server.load += 1
+        known = server.greeted
         try:
             yield server
+        except Busy:
+            raise
+        except Trouble as error:
+            if server.greeted == known:
+                self.lose(server, str(error))
+            raise
         finally:
             server.load -= 1
             if not self._load:
@@ -148,7 +156,7 @@ class Pool:
             # EngineError included: a server that refuses to be greeted will do so the next time.
             self._break(error if isinstance(error, BrokenEngineError) else BrokenEngineError(str(error)))
             return
-        server.up, self._dark_since = True, None
+        server.up, server.greeted, self._dark_since = True, server.greeted + 1, None
         if self._told:
             _logger.warning("%s answers again; the run goes on", server.url)
             self._told = False

@@ -27,15 +27,16 @@ class Busy(Trouble):
 class Server:
     """A server at `url`, such as http://127.0.0.1:8000; an attempt as a whole may take `timeout` seconds.
 
-    `load` is how many requests it has from us, `context` how many tokens a conversation may have, `versions` the
-    version of ours that each of its labels of weights stands for. The pool and the greeting set them.
+    `load` is how many requests it has from us, `greeted` how often it came up, `context` how many tokens a conversation
+    may have, `versions` the version of ours that each of its labels of weights stands for. The pool and the greeting
+    set them.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"a vLLM server can't be at {url!r}; give its address, such as http://127.0.0.1:8000")
         self.url, self._timeout = url.rstrip("/"), timeout
-        self.up, self.load, self.context = False, 0, 0
+        self.up, self.load, self.greeted, self.context = False, 0, 0, 0
         self.reason = "it was not asked yet"
         self.versions: dict[str, int] = {}
         self._client: httpx.AsyncClient | None = None
