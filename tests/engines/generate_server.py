@@ -1,4 +1,8 @@
-"""A server for tests that speaks vLLM's endpoints: a real one, on a port of its own, that behaves as it is told."""
+"""A server for tests that speaks vLLM's endpoints: a real one, on a port of its own, that behaves as it is told.
+
+Its weights are a label. With `pace` it takes so many seconds for each token, and a reply may see several labels: while
+it is paused no token is made ("keep"), or it pauses when all replies have ended ("wait").
+"""
 
 import base64
 import io
@@ -11,16 +15,47 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from PIL import Image
 
 LABEL = "default"
+RESETS = ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]
+ORDERS = ["/pause", "/collective_rpc", "/update_weight_version", *RESETS, "/resume"]
 
 
 class Served:
-    """What a server saw: bodies of requests, how many at a time; `sick` makes it answer 500 to everything."""
+    """What a server saw: bodies of requests, how many at a time, orders for its weights; `sick` makes it answer 500 to
+    everything, `refuses` to one order.
+    """
 
     def __init__(self, port):
         self.port, self.url = port, f"http://127.0.0.1:{port}"
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
-        self.sick = False
-        self.lock = threading.Lock()
+        self.sick, self.refuses = False, ""
+        self.lock = threading.Condition()
+        self.label, self.paused, self.orders = LABEL, False, []
+
+    def spans(self, count, pace):
+        """Make so many tokens, each at its time: the labels that they have."""
+        labels = []
+        for _ in range(count):
+            time.sleep(pace)
+            with self.lock:
+                self.lock.wait_for(lambda: not self.paused)
+                labels.append(self.label)
+        edges = [place for place in range(count) if not place or labels[place] != labels[place - 1]]
+        ends = [*edges[1:], count]
+        return [{"version": labels[start], "start": start, "end": end} for start, end in zip(edges, ends, strict=True)]
+
+    def obey(self, path, body):
+        """An order for its weights: what is answered, or None where it is none."""
+        path, _, query = path.partition("?")
+        if path not in ORDERS:
+            return None
+        with self.lock:
+            self.orders.append((path, query))
+            if path == "/pause" and "mode=wait" in query:
+                self.lock.wait_for(lambda: not self.open)
+            self.paused = path == "/pause" or (self.paused and path != "/resume")
+            self.label = body["new_version"] if path == "/update_weight_version" else self.label
+            self.lock.notify_all()
+        return {"success": True}
 
 
 def reply_to(body, renderer, **changes):
@@ -49,7 +84,7 @@ def reply_to(body, renderer, **changes):
 
 
 @contextmanager
-def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None):
+def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0):
     """`behave(number, body)` gives None (well), a dict (the reply), bytes (a reply that is no JSON), a number (the
     status), or seconds as a float (that it takes); "hang up" closes the connection. The n-th request is number n.
     """
@@ -66,8 +101,12 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None)
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if self.path == "/detokenize":
                 return self.answer({"prompt": words or renderer.decode(body["tokens"])})
+            if served.refuses and self.path.startswith(served.refuses):
+                return self.answer({"error": {"message": "told to refuse"}}, 500)
+            if (done := served.obey(self.path, body)) is not None:
+                return self.answer(done)
             if "allowed_token_ids" in body["sampling_params"]:  # a greeting
-                return self.answer(reply_to(body, renderer))
+                return self.answer(reply_to(body, renderer, weight_versions=served.spans(1, 0.0)))
             with served.lock:
                 number = len(served.bodies)
                 served.bodies.append(body)
@@ -78,6 +117,7 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None)
             finally:
                 with served.lock:
                     served.open -= 1
+                    served.lock.notify_all()
 
         def act(self, body, does):
             if does == "hang up":
@@ -88,7 +128,10 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None)
                 does = None
             if isinstance(does, int):
                 return self.answer({"error": {"message": f"told to say {does}"}}, does)
-            return self.answer(reply_to(body, renderer) if does is None else does)
+            if does is None:
+                spans = served.spans(body["sampling_params"]["max_tokens"], pace)
+                does = reply_to(body, renderer, weight_versions=spans)
+            return self.answer(does)
 
         def answer(self, content, status=200):
             data = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -330,13 +330,61 @@ def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, backbone):
     asyncio.run(body())
 
 
-def test_new_weights_come_between_replies(vllm_server, backbone):
+def test_replies_go_on_over_new_weights_and_each_token_is_of_its_own_version(vllm_server, backbone):
+    """Two updates in the middle of replies that have seen pictures: what each version sampled is, token by token, as
+    likely to the trainer's weights of that version as the server said, all before it included.
+    """
+    renderer, pixels = backbone.renderer, PaintedMedia().pixels
+    long = replace(sampling_of(renderer, max_tokens=600), stop_ids=())
+    ledgers = [
+        prompt(renderer, *(frame(random.Random(seed), renderer.factor) for _ in range(seed)), f"What is {seed}?")
+        for seed in range(4)
+    ]
+    states = {}
+
+    def moved(version):
+        with torch.no_grad():
+            for parameter in backbone.parameters:
+                parameter.mul_(1.1)
+        states[version] = {name: value.clone() for name, value in backbone.model.state_dict().items()}
+
+    async def body():
+        engine = engine_of(backbone, vllm_server)
+        await engine.generate(ledgers[1], sampling_of(renderer, max_tokens=1))
+        moved(1)
+        await engine.publish(None, 1)
+        tasks = [asyncio.create_task(engine.generate(each, long)) for each in ledgers]
+        while engine._pool.servers[0].load < len(tasks):
+            await asyncio.sleep(0.01)
+        for version in (2, 3):
+            await asyncio.sleep(0.5)
+            moved(version)
+            await engine.publish(None, version)
+            assert not any(task.done() for task in tasks), "the replies were waited for"
+        said = await asyncio.gather(*tasks)
+        await engine.close()
+        return said
+
+    for ledger, said in zip(ledgers, asyncio.run(body()), strict=True):
+        assert len(said.versions) == len(said.tokens) == 600
+        assert said.versions == tuple(sorted(said.versions))
+        assert set(said.versions) == {1, 2, 3}
+        for version, state in states.items():
+            backbone.model.load_state_dict(state)
+            gaps = gaps_of(backbone, pixels, ledger, said)
+            own = [gap for gap, each in zip(gaps, said.versions, strict=True) if each == version]
+            others = [gap for gap, each in zip(gaps, said.versions, strict=True) if each != version]
+            assert max(own) <= 1e-3, f"version {version}: logprobs differ by {max(own)}"
+            assert max(others) > 1e-2
+
+
+def test_new_weights_may_come_between_replies(vllm_server, backbone):
     """A reply under way ends with the weights that it was begun with; one that was asked for meanwhile waits."""
     renderer = backbone.renderer
     long = replace(sampling_of(renderer, max_tokens=200), stop_ids=())
 
     async def body():
-        engine = engine_of(backbone, vllm_server)
+        engine = engine_of(backbone, vllm_server, pause="wait")
         await engine.publish(None, 1)
         before = asyncio.create_task(engine.generate(prompt(renderer, "What?"), long))
         while not engine._pool.servers[0].load:

@@ -331,7 +331,7 @@ def test_logprobs_of_another_distribution_stop_the_run(backbone, monkeypatch):
     monkeypatch.setattr(
         generate_server,
         "reply_to",
-        lambda body, renderer: raw(body, renderer, logprobs={"content": [{"logprob": -3.0}]}),
+        lambda body, renderer, **changes: raw(body, renderer, logprobs={"content": [{"logprob": -3.0}]}),
     )
     with server(renderer) as served:
         (error,) = ask(backbone, served)

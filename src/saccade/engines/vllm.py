@@ -4,8 +4,8 @@
     trainer ───publish───> every server of the pool, in one transaction
 
 A request waits for its server, or for one to be up (`_vllm/pool.py` draws who wakes whom); publishing waits for the
-replies under way and then for the servers, while new requests wait for it (`_vllm/weights.py`). A server that comes
-back is greeted and given the published weights before anybody asks it for anything.
+servers, while new requests wait for it and replies under way stand still (`_vllm/weights.py`). A server that comes back
+is greeted and given the published weights before anybody asks it for anything.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from saccade.engines._distribution import check_neutral
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
 from saccade.engines._vllm.server import GENERATE, Server, Trouble
-from saccade.engines._vllm.weights import Weights
+from saccade.engines._vllm.weights import Pause, Weights
 from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
 from saccade.media.cache import Lru
@@ -36,9 +36,10 @@ class vllm:
 
     `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long no
     server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is where new
-    weights are handed over, visible to the servers too ("": memory). `top_p`, `top_k` (0: all) and `repetition_penalty`
-    are for evaluation: publishing, and so training, refuses them. `parity` compares a server's weights with the
-    backbone's when it is first met; after new weights that is always done.
+    weights are handed over, visible to the servers too ("": memory), `pause` what replies under way do then: "keep", go
+    on with the new weights; "wait", end first. `top_p`, `top_k` (0: all) and `repetition_penalty` are for evaluation:
+    publishing, and so training, refuses them. `parity` compares a server's weights with the backbone's when it is first
+    met; after new weights that is always done.
     """
 
     own_weights = True
@@ -55,6 +56,7 @@ class vllm:
         patience: Positive = 900.0,
         wait: Positive = 0.5,
         folder: str = "",
+        pause: Pause = "keep",
         top_p: Share = 1.0,
         top_k: Whole = 0,
         repetition_penalty: Positive = 1.0,
@@ -67,7 +69,7 @@ class vllm:
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
         self._urls: Lru[str, str] = Lru(_URL_BYTES)
         self._parity = greeting.Parity(backbone)
-        self._weights = Weights(backbone, self._parity, folder)
+        self._weights = Weights(backbone, self._parity, folder, pause)
         found = [Server(url, seconds) for url in dict.fromkeys(servers)]
         self._pool = Pool(found, self._greet, patience=patience, wait=wait)
 

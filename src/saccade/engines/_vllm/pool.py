@@ -6,8 +6,8 @@
                           │                                                   ▲
                           └── news <── revive: one task per server that is down: greet it, wait, greet it again …
 
-Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. Whoever wants it `quiet`
-(new weights) shuts them and waits for the replies under way; nobody who has a server waits for doors, so all end. Only
+Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. New weights shut them;
+whoever wants it `quiet` waits for the replies under way besides. Nobody who has a server waits for doors, so all end. Only
 a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model). Revive
 tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is broken
 and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
@@ -74,16 +74,22 @@ class Pool:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
-        """No request is under way inside: those that were have ended, new ones wait until the block does."""
+    async def shut(self) -> AsyncIterator[None]:
+        """No request begins inside: new ones wait until the block ends, those under way go on."""
         self._doors.clear()
         try:
+            yield
+        finally:
+            self._doors.set()
+
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """No request is under way inside: those that were have ended, new ones wait until the block does."""
+        async with self.shut():
             while self._load:
                 self._idle.clear()
                 await self._idle.wait()
             yield
-        finally:
-            self._doors.set()
 
     @property
     def _load(self) -> int:

@@ -6,6 +6,10 @@
 
 Publishing waits for the servers that are up and for nobody else. A server that is being greeted meanwhile finds at the
 end that its edition is no longer the current one, and takes that: nothing happens between this look and its being up.
+
+A reply under way is kept by its server, which stands still while it takes the weights, empties its caches and then reads
+the reply so far anew: what comes after is sampled from the new weights as if they had read all of it, and each token
+has the label of its own. A reply with tokens of an edition that was taken back is thrown away: its label is unknown.
 """
 
 import secrets
@@ -13,7 +17,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from saccade.engines._vllm.greeting import Parity
 from saccade.engines._vllm.pool import Pool
@@ -21,6 +25,7 @@ from saccade.engines._vllm.server import Server, Trouble
 from saccade.errors import BrokenEngineError, EngineError, boundary
 from saccade.model.backbone import Backbone
 
+Pause = Literal["keep", "wait"]  # what becomes of replies under way: they go on afterwards, or end first
 _MEMORY = Path("/dev/shm")
 _CACHES = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")  # one forgotten kills the server
 
@@ -62,28 +67,30 @@ def _roomy(size: int) -> Path | None:
     return _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size else None
 
 
-async def load(server: Server, edition: Edition) -> None:
+async def load(server: Server, edition: Edition, pause: Pause = "wait") -> None:
     """Let a server take weights. Raises Trouble where that fails; then it stays paused, and samples from no mixture.
 
-    What it is sampling ends first. A server that is not ours alone would keep others waiting for as long as it takes.
+    With `pause="wait"` what it is sampling ends first, that of others included if the server is not ours alone.
     """
-    await server.post("/pause", mode="wait", empty=True)
+    await server.post("/pause", mode=pause, empty=True)
     order: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(edition.folder)}}
     await server.post("/collective_rpc", order, empty=True)
     await server.post("/update_weight_version", {"new_version": edition.label}, empty=True)
     for cache in _CACHES:
-        done = await server.post(cache, empty=True)
+        # A kept reply lets go of its keys and values, which are those of the old weights.
+        kept = {"reset_running_requests": "true"} if pause == "keep" and cache == _CACHES[0] else {}
+        done = await server.post(cache, empty=True, **kept)
         if isinstance(done, dict) and done.get("success") is False:
             raise Trouble(f"{server.url} could not empty its cache ({cache})")
-    server.versions = {edition.label: edition.version}
     await server.post("/resume", empty=True)
 
 
 class Weights:
     """What is published: the current edition, and how servers come by it. `place` is the folder for editions."""
 
-    def __init__(self, backbone: Backbone, parity: Parity, place: str) -> None:
-        self._backbone, self._parity, self._place = backbone, parity, place
+    def __init__(self, backbone: Backbone, parity: Parity, place: str, pause: Pause) -> None:
+        self._backbone, self._parity, self._place, self._pause = backbone, parity, place, pause
+        self._versions: dict[str, int] = {}  # of every label that was published: a reply may have begun long ago
         self.current: Edition | None = None
 
     @property
@@ -95,15 +102,15 @@ class Weights:
         """Give every server that is up the backbone's weights, or none of them.
 
         Where a server samples from others than the trainer's afterwards, all go back to those of before, and
-        BrokenEngineError is raised; without any before they are used no more. Replies under way end first, and new ones
-        wait: an attempt that goes on over new weights does so between two replies, each of which has one version.
+        BrokenEngineError is raised; without any before they are used no more. New requests wait meanwhile. Replies
+        under way go on afterwards, each token with its version, or end first, by the setting `pause`.
         """
-        async with pool.quiet():
+        async with pool.shut() if self._pause == "keep" else pool.quiet():
             await self._publish(pool, version)
 
     async def _publish(self, pool: Pool, version: int) -> None:
         old, new = self.current, write(self._backbone, version, self._place)
-        self.current = new
+        self.current, self._versions[new.label] = new, version
         try:
             for server in pool.up:
                 await self._take(pool, server, new)
@@ -111,6 +118,7 @@ class Weights:
                     await self._compare(pool, server, new)
         except BaseException:  # cancelled halfway, too: no server may keep what others don't have
             self.current = old
+            del self._versions[new.label]
             new.drop()
             for server in pool.up:
                 await self._go_back(pool, server, old)
@@ -122,12 +130,16 @@ class Weights:
         """Let a server that comes back take the current edition, if there is one; which it was."""
         edition = self.current
         if edition is not None:
-            await load(server, edition)
+            await self._load(server, edition)
         return edition
+
+    async def _load(self, server: Server, edition: Edition) -> None:
+        server.versions = self._versions
+        await load(server, edition, self._pause)
 
     async def _take(self, pool: Pool, server: Server, edition: Edition) -> None:
         try:
-            await load(server, edition)
+            await self._load(server, edition)
         except Trouble as error:
             pool.lose(server, str(error))
 
@@ -135,7 +147,7 @@ class Weights:
         try:
             if old is None:
                 raise Trouble("it has weights that were taken back")
-            await load(server, old)
+            await self._load(server, old)
         except (Trouble, EngineError) as error:
             pool.lose(server, str(error))
 
