@@ -109,7 +109,8 @@ def make_stage(options: argparse.Namespace, sizes: Sizes, folder: str) -> Stage:
     media = Noise()
     agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
     engine = Full(backbone, media, kept_tokens=options.kept_tokens, flight_tokens=options.flight_tokens)
-    return Stage(recipe=recipe, backbone=backbone, media=media, engine=engine, agent=agent, score=score)
+    acting = {"media": media, "engine": engine, "agent": agent, "score": score}
+    return Stage(recipe=recipe, renderer=backbone.renderer, backbone=backbone, **acting)
 
 
 def fits(model: nn.Module, device: str) -> bool:

@@ -1,12 +1,11 @@
 """A hub for tests: a real server that speaks those of the hub's endpoints that fetching a data set needs."""
 
 import hashlib
-import json
 import re
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+import http_server
 
 
 class Site:
@@ -32,9 +31,7 @@ class Site:
 def hub():
     site = Site()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(http_server.Handler):
         def do_HEAD(self):
             self.answer(False)
 
@@ -47,43 +44,23 @@ def hub():
             listed = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path)
             wanted = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
             if not listed and not wanted:
-                return self.send(404, b"", {}, body)
+                return self.send(404, b"", body=body)
             name, revision = (listed or wanted)[1], (listed or wanted)[2] or "main"
             if name in site.broken:
-                return self.send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
+                return self.send(403, b"", [("X-Error-Code", "GatedRepo")], body=body)
             if name not in site.sets:
-                return self.send(401, b"", {"X-Error-Code": "RepoNotFound"}, body)
+                return self.send(401, b"", [("X-Error-Code", "RepoNotFound")], body=body)
             if revision not in site.sets[name]:
-                return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
+                return self.send(404, b"", [("X-Error-Code", "RevisionNotFound")], body=body)
             commit, files = site.sets[name][revision]
             if listed:
                 siblings = [site.described(each, data) for each, data in files.items()]
-                return self.send(200, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode(), {}, body)
+                return self.send(200, {"id": name, "sha": commit, "siblings": siblings}, body=body)
             if wanted[3] not in files or f"{name}/{wanted[3]}" in site.broken:
-                return self.send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
+                return self.send(404, b"", [("X-Error-Code", "EntryNotFound")], body=body)
             data = files[wanted[3]]
             etag = hashlib.sha256(data).hexdigest()
-            return self.send(200, data, {"ETag": f'"{etag}"', "X-Repo-Commit": commit}, body)
+            return self.send(200, data, [("ETag", f'"{etag}"'), ("X-Repo-Commit", commit)], body=body)
 
-        def send(self, status, data, headers, body):
-            self.send_response(status)
-            for key, value in {**headers, "Content-Length": str(len(data))}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            if body:
-                self.wfile.write(data)
-
-        def log_message(self, *args):
-            pass
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listening.daemon_threads = True
-    site.url = f"http://127.0.0.1:{listening.server_port}"
-    thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with http_server.listening(Handler) as site.url:
         yield site
-    finally:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "saccade"
 
 LAYERS = [
     ["ledger", "types", "errors"],
-    ["protocols", "sections", "config", "plugins", "runlog", "waiting"],
+    ["protocols", "sections", "config", "plugins", "runlog", "waiting", "endpoint"],
     ["media", "rewards", "algorithms"],
     ["chat", "data", "model"],
     ["tools", "engines", "view", "trackers"],
@@ -38,7 +38,7 @@ OWNERS = {
     "rich": ("cli", "commands", "view.live"),
     "matplotlib": ("view.plots", "view.bands", "tools._sandbox.gallery"),  # our plots; those of a model's code
     "PIL": ("media", "data", "tools", "view.episodes"),
-    "httpx": ("rewards._client", "engines._vllm.server", "engines._vllm.process"),
+    "httpx": ("endpoint", "engines._vllm.server", "engines._vllm.process"),
     "math_verify": ("rewards._symbolic",),
     "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design", "agents._protocol"),
     "transformers": ("model",),

@@ -15,7 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from saccade import __version__
-from saccade.commands._terminal import ModelPath, RecipeName, Settings, err, out, progress, show
+from saccade.commands._terminal import MODEL_OR_SERVER, ModelPath, RecipeName, Settings, err, out, progress, show
 from saccade.commands.data import data
 from saccade.commands.evaluate import evaluation
 from saccade.commands.lab import lab
@@ -185,7 +185,7 @@ app.command("train", help="Reinforcement learning on tasks, from a model or from
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask.")],
-    model: Annotated[Path, typer.Option("--model", help="A checkpoint, or a run whose newest one is meant.")],
+    model: Annotated[str, MODEL_OR_SERVER],
     settings: Settings = None,
     video: Annotated[list[Path] | None, typer.Option("--video", help="A video; may be given again.")] = None,
     image: Annotated[list[Path] | None, typer.Option("--image", help="A still picture; may be given again.")] = None,
@@ -204,11 +204,10 @@ def ask(
     from saccade.types import Kind, Task
 
     media = _media(video or (), image or ())  # whatever is wrong with it is said before a model is loaded
-    home = stages.run_of(model)
-    guessed: tuple[str, tuple[str, ...]] = (str(home / "recipe.yaml"), ()) if home else stages.fitting(model)
-    name, here = (recipe, ()) if recipe else guessed
-    loaded = stages.examined(load_recipe(name, [*here, *(settings or ())]))
-    stage = stages.load(stages.ungraded(loaded), stages.weights_of(model))
+    name, here = (recipe, ()) if recipe else stages.guessed(model)
+    loaded = stages.ungraded(stages.examined(load_recipe(name, [*here, *(settings or ())])))
+    loaded, weights = stages.aimed(loaded, model)
+    stage = stages.attempting(stages.met(loaded), weights and stages.weights_of(weights))
     task = Task(id="ask", question=question, media=media, kind=Kind.OPEN, gold="")
     with contextlib.closing(Watcher(out)) as watcher:
         context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=watcher)

@@ -26,8 +26,12 @@ from saccade.evaluation.verdicts import VERDICTS, decided, read_verdicts
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
-from saccade.stages import PICTURES, examined, finish, load, model_of, named, newest, weights_of
+from saccade.rollouts.stage import takes_text
+from saccade.stages import PICTURES, attempting, examined, finish, met, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
+
+# Settings of an engine that change what is sampled.
+FILTERS = (*NEUTRAL, "body", "factor")
 
 
 def evaluate(
@@ -53,9 +57,9 @@ def evaluate(
         raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
     given = tasks or named(folder, recipe.data.test, "data.test")
     rows = read_tasks(given) if isinstance(given, Path) else given
-    recipe = examined(recipe)
-    chosen = weights_of(weights) if weights else newest(folder) or model_of(folder, recipe)
-    stage = load(recipe, chosen)
+    recipe = met(examined(recipe))
+    chosen = weights_for(folder, recipe, weights)
+    stage = attempting(recipe, chosen)
     stage.media.made = str(folder.resolve() / PICTURES)
     path = shard_path(folder, name, portion.shard)
     work = evaluation_run.evaluate(
@@ -103,6 +107,7 @@ def examine(
     not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see `check_order` as well.
     """
     check_order(recipe, benchmark)
+    recipe = met(recipe)
     tasks, portion = benchmark.tasks(data, subset=subset), portion_of(recipe, benchmark, shard)
     if not subset:
         check_subtitles(benchmark, tasks, portion.of(tasks), data)
@@ -166,13 +171,26 @@ def check_order(recipe: Recipe, benchmark: Benchmark) -> None:
         raise ConfigError(f"{why}; leave out --shuffle-options (evaluation.shuffle_options)")
 
 
-def identity(recipe: Recipe, weights: Path) -> dict[str, Any]:
+def weights_for(folder: Path, recipe: Recipe, weights: Path | None) -> Path | None:
+    """The weights that are evaluated, a run's newest by default; None where the engine's server has its own.
+
+    Raises ConfigError for weights that such a server was never told of, RunError where there are none.
+    """
+    if not takes_text(recipe):
+        return weights_of(weights) if weights else newest(folder) or model_of(folder, recipe)
+    if weights:
+        raise ConfigError(f"the engine {recipe.engine.name} asks a server, not {weights}; leave out --model")
+    return None
+
+
+def identity(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
     """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
     # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits. What it
     # leaves out of the distribution does, and is named only where there is something: older results go on.
-    filters = {name: recipe.engine.settings[name] for name in NEUTRAL if name in recipe.engine.settings}
+    filters = {name: recipe.engine.settings[name] for name in FILTERS if name in recipe.engine.settings}
     return {
-        "weights": weights_digest(weights),
+        # A server may have any weights: of two with one name, only the address tells which.
+        "weights": weights_digest(weights) if weights else [recipe.engine.settings[name] for name in ("url", "model")],
         "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),
         "engine": _contents([recipe.engine.name, filters] if filters else recipe.engine.name),
         "agent": _contents(recipe.agent.model_dump(mode="json")),

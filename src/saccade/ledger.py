@@ -71,10 +71,14 @@ class Segment:
     """A run of compact tokens of one origin.
 
     Sampled segments carry one logprob per token (of the distribution that was sampled from) and the version of the
-    weights; all others carry none. Pictures sit in slots, in order, one placeholder each.
+    weights; all others carry none. A reply that an engine gave as text has neither: its tokens spell what was said, but
+    are not those that were sampled, and nothing can be learned from them. Pictures sit in slots, in order, one
+    placeholder each.
 
-    >>> Segment(tokens=(5, 7), origin=Origin.SAMPLED, logprobs=(-0.1, -2.0), version=3).sampled
-    True
+    >>> exact = Segment(tokens=(5, 7), origin=Origin.SAMPLED, logprobs=(-0.1, -2.0), version=3)
+    >>> spelled = Segment(tokens=(5, 7), origin=Origin.SAMPLED)
+    >>> exact.sampled, exact.exact, spelled.sampled, spelled.exact
+    (True, True, True, False)
     """
 
     tokens: tuple[int, ...]
@@ -89,15 +93,21 @@ class Segment:
             raise ValueError(f"picture slots {places} don't fit a segment of {len(self.tokens)} tokens")
         if any(slot.tokens < 1 for slot in self.slots):
             raise ValueError("a picture needs at least one visual token")
-        if self.sampled and (len(self.logprobs) != len(self.tokens) or self.version is None or self.slots):
-            raise ValueError("a sampled segment has one logprob per token, a weight version and no pictures")
+        known = 0 if self.version is None else len(self.tokens)  # of a reply that came as text, nothing is
+        if self.sampled and (len(self.logprobs) != known or self.slots):
+            raise ValueError("a sampled segment has a logprob per token and a weight version, or neither; no pictures")
         if not self.sampled and (self.logprobs or self.version is not None):
             raise ValueError(f"a segment of origin {self.origin.value} has no logprobs and no version")
 
     @property
     def sampled(self) -> bool:
-        """Whether the engine sampled these tokens, so that the trainer trains on them."""
+        """Whether the engine said this."""
         return self.origin is Origin.SAMPLED
+
+    @property
+    def exact(self) -> bool:
+        """Whether these are the very tokens that the engine sampled, so that the trainer can train on them."""
+        return self.sampled and self.version is not None
 
     @property
     def repeats(self) -> tuple[int, ...]:
@@ -142,8 +152,8 @@ class Ledger:
         """Append what the model was made to say: seen by rewards, never trained on."""
         return self._with(Segment(tokens=tuple(tokens), origin=Origin.FORCED))
 
-    def act(self, tokens: Sequence[int], *, logprobs: Sequence[float], version: int) -> "Ledger":
-        """Append what the engine sampled, with its logprobs and the version of the weights."""
+    def act(self, tokens: Sequence[int], *, logprobs: Sequence[float], version: int | None) -> "Ledger":
+        """Append what the engine sampled, with its logprobs and the version of the weights; of text, without either."""
         return self._with(
             Segment(tokens=tuple(tokens), origin=Origin.SAMPLED, logprobs=tuple(logprobs), version=version)
         )
@@ -170,23 +180,23 @@ class Ledger:
         return tuple(token for segment in self.segments for token in segment.expanded())
 
     def mask(self) -> tuple[bool, ...]:
-        """True where the engine sampled the token; aligned with `expanded()`."""
-        return tuple(segment.sampled for segment in self.segments for _ in segment.expanded())
+        """True where the engine sampled this very token; aligned with `expanded()`."""
+        return tuple(segment.exact for segment in self.segments for _ in segment.expanded())
 
     def logprobs(self) -> tuple[float, ...]:
-        """Sampling logprobs, 0.0 where nothing was sampled; aligned with `expanded()`."""
+        """Sampling logprobs, 0.0 where there are none; aligned with `expanded()`."""
         return tuple(
             value for segment in self.segments for value in segment.logprobs or (0.0,) * len(segment.expanded())
         )
 
     def versions(self) -> tuple[int, ...]:
-        """Weight versions, −1 where nothing was sampled; aligned with `expanded()`."""
+        """Weight versions, −1 where there are none; aligned with `expanded()`."""
         return tuple(
             -1 if segment.version is None else segment.version for segment in self.segments for _ in segment.expanded()
         )
 
     def sampled_tokens(self) -> tuple[int, ...]:
-        """The engine's own tokens, in order."""
+        """What the engine said, in order."""
         return tuple(token for segment in self.segments if segment.sampled for token in segment.tokens)
 
     def slots(self) -> tuple[Slot, ...]:

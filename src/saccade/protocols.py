@@ -1,9 +1,11 @@
 """The verbs: what a renderer, an engine, a tool, an agent and a reward must do. Contexts are given, never kept."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from saccade.errors import ConfigError
 from saccade.ledger import Box, Ledger, Picture, Segment
 from saccade.types import Completion, Episode, Message, Reply, Sampling, Score, Task, Ungraded
 
@@ -94,6 +96,40 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop, and fail what is still waiting."""
+
+
+class TextEngine(ABC):
+    """An engine that is asked in words and answers in words: for evaluation and `saccade ask`, never for training.
+
+    Its server makes the tokens, and nobody else sees them. It reads the ledgers of its own `renderer`; its completions
+    spell what was said in ids of that renderer, with neither logprobs nor a version.
+    """
+
+    own_weights = True
+    version = 0
+    renderer: Renderer
+
+    @abstractmethod
+    async def meet(self) -> str:
+        """Make sure of the server; the name of the model that it is asked for."""
+
+    @abstractmethod
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """See `Engine`."""
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Refused with a ConfigError: there is nothing to learn from."""
+        raise ConfigError(f"the engine {type(self).__name__} {UNTRAINABLE}")
+
+    @abstractmethod
+    async def close(self) -> None:
+        """See `Engine`."""
+
+
+UNTRAINABLE = (
+    "is asked in words, so neither the tokens nor their logprobs are known and nothing can be learned from it: it is "
+    "for `saccade eval` and `saccade ask`; train with engine.name=local or vllm"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

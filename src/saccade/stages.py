@@ -10,13 +10,13 @@ import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from saccade import plugins
 from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.config import Recipe
+from saccade.config import Plugin, Recipe
 from saccade.data.mixture import Mixture
 from saccade.data.record import seen_from
 from saccade.data.rows import read_demos, read_tasks
@@ -29,8 +29,9 @@ from saccade.errors import ConfigError, DataError, ModelError, RunError, boundar
 from saccade.model._adapters import check_adapters
 from saccade.model.files import check_weights
 from saccade.model.tiny import make_tiny
+from saccade.protocols import TextEngine
 from saccade.rewards._compose import compose
-from saccade.rollouts.stage import Stage, trainable
+from saccade.rollouts.stage import RolloutStage, Stage, takes_text, trainable
 from saccade.runlog import Run, writing
 from saccade.trackers._tell import check_trackers, telling
 from saccade.training import checkpoint
@@ -40,6 +41,7 @@ from saccade.types import Task
 
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
+SERVED = "openai"  # the engine that a model's address stands for
 PICTURES = "pictures"  # where a run keeps what its tools made
 TINY_TOKEN = 16  # pixels per side of a visual token of the tiny models; those of published ones are larger
 
@@ -100,6 +102,14 @@ def run_of(model: Path) -> Path | None:
     """The run that a checkpoint belongs to, or that `model` itself is, if any."""
     places = (model, *model.resolve().parents[:2])
     return next((place for place in places if (place / "recipe.yaml").is_file()), None)
+
+
+def guessed(model: str | Path) -> tuple[str, tuple[str, ...]]:
+    """The recipe for a model where none is named, and what it needs changed here: its run's, or one that fits."""
+    if is_address(model):
+        return "paravt/para_grpo", ()
+    home = run_of(Path(model))
+    return (str(home / "recipe.yaml"), ()) if home else fitting(Path(model))
 
 
 def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
@@ -199,6 +209,39 @@ def load(recipe: Recipe, weights: Path) -> Stage:
     return Stage.of(recipe.model_copy(update={"model": model}))
 
 
+def attempting(recipe: Recipe, weights: Path | None) -> RolloutStage:
+    """The stage of a recipe for attempts alone: with these weights, or with the server of an engine that takes text."""
+    return RolloutStage.of(recipe) if weights is None else load(recipe, weights)
+
+
+def is_address(model: str | Path) -> bool:
+    """Whether what is given as a model is where a server answers."""
+    return str(model).startswith(("http://", "https://"))
+
+
+def aimed(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | None]:
+    """The recipe and the weights for what is given as a model: of an address, a recipe that asks its server in words.
+
+    Settings that the recipe has for such a server stay.
+    """
+    if model is None or not is_address(model):
+        return recipe, Path(model) if model else None
+    kept = recipe.engine.settings if recipe.engine.name == SERVED else {}
+    return recipe.model_copy(update={"engine": Plugin(name=SERVED, settings={**kept, "url": model})}), None
+
+
+def met(recipe: Recipe) -> Recipe:
+    """The recipe; of an engine that takes text, once its server is found to answer, with the name of its model.
+
+    Raises ConfigError or BrokenEngineError where the server can't be asked, before anything else is done.
+    """
+    if not takes_text(recipe):
+        return recipe
+    stage = RolloutStage.of(recipe)
+    settings = {**recipe.engine.settings, "model": finish(stage, cast(TextEngine, stage.engine).meet())}
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"settings": settings})})
+
+
 def model_of(folder: Path, recipe: Recipe) -> Path:
     """The model that a run begins with. Raises RunError where the recipe names none."""
     if not recipe.model.path:
@@ -208,7 +251,7 @@ def model_of(folder: Path, recipe: Recipe) -> Path:
     return folder / recipe.model.path
 
 
-def finish(stage: Stage, work: Coroutine[None, None, T]) -> T:
+def finish(stage: RolloutStage, work: Coroutine[None, None, T]) -> T:
     """Run the work of a stage to its end, and close the engine whatever happens."""
 
     async def whole() -> T:

@@ -223,7 +223,7 @@ class Completion:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    version: int
+    version: int | None  # None, with no logprobs, where the engine gave text, which the tokens spell
     stop: Stop
     seconds: float = 0.0
     versions: tuple[int, ...] = ()  # one per token where new weights came in between; else all are `version`

@@ -6,12 +6,11 @@ it is paused no token is made ("keep"), or it pauses when all replies have ended
 
 import base64
 import io
-import json
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import http_server
 from PIL import Image
 
 LABEL = "default"
@@ -24,8 +23,8 @@ class Served:
     everything, `refuses` to one order.
     """
 
-    def __init__(self, port):
-        self.port, self.url = port, f"http://127.0.0.1:{port}"
+    def __init__(self):
+        self.url = ""
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
         self.sick, self.refuses = False, ""
         self.lock = threading.Condition()
@@ -89,14 +88,12 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
     status), or seconds as a float (that it takes); "hang up" closes the connection. The n-th request is number n.
     """
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(http_server.Handler):
         def do_GET(self):
             self.answer({"data": [{"id": "m", "root": "models/m", "max_model_len": context}]})
 
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "null")
+            body = self.body()
             if served.sick or self.path in lacks:
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if self.path == "/detokenize":
@@ -134,33 +131,8 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
             return self.answer(does)
 
         def answer(self, content, status=200):
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            except OSError:
-                served.left += 1  # whoever asked has lost patience
+            served.left += not self.send(status, content)
 
-        def log_message(self, *args):
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 256
-        allow_reuse_address = True
-
-        def handle_error(self, request, client_address):
-            pass
-
-    listening = Quiet(("127.0.0.1", port), Handler)
-    served = Served(listening.server_port)
-    thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    served = Served()
+    with http_server.listening(Handler, port) as served.url:
         yield served
-    finally:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()

@@ -111,8 +111,11 @@ def test_what_can_not_be_used_is_refused(model, options, sentence):
 def test_a_port_in_use_is_refused_with_who_uses_it(model, tmp_path, renderer):
     python = python_that(tmp_path, FAILS)
     with server(renderer) as served:
-        said = bad("serve", model, "--python", python, "--port", served.port)
-    assert f"127.0.0.1:{served.port} can't be listened at: it is in use by a server of models/m; give another" in said
+        said = bad("serve", model, "--python", python, "--port", served.url.rpartition(":")[2])
+    assert (
+        f"{served.url.removeprefix('http://')} can't be listened at: it is in use by a server of models/m; give another"
+        in said
+    )
 
 
 @pytest.mark.slow

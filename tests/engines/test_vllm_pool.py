@@ -279,7 +279,7 @@ def test_a_run_waits_for_a_server_and_goes_on(backbone, caplog):
 
     async def body():
         with server(renderer) as served:
-            port = served.port
+            port = int(served.url.rpartition(":")[2])
             async with engine_of(backbone, served.url, retries=8) as engine:
                 await engine.generate(prompt(renderer, "before"), sampling_of(renderer))
                 served.sick = True

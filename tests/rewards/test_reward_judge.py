@@ -350,7 +350,7 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     with server(agrees) as served:
         assert asked(made(served.url, key_variable="REFEREE_KEY")) == 1.0
     assert served.headers[0]["Authorization"] == "Bearer top secret"
-    with pytest.raises(ConfigError, match="REFEREE_KEYS must hold the judge's key; it is not set"):
+    with pytest.raises(ConfigError, match="REFEREE_KEYS must hold the server's key; it is not set"):
         made(served.url, key_variable="REFEREE_KEYS")
     with pytest.raises(ConfigError, match="not a key") as caught:
         made(served.url, key_variable="sk-0123456789")

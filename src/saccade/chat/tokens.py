@@ -29,8 +29,8 @@ class Tokens:
             self._ids = {entry["content"]: int(entry["id"]) for entry in data["added_tokens"]}
             structural = [entry["content"] for entry in data["added_tokens"] if not entry["special"]]
         self._path = path
-        self._any_added = _cutter(self._ids)
-        self._structural = _cutter(structural)
+        self._any_added: re.Pattern[str] | None = cutter(self._ids)
+        self._structural = cutter(structural)
         self._refuse_fakes()
 
     def _refuse_fakes(self) -> None:
@@ -67,22 +67,27 @@ class Tokens:
                 texts.append(piece)
                 continue
             if texts:
-                ids += self._plain.encode(_utf8("".join(texts))).ids
+                ids += self._spell("".join(texts))
                 texts = []
             if piece is not None:
                 ids.append(piece)
         return ids
+
+    def _spell(self, text: str) -> list[int]:
+        return list(self._plain.encode(utf8(text)).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Ids to text, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._full.decode(list(tokens), skip_special_tokens=False)
 
 
-def _cutter(contents: Iterable[str]) -> re.Pattern[str] | None:
+def cutter(contents: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds any of these texts, the longest first; None where there are none."""
     longest_first = sorted(contents, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
-def _utf8(text: str) -> str:
+def utf8(text: str) -> str:
+    """The text as it can be written down."""
     # Lone surrogates (a tool may print them) become question marks; the tokenizer would refuse them.
     return text.encode("utf-8", "replace").decode()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from saccade.commands._terminal import ModelPath, RunFolder, Settings, out, progress, show
+from saccade.commands._terminal import MODEL_OR_SERVER, RunFolder, Settings, out, progress, show
 from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks
 from saccade.config import load_recipe
 from saccade.data.hub import HUB
@@ -46,7 +46,7 @@ evaluation = typer.Typer(
 def evaluate(
     folder: RunFolder,
     settings: Settings = None,
-    model: ModelPath = None,
+    model: Annotated[str | None, MODEL_OR_SERVER] = None,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
         str | None,
@@ -78,18 +78,18 @@ def evaluate(
     given = {"evaluation.limit": limit, "evaluation.repeat": repeat, "seed": seed, "evaluation.tools": tools}
     given |= {"evaluation.shuffle_options": shuffle or None}
     words = [*(settings or ()), *_settings(given)]
-    from saccade import exams
+    from saccade import exams, stages
     from saccade.evaluation.portions import Portion
     from saccade.evaluation.shards import Shard
 
     part = Shard.read(shard) if shard else None
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), words)
+    loaded, weights = stages.aimed(load_recipe(str(Run.open(folder).path / "recipe.yaml"), words), model)
     asked = loaded.evaluation
     if asked.repeat > 1 and not asked.temperature and not asked.shuffle_options:
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
-        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name or "", model=model, shard=part)
+        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name or "", model=weights, shard=part)
         return
     name = "test" if name is None else name
     with progress(f"eval {name}") as advance:
@@ -97,7 +97,7 @@ def evaluate(
             folder,
             loaded,
             name=name,
-            weights=model,
+            weights=weights,
             tasks=tasks,
             portion=Portion(shard=part),
             on_done=lambda tally: advance(tally.done, tally.remark, tally.total),

@@ -14,20 +14,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.engines._distribution import check_neutral
+from saccade.engines._urls import Urls
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
 from saccade.engines._vllm.server import GENERATE, Server, Trouble
 from saccade.engines._vllm.weights import Pause, Weights
-from saccade.errors import ConfigError, EngineError, MediaError
-from saccade.ledger import Ledger, Picture
-from saccade.media.cache import Lru
-from saccade.media.image import png
+from saccade.errors import ConfigError, EngineError
+from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
 from saccade.protocols import MediaLibrary
 from saccade.sections import Positive, Share, Whole
 from saccade.types import Completion, Sampling
 
-_URL_BYTES = 2**28  # of encoded pictures that are kept
 _ANY = ""  # no group's key
 
 
@@ -64,10 +62,10 @@ class vllm:
     ) -> None:
         if not servers:
             raise ConfigError("the engine vllm has no servers; name one in engine.settings.servers")
-        self._backbone, self._media, self._renderer = backbone, media, backbone.renderer
+        self._backbone, self._renderer = backbone, backbone.renderer
         self._context, self._retries, self._wait, self._meets = context, retries, wait, parity
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
-        self._urls: Lru[str, str] = Lru(_URL_BYTES)
+        self._urls = Urls(media)
         self._parity = greeting.Parity(backbone)
         self._weights = Weights(backbone, self._parity, folder, pause)
         found = [Server(url, seconds) for url in dict.fromkeys(servers)]
@@ -86,7 +84,7 @@ class vllm:
         if not ledger.segments:
             raise EngineError("an empty ledger can't be continued; render a prompt first")
         forbidden = [self._renderer.decode([each]) for each in sampling.forbidden_ids]
-        urls = [self._url(picture) for picture in ledger.pictures()]
+        urls = [self._urls(picture) for picture in ledger.pictures()]
         body = wire.request(ledger, sampling, urls=urls, forbidden=forbidden, filters=self._filters)
         group, started = ledger.fork(1).keys()[0], time.perf_counter()
         for attempt in range(self._retries + 1):
@@ -99,16 +97,6 @@ class vllm:
                 why = str(error)
             await asyncio.sleep(self._wait * 2**attempt if attempt < self._retries else 0)
         raise EngineError(f"{why} ({self._retries + 1} attempts)")
-
-    def _url(self, picture: Picture) -> str:
-        found = self._urls.get(picture.key)
-        if found is None:
-            try:
-                found = wire.picture_url(png(self._media.pixels(picture)))
-            except MediaError as error:  # a clip may have changed or gone: the attempt ends, and keeps what was said
-                raise EngineError(str(error)) from error
-            self._urls.put(picture.key, found, len(found))
-        return found
 
     async def _greet(self, server: Server) -> None:
         await greeting.look(server, self._renderer)

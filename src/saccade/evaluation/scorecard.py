@@ -33,6 +33,7 @@ from saccade.evaluation.benchmarks._benchmark import (
     report,
 )
 from saccade.evaluation.metrics import SEED, calls_made, estimate
+from saccade.rollouts.stage import takes_text
 from saccade.runlog import write_text
 from saccade.types import Scored, digest_of
 
@@ -129,8 +130,10 @@ def scorecard(
 def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
     """What a reader must know to compare a score: the model, and the settings under which it was asked."""
     evaluation, agent = recipe.evaluation, {**recipe.agent.settings, **recipe.evaluation.agent}
+    served = recipe.engine.settings
     found = {
-        "model": str(weights or recipe.model.path),
+        "model": f"{served['model']} at {served['url']}" if takes_text(recipe) else str(weights or recipe.model.path),
+        **({"tokens": "unknown: the server is asked in words, and they are estimated"} if takes_text(recipe) else {}),
         "agent": recipe.agent.name,
         **{f"agent's {name}": cut(str(value)) or "none" for name, value in agent.items()},
         "tools": "on" if evaluation.tools else "off",

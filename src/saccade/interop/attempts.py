@@ -42,9 +42,7 @@ class Attempts:
     def __init__(
         self, model: Path, *, folder: Path, recipe: str = "", settings: Sequence[str] = (), at_once: int = 64
     ) -> None:
-        home = stages.run_of(model)
-        guessed: tuple[str, tuple[str, ...]] = (str(home / "recipe.yaml"), ()) if home else stages.fitting(model)
-        name, here = (recipe, ()) if recipe else guessed
+        name, here = (recipe, ()) if recipe else stages.guessed(model)
         loaded = stages.examined(load_recipe(name, [*here, *settings]))
         self.stage: Stage = stages.load(stages.ungraded(loaded), stages.weights_of(model))
         self.folder = folder.resolve()

@@ -1,14 +1,13 @@
 """A model as judge: whether the final answer means what the gold answer means."""
 
 import asyncio
-import os
 import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from saccade.endpoint import Endpoint, NoAnswer, key_of
 from saccade.errors import ConfigError
-from saccade.rewards._client import Endpoint, NoAnswer
 from saccade.rewards._text import asked
 from saccade.rewards._verdicts import Verdicts
 from saccade.types import Episode, Task, Ungraded, digest_of
@@ -34,7 +33,7 @@ class judge:
     drawn anew for every request, so that nothing in it can end it early. What comes back must be exactly one of
     `verdicts`, but for case and the blanks around it. `key_variable` names the environment variable that holds the key;
     `body` holds further fields of the request, such as `chat_template_kwargs`. A request is tried 1 + `retries` times,
-    each for `timeout` seconds, at most `at_once` at a time (see `_client`). Verdicts are kept in the folder `cache`
+    each for `timeout` seconds, at most `at_once` at a time (see `endpoint`). Verdicts are kept in the folder `cache`
     (null: not) under a digest of model, prompt, verdicts, request, question, gold and answer; not of the url, so that a
     model may move.
 
@@ -71,7 +70,7 @@ class judge:
         self._prompt, self._longest = prompt, longest
         self._verdicts = {word.strip().casefold(): float(value) for word, value in verdicts.items()}
         self._kept = Verdicts(cache)
-        key = _key(key_variable)
+        key = key_of(key_variable, "rewards/judge")
         self._endpoint = Endpoint(
             url=url, key=key, timeout=timeout, retries=retries, wait=wait, at_once=at_once, proxy=proxy
         )
@@ -108,9 +107,10 @@ class judge:
             said = await self._endpoint.ask({**self._request, "messages": self._messages(case)})
         except NoAnswer as error:
             return Ungraded(reason=f"{self._name} {error}")
-        verdict = said.strip().casefold()
+        verdict = said.text.strip().casefold()
         if verdict not in self._verdicts:
-            return Ungraded(reason=f"{self._name} said {said[:60]!r}, which is not one of {', '.join(self._verdicts)}")
+            known = ", ".join(self._verdicts)
+            return Ungraded(reason=f"{self._name} said {said.text[:60]!r}, which is not one of {known}")
         self._kept.put(key, verdict, {"model": self._request["model"], **case})
         return self._verdicts[verdict]
 
@@ -136,14 +136,3 @@ def _check(*, url: str, model: str, verdicts: Mapping[str, float], body: Mapping
         raise ConfigError("rewards/judge: verdicts must be two words or more, each worth something between 0 and 1")
     if taken := sorted(_OWN & body.keys()):
         raise ConfigError(f"rewards/judge: the body can't hold {taken[0]!r}, which is the judge's own")
-
-
-def _key(variable: str) -> str:
-    # who put the key itself into a recipe must not find it in a log as well
-    if variable and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        raise ConfigError("rewards/judge: key_variable must be the name of an environment variable, not a key")
-    if variable and not os.environ.get(variable, "").strip():
-        raise ConfigError(
-            f"rewards/judge: the environment variable {variable} must hold the judge's key; it is not set"
-        )
-    return os.environ[variable].strip() if variable else ""

@@ -12,7 +12,7 @@ from saccade.config import Recipe
 from saccade.errors import ConfigError, boundary
 from saccade.media.cache import Library
 from saccade.model.backbone import Backbone
-from saccade.protocols import Agent, Context, Engine, Scorer
+from saccade.protocols import UNTRAINABLE, Agent, Context, Engine, Renderer, Scorer, TextEngine
 from saccade.rewards._compose import compose
 from saccade.types import Sampling
 
@@ -30,35 +30,33 @@ def context_of(agent: Agent) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The model, the media, the engine, the agent and the rewards of a recipe."""
+class RolloutStage:
+    """The media, the engine, the agent and the rewards of a recipe: enough to attempt and to grade."""
 
     recipe: Recipe
-    backbone: Backbone
+    renderer: Renderer
     media: Library
     engine: Engine
     agent: Agent
     score: Scorer
 
     @staticmethod
-    def of(recipe: Recipe) -> "Stage":
-        """Load the model and bind the plugins; ConfigError or ModelError name what can't be used."""
-        agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
-        score = compose(recipe.rewards)
-        torch.set_num_threads(recipe.model.threads)
-        backbone = Backbone(recipe.model)
-        media = Library(workers=0 if backbone.device.type == "cpu" else 4)
-        given = {"backbone": backbone, "media": media, "context": context_of(agent)}
-        made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, **given)
-        with boundary(ConfigError, f"the engine {recipe.engine.name} can't be made from a recipe"):
-            engine = made()
-        return Stage(recipe=recipe, backbone=backbone, media=media, engine=engine, agent=agent, score=score)
+    def of(recipe: Recipe) -> "RolloutStage":
+        """Bind the plugins; no model is loaded where the engine asks its server in words. Errors as `Stage.of`'s."""
+        if not takes_text(recipe):
+            return Stage.of(recipe)
+        agent, score = _acting(recipe)
+        media = Library()
+        engine = _engine(recipe, media=media, context=context_of(agent))
+        return RolloutStage(
+            recipe=recipe, renderer=engine.renderer, media=media, engine=engine, agent=agent, score=score
+        )
 
     def context(
         self, *, seed: int, frames: int | None = None, temperature: float | None = None, watch: Watch | None = None
     ) -> Context:
         """What one episode is given; `frames` is its budget K, `temperature` replaces the recipe's."""
-        renderer, settings = self.backbone.renderer, self.recipe.sampling
+        renderer, settings = self.renderer, self.recipe.sampling
         sampling = Sampling(
             temperature=settings.temperature if temperature is None else temperature,
             max_tokens=settings.max_tokens,
@@ -78,13 +76,63 @@ class Stage:
         )
 
 
-def trainable(recipe: Recipe) -> Recipe:
-    """The recipe, if its agent can be trained. Raises ConfigError for one that speaks another system's protocol.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(RolloutStage):
+    """The same with the model itself, which can be trained."""
 
-    Its ledgers are as exact as any, but no reward, anchor or metric of format knows its tags.
+    backbone: Backbone
+
+    @staticmethod
+    def of(recipe: Recipe) -> "Stage":
+        """Load the model and bind the plugins; ConfigError or ModelError name what can't be used."""
+        agent, score = _acting(exact(recipe))
+        torch.set_num_threads(recipe.model.threads)
+        backbone = Backbone(recipe.model)
+        media = Library(workers=0 if backbone.device.type == "cpu" else 4)
+        engine = _engine(recipe, backbone=backbone, media=media, context=context_of(agent))
+        return Stage(
+            recipe=recipe,
+            renderer=backbone.renderer,
+            backbone=backbone,
+            media=media,
+            engine=engine,
+            agent=agent,
+            score=score,
+        )
+
+
+def _acting(recipe: Recipe) -> tuple[Agent, Scorer]:
+    agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
+    return agent, compose(recipe.rewards)
+
+
+def _engine(recipe: Recipe, **given: Any) -> Any:
+    made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, **given)
+    with boundary(ConfigError, f"the engine {recipe.engine.name} can't be made from a recipe"):
+        return made()
+
+
+def takes_text(recipe: Recipe) -> bool:
+    """Whether the recipe's engine is asked in words, and so needs no model here."""
+    engine = plugins.load("engines", recipe.engine.name)
+    return inspect.isclass(engine) and issubclass(engine, TextEngine)
+
+
+def exact(recipe: Recipe) -> Recipe:
+    """The recipe, if its engine says which tokens it samples. Raises ConfigError for one that is asked in words."""
+    if takes_text(recipe):
+        raise ConfigError(f"engine.name: {recipe.engine.name} {UNTRAINABLE}")
+    return recipe
+
+
+def trainable(recipe: Recipe) -> Recipe:
+    """The recipe, if its agent can be trained, with its engine. Raises ConfigError where one of them can't.
+
+    The ledgers of an agent that speaks another system's protocol are as exact as any, but no reward, anchor or metric
+    of format knows its tags.
     """
     name = recipe.agent.name
     if "protocol" in inspect.signature(plugins.load("agents", name)).parameters:
         told = "rewards don't know the form of, so it can be evaluated and asked but not trained"
         raise ConfigError(f"agent.name: {name} speaks a protocol that {told}; train with parallel, for example")
-    return recipe
+    return exact(recipe)

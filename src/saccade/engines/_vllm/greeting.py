@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from saccade.chat.render import ChatRenderer
+from saccade.engines._urls import picture_url
 from saccade.engines._vllm import wire
 from saccade.engines._vllm.server import GENERATE, Server, Trouble
 from saccade.errors import BrokenEngineError
@@ -91,7 +92,7 @@ class Parity:
         """
         gaps: list[float] = []
         for place, ledger in enumerate(self._ledgers):
-            urls = [wire.picture_url(png(self._pixels)) for _ in ledger.pictures()]
+            urls = [picture_url(png(self._pixels)) for _ in ledger.pictures()]
             body = wire.request(ledger, self._sampling, urls=urls, forbidden=self._forbidden, filters={})
             reply = await server.post(GENERATE, body)
             said = wire.completion(reply, ledger, self._sampling, server=server, seconds=0.0)

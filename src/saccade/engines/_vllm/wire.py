@@ -1,6 +1,5 @@
 """What goes over the wire, as pure functions: a ledger to a request, a reply to a completion, ids beside ids."""
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,15 +10,6 @@ from saccade.ledger import Ledger
 from saccade.types import Completion, Sampling, Stop
 
 _SHOWN = 8  # ids on either side of the first difference
-
-
-def picture_url(png: bytes) -> str:
-    """A picture as a data URL.
-
-    >>> picture_url(b"png")
-    'data:image/png;base64,cG5n'
-    """
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def request(
