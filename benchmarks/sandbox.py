@@ -160,7 +160,7 @@ async def opened(
 
 
 def guests(server: Server) -> list[int]:
-    """The processes of a server's guests."""
+    """The processes of a server's guests, the one that it forked ahead among them."""
     [zygote] = children(server.process.pid)
     return children(zygote)
 
@@ -335,7 +335,7 @@ async def soak(server: Server, episodes: int, *, seed: int = 0, at_once: int = 8
 
     async def state() -> dict[str, float]:
         for _ in range(500):  # the last ones may still be dying
-            if not guests(server):
+            if len(guests(server)) <= 1:
                 break
             await asyncio.sleep(0.02)
         gc.collect()

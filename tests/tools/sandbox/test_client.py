@@ -50,6 +50,12 @@ def below(pid):
     return found
 
 
+def leaves(server):
+    """The guests of a server, the one that it forked ahead among them."""
+    (zygote,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return below(int(zygote))
+
+
 async def run_all(boxes, cells):
     return await asyncio.gather(*(box.run(cell) for box, cell in zip(boxes, cells, strict=True)))
 
@@ -79,7 +85,7 @@ def test_guests_are_users_of_their_own_or_the_same_one_throughout(any_server):
 def test_guests_give_way_to_whoever_trains(any_server):
     async def body():
         async with Sandbox.open(host=any_server):
-            guests = [pid for pid in below(any_server.process.pid) if len(below(pid)) == 0]
+            guests = leaves(any_server)
             return [
                 (Path(f"/proc/{pid}/oom_score_adj").read_text(), os.getpriority(os.PRIO_PROCESS, pid)) for pid in guests
             ]
@@ -112,6 +118,23 @@ def test_a_cancelled_call_loses_its_interpreter_and_nothing_else(server):
     assert asyncio.run(body()).text == "False\n"
 
 
+def test_a_guest_forked_ahead_may_be_killed(any_server):
+    async def body():
+        for _ in range(3):
+            deadline = time.monotonic() + 10
+            while not (waiting := leaves(any_server)) and time.monotonic() < deadline:
+                await asyncio.sleep(0.005)
+            for pid in waiting:
+                with contextlib.suppress(ProcessLookupError):  # of the round before
+                    os.kill(pid, signal.SIGKILL)
+            while any(map(lives, waiting)) and time.monotonic() < deadline:
+                await asyncio.sleep(0.005)
+            async with Sandbox.open(PATIENT, host=any_server) as box:
+                assert (await box.run("print(1)")).text == "1\n"
+
+    asyncio.run(body())
+
+
 def test_opening_can_be_cancelled(server):
     async def body():
         for delay in (0, 0.001, 0.004, 0.01):
@@ -136,9 +159,9 @@ def test_nothing_is_left_behind(server):
     for code in ["plt.plot([1]); plt.show()", *hostile]:
         play(server, code, limits=Limits(seconds=0.3, grace=0.3))
     deadline = time.monotonic() + 10
-    while len(below(server.process.pid)) > 1 and time.monotonic() < deadline:
+    while len(below(server.process.pid)) > 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert len(below(server.process.pid)) == 1  # the zygote
+    assert len(below(server.process.pid)) == 2  # the zygote, and the guest that it forked ahead
     assert descriptors() == before
 
 
@@ -184,7 +207,7 @@ def test_the_hosts_end_is_everybodys_end(without, end):
     ) as host:
         assert host.stdout.readline()
         everybody = below(host.pid)
-        assert len(everybody) == 2 + 3  # keeper, zygote, guests
+        assert len(everybody) == 2 + 3 + 1  # keeper, zygote, guests, one forked ahead
         host.send_signal(end)
         started = time.monotonic()
         while any(map(lives, everybody)) and time.monotonic() < started + 10:

@@ -60,9 +60,7 @@ def keep(zygote: int, host: int, base: str) -> NoReturn:
     poll = select.poll()
     for place in (host, watch):
         poll.register(place, select.POLLIN)
-    low, high = sorted((host, watch))
-    for first, end in ((3, low), (low + 1, high), (high + 1, 1 << 20)):
-        os.closerange(first, end)
+    kernel.close_others((host, watch))
     poll.poll()
     try:
         os.kill(zygote, signal.SIGKILL)

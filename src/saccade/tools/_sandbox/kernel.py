@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from saccade.tools._sandbox.policy import machine
 
@@ -113,6 +113,15 @@ def die_with_parent() -> None:
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
     _prctl(_PR_PDEATHSIG, 0)
+
+
+def close_others(kept: Sequence[int]) -> None:
+    """Close every descriptor but these and the first three."""
+    first = 3
+    for place in sorted(kept):
+        os.closerange(first, place)
+        first = place + 1
+    os.closerange(first, 1 << 20)
 
 
 def hide() -> None:
