@@ -1,17 +1,20 @@
 """`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from saccade import plugins
 from saccade.commands._terminal import out, progress, show
 from saccade.config import Recipe
-from saccade.data.hub import HUB, MAIN, MARK, Hub
-from saccade.errors import ConfigError
+from saccade.data.hub import HUB, MAIN, MARK, Hub, check_installed
+from saccade.errors import ConfigError, DataError
 from saccade.view.live import Advance, say
+
+if TYPE_CHECKING:
+    from saccade.doctor import Finding
 
 # Names for the settings of a file that holds two benchmarks.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,6 +72,39 @@ def run_benchmarks(
         page = None if shard else write_scores(folder)
     if page is not None:
         say(out, f"The report: {page}")
+
+
+def examine_benchmarks(recipe: Recipe, names: Sequence[str], copies: Copies) -> "Iterator[Finding]":
+    """Whether each benchmark could be evaluated: its copy, its media, what its rule and its judge want."""
+    from saccade.checkup import looked
+
+    for name in names:
+        yield looked(f"benchmark {name}", functools.partial(_examined, recipe, name, copies))
+
+
+def _examined(recipe: Recipe, name: str, copies: Copies) -> str:
+    from saccade import exams
+    from saccade.checkup import OPENED, open_media, spread
+    from saccade.evaluation.benchmarks._benchmark import check_subtitles, missing_media
+    from saccade.evaluation.benchmarks._judging import Referee
+
+    ((_, benchmark),) = _bound([name])
+    exams.check_order(recipe, benchmark)
+    Referee.of(benchmark, recipe.evaluation.judge)
+    if str(copies.data).startswith(MARK):
+        check_installed()
+        return f"{benchmark.hub} is fetched from the hub when it is evaluated"
+    portion = exams.portion_of(recipe, benchmark, None)
+    place = _place(copies, benchmark, name, portion)
+    tasks = portion.of(benchmark.tasks(place, subset=copies.subset))
+    check_subtitles(benchmark, tasks, place)
+    if lacking := [path for paths in missing_media(tasks).values() for path in paths]:
+        mend = "unpack the data set's archives there"
+        raise DataError(f"{place}: {benchmark.name} lacks {len(lacking)} files, first {lacking[0]}; {mend}")
+    media = spread(list(dict.fromkeys(one for task in tasks for one in task.media)), OPENED)
+    for one in media:
+        open_media(one)
+    return f"{place}: {len(tasks):,} questions, their files are there, {len(media)} of them were opened"
 
 
 def merge_benchmarks(

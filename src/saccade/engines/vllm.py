@@ -17,6 +17,7 @@ from saccade.engines._distribution import check_neutral
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
 from saccade.engines._vllm.server import GENERATE, Server, Trouble
+from saccade.engines._vllm.visit import visit
 from saccade.engines._vllm.weights import Weights
 from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
@@ -42,6 +43,7 @@ class vllm:
     """
 
     own_weights = True
+    visit = staticmethod(visit)
 
     def __init__(
         self,
