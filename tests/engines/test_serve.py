@@ -298,6 +298,7 @@ def test_a_signal_while_it_starts_leaves_no_process(model, tmp_path, monkeypatch
             pytest.fail("it went on")
     finally:
         signal.signal(signal.SIGINT, kept)
+        monkeypatch.undo()
     assert started
     assert not group_of(started[0].pid)
 
