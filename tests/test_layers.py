@@ -18,7 +18,20 @@ LAYERS = [
     ["agents"],
     ["rollouts"],
     ["training", "evaluation"],
-    ["recipes", "testing", "planning", "stages", "exams", "doctor", "demo", "lab", "interop", "commands", "cli"],
+    [
+        "recipes",
+        "testing",
+        "planning",
+        "stages",
+        "exams",
+        "doctor",
+        "checkup",
+        "demo",
+        "lab",
+        "interop",
+        "commands",
+        "cli",
+    ],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Single files of one layer may know each other; the folders of one layer may not.

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.commands._terminal import MODEL_OR_SERVER, ModelPath, RecipeName, Settings, err, out, progress, show
 from saccade.commands.data import data
+from saccade.commands.doctor import doctor
 from saccade.commands.evaluate import evaluation
 from saccade.commands.lab import lab
 from saccade.commands.recipes import recipes
@@ -71,6 +71,7 @@ app.add_typer(data, name="data")
 app.command("lab")(lab)
 app.add_typer(evaluation, name="eval")
 app.command("serve")(serve)
+app.command("doctor")(doctor)
 
 Out = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it stopped.")]
@@ -89,24 +90,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         print(f"saccade {__version__}")
         raise typer.Exit
-
-
-# ---- looking around ------------------------------------------------------------------------------------------------
-
-
-@app.command()
-def doctor() -> None:
-    """Check this machine: versions against their bounds, threads, device, video, disk, the jail for Python."""
-    from saccade.doctor import examine
-
-    table, bad = Table("", "found", "wanted", "", box=None), []
-    for each in examine():
-        verdict = "[green]ok[/green]" if each.good else "[red]no[/red]"
-        table.add_row(each.name, escape(each.found), escape(each.wanted), verdict)
-        bad += [] if each.good else [each.name]
-    out.print(table)
-    if bad:
-        raise RunError(f"this machine can't run Saccade as it is: mend {', '.join(bad)}")
 
 
 # ---- making models and data ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from saccade.errors import ConfigError
 from saccade.ledger import Box, Ledger, Picture, Segment
@@ -130,6 +130,27 @@ UNTRAINABLE = (
     "is asked in words, so neither the tokens nor their logprobs are known and nothing can be learned from it: it is "
     "for `saccade eval` and `saccade ask`; train with engine.name=local or vllm"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a recipe wants of servers: the checkpoint's folder, tokens of a conversation, whether new weights come.
+
+    `renderer` is None where the checkpoint can't be read; then its words can't be compared with a server's.
+    """
+
+    model: str
+    renderer: Renderer | None
+    context: int
+    training: bool
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """What an engine's class has besides where servers do the work: they can be looked at before a run begins."""
+
+    async def visit(self, needs: Needs, /, **settings: Any) -> Mapping[str, str | Exception]:
+        """By address, what a server is, or why it can't be used; nothing of it is changed. It belongs to the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

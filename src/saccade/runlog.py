@@ -67,7 +67,7 @@ class Run:
             raise RunError(f"the run {path} already exists; go on with --resume, or choose another folder with --out")
         changed = {}
         if resume:
-            changed = _changed(cls.open(path).recipe, recipe, str(path), may_change)
+            changed = run.changed(may_change)
             run._drop_torn_line()
         with writing(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
@@ -84,6 +84,10 @@ class Run:
         if not (Path(path) / "recipe.yaml").is_file():
             raise RunError(f"there is no run at {path}: it has no recipe.yaml")
         return cls(path=Path(path), recipe=load_recipe(str(Path(path) / "recipe.yaml")))
+
+    def changed(self, may_change: Collection[str] = MAY_CHANGE) -> dict[str, tuple[Any, Any]]:
+        """What the recipe has otherwise than the one in the folder, before and now; RunError for what may not."""
+        return _changed(Run.open(self.path).recipe, self.recipe, str(self.path), may_change)
 
     # ---- what steps leave ------------------------------------------------------------------------------------------
 

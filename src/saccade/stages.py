@@ -325,11 +325,16 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     """
     tasks = _training_tasks(folder, recipe)
     run = run or _begun(folder, recipe, resume, graded=True)
-    # Half a cold start would be taken for a whole one, and nobody would ever know.
-    if (folder / "sft").exists() and not run.is_done("sft") and latest(folder, "rl") is None:
-        mend = f"finish it first with `saccade sft … --out {folder} --resume`"
-        raise RunError(f"the SFT in {folder} was stopped before its end; {mend}")
+    check_start(run)
     return _learn("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
+
+
+def check_start(run: Run) -> None:
+    """See that the cold start in a run's folder, if there is one, came to its end. Raises RunError."""
+    # Half a cold start would be taken for a whole one, and nobody would ever know.
+    if (run.path / "sft").exists() and not run.is_done("sft") and latest(run.path, "rl") is None:
+        mend = f"finish it first with `saccade sft … --out {run.path} --resume`"
+        raise RunError(f"the SFT in {run.path} was stopped before its end; {mend}")
 
 
 def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:

@@ -83,14 +83,16 @@ def reply_to(body, renderer, **changes):
 
 
 @contextmanager
-def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0):
+def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0, root="models/m"):
     """`behave(number, body)` gives None (well), a dict (the reply), bytes (a reply that is no JSON), a number (the
     status), or seconds as a float (that it takes); "hang up" closes the connection. The n-th request is number n.
     """
 
     class Handler(http_server.Handler):
         def do_GET(self):
-            self.answer({"data": [{"id": "m", "root": "models/m", "max_model_len": context}]})
+            if served.sick or self.path in lacks:
+                return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
+            return self.answer({"data": [{"id": "m", "root": root, "max_model_len": context}]})
 
         def do_POST(self):
             body = self.body()

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import bad
 
 from saccade import stages
+from saccade.engines._vllm import process as vllm_process
 from saccade.engines._vllm.process import Process, Wanted, free_port
 from saccade.errors import EngineError
 from saccade.model.tiny import make_tiny
@@ -249,3 +250,84 @@ def test_a_run_outlives_its_server(tmp_path, serving):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert not group_of(again)
+
+
+# ---- its log, its model, signals while it starts ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_log_is_added_to_and_says_where_each_server_begins(model, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text("ValueError: of long ago\n")
+    for _ in range(2):
+        wanted = Wanted(model=model, python=python_that(tmp_path, "print('a word', flush=True)"), port=free_port())
+        with Process(wanted, log) as process:
+            process.wait()
+            assert process.last_words() == "a word"
+    said = log.read_text()
+    assert said.startswith("ValueError: of long ago\n--- started at ")
+    assert said.count("--- started at ") == said.count("a word") == 2
+
+
+@pytest.mark.slow
+def test_a_long_log_keeps_its_end(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_process, "_LOG_BYTES", 1000)
+    log = tmp_path / "vllm.log"
+    log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    wanted = Wanted(model=model, python=python_that(tmp_path, ""), port=free_port())
+    with Process(wanted, log) as process:
+        process.wait()
+    lines = log.read_text().splitlines()
+    assert lines[0] == "--- what was here before was left out ---"
+    assert re.fullmatch(r"line \d+", lines[1])
+    assert "line 999" in lines
+    assert log.stat().st_size < 1000
+
+
+@pytest.mark.slow
+def test_a_signal_while_it_starts_leaves_no_process(model, tmp_path, monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def interrupted(*words, **how):
+        os.kill(os.getpid(), signal.SIGINT)
+        started.append(popen(*words, **how))
+        return started[-1]
+
+    wanted = Wanted(model=model, python=python_that(tmp_path, "time.sleep(600)"), port=free_port())
+    monkeypatch.setattr(vllm_process.subprocess, "Popen", interrupted)
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Process(wanted, tmp_path / "log"):
+            pytest.fail("it went on")
+    finally:
+        signal.signal(signal.SIGINT, kept)
+        monkeypatch.undo()
+    assert started
+    assert not group_of(started[0].pid)
+
+
+def test_a_checkpoint_that_its_run_may_delete_is_warned_of(model, tmp_path):
+    weights = tmp_path / "run" / "rl" / "step-000004"
+    shutil.copytree(model, weights)
+    wanted = Wanted(model=weights, python=Path("/bin/true"))
+    assert not list(vllm_process.cautions(wanted))
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 0\n")
+    (said,) = vllm_process.cautions(wanted)
+    assert f"{weights} may be deleted by its run {tmp_path / 'run'}" in said
+    assert f"cp -r {weights}" in said
+    (tmp_path / "run" / "done").mkdir()
+    (tmp_path / "run" / "done" / "rl.json").write_text("{}")
+    assert not list(vllm_process.cautions(wanted))
+
+
+@pytest.mark.slow
+def test_a_model_that_is_gone_when_its_server_dies_is_named(model, tmp_path, serving):
+    process = serving(
+        model, "--python", python_that(tmp_path, ANSWERS), "--port", free_port(), "--log", tmp_path / "log"
+    )
+    pid = ready(process)
+    shutil.rmtree(model)
+    os.killpg(pid, signal.SIGKILL)
+    rest = process.stdout.read()
+    assert process.wait(timeout=20) == 1
+    assert f"{model} is gone, so it can't be served again" in rest

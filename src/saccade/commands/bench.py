@@ -1,18 +1,21 @@
 """`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from saccade import plugins
 from saccade.commands._terminal import out, progress, show
 from saccade.config import Recipe
 from saccade.data.archives import Told, archives, complete, packed_in, unpack
-from saccade.data.hub import HUB, MAIN, MARK, Hub, below
-from saccade.errors import ConfigError
+from saccade.data.hub import HUB, MAIN, MARK, Hub, below, check_installed
+from saccade.errors import ConfigError, DataError
 from saccade.view.live import Advance, lines, say
+
+if TYPE_CHECKING:
+    from saccade.doctor import Finding
 
 # Names for the settings of a file that holds two benchmarks.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -72,6 +75,44 @@ def run_benchmarks(
         say(out, f"The report: {page}")
 
 
+def examine_benchmarks(recipe: Recipe, names: Sequence[str], copies: Copies) -> "Iterator[Finding]":
+    """Whether each benchmark could be evaluated: its copy, its media, what its rule and its judge want."""
+    from saccade.checkup import looked
+
+    for name in names:
+        yield looked(f"benchmark {name}", functools.partial(_examined, recipe, name, copies))
+
+
+def _examined(recipe: Recipe, name: str, copies: Copies) -> str:
+    from saccade import exams
+    from saccade.checkup import OPENED, open_media, spread
+    from saccade.evaluation.benchmarks._benchmark import check_subtitles, missing_media
+    from saccade.evaluation.benchmarks._judging import Referee
+
+    ((_, benchmark),) = _bound([name])
+    exams.check_order(recipe, benchmark)
+    Referee.of(benchmark, recipe.evaluation.judge)
+    if str(copies.data).startswith(MARK):
+        check_installed()
+        return f"{benchmark.hub} is fetched from the hub when it is evaluated"
+    place = _local(copies, benchmark, name)
+    everything = benchmark.tasks(place, subset=copies.subset)
+    tasks = exams.portion_of(recipe, benchmark, None).of(everything)
+    lacking = [path for paths in missing_media(tasks).values() for path in paths]
+    packed = packed_in(place)
+    if lacking and packed:
+        return f"{place}: {len(tasks):,} questions; of {len(packed)} archives there, what is wanted will be unpacked"
+    if not copies.subset and not packed:
+        check_subtitles(benchmark, everything, tasks, place)
+    if lacking:
+        mend = "put them or the data set's archives there"
+        raise DataError(f"{place}: {benchmark.name} lacks {len(lacking)} files, first {lacking[0]}; {mend}")
+    media = spread(list(dict.fromkeys(one for task in tasks for one in task.media)), OPENED)
+    for one in media:
+        open_media(one)
+    return f"{place}: {len(tasks):,} questions, their files are there, {len(media)} of them were opened"
+
+
 def merge_benchmarks(
     folder: Path, names: Sequence[str], *, called: str, extractor: str, others: Sequence[Path]
 ) -> None:
@@ -119,7 +160,6 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
     copy of the hub from there. Raises DataError.
     """
     from saccade.evaluation.benchmarks._benchmark import missing_media
-    from saccade.evaluation.benchmarks._rows import Copy
 
     data = str(copies.data)
     with lines(out) as begin:
@@ -130,8 +170,7 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
             there.unpack(folder, benchmark.packed, told=told)
             add = functools.partial(there.add, folder, told=told)
         else:
-            folder = copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
-            Copy(root=folder).files(*benchmark.patterns)
+            folder = _local(copies, benchmark, name)
             packed = packed_in(folder)
             if not packed:  # what is missing will count as errors, one by one
                 return folder
@@ -142,6 +181,15 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
         lacking = [path for paths in missing_media(portion.of(tasks)).values() for path in paths]
         if lacking:
             add(lacking, named={media.path for task in tasks for media in task.media})
+    return folder
+
+
+def _local(copies: Copies, benchmark: Any, name: str) -> Path:
+    """The folder of a benchmark's copy on this machine. Raises DataError where its tables are not there."""
+    from saccade.evaluation.benchmarks._rows import Copy
+
+    folder = copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
+    Copy(root=folder).files(*benchmark.patterns)
     return folder
 
 

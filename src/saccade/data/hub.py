@@ -54,6 +54,15 @@ class Pin:
         return next(filter(None, found), ())
 
 
+def check_installed() -> None:
+    """See that the hub can be spoken with. Raises ConfigError."""
+    try:
+        importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        mend = "install it with: pip install 'saccade[hub]'"
+        raise ConfigError(f"fetching from the hub needs huggingface_hub; {mend}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
     """A hub, or a mirror that speaks as it does, and the folder `home` in which what it has is kept.
@@ -169,11 +178,7 @@ class Hub:
     @contextlib.contextmanager
     def _reaching(self, folder: Path, name: str, what: str) -> Iterator[None]:
         """Say in one sentence why something can't be had from the hub, and what helps."""
-        try:
-            importlib.import_module("huggingface_hub")
-        except ImportError as error:
-            mend = "install it with: pip install 'saccade[hub]'"
-            raise ConfigError(f"fetching from the hub needs huggingface_hub; {mend}") from error
+        check_installed()
         mend = "check the network, or copy the data set by hand and name the copy instead"
         try:
             with boundary(DataError, f"{what} can't be fetched from {self.endpoint}; {mend}"):

@@ -1,5 +1,6 @@
 """Tasks and demonstrations on disk: JSONL or Parquet of `Task` and of `Demo`, media paths relative to their folder."""
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -17,14 +18,14 @@ def write_tasks(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
     native.write(path, tasks)
 
 
-def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
-    """Every task of the file, media paths joined to its folder.
+def read_tasks(path: str | os.PathLike[str], *, most: int | None = None) -> list[Task]:
+    """Every task of the file, or the first so many, media paths joined to its folder.
 
     Raises DataError for an empty file, a bad row, two tasks of one id, a missing media file, a gold answer that doesn't
     fit the kind.
     """
     source = Path(path)
-    tasks = list(native.iterate(source, Task))
+    tasks = list(itertools.islice(native.iterate(source, Task), most))
     if not tasks:
         raise DataError(f"{source}: the file holds no task")
     known: set[str] = set()
@@ -38,13 +39,13 @@ def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
     return _found(tasks, source)
 
 
-def read_demos(path: str | os.PathLike[str]) -> list[Demo]:
-    """Every demonstration of the file, media paths joined to its folder.
+def read_demos(path: str | os.PathLike[str], *, most: int | None = None) -> list[Demo]:
+    """Every demonstration of the file, or the first so many, media paths joined to its folder.
 
     Raises DataError for an empty file, a bad row, a missing media file.
     """
     source = Path(path)
-    demos = list(native.iterate(source, Demo))
+    demos = list(itertools.islice(native.iterate(source, Demo), most))
     if not demos:
         raise DataError(f"{source}: the file holds no demonstration")
     tasks = _found([demo.task for demo in demos], source)

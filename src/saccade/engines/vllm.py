@@ -18,6 +18,7 @@ from saccade.engines._urls import Urls
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
 from saccade.engines._vllm.server import GENERATE, Server, Trouble
+from saccade.engines._vllm.visit import visit
 from saccade.engines._vllm.weights import Pause, Weights
 from saccade.errors import ConfigError, EngineError
 from saccade.ledger import Ledger
@@ -41,6 +42,7 @@ class vllm:
     """
 
     own_weights = True
+    visit = staticmethod(visit)
 
     def __init__(
         self,

@@ -27,13 +27,8 @@ def plan(name: str, recipe: Recipe, assumed: Assumed, *, gpus: int = 1, root: Pa
     `root` is the folder that a relative path of its model may start at. Raises SaccadeError with one sentence for a
     recipe that can't be planned.
     """
-    if recipe.model.path and (root / recipe.model.path).exists():
-        model = recipe.model.model_copy(update={"path": str(root / recipe.model.path)})
-        recipe = recipe.model_copy(update={"model": model})
+    recipe, assumed = settled(recipe, assumed, root)
     sizes = sizes_of(recipe)
-    if not recipe.model.published:  # then it is about the world's own videos or pictures
-        side = recipe.world.image.pixels if recipe.world.media == "image" else recipe.world.pixels
-        assumed = replace(assumed, video=(side, side))
     attempt = attempt_of(recipe, sizes, assumed)
     grids, needs = [essentials(name, recipe, sizes, attempt, assumed)], dict[str, Memory]()
     if "rl" in recipe.model_fields_set:
@@ -46,6 +41,17 @@ def plan(name: str, recipe: Recipe, assumed: Assumed, *, gpus: int = 1, root: Pa
         grids.append(Grid(title="One step of SFT", header=("", "", ""), rows=tuple(_trained(trained))))
         needs["SFT"] = memory(recipe, sizes, recipe.sft.optim, trained, gpus=gpus)
     return [*grids, _memory(recipe, needs, gpus)] if needs else grids
+
+
+def settled(recipe: Recipe, assumed: Assumed, root: Path) -> tuple[Recipe, Assumed]:
+    """The recipe with its model's path as seen from here, and with what sizes of videos it is planned."""
+    if recipe.model.path and (root / recipe.model.path).exists():
+        model = recipe.model.model_copy(update={"path": str(root / recipe.model.path)})
+        recipe = recipe.model_copy(update={"model": model})
+    if not recipe.model.published:  # then it is about the world's own videos or pictures
+        side = recipe.world.image.pixels if recipe.world.media == "image" else recipe.world.pixels
+        assumed = replace(assumed, video=(side, side))
+    return recipe, assumed
 
 
 def essentials(name: str, recipe: Recipe, sizes: Sizes, attempt: Attempt, assumed: Assumed) -> Grid:

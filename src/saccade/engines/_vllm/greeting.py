@@ -5,7 +5,6 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from saccade.chat.render import ChatRenderer
 from saccade.engines._urls import picture_url
 from saccade.engines._vllm import wire
 from saccade.engines._vllm.server import GENERATE, Server, Trouble
@@ -13,6 +12,7 @@ from saccade.errors import BrokenEngineError
 from saccade.ledger import Ledger, Picture
 from saccade.media.image import png
 from saccade.model.backbone import Backbone, log_probabilities
+from saccade.protocols import Renderer
 from saccade.types import Message, Sampling
 
 _SAMPLES = 61  # ids whose spelling is compared
@@ -21,13 +21,19 @@ _TOKENS = 16  # that are sampled to compare logprobs
 _BOUNDS = {"float32": 1e-4, "bfloat16": 0.1}  # mean |difference| of logprobs in nats; other weights differ by 1 or so
 
 
-async def look(server: Server, renderer: ChatRenderer) -> None:
-    """Note the server's context and compare its vocabulary. Raises BrokenEngineError, Trouble or EngineError."""
+async def about(server: Server) -> str:
+    """What the server serves, where its context is noted. Raises Trouble or EngineError."""
     try:
-        about = (await server.get("/v1/models"))["data"][0]
-        server.context, name = int(about["max_model_len"]), str(about["root"])
+        said = (await server.get("/v1/models"))["data"][0]
+        server.context, name = int(said["max_model_len"]), str(said["root"])
     except (LookupError, TypeError, ValueError):
         raise Trouble(f"{server.url} doesn't say what it serves") from None
+    return name
+
+
+async def look(server: Server, renderer: Renderer) -> None:
+    """Note the server's context and compare its vocabulary. Raises BrokenEngineError, Trouble or EngineError."""
+    name = await about(server)
     marks = (*renderer.stop_ids, *renderer.forbidden_ids)
     plain = min(marks)  # tokens of text come before those of the scaffold
     ids = [*range(0, plain, max(plain // _SAMPLES, 1)), *marks]
@@ -43,7 +49,7 @@ async def look(server: Server, renderer: ChatRenderer) -> None:
         )
 
 
-async def listen(server: Server, renderer: ChatRenderer) -> str:
+async def listen(server: Server, renderer: Renderer) -> str:
     """The label of the server's weights. Raises BrokenEngineError where it reports other logprobs than it samples by.
 
     Of a distribution in which one token alone is allowed, its logprob is 0; before that is applied, it is not.

@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from saccade.engines._vllm.server import Busy, Server, Trouble
+from saccade.engines._vllm.server import MEND, Busy, Server, Trouble
 from saccade.errors import BrokenEngineError, SaccadeError, boundary
 from saccade.media.cache import Lru
 
@@ -140,9 +140,8 @@ class Pool:
             async with asyncio.timeout(max(left, 0.0)):
                 await news.wait()
         except TimeoutError:
-            mend = "start one with `saccade serve MODEL`, or name others in engine.settings.servers"
             raise BrokenEngineError(
-                f"no vLLM server could be used for {self._patience:g} seconds ({self._reasons()}); {mend}"
+                f"no vLLM server could be used for {self._patience:g} seconds ({self._reasons()}); {MEND}"
             ) from None
 
     def _reasons(self) -> str:

@@ -20,18 +20,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import httpx
 
 from saccade.chat.render import load_renderer
-from saccade.errors import ConfigError, EngineError, ModelError
+from saccade.errors import ConfigError, EngineError
+from saccade.model.files import check_weights
+from saccade.runlog import writing
 
 _DTYPES = ("float32", "bfloat16")  # of which the engine knows how far a server may differ from the trainer
 # A CPU's generator of random numbers can't be set back, which vLLM 0.32 tries where a prompt with a seed of its own is
 # worked on in parts, and dies; so on a CPU prompts are worked on as a whole.
 _CPU = ("--no-enable-chunked-prefill", "--no-async-scheduling")
 _GRACE = 20.0  # seconds between TERM and KILL
+_LOG_BYTES = 2**24  # of a log that is added to
 _NOISE = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 
 
@@ -81,8 +85,7 @@ def _is_cpu_build(python: Path) -> bool:
 def check(wanted: Wanted) -> None:
     """See that it can be served, before anything is started. Raises ConfigError or ModelError."""
     load_renderer(str(wanted.model))  # a tokenizer, a processor for pictures, a family that is known
-    if not any(wanted.model.glob("*.safetensors")):
-        raise ModelError(f"{wanted.model} has no weights (*.safetensors); give a checkpoint's own folder")
+    check_weights(wanted.model)
     if wanted.dtype not in _DTYPES:
         raise ConfigError(f"--dtype can't be {wanted.dtype!r}: give the recipe's model.dtype, {' or '.join(_DTYPES)}")
     longest = _longest(wanted.model)
@@ -100,14 +103,25 @@ def check(wanted: Wanted) -> None:
     _check_port(wanted)
 
 
-def caution(wanted: Wanted) -> str | None:
-    """What such a server can't do, if there is anything."""
+def cautions(wanted: Wanted) -> Iterator[str]:
+    """What such a server can't do, and what may happen to it."""
     if _config(wanted.model).get("tie_word_embeddings") and _is_cpu_build(wanted.python):
-        return (
+        yield (
             "This server is for evaluation alone: vLLM on a CPU can't take new weights where input and output "
             "embeddings are tied (`saccade model tiny --untied` makes a model where they aren't)"
         )
-    return None
+    if run := unfinished_run(wanted.model):
+        yield (
+            f"{wanted.model} may be deleted by its run {run}, which keeps its two newest checkpoints of a stage, and "
+            f"then the server can't be started again: serve a copy (cp -r {wanted.model} models/served)"
+        )
+
+
+def unfinished_run(model: Path) -> Path | None:
+    """The run that a checkpoint is one of, as long as its stage goes on: it deletes its older ones."""
+    stage = model.resolve().parent
+    is_one = model.resolve().name.startswith("step-") and (stage.parent / "recipe.yaml").is_file()
+    return stage.parent if is_one and not (stage.parent / "done" / f"{stage.name}.json").exists() else None
 
 
 def _longest(model: Path) -> int:
@@ -145,37 +159,80 @@ def _served(url: str) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that would end us are heard at the end of the block, and not in the middle of it."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if current_thread() is main_thread() else ()
+    heard = [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
+    for number in heard:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.default_int_handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _shorten(log: Path) -> None:
+    """Keep the end of a log that has grown too long."""
+    if log.exists() and log.stat().st_size > _LOG_BYTES:
+        with log.open("rb") as file:
+            file.seek(-_LOG_BYTES // 2, os.SEEK_END)
+            end = file.read().partition(b"\n")[2]
+        log.write_bytes(b"--- what was here before was left out ---\n" + end)
+
+
 class Process:
-    """A server that was started; its group is stopped when it is left (`with`), whatever happens."""
+    """A server that is started when this is entered (`with`), and whose group is stopped when it is left.
+
+    What it says is added to `log`, after a line that says so; of a long log the end alone is kept.
+    """
 
     def __init__(self, wanted: Wanted, log: Path) -> None:
         self.wanted, self.log = wanted, log
-        with log.open("wb") as file:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begin = 0  # of what this server says in the log
+
+    def __enter__(self) -> "Process":
+        try:
+            with writing(self.log), _uninterrupted():
+                self._start()
+        except BaseException:  # one that came while it was being started
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        _shorten(self.log)
+        with self.log.open("ab") as file:
+            file.write(f"--- started at {time.strftime('%Y-%m-%d %H:%M:%S')}: {self.wanted.model} ---\n".encode())
+            file.flush()
+            self._begin = file.tell()
             self._process = subprocess.Popen(
-                wanted.command(),
-                env=wanted.environment(),
+                self.wanted.command(),
+                env=self.wanted.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us: we stop it, and all that it started
-                cwd=log.parent,
+                cwd=self.log.parent,
             )
-
-    def __enter__(self) -> "Process":
-        return self
 
     def __exit__(self, *ending: object) -> None:
         self.stop()
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
-        return self._process.pid
+        """Of the process, and of its group; 0 where it was not started."""
+        return self._process.pid if self._process else 0
 
     @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def ready(self, seconds: float) -> Iterator[str]:
         """What it says while it starts, twice a second, until it is ready.
@@ -194,7 +251,9 @@ class Process:
 
     def last_words(self, most: int = 300) -> str:
         """The newest line of an error in its log, else the newest line at all; of one asked for, the newest."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")[-200_000:]
+        with self.log.open("rb") as file:
+            file.seek(max(self._begin, file.seek(0, os.SEEK_END) - 200_000))
+            text = file.read().decode(errors="replace")
         lines = [_NOISE.sub("", line).strip() for line in text.splitlines()]
         told = [line for line in lines if line]
         errors = [line for line in told if re.match(r"(ERROR .*\] )?(\w+\.)*\w*(Error|Exception): \S", line)]
@@ -204,10 +263,12 @@ class Process:
 
     def wait(self) -> int:
         """Wait until it ends by itself; its exit code."""
-        return self._process.wait()
+        return self._process.wait() if self._process else 0
 
     def stop(self) -> None:
         """End the whole group; it is killed where it takes too long, or where we are interrupted ourselves."""
+        if self._process is None:
+            return
         try:
             self._signal(signal.SIGTERM)
             self._await_end(_GRACE)

@@ -10,9 +10,12 @@ from saccade.errors import BrokenEngineError, ConfigError, EngineError
 
 _BUSY = frozenset({408, 425, 429, 503})
 GENERATE = "/inference/v1/generate"
+MEND = "start one with `saccade serve MODEL`, or name others in engine.settings.servers"
+_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
 _LACKS = {  # what a server without a path is
     GENERATE: "start it with vLLM's flag --enable-scale-out, as `saccade serve` does",
-    "/pause": "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does",
+    "/pause": _DEV_MODE,
+    "/is_paused": _DEV_MODE,
 }
 
 

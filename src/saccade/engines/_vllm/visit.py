@@ -1,0 +1,72 @@
+"""A look at servers before a run: all that they are greeted with but for their weights, which takes the trainer's."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saccade.engines._vllm import greeting
+from saccade.engines._vllm.server import MEND, Server, Trouble
+from saccade.errors import EngineError, SaccadeError
+from saccade.protocols import Needs
+
+_SECONDS = 20.0  # for each answer
+_NOTES = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
+
+
+async def visit(needs: Needs, /, *, servers: Sequence[str], **_: Any) -> Mapping[str, str | Exception]:
+    """What each server is, by its address, or why it can't be used; see protocols.Remote."""
+    return {url: await _visited(url, needs) for url in dict.fromkeys(servers)}
+
+
+async def _visited(url: str, needs: Needs) -> str | Exception:
+    try:
+        server = Server(url, _SECONDS)
+        try:
+            return await _about(server, needs)
+        finally:
+            await server.close()
+    except Trouble as error:
+        return EngineError(f"{error}; {MEND}")
+    except SaccadeError as error:
+        return error
+
+
+async def _about(server: Server, needs: Needs) -> str:
+    name = await greeting.about(server)
+    server.check_room(needs.context)
+    if other := next(_differences(Path(name), Path(needs.model)), None):
+        raise EngineError(f"{server.url} serves another model, {name}: {other}; serve the checkpoint of this run")
+    if needs.training:
+        await server.get("/is_paused")
+    if needs.renderer is None:
+        return f"serves {name}, {server.context} tokens; there is no model here to compare it with"
+    await greeting.look(server, needs.renderer)
+    await greeting.listen(server, needs.renderer)
+    return f"serves {name}, {server.context} tokens; whether its weights are the model's is compared when a run begins"
+
+
+def _differences(served: Path, model: Path) -> Iterator[str]:
+    """What two checkpoints' configs say otherwise, as far as both lie here."""
+    one, other = _config(served), _config(model)
+    if one and other:
+        for key in sorted({*one, *other}):
+            if one.get(key) != other.get(key):
+                yield f"its {key} is {one.get(key)}, the model's {other.get(key)}"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The keys of a config.json by their dotted names, but for notes; empty where there is none."""
+    try:
+        return dict(_flat(json.loads((folder / "config.json").read_text(encoding="utf-8")), ""))
+    except (OSError, ValueError):
+        return {}
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    for name, inner in value.items():
+        if name not in _NOTES:
+            yield from _flat(inner, f"{key}.{name}" if key else name)
