@@ -7,10 +7,10 @@
                           └── news <── revive: one task per server that is down: greet it, wait, greet it again …
 
 Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. New weights shut them;
-whoever wants it `quiet` waits for the replies under way besides. Nobody who has a server waits for doors, so all end. Only
-a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model). Revive
-tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is broken
-and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
+whoever wants it `quiet` waits for the replies under way besides. Nobody who has a server waits for doors, so all end.
+Only a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model).
+Revive tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is
+broken and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
 """
 
 import asyncio
