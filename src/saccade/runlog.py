@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "model.threads",
     "model.activation_checkpointing",
     *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
+    "rl.max_waiting_tokens",
     "rl.select",
 )
 GO_ON = "then go on with --resume, or with the same command where there is none"
