@@ -182,6 +182,8 @@ class Rl(Section):
     group: Annotated[int, Field(ge=2)] = 8  # attempts per group; one alone has nothing to be compared with
     updates: Count = 1  # optimiser steps per batch
     max_staleness: Whole = 0  # versions that rolling out may be ahead, going on while the trainer learns; 0: in turns
+    max_waiting_tokens: Whole = 0  # of conversations that wait to be learned from, before more are begun; 0: no bound
+    on_update: Literal["continue", "restart"] = "continue"  # attempts under way when new weights come; restart: anew
     staleness: Whole = 0  # how many versions ago a step's groups are sampled, to try what lateness does
     row_tokens: Count = 1024
     rows_per_pass: Count = 8  # rows of a micro-batch

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from saccade.errors import ConfigError
 from saccade.ledger import Box, Ledger, Picture, Segment
 from saccade.types import Completion, Episode, Message, Reply, Sampling, Score, Task, Ungraded
+from saccade.waiting import PausableClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +159,9 @@ class Context:
     """What an agent, and through it a tool, is given for one episode.
 
     `seed` is the episode's own; `frames` is the frame budget K that gating drew (None: the agent's setting). `seconds`
-    is how long an episode may take; from them whoever starts it sets the `deadline`, in seconds of the event loop's
-    clock, at which it ends as aborted. `watch` is told of events as they happen, for live display.
+    is how long an episode may take; from them whoever starts it sets the `deadline`, in seconds of the `clock`, at
+    which it ends as aborted; the clock is paused while the engine takes new weights. `watch` is told of events as they
+    happen, for live display.
     """
 
     engine: Engine
@@ -170,6 +172,7 @@ class Context:
     frames: int | None = None
     seconds: float | None = None
     deadline: float | None = None
+    clock: PausableClock = field(default_factory=PausableClock)
     watch: Callable[[str, Mapping[str, Any]], None] | None = None
 
 

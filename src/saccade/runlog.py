@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "model.threads",
     "model.activation_checkpointing",
     *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
+    "rl.max_waiting_tokens",
     *(f"rl.select.{key}" for key in ("oversample", "max_rounds", "on_short", "spare")),
 )
 GO_ON = "then go on with --resume, or with the same command where there is none"

@@ -1,8 +1,9 @@
-"""Waiting: for several at once, and for what may or may not have to be waited for."""
+"""Waiting: for several at once, for what may or may not have to be waited for, and only so long."""
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,13 +19,12 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-async def until(enough: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
-    """Work until it is done, or until `enough` is set: then it is cancelled, and has ended on return."""
+async def until(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Work until it is done, or until `enough` is set: then it is cancelled, has ended on return, and gives None."""
     running, signal = asyncio.ensure_future(work), asyncio.ensure_future(enough.wait())
     try:
         await asyncio.wait((running, signal), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running  # for what it may have to raise
+        return await running if running.done() else None
     finally:
         for each in (running, signal):
             each.cancel()
@@ -36,3 +36,46 @@ async def settled(value: T | Awaitable[T]) -> T:
     if inspect.isawaitable(value):
         return await value
     return value
+
+
+class PausableClock:
+    """The event loop's clock, less the time in which it was paused; what it bounds isn't charged for that time."""
+
+    def __init__(self) -> None:
+        self._limits: dict[asyncio.Timeout, float] = {}  # when each passes, by this clock
+        self._paused, self._since = 0.0, 0.0
+        self._pauses = 0  # that are open
+
+    def time(self) -> float:
+        """Seconds, as of the running loop."""
+        return (self._since if self._pauses else asyncio.get_running_loop().time()) - self._paused
+
+    @contextlib.asynccontextmanager
+    async def timeout_at(self, when: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """As `asyncio.timeout_at`, by this clock; None is never."""
+        async with asyncio.timeout(None) as limit:
+            if when is not None:
+                self._limits[limit] = when
+                self._schedule(limit)
+            try:
+                yield limit
+            finally:
+                self._limits.pop(limit, None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still inside, where no limit passes."""
+        self._since = self._since if self._pauses else asyncio.get_running_loop().time()
+        self._pauses += 1
+        self._schedule(*self._limits)
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._paused += 0.0 if self._pauses else asyncio.get_running_loop().time() - self._since
+            self._schedule(*self._limits)
+
+    def _schedule(self, *limits: asyncio.Timeout) -> None:
+        for limit in limits:
+            if not limit.expired():
+                limit.reschedule(None if self._pauses else self._limits[limit] + self._paused)

@@ -20,13 +20,13 @@ ORDERS = ["/pause", "/collective_rpc", "/update_weight_version", *RESETS, "/resu
 
 class Served:
     """What a server saw: bodies of requests, how many at a time, orders for its weights; `sick` makes it answer 500 to
-    everything, `refuses` to one order.
+    everything, `refuses` to one order, `deaf` makes it keep its label.
     """
 
     def __init__(self):
         self.url = ""
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
-        self.sick, self.refuses = False, ""
+        self.sick, self.refuses, self.deaf = False, "", False
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
 
@@ -52,7 +52,7 @@ class Served:
             if path == "/pause" and "mode=wait" in query:
                 self.lock.wait_for(lambda: not self.open)
             self.paused = path == "/pause" or (self.paused and path != "/resume")
-            self.label = body["new_version"] if path == "/update_weight_version" else self.label
+            self.label = body["new_version"] if path == "/update_weight_version" and not self.deaf else self.label
             self.lock.notify_all()
         return {"success": True}
 

@@ -463,7 +463,7 @@ def test_tiny_rl_trains_through_it(vllm_server, tmp_path):
 
 
 def test_tiny_rl_learns_while_it_rolls_out(vllm_server, tmp_path):
-    """Attempts go on over new weights, each reply of one version; nobody learns from what is older than one version."""
+    """Attempts go on over new weights, in the middle of replies; nobody learns from what is older than one version."""
     recipe, rows = small_rl(tmp_path, vllm_server.wanted.model, vllm_server.wanted.url, "rl.max_staleness=1"), []
     stages.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6

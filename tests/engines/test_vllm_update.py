@@ -133,6 +133,23 @@ def test_a_reply_with_tokens_of_weights_that_were_taken_back_is_thrown_away(back
     assert (after.version, after.versions) == (1, ())
 
 
+def test_a_server_that_answers_from_older_weights_is_not_used(backbone):
+    """It says yes to every order, and keeps its label."""
+
+    async def body(served):
+        engine = vllm(backbone, PaintedMedia(), servers=(served.url,), parity=False, wait=0.01, patience=3.0)
+        # The server's logprobs are made up, and so are the trainer's: as if the updates were too small to be told.
+        engine._parity.score = lambda ledger, tokens: [-1.0 - place for place in range(len(tokens))]
+        await engine.publish(None, 1)
+        served.deaf = True
+        with pytest.raises(BrokenEngineError, match="answers from other weights than those that it was given last"):
+            await engine.publish(None, 2)
+        await engine.close()
+
+    with server(backbone.renderer) as served:
+        asyncio.run(body(served))
+
+
 def test_a_server_that_can_not_take_weights_is_given_them_again_and_its_replies_go_on(backbone, engine_at):
     renderer = backbone.renderer
 

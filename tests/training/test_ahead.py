@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from training_cases import Recorder, turns, with_score
 from saccade.engines.scripted import scripted
 from saccade.errors import ConfigError, EngineError
 from saccade.training import checkpoint, rl
+from saccade.training import learn as learn_module
 from saccade.training.ahead import Ahead
 from saccade.training.lots import Lot
 from saccade.training.prompts import Prompts
@@ -42,10 +43,10 @@ class Roller:
         return lot(number), Prompts(cursor=prompts.cursor + 1)
 
 
-async def trained(roller, *, last, most, patient, lots=(), pauses=(), stop=None):
+async def trained(roller, *, last, most, patient, lots=(), pauses=(), stop=None, room=0):
     """The lots in the order in which they were taken, each with how many waited behind it."""
     taken, done = [], 0
-    ahead = Ahead(roller, Prompts(), lots, version=0, last=last, most=most, patient=patient)
+    ahead = Ahead(roller, Prompts(), lots, version=0, last=last, most=most, patient=patient, room=room)
     async with ahead:
         while done < (last if stop is None else stop):
             found = await ahead.take()
@@ -89,6 +90,51 @@ def test_whoever_is_slow_lots_come_in_order_and_never_too_early(data, most, pati
     assert all(0 <= number - version <= most for number, version in roller.begun)
     assert max(waiting for _, waiting in taken) <= most
     assert ahead.state == (Prompts(cursor=8), ())
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 5), st.integers(1, 40), st.booleans())
+def test_no_lot_is_begun_where_as_much_waits_as_may(data, most, room, patient):
+    """Lots of 1 to 20 tokens: whoever is slow, all are learned from, and no more waits than the room and one lot."""
+    sizes = data.draw(st.lists(st.integers(1, 20), min_size=8, max_size=8))
+    pauses = st.lists(st.integers(0, 6), min_size=8, max_size=8)
+    roller = Roller(data.draw(pauses))
+    ahead_of = []
+
+    async def rolled(prompts, number):
+        # What waits when a lot is begun: what was rolled out and not taken.
+        ahead_of.append(sum(sizes[each] for each in range(len(roller.ended)) if each not in taken))
+        _, prompts = await roller(prompts, number)
+        return Sized(size=sizes[number], number=number), prompts
+
+    taken = set()
+
+    async def go():
+        ahead = Ahead(rolled, Prompts(), (), version=0, last=8, most=most, patient=patient, room=room)
+        async with ahead:
+            for done in range(8):
+                lot = await ahead.take()
+                taken.add(lot.number)
+                assert sum(each.held for each in ahead.state[1]) < room + max(sizes)
+                await asyncio.sleep(0)
+                ahead.published(done + 1)
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+    assert taken == set(range(8))
+    assert all(waiting < room for waiting in ahead_of)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What `Ahead` needs to know of a lot."""
+
+    size: int
+    number: int
+    tokens: int = 10
+
+    @property
+    def held(self):
+        return self.size
 
 
 def test_lots_of_a_checkpoint_come_first():
@@ -154,6 +200,49 @@ def test_a_run_learns_while_it_rolls_out(home, tmp_path, monkeypatch):
     assert [(row["step"], row["updates"]) for row in rows] == [(step, 1) for step in range(1, 7)]
     assert [row["staleness_max"] for row in rows] == [0.0, *[1.0] * 5]
     assert len(engine.asked) == 24
+
+
+class Between(Recorder):
+    """Replies after the first lot's wait for new weights, and then are of both versions; asked anew they don't wait."""
+
+    async def generate(self, ledger, sampling):
+        begun, late = self.version, len(self.asked) >= 4 and sampling not in self.asked
+        self.asked.append(sampling)
+        deadline = time.monotonic() + 60
+        while late and self.version == begun:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.001)
+        said = await self.engine.generate(ledger, sampling)
+        half = len(said.tokens) // 2
+        versions = (begun,) * half + (self.version,) * (len(said.tokens) - half)
+        said = replace(said, version=versions[-1], versions=versions if len(set(versions)) > 1 else ())
+        self.served.append((ledger, said))
+        return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["continue", "restart"])
+def test_what_becomes_of_attempts_when_new_weights_come(home, tmp_path, monkeypatch, on_update):
+    """Going on, half of a reply is of older weights, and the loss is told so token by token; anew, none is."""
+    stage, stale = overlapped(home, "rl.steps=3", f"rl.on_update={on_update}"), []
+    engine, policy_loss = Between(stage.engine), learn_module.policy_loss
+
+    def seen(*given, **named):
+        stale.append((named["stale_N"].tolist(), named["engine_logp_N"].tolist()))
+        return policy_loss(*given, **named)
+
+    monkeypatch.setattr(learn_module, "policy_loss", seen)
+    rows = home.rl(replace(stage, engine=engine), tmp_path)
+    assert len(rows) == 3
+    count = len(engine.served[0][1].tokens)
+    half = [True] * (count // 2) + [False] * (count - count // 2)
+    one = engine.served[0][1].logprobs
+    for flags, logprobs in stale[1:]:
+        assert flags == (half * 4 if on_update == "continue" else [False] * 4 * count)
+        assert logprobs == pytest.approx(one * 4)
+    restarted = sum(row["episodes/restarted"] for row in rows)
+    assert restarted == (0 if on_update == "continue" else 8)
+    assert sum(row["tokens_lost"] for row in rows) == 0, "no reply had ended"
 
 
 @pytest.mark.slow

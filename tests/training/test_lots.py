@@ -203,6 +203,34 @@ def test_a_step_does_not_wait_for_its_slowest_group(home, spare):
     assert prompts == Prompts(cursor=12, front=(place,) if spare == "requeue" else ())
 
 
+def test_attempts_that_had_ended_are_not_cancelled_with_their_group(home):
+    """One of the two attempts of the slow group ends, the other never does."""
+
+    class Half(Slow):
+        asked_late = 0
+
+        async def generate(self, ledger, sampling):
+            if self.task in self.stage.backbone.renderer.decode(ledger.expanded()):
+                self.asked_late += 1
+                if self.asked_late == 1:
+                    return await self.engine.generate(ledger, sampling)
+            return await super().generate(ledger, sampling)
+
+    place = lonely(home)
+    stage = slow(home, place, "rl.prompts=3", "rl.select={overlaunch: 1.34}", "agent.settings.max_turns=0")
+    engine = Half(stage.engine.engine)
+    engine.task, engine.stage = stage.engine.task, stage
+    places = (place, *[each for each in range(12) if each != place][:3])
+    lot, _ = lot_of(replace(stage, engine=engine), home, Prompts(cursor=12, front=places))
+    assert (lot.measured["groups/cancelled"], lot.measured["episodes/cancelled"]) == (1.0, 1.0)
+
+
+def test_a_lot_holds_the_tokens_of_all_its_conversations(home):
+    lot, _ = lot_of(stage_of(home), home)
+    episodes = [each for group in lot.kept for member in group.members for each in member.episode.walk()]
+    assert lot.held == sum(len(episode.ledger) for episode in episodes) > 0
+
+
 def test_whoever_is_waited_for_is_not_cancelled(home):
     lot, _ = lot_of(stage_of(home, "rl.select.oversample=2"), home)
     assert lot.measured["groups/cancelled"] == 0.0

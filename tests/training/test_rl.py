@@ -349,7 +349,7 @@ REPORTED = """
     sampled_tokens entropy grad_norm approx_kl clip_fraction logprob_gap_mean logprob_gap_max importance_mean
     importance_max importance_truncated staleness_mean staleness_max punished groups/kept groups/dropped/ends
     groups/dropped/survivors groups/dropped/spread groups/dropped/target groups/cancelled episodes/cancelled ungraded
-    rounds lr loss tokens trained_tokens
+    episodes/restarted tokens_lost rounds lr loss tokens trained_tokens
 """
 
 

@@ -14,7 +14,6 @@ siblings: it ends the episode, which is then left out of training rather than sc
 passes its deadline: whatever it waits for is cancelled, and what was said until then is kept.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +53,7 @@ async def attempt(task: Task, ctx: Context, plan: Plan) -> Episode:
     """Attempt a task once. Raises MediaError where its media can't be shown; all else is an `end`."""
     talk = Talk(task=task, ctx=ctx, plan=plan)
     try:
-        async with asyncio.timeout_at(ctx.deadline) as limit, talk.shelf:
+        async with ctx.clock.timeout_at(ctx.deadline) as limit, talk.shelf:
             await talk.open()
             while talk.end is None:
                 await talk.take_turn()

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from saccade.protocols import Agent, Context, Scorer, Settled
-from saccade.rollouts.run import run_group
+from saccade.rollouts.run import Run, run_episode, run_group
 from saccade.types import Episode, Group, Scored, Task, Ungraded, Unscored
 from saccade.waiting import settled, together
 
@@ -29,8 +29,9 @@ async def collect(
     frames: Callable[[Task], int | None] = lambda task: None,
     at_once: int = 512,
     done: Callable[[int, Group], None] | None = None,
+    run: Run = run_episode,
 ) -> list[Group]:
-    """Groups of `size` scored attempts at each task; see `run_group` for seeds.
+    """Groups of `size` scored attempts at each task; see `run_group` for seeds and `run`.
 
     `frames` draws a task's frame budget K (None: the agent's own). At most `at_once` episodes run at a time, sub-agents
     not counted, but always at least one group. `done(place, group)` is called as each group is finished, `place` being
@@ -41,7 +42,7 @@ async def collect(
 
     async def one(place: int, task: Task) -> Group:
         async with gate:
-            episodes = await run_group(task, agent, base, size=size, epoch=epoch, frames=frames(task))
+            episodes = await run_group(task, agent, base, size=size, epoch=epoch, frames=frames(task), run=run)
         # Outside the gate: while this group is scored the next one may begin.
         group = await graded(task, episodes, score)
         if done is not None:

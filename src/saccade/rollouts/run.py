@@ -11,10 +11,9 @@ An episode that fails through no fault of the policy (engine, media, time) ends 
 the others go on. What the user must mend (a setting, a task) is raised and cancels the group.
 """
 
-import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +24,20 @@ from saccade.types import End, Episode, Task, seed_of
 from saccade.waiting import together
 
 GRACE = 1.0  # seconds beyond the deadline, in which an agent may end the episode itself
+Run = Callable[[Task, Agent, Context], Coroutine[Any, Any, Episode]]  # `run_episode`, or something around it
 
 
 async def run_episode(task: Task, agent: Agent, ctx: Context) -> Episode:
     """Attempt the task once; a failure of engine or media is the episode's end, not the run's, and so is its deadline.
 
-    The deadline is `ctx.deadline`, or `ctx.seconds` from now, or never.
+    The deadline is `ctx.deadline`, or `ctx.seconds` from now, or never, by the context's clock.
     """
     deadline = ctx.deadline
     if deadline is None and ctx.seconds is not None:
-        deadline = asyncio.get_running_loop().time() + ctx.seconds
+        deadline = ctx.clock.time() + ctx.seconds
     try:
         # An agent that knows deadlines keeps what was said until then; one that doesn't must not hang either.
-        async with asyncio.timeout_at(None if deadline is None else deadline + GRACE) as limit:
+        async with ctx.clock.timeout_at(None if deadline is None else deadline + GRACE) as limit:
             with boundary(ConfigError, f"the agent {_name(agent)} failed on task {task.id}"):
                 return await agent(task, replace(ctx, deadline=deadline))
     except (EngineError, MediaError, SandboxError) as error:
@@ -58,9 +58,16 @@ async def run_episode(task: Task, agent: Agent, ctx: Context) -> Episode:
 
 
 async def run_group(
-    task: Task, agent: Agent, base: Context, *, size: int, epoch: int = 0, frames: int | None = None
+    task: Task,
+    agent: Agent,
+    base: Context,
+    *,
+    size: int,
+    epoch: int = 0,
+    frames: int | None = None,
+    run: Run = run_episode,
 ) -> list[Episode]:
-    """`size` attempts, started together, in order; all have the frame budget `frames`.
+    """`size` attempts, each `run`, started together, in order; all have the frame budget `frames`.
 
     `base.seed` is the run's seed; an attempt's own is digested from it, the epoch (or step), the whole task and the
     attempt's index. Watchers are told the task's id and the index with every event.
@@ -76,7 +83,7 @@ async def run_group(
         )
         for index in range(size)
     ]
-    return await together([run_episode(task, agent, ctx) for ctx in contexts])
+    return await together([run(task, agent, ctx) for ctx in contexts])
 
 
 def _indexed(

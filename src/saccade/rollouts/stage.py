@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from saccade.model.backbone import Backbone
 from saccade.protocols import UNTRAINABLE, Agent, Context, Engine, Renderer, Scorer, TextEngine
 from saccade.rewards._compose import compose
 from saccade.types import Sampling
+from saccade.waiting import PausableClock
 
 Watch = Callable[[str, Mapping[str, Any]], None]
 
@@ -39,6 +40,7 @@ class RolloutStage:
     engine: Engine
     agent: Agent
     score: Scorer
+    clock: PausableClock = field(default_factory=PausableClock)  # of the deadlines of all its episodes
 
     @staticmethod
     def of(recipe: Recipe) -> "RolloutStage":
@@ -72,6 +74,7 @@ class RolloutStage:
             seed=seed,
             frames=frames,
             seconds=settings.episode_seconds or None,
+            clock=self.clock,
             watch=watch,
         )
 

@@ -8,7 +8,10 @@ Two tasks: `Ahead` rolls, whoever calls `take` trains. Rolling waits for a versi
 for anything else, so one of them can always go on. With `most` 0 they take turns. A trainer that is `patient` takes
 nothing until rolling waits for a version: so lateness can be tried out, lot for lot the same in every run. One that
 isn't takes what there is while the next lot is rolled out: what that lot's attempts are sampled from then depends on
-when new weights came. At most `most` + 1 lots are held, however large; nothing else bounds their memory.
+when new weights came.
+
+At most `most` + 1 lots are held. Where `room` tokens or more of conversations wait already (0: no bound), no other lot
+is begun, whatever `most` says; so the memory of what waits is bounded by `room` and one lot.
 """
 
 import asyncio
@@ -28,9 +31,18 @@ class Ahead:
     """
 
     def __init__(
-        self, roll: Roll, prompts: Prompts, lots: Sequence[Lot], *, version: int, last: int, most: int, patient: bool
+        self,
+        roll: Roll,
+        prompts: Prompts,
+        lots: Sequence[Lot],
+        *,
+        version: int,
+        last: int,
+        most: int,
+        patient: bool,
+        room: int = 0,
     ) -> None:
-        self.tokens = 0
+        self.tokens, self._room = 0, room
         self._roll, self._prompts, self._waiting = roll, prompts, deque(lots)
         self._version, self._last, self._most, self._patient = version, last, most, patient
         self._next = version + len(lots)  # the lot to be rolled out next, or being so
@@ -55,6 +67,7 @@ class Ahead:
         await self._until(self._ready)
         if not self._waiting:
             self._task.result()  # it has ended without that lot, and its exception says why
+        self._news.set()  # there is room for another
         return self._waiting.popleft()
 
     def _ready(self) -> bool:
@@ -75,8 +88,9 @@ class Ahead:
             self._news.set()
 
     def _due(self) -> bool:
-        """Whether the next lot may be rolled out: it isn't too far ahead."""
-        return self._next - self._version <= self._most
+        """Whether the next lot may be rolled out: it isn't too far ahead, and there is room for it."""
+        full = self._room and self._waiting and sum(lot.held for lot in self._waiting) >= self._room
+        return self._next - self._version <= self._most and not full
 
     async def _until(self, so: Callable[[], bool]) -> None:
         # Both tasks wait here. Setting the event wakes whoever waits now; clearing it puts nobody back to sleep.

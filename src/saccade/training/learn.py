@@ -14,6 +14,7 @@ from saccade.algorithms.losses import k1, k3, policy_loss, reward_to_go, token_w
 from saccade.config import Kl, Rl
 from saccade.errors import EngineError
 from saccade.rollouts.stage import Stage
+from saccade.training.aside import Going
 from saccade.training.optim import Optimizer
 from saccade.training.pack import Batch, pack
 from saccade.training.reference import Reference
@@ -31,13 +32,18 @@ class Known:
 
 
 def learn(
-    stage: Stage, samples: Sequence[Sample], settings: Rl, optimizer: Optimizer, reference: Reference | None = None
+    stage: Stage,
+    samples: Sequence[Sample],
+    settings: Rl,
+    optimizer: Optimizer,
+    reference: Reference | None = None,
+    going: Going = lambda: None,
 ) -> StepReport:
     """Update on one batch of samples, `updates` times.
 
     The trainer's own logprobs before the update (the proximal policy) are those of the first update's forward pass, so
-    they are only looked up beforehand where later updates need them. `reference` is asked where there is one. Raises
-    EngineError where a token that was packed is not the engine's own.
+    they are only looked up beforehand where later updates need them. `reference` is asked where there is one. `going`
+    is called before each micro-batch. Raises EngineError where a token that was packed is not the engine's own.
     """
     backbone = stage.backbone
     batches = pack(
@@ -51,10 +57,10 @@ def learn(
     held: list[Tensor | None] = [None] * len(batches)
     if reference is not None:
         with reference.in_place():
-            held = [*_logprobs(stage, batches)]
+            held = [*_logprobs(stage, batches, going)]
         batches = [_penalised(batch, logp_N, settings.kl) for batch, logp_N in zip(batches, held, strict=True)]
     late = settings.updates > 1 and settings.loss.against == "proximal"
-    proximal = [*_logprobs(stage, batches)] if late else [None] * len(batches)
+    proximal = [*_logprobs(stage, batches, going)] if late else [None] * len(batches)
     weights = _weights(batches, settings)
     known = {
         id(batch): Known(weight_N=weight_N, proximal_N=old_N, reference_N=ref_N)
@@ -63,6 +69,7 @@ def learn(
     version = stage.engine.version
 
     def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        going()
         device, own = logp_N.device, known[id(batch)]
         return policy_loss(
             logp_N,
@@ -96,11 +103,15 @@ def _weights(batches: Sequence[Batch], settings: Rl) -> list[Tensor]:
     return list(torch.split(weight_N, [len(batch.token_N) for batch in batches]))
 
 
-def _logprobs(stage: Stage, batches: Sequence[Batch]) -> list[Tensor]:
+def _logprobs(stage: Stage, batches: Sequence[Batch], going: Going) -> list[Tensor]:
     """What the weights as they are now say of each micro-batch's tokens, without a gradient."""
     temperature, pixels = stage.recipe.sampling.temperature, stage.media.pixels
+    found: list[Tensor] = []
     with torch.no_grad():
-        return [forward(stage.backbone, batch, pixels=pixels, temperature=temperature)[0] for batch in batches]
+        for batch in batches:
+            going()
+            found.append(forward(stage.backbone, batch, pixels=pixels, temperature=temperature)[0])
+    return found
 
 
 def _penalised(batch: Batch, reference_N: Tensor | None, settings: Kl) -> Batch:

@@ -10,7 +10,8 @@ version older than those of everybody else in their step. So requeueing makes no
 what it costs is rolling the group out anew, and what it saves is the prompt, which else would wait for its next epoch.
 
 With `overlaunch` above 1 a round begins more groups than it waits for. The last to end are cancelled, whole: a step
-doesn't wait for its slowest conversation. Long attempts are then learned from less often than short ones.
+doesn't wait for its slowest conversation. Long attempts are then learned from less often than short ones. Attempts of
+such a group that had ended are lost with it, but not counted as cancelled.
 """
 
 import asyncio
@@ -22,10 +23,12 @@ from saccade.algorithms.gating import draw
 from saccade.algorithms.select import Filtered, Selection, select
 from saccade.errors import EngineError
 from saccade.evaluation.metrics import failed, step_metrics
+from saccade.protocols import Agent, Context
 from saccade.rollouts.collect import collect
+from saccade.rollouts.run import Run, run_episode
 from saccade.rollouts.stage import Stage
 from saccade.training.prompts import Prompts, epoch_at, task_at
-from saccade.types import Group, Task, seed_of
+from saccade.types import Episode, Group, Task, seed_of
 from saccade.waiting import together, until
 
 Seen = Callable[[int, Sequence[Group]], None]
@@ -45,11 +48,23 @@ class Lot:
     tokens: int  # sampled for it, those of groups that were not kept included
     measured: Mapping[str, float]
 
+    @property
+    def held(self) -> int:
+        """Tokens of all its conversations, which is what its memory grows with; pictures are on disk."""
+        episodes = (episode for group in self.kept for member in group.members for episode in member.episode.walk())
+        return sum(len(episode.ledger) for episode in episodes)
+
 
 async def draw_lot(
-    stage: Stage, tasks: Sequence[Task], prompts: Prompts, number: int, *, seen: Seen | None = None
+    stage: Stage,
+    tasks: Sequence[Task],
+    prompts: Prompts,
+    number: int,
+    *,
+    seen: Seen | None = None,
+    run: Run = run_episode,
 ) -> tuple[Lot, Prompts]:
-    """Roll out what step `number` learns from, and what is left of the prompts.
+    """Roll out what step `number` learns from, each attempt `run`, and what is left of the prompts.
 
     A later round takes as many prompts as groups are missing, oversampled like the first. `seen` is told of all groups.
     Raises EngineError where no attempt of the step got anywhere, or none could be graded.
@@ -57,11 +72,12 @@ async def draw_lot(
     settings = stage.recipe.rl
     found: dict[int, Group] = {}
     late: list[int] = []
+    ended: Counter[int] = Counter()
     wanted, rounds, chosen = settings.prompts, 0, select([], settings.select, target=settings.prompts)
     while chosen.missing and rounds < settings.select.max_rounds:
         awaited = round(wanted * settings.select.oversample)
         places, prompts = prompts.take(round(awaited * settings.select.overlaunch))
-        rolled = await roll_out(stage, tasks, places, number, earlier=found, enough=awaited)
+        rolled = await roll_out(stage, tasks, places, number, earlier=found, enough=awaited, run=run, ended=ended)
         late += [place for place in places if place not in rolled]
         found |= rolled
         chosen = select(list(found.values()), settings.select, target=settings.prompts)
@@ -72,7 +88,8 @@ async def draw_lot(
         seen(number, groups)
     if settings.select.spare == "requeue":
         prompts = prompts.again([*_places_of(chosen.spare, found), *late])
-    cancelled = {"groups/cancelled": float(len(late)), "episodes/cancelled": float(len(late) * settings.group)}
+    unfinished = sum(settings.group - ended[place] for place in late)
+    cancelled = {"groups/cancelled": float(len(late)), "episodes/cancelled": float(unfinished)}
     measured = {**step_metrics(groups), **_selection(chosen), **cancelled, "rounds": float(rounds)}
     tokens = sum(member.episode.usage.sampled_tokens for group in groups for member in group.members)
     return Lot(number=number, kept=chosen.kept, missing=chosen.missing, tokens=tokens, measured=measured), prompts
@@ -86,11 +103,14 @@ async def roll_out(
     *,
     earlier: Collection[int] = (),
     enough: int | None = None,
+    run: Run = run_episode,
+    ended: Counter[int] | None = None,
 ) -> dict[int, Group]:
     """A group per place, for step `number`, in the order of the places; `earlier` are those it rolled out before.
 
-    Once `enough` of them have ended (None: all) the others are cancelled. Each prompt has the frame budget of its own
-    epoch. A task that is drawn again in the same step is attempted with other seeds than the first time.
+    Once `enough` of them have ended (None: all) the others are cancelled. `ended` counts the attempts that end, by
+    place. Each prompt has the frame budget of its own epoch. A task that is drawn again in the same step is attempted
+    with other seeds than the first time.
     """
     seed = stage.recipe.seed
     drawn = Counter(task_at(tasks, seed, place).digest for place in earlier)
@@ -107,7 +127,9 @@ async def roll_out(
         if len(found) == enough:
             full.set()
 
-    await until(full, together([_part(stage, tasks, part, number, *key, keep) for key, part in parts.items()]))
+    counts = Counter() if ended is None else ended
+    rolling = [_part(stage, tasks, part, number, *key, keep, run, counts) for key, part in parts.items()]
+    await until(full, together(rolling))
     return {place: found[place] for place in places if place in found}
 
 
@@ -119,11 +141,21 @@ async def _part(
     epoch: int,
     again: int,
     keep: Callable[[int, Group], None],
+    run: Run,
+    ended: Counter[int],
 ) -> None:
     """The groups of places of one epoch whose tasks differ, each drawn for the `again`-th time in this step."""
     settings, seed, budgets = stage.recipe.rl, stage.recipe.seed, stage.recipe.gating.frames
+    wanted = [task_at(tasks, seed, place) for place in places]
+    place_of = {task.digest: place for task, place in zip(wanted, places, strict=True)}
+
+    async def watched(task: Task, agent: Agent, ctx: Context) -> Episode:
+        episode = await run(task, agent, ctx)
+        ended[place_of[task.digest]] += 1
+        return episode
+
     await collect(
-        [task_at(tasks, seed, place) for place in places],
+        wanted,
         stage.agent,
         stage.context(seed=seed),
         size=settings.group,
@@ -131,6 +163,7 @@ async def _part(
         epoch=seed_of("again", number, again) if again else number,
         frames=lambda task: draw(budgets, run_seed=seed, epoch=epoch, task=task),
         done=lambda index, group: keep(places[index], group),
+        run=watched,
     )
 
 

@@ -6,8 +6,9 @@
 
 One thread of control: rollouts wait for the engine, the trainer waits for the rollouts. With `rl.max_staleness: N`
 rolling out goes on while a second thread learns, at most N versions ahead (`training/ahead.py` draws who waits for
-whom). With `rl.staleness: N` lots wait in a queue for N versions, to try what lateness does; the first N + 1 are then
-of version 0:
+whom). Attempts under way when new weights come go on (`rl.on_update: continue`), each token with the version that
+sampled it; or they begin anew (`restart`), and what was sampled for them is lost. With `rl.staleness: N` lots wait in a
+queue for N versions, to try what lateness does; the first N + 1 are then of version 0:
 
     version   0        1   2   3
     rolls out 0 1 2    3   4   5      for steps 0, 1, 2 ..., with N = 2
@@ -18,8 +19,7 @@ resumed run goes on as if never stopped; but for `max_staleness` and `overlaunch
 who was faster.
 """
 
-import asyncio
-import functools
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,9 +31,11 @@ from saccade.config import Recipe
 from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
 from saccade.errors import ConfigError, DataError, RunError, boundary
 from saccade.protocols import Engine
+from saccade.rollouts.renewal import Renewal
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.ahead import Ahead
+from saccade.training.aside import Going, aside
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.clock import Clock
 from saccade.training.credit import samples_of
@@ -84,8 +86,8 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
     reference = reference_of(stage, at)
     # The number of finished steps, whether or not each had something to learn, is the version of the weights.
     await stage.engine.publish(None, at.done)
-    clock = Clock(stage.score, overlapped=overlapped)
-    async with rolling(replace(stage, score=clock.score), tasks, at, seen) as ahead:
+    clock, renewal = Clock(stage.score, overlapped=overlapped), Renewal()
+    async with rolling(replace(stage, score=clock.score), tasks, at, seen, renewal) as ahead:
         while at.done < settings.steps:
             optimizer.begin(at.done)
             sampled = ahead.tokens
@@ -96,19 +98,38 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
                 save_unsaved(folder, stage, optimizer, at)
                 raise RunError(too_few(lot, settings.prompts))
             samples, measured = samples_from(lot, stage)
-            update = functools.partial(learn, stage, samples, settings, optimizer, reference)
-            report = (await asyncio.to_thread(update) if overlapped else update()) if samples else None
+            report = await learned(stage, samples, optimizer, reference) if samples else None
             clock.lap("train")
-            await stage.engine.publish(None, at.done + 1)
+            await publish(stage, at.done + 1, renewal)
             ahead.published(at.done + 1)
             clock.lap("publish")
             prompts, lots = ahead.state
             at = replace(at, done=at.done + 1, prompts=prompts, lots=lots)
             measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
             costs = clock.metrics(stage.backbone.device, ahead.tokens - sampled)
-            log({"step": at.done, **lot.measured, **measured, **costs})
+            log({"step": at.done, **lot.measured, **measured, **renewal.lost(), **costs})
             if at.done % settings.save_every == 0 or at.done == settings.steps:
                 save(folder, stage, optimizer, at)
+
+
+async def learned(
+    stage: Stage, samples: Sequence[Sample], optimizer: Optimizer, reference: Reference | None
+) -> StepReport:
+    """Learn from the samples; where rolling out goes on meanwhile, in another thread."""
+
+    def update(going: Going) -> StepReport:
+        return learn(stage, samples, stage.recipe.rl, optimizer, reference, going)
+
+    if stage.recipe.rl.max_staleness:
+        return await aside(update, "the update under way")
+    return update(lambda: None)
+
+
+async def publish(stage: Stage, version: int, renewal: Renewal) -> None:
+    """Give the engine the trained weights. Attempts under way have as long afterwards as they had before."""
+    restart = stage.recipe.rl.on_update == "restart"
+    with stage.clock.paused(), renewal.renewed() if restart else contextlib.nullcontext():
+        await stage.engine.publish(None, version)
 
 
 def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:
@@ -124,17 +145,18 @@ def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:
         )
 
 
-def rolling(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None) -> Ahead:
+def rolling(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None, renewal: Renewal) -> Ahead:
     """What rolls out the lots of the steps that are left."""
     settings = stage.recipe.rl
     return Ahead(
-        lambda prompts, number: draw_lot(stage, tasks, prompts, number, seen=seen),
+        lambda prompts, number: draw_lot(stage, tasks, prompts, number, seen=seen, run=renewal.run),
         at.prompts,
         at.lots,
         version=at.done,
         last=settings.steps,
         most=settings.max_staleness or settings.staleness,
         patient=not settings.max_staleness,
+        room=settings.max_waiting_tokens,
     )
 
 
@@ -188,21 +210,22 @@ def save_unsaved(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress)
 
 
 def save(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
-    """Write a checkpoint of the run as it stands."""
+    """Write a checkpoint of the run as it stands; attempts stand still meanwhile, and so does their clock."""
     run = folder.resolve().parent  # what lies in it moves with it
     start = seen_from(folder.resolve(), at.start, run)
-    checkpoint.save(
-        folder,
-        step=at.done,
-        backbone=stage.backbone,
-        optimizer=optimizer,
-        notes={**asdict(at.prompts), "start": start},
-        attach=lambda place: write_jsonl(
-            place / "lots.jsonl",
-            # The folder that a checkpoint is written in is beside the one where it will stand.
-            [relocated(lot, lambda file: seen_from(place.resolve(), file, run)) for lot in at.lots],
-        ),
-    )
+    with stage.clock.paused():
+        checkpoint.save(
+            folder,
+            step=at.done,
+            backbone=stage.backbone,
+            optimizer=optimizer,
+            notes={**asdict(at.prompts), "start": start},
+            attach=lambda place: write_jsonl(
+                place / "lots.jsonl",
+                # The folder that a checkpoint is written in is beside the one where it will stand.
+                [relocated(lot, lambda file: seen_from(place.resolve(), file, run)) for lot in at.lots],
+            ),
+        )
 
 
 def reference_of(stage: Stage, at: Progress) -> Reference | None:

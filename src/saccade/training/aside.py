@@ -1,0 +1,53 @@
+"""Work in a thread of its own, for which nobody who stops the run waits longer than they are told.
+
+    run ──work(going)──> thread ── result ──> run
+     │ cancelled (Ctrl-C)   │
+     └──halt, says so──────>│ `going()` raises at the next micro-batch; after `_PATIENCE` seconds nobody waits for it
+
+The thread is a daemon: Python doesn't wait for it either.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+Going = Callable[[], None]  # raises Halted where the run is being stopped
+_PATIENCE = 30.0  # seconds
+_logger = logging.getLogger("saccade")
+
+
+class Halted(Exception):
+    """The run is being stopped, and nobody waits for the result."""
+
+
+async def aside(work: Callable[[Going], T], what: str) -> T:
+    """What the work gives; it calls `going` now and then. `what` it is, in words, for whoever has to wait for it."""
+    halt, future = threading.Event(), Future[T]()
+    future.set_running_or_notify_cancel()  # from here on nobody but the thread settles it
+
+    def going() -> None:
+        if halt.is_set():
+            raise Halted
+
+    def run() -> None:
+        try:
+            future.set_result(work(going))
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="saccade-aside", daemon=True).start()
+    waiting = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        halt.set()
+        told = "Stopping: %s ends with its micro-batch, which is waited for %g seconds; Ctrl-C again doesn't wait"
+        _logger.warning(told, what, _PATIENCE)
+        await asyncio.wait((waiting,), timeout=_PATIENCE)
+        if waiting.done():
+            waiting.exception()  # which it has been told of
+        raise
