@@ -142,13 +142,13 @@ class Zygote:
         self._jail, self._control = locked, control
         self._guests: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, life
         self._spare: tuple[int, socket.socket] | None = None  # its pid, and the way to it
-        self._poll = select.epoll()
+        self._patience, self._poll = _QUIET, select.epoll()
 
     def serve(self) -> NoReturn:
         """Until the host hangs up."""
         self._poll.register(self._control, select.EPOLLIN)
         while True:
-            events = self._poll.poll(None if self._spare else _QUIET)
+            events = self._poll.poll(None if self._spare else self._patience)
             if not events:
                 self._spare = self._forked_ahead()
             for place, _ in events:
@@ -182,8 +182,9 @@ class Zygote:
     def _forked_ahead(self) -> tuple[int, socket.socket] | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = os.fork()
+            self._patience, pid = _QUIET, os.fork()
         except OSError:  # whoever asks for a guest will be told
+            self._patience = 1.0
             return None
         if pid == 0:
             _wait_for_orders(self._jail, theirs.fileno())
