@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import pkgutil
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -89,10 +90,15 @@ def _checked(place: str, parameter: inspect.Parameter, value: Any) -> Any:
     if parameter.annotation is parameter.empty:
         return value
     try:
-        return TypeAdapter(parameter.annotation).validate_python(value)
+        checked = TypeAdapter(parameter.annotation).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"]
         raise ConfigError(f"{place}: the setting {parameter.name!r} can't be {value!r}: {expected.lower()}") from error
+    if isinstance(checked, float) and not math.isfinite(checked):  # as everywhere in a recipe
+        raise ConfigError(
+            f"{place}: the setting {parameter.name!r} can't be {value!r}: input should be a finite number"
+        )
+    return checked
 
 
 def _files(folder: str) -> tuple[str, ...]:

@@ -58,6 +58,13 @@ def score(body, gold="B", choices=OPTIONS):
         "B\nthe blue ball",
         "Answer: B. The blue ball.",
         "b\u200b",
+        "B!",
+        "{B}",
+        "B\u3002",
+        "\u300cB\u300d",
+        "\u9009B",
+        "\u9009\u9879B",
+        "The blue ball!",
     ],
 )
 def test_one_letter_or_its_text(body):

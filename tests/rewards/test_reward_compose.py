@@ -51,6 +51,12 @@ def test_tools_share_the_accuracy_of_the_recipe(order):
         ({"accuracy": Term(settings={"oppen": "f1"})}, "did you mean 'open'"),
         ({"accuracy": Term(settings={"open": "f2"})}, "'open' can't be 'f2'"),
         ({"accuracy": Term(), "./accuracy.py": Term()}, "have one name"),
+        ({"format": Term(settings={"lam": float("nan")})}, "'lam' can't be nan: input should be a finite number"),
+        ({"tools": Term(settings={"threshold": float("inf")})}, "'threshold' can't be inf"),
+        ({"tools": Term(settings={"cap": -1})}, "'cap' can't be -1"),
+        ({"accuracy": Term(settings={"tolerance": -0.1})}, "'tolerance' can't be -0.1"),
+        ({}, "no term with a weight other than 0"),
+        ({"accuracy": Term(weight=0.0), "tools": Term(weight=0.0)}, "no term with a weight other than 0"),
     ],
 )
 def test_a_bad_recipe_is_named(terms, message):

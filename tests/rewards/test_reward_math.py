@@ -76,6 +76,19 @@ def asked(reward, body, gold):
         (r"\text{even}", "even"),
         ("0.333333", r"\frac{1}{3}"),
         ("4", 4.0),
+        ("**4**", "4"),
+        ("`4`", "4"),
+        ("1.5e3", "1500"),
+        ("1 1/2", "1.5"),
+        ("pi/2", r"\frac{\pi}{2}"),
+        ("2sqrt3", r"2\sqrt{3}"),
+        ("sin(x)", r"\sin x"),
+        ("90°", r"90^\circ"),
+        (r"\varnothing", r"\emptyset"),
+        (r"4 \text{ cm}^2", "4"),
+        (r"4 \text{ m}/\text{s}.", "4"),
+        (r"1 \text{ and } 2", r"\{1, 2\}"),
+        ("\u0664", "4"),
     ],
 )
 def test_equal_formulas(reward, body, gold):
@@ -119,6 +132,12 @@ def test_equal_formulas(reward, body, gold):
         ("", "4"),
         (r"\boxed{}", "4"),
         (r"\text{odd}", "even"),
+        (r"4 \text{if } x > 0, 5 \text{ else}", "4"),
+        (r"4\text{5}", "4"),
+        (r"4 \text{ perhaps } + 1", "4"),
+        ("1 1/2", "11/2"),
+        ("11/2", "1 1/2"),
+        ("2e3", "23"),
         ("4" + "+0" * 300, "4"),  # longer than answers are
     ],
 )

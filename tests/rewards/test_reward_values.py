@@ -54,6 +54,14 @@ def opened(body, gold, mode="f1"):
         ("1,000.5", "-1000.5", 0.0),
         ("A", "A", 1.0),  # the gold is itself an article
         ("the", "A", 0.0),
+        ("U.S.A.", "the USA", 1.0),
+        ("no", "No.", 1.0),
+        ("true false", "true", 0.0),
+        ("yes", "yes, it is", 0.5),  # P 1, R 1/3: no hedge
+        ("red yes", "red", 2 / 3),
+        ("-$5", "$5", 0.0),
+        ("\u0663", "3", 1.0),
+        ("\u0e14\u0e33", "\u0e14\u0e35", 0.0),  # Thai vowels are marks
     ],
 )
 def test_f1(body, gold, expected):
@@ -99,6 +107,18 @@ def grounded(body, gold=(4.0, 8.0)):
         ("4 \u2192 8", 1.0),
         ("4\u20268", 1.0),
         ("4 --> 8", 1.0),
+        ("<4.0 seconds> to <8.0 seconds>", 1.0),  # as prompts write times
+        ("<4.0 seconds>-<8.0 seconds>", 1.0),
+        ('{"start": "00:04", "end": "00:08"}', 1.0),
+        ("['4', '8']", 1.0),
+        ("**4** to **8**", 1.0),
+        ("$4$ to $8$", 1.0),
+        ("(4s) to (8s)", 1.0),
+        ("4 sec. to 8 sec.", 1.0),
+        ("from 4 up to 8", 1.0),
+        ("4\u79d2\u52308\u79d2", 1.0),
+        ("\u0664 - \u0668", 1.0),
+        ("frames 9-20, that is 4 to 8 seconds", 1.0),
         ("00:00:04,000 --> 00:00:08,000", 1.0),
         ("from second 4 to second 8", 1.0),
         ("it starts at 4 and ends at 8", 1.0),
@@ -191,6 +211,10 @@ def test_mra_has_the_official_values(body, expected):
         "4 m2",
         "4th",
         "$4",
+        "4 times per second",
+        "\u0664",
+        "4'",
+        "x = 4",
         "about 4",
     ],
 )
@@ -271,6 +295,43 @@ def test_every_span_is_read_back(start, length, form):
     for write in (clock, str, lambda seconds: f"{seconds}.0s"):
         assert grounded(form.format(write(start), write(end)), gold) == 1.0
         assert grounded(form.format(write(end), write(start)), gold) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        *(("-$4", -4), ("-(4)", -4), ("minus (4)", -4), ("$-4$", -4), ("4_000", 4000), ("\u0664\u066b\u0665", 4.5)),
+        *(("twenty", 20), ("twenty-one", 21), ("twenty one", 21), ("Ninety nine", 99), ("minus forty", -40)),
+        *(("21 (twenty-one)", 21), ("1.5e3", 1500)),
+    ],
+)
+def test_values_of_numbers(body, value):
+    assert numbered(body, float(value), mode="exact") == 1.0
+    assert numbered(body, -float(value)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("more than 4", "at least 4", "under 4", "4+", "4 or more", "4 and up", "4 x 10^3", "4x10^3", "4**4", "4 ^ 4"),
+        *("4\u00b74", "4 times 4", "four times four", "4 4", "four-four", "four point four", "4 over 4", "4 trillion"),
+        *(
+            "4 hundredths",
+            "4 tenths",
+            "4 and a third",
+            "4 squared",
+            "twice 4",
+            "-(4)",
+            "-$4",
+            "4_000",
+            "4\u4e07",
+            "4\u20444",
+        ),
+        *("4\u0336", "4 lakh", "none of the 4", "square root of 4", "4 bn"),
+    ],
+)
+def test_what_makes_another_number_of_it(body):
+    assert numbered(body, 4.0, mode="exact") == 0.0
 
 
 def test_signs_thousands_tolerance_and_zero():

@@ -26,8 +26,8 @@ def compose(terms: Mapping[str, Term]) -> Callable[[Episode, Task], Coroutine[An
     its own name, times the reward's weight. `format` with `anchor_credit: tokens` names such a part `anchor`: it is
     weight * lam * anchor, for whoever gives credit to lay on structural tokens alone; without it there is no such part.
 
-    Settings are checked now: ConfigError for an unknown name, setting or value, and for two terms of one name; later
-    for a reward that is not a finite number, or that fails.
+    Settings are checked now: ConfigError for an unknown name, setting or value, for two terms of one name, and where
+    no term counts; later for a reward that is not a finite number, or that fails.
 
     >>> import asyncio
     >>> from saccade.types import Block, BlockKind, End, Kind, Ledger, Reply, Turn
@@ -42,6 +42,8 @@ def compose(terms: Mapping[str, Term]) -> Callable[[Episode, Task], Coroutine[An
     names = {Path(name).stem if name.endswith(".py") else name: name for name in terms}
     if len(names) < len(terms):
         raise ConfigError(f"two of the reward terms {', '.join(terms)} have one name: rename a file")
+    if not any(term.weight for term in terms.values()):
+        raise ConfigError("rewards holds no term with a weight other than 0, so that every attempt would be worth 0")
     weights = {part: terms[name].weight for part, name in names.items()}
     rewards = {part: bind(name, terms[name].settings) for part, name in names.items()}
     rewards.setdefault("compliance", bind("compliance", {}))

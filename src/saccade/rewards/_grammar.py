@@ -2,6 +2,7 @@
 
 import re
 
+from saccade.rewards._text import visible
 from saccade.types import TAGS, Block, BlockKind, Episode, Form, Reply
 
 _ANY = re.compile(f"</?(?:{'|'.join(TAGS)})>")
@@ -33,7 +34,7 @@ def _compliant(reply: Reply) -> bool:
     # one answer or calls: an answer beside calls, or a second think, is neither
     rest = blocks[1:]
     if len(rest) == 1 and rest[0].kind is BlockKind.ANSWER:
-        return bool(rest[0].body.strip()) and not _ANY.search(rest[0].body)
+        return bool(visible(rest[0].body)) and not _ANY.search(rest[0].body)
     return bool(rest) and all(_trained_call(block) for block in rest)
 
 

@@ -5,21 +5,39 @@ import unicodedata
 from collections.abc import Sequence
 
 _DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
+# Drawn as nothing, though their category says letter, mark or symbol.
+_EMPTY = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # For `folded` text. The repeat is bounded and its spaces are read in one way only, so that no answer makes it slow.
 _WORD = "(?:answer|option|choice)"
-LEAD = rf"(?:(?:the )?(?:(?:final|correct|best|right) )*{_WORD}(?: is)?(?: ?: ?| )|答案(?:是|为)? ?:? ?){{0,3}}"
+_CHINESE = "(?:答案|选项|选)(?:是|为)? ?:? ?"
+LEAD = rf"(?:(?:the )?(?:(?:final|correct|best|right) )*{_WORD}(?: is)?(?: ?: ?| )|{_CHINESE}){{0,3}}"
 
 
 def tidy(text: str) -> str:
-    """Compatible characters (full width, ligatures) folded, every dash a hyphen, quotes straight, no invisible ones.
+    """Compatible characters (full width, ligatures) and the digits of all scripts folded, every dash a hyphen, quotes
+    straight, nothing that can't be seen.
 
-    >>> tidy("Ｂ \u2212 5\u200b")
+    >>> tidy("Ｂ \u2212 ٥\u200b")
     'B - 5'
     """
     plain = _DASHES.sub("-", unicodedata.normalize("NFKC", text)).translate(_QUOTES)
-    return "".join(character for character in plain if unicodedata.category(character) != "Cf")
+    return "".join(str(unicodedata.decimal(character, character)) for character in _shown(plain))
+
+
+def visible(text: str) -> str:
+    """What people see of a text, without the blanks around it: nothing of zero-width and control characters.
+
+    >>> visible("\u200b red \u2060"), visible("\u3164" * 10)
+    ('red', '')
+    """
+    return _shown(text).strip()
+
+
+def _shown(text: str) -> str:
+    drawn = _EMPTY.sub("", text)
+    return "".join(each for each in drawn if each.isspace() or unicodedata.category(each) not in ("Cf", "Cc"))
 
 
 def folded(text: str) -> str:

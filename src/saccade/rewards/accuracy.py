@@ -13,6 +13,7 @@ from saccade.rewards.choice import choice as by_choice
 from saccade.rewards.grounding import grounding as by_grounding
 from saccade.rewards.number import number as by_number
 from saccade.rewards.open import open as by_open
+from saccade.sections import NotNegative
 from saccade.types import Episode, Kind, Task
 
 
@@ -30,7 +31,7 @@ class accuracy:
         *,
         open: Literal["f1", "exact", "judge"] = "f1",
         number: Literal["mra", "exact"] = "mra",
-        tolerance: float = 0.0,
+        tolerance: NotNegative = 0.0,
         coordinates: Coordinates = "auto",
         judge: Mapping[str, Any] | None = None,
         math: Mapping[str, Any] | None = None,

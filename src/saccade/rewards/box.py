@@ -12,10 +12,14 @@ Box = tuple[float, ...]
 Coordinates = Literal["auto", "pixel", "shown", "unit", "percent", "thousand"]
 
 _NUMBER = r"-?(?:\d{1,9}(?:\.\d{1,18})?|\.\d{1,18})(?:[eE][+-]?\d{1,3})?"
-# [x1, y1, x2, y2] or (x, y) in any brackets, or (x1, y1), (x2, y2); nothing numeric may touch them.
+# [x1, y1, x2, y2] or (x, y) in any brackets, or (x1, y1), (x2, y2).
 _LIST = re.compile(rf"[\[(<{{]\s*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\s*[\])>}}]")
-_CORNERS = re.compile(rf"\(\s*({_NUMBER}\s*,\s*{_NUMBER})\s*\)\s*,?\s*\(\s*({_NUMBER}\s*,\s*{_NUMBER})\s*\)")
-_BARE = re.compile(rf"{_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}}")
+_CORNERS = re.compile(
+    rf"[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]\s*,?\s*[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]"
+)
+_BARE = re.compile(
+    rf"[^\d.,+-]*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\.?(?!\d)[^\d%]*"
+)  # the only numbers of an answer
 _POINT = re.compile(rf"""<point\s+x=["']({_NUMBER})["']\s+y=["']({_NUMBER})["'][^>]*>""", re.IGNORECASE)
 _PARTS = {"unit": 1.0, "percent": 100.0, "thousand": 1000.0}
 
@@ -98,8 +102,8 @@ def _read(answer: str) -> Box | None:
         lists = [match[1] for match in _LIST.finditer(text)] or [
             ",".join(match.groups()) for match in _POINT.finditer(text)
         ]
-        if not lists and _BARE.fullmatch(text):
-            lists = [text]
+        if not lists and (bare := _BARE.fullmatch(text)):
+            lists = [bare[1]]
         found = {tuple(float(number) for number in each.split(",")) for each in lists}
     only = found.pop() if len(found) == 1 else ()
     return only if len(only) in (2, 4) else None

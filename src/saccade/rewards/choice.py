@@ -8,8 +8,9 @@ from saccade.types import Episode, Task
 
 _LETTERS = "ABCDEFGHIJ"
 # All are matched against `_plain` text.
-_LETTER = re.compile(rf"{LEAD}[(\[]?([a-z])[)\].:,]*")
+_LETTER = re.compile(rf"{LEAD}[(\[{{「]?([a-z])[)\]}}」.:,;!。、]*")
 _LABELLED = re.compile(rf"{LEAD}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:] ?| ?- ?| )(\S.*)")
+_STOPS = ".!。"  # which end a sentence, and no option
 _DRESS = re.compile(
     r"\\(?:f?box(?:ed)?|text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|underline)\s*\{([^{}]*)\}|\\[()\[\]]|\*+|\$+|_{2,}|[\"'`]"
 )
@@ -41,11 +42,13 @@ def _named(answer: str, choices: tuple[str, ...]) -> str | None:
     if (alone := _LETTER.fullmatch(plain)) is not None:
         return _among(alone[1], letters)
     # an option may itself look hedged ("A and B"), so its exact text is tried before anything is refused
-    exact = [letter for letter, option in zip(letters, options, strict=True) if option and option == plain.rstrip(".")]
+    exact = [
+        letter for letter, option in zip(letters, options, strict=True) if option and option == plain.rstrip(_STOPS)
+    ]
     if exact:
         return exact[0] if len(exact) == 1 else None  # two options of one text can't be told apart
     if (both := _LABELLED.fullmatch(plain)) is not None and (letter := _among(both[1], letters)) is not None:
-        return letter if options[letters.index(letter)] == both[2].rstrip(".") else None
+        return letter if options[letters.index(letter)] == both[2].rstrip(_STOPS) else None
     return None
 
 
@@ -57,7 +60,7 @@ def _option(text: str, letter: str) -> str:
     """An option's text without the label that some data sets write into it (`B. the red ball`)."""
     plain = _plain(text)
     own = re.match(rf"[(\[]?{letter.lower()}[)\].:]+\s*(?=\S)", plain)
-    return (plain[own.end() :] if own else plain).rstrip(".")
+    return (plain[own.end() :] if own else plain).rstrip(_STOPS)
 
 
 def _plain(text: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from saccade.rewards._grammar import balanced, compliant_turns
+from saccade.rewards._text import visible
 from saccade.types import Block, BlockKind, Episode, Reply, Score, Task
 
 _SUBSTANTIVE = 10  # characters
@@ -39,6 +40,7 @@ def format(
       full flow    nothing left open, and in one turn a closed non-blank THINK before a closed non-blank answer;
       balanced     every THINK, CALL and ANSWER block is closed, there is no STRAY tag, and the bodies (but for those
                    of calls) quote as many opening as closing tags, in every turn.
+    What can't be seen, such as a zero-width space, is no character, and a body of that alone is blank.
     A THINK block that the forced prefix opened counts like any other; with `think_prefix` false the prefix is hidden
     from this reward: such a block is a stray closing tag, or plain text if it was left open.
 
@@ -64,7 +66,7 @@ def format(
 def _base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
     blocks = [block for reply in replies for block in reply]
     think, opened, closed = (0.2, 0.3, 0.2) if answer_suffix else (0.3, 0.2, 0.1)
-    answers = [block for block in blocks if block.kind is BlockKind.ANSWER and block.body.strip()]
+    answers = [block for block in blocks if block.kind is BlockKind.ANSWER and visible(block.body)]
     # booleans are weights of 0 or 1 here
     total = think * any(_substantive(block) for block in blocks)
     total += opened * bool(answers) + closed * any(block.closed for block in answers)
@@ -85,12 +87,12 @@ def _thought_before(reply: tuple[Block, ...], wanted: Callable[[Block], bool]) -
     for block in reply:
         if thought and wanted(block):
             return True
-        thought = thought or (block.kind is BlockKind.THINK and block.closed and bool(block.body.strip()))
+        thought = thought or (block.kind is BlockKind.THINK and block.closed and bool(visible(block.body)))
     return False
 
 
 def _substantive(block: Block) -> bool:
-    return block.kind is BlockKind.THINK and len(block.body.strip()) >= _SUBSTANTIVE
+    return block.kind is BlockKind.THINK and len(visible(block.body)) >= _SUBSTANTIVE
 
 
 def _parsed(block: Block) -> bool:
@@ -98,7 +100,7 @@ def _parsed(block: Block) -> bool:
 
 
 def _answered(block: Block) -> bool:
-    return block.kind is BlockKind.ANSWER and block.closed and bool(block.body.strip())
+    return block.kind is BlockKind.ANSWER and block.closed and bool(visible(block.body))
 
 
 def _unforced(reply: Reply) -> tuple[Block, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.endpoint import Endpoint, NoAnswer, key_of
 from saccade.errors import ConfigError
-from saccade.rewards._text import asked
+from saccade.rewards._text import asked, visible
 from saccade.rewards._verdicts import Verdicts
 from saccade.types import Episode, Task, Ungraded, digest_of
 
@@ -82,9 +82,10 @@ class judge:
 
     async def compare(self, question: str, gold: str, answer: str) -> float | Ungraded:
         """What the verdict on an answer is worth; 0 unasked for a blank one, and for one that is too long to be one."""
-        # half a character, which JSON can hold, is nothing that can be sent
-        answer = answer.encode("utf-8", "replace").decode()
-        if not answer.strip() or len(answer) > self._longest:
+        # half a character, which JSON can hold, is nothing that can be sent; what people can't see, such as an
+        # instruction in the tag characters of Unicode, is nothing to judge
+        answer, length = visible(answer.encode("utf-8", "replace").decode()), len(answer)
+        if not answer or length > self._longest:
             return 0.0
         case = {"question": question, "gold": gold, "answer": answer}
         key = digest_of("judge", self._request, self._prompt, sorted(self._verdicts), case)

@@ -1,6 +1,7 @@
 r"""Mathematics: symbolic equality with the gold formula, by math-verify."""
 
 import importlib.util
+import itertools
 import re
 
 from saccade.errors import ConfigError, DataError
@@ -11,9 +12,17 @@ from saccade.types import Episode, Task, Ungraded
 _LEAD = re.compile(rf"^{LEAD}", re.IGNORECASE)
 _MATHS = re.compile(r"^(?:\$\$?(.*?)\$\$?|\\\((.*?)\\\)|\\\[(.*?)\\\])$", re.DOTALL)
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻]+")
-_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\w+))")
+_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(?:\(([^()]*)\)|(\w+))")
+_BOLD = re.compile(r"^(\*\*|__|`+)(.+)\1$")
 # What people write in plain text, in LaTeX; math-verify knows the rest (π, ×, sqrt(2)).
 _LATEX = {"**": "^", "⁄": "/", "÷": "/", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "}
+_LATEX |= {"°": r"^\circ ", "∅": r"\emptyset ", r"\varnothing": r"\emptyset "}
+_FUNCTION = re.compile(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|exp|ln|log)(?![a-zA-Z])")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])")  # 1.5e3
+_MIXED = re.compile(r"(?<![\d.,/])(\d+) +(\d+)/(\d+)(?![\d/])")  # 1 1/2
+_TEXT = re.compile(r"\\(?:text\w*|mbox|mathrm|mathbf|hbox)\s*\{([^{}]*)\}")
+# Behind words in a formula there may be more of a unit, and what a list is joined by; math-verify drops all else.
+_UNIT = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
 
 
 class math:
@@ -43,8 +52,10 @@ class math:
         gold, said = formula(str(task.gold)), formula(episode.answer or "")
         if gold is None or not said or len(said) > self._longest:
             return 0.0
-        if "".join(said.split()) == "".join(gold.split()):
+        if " ".join(said.split()) == " ".join(gold.split()):
             return 1.0
+        if _talks(said) and not _talks(gold):
+            return 0.0
         try:
             return float(await self._checker.same(gold, said))
         except CheckerError as error:
@@ -61,13 +72,27 @@ def formula(text: str) -> str | None:
     if found is None or len({"".join(each.split()) for each in found}) > 1:
         return None
     text = found[-1] if found else _LEAD.sub("", " ".join(text.split()))
+    text = (wrapped[2] if (wrapped := _BOLD.match(text.strip())) else text).strip()
     text = tidy(_SUPERSCRIPT.sub(lambda match: f"^{{{tidy(match[0])}}}", text))
     for plain, latex in _LATEX.items():
         text = text.replace(plain, latex)
+    text = _EXPONENT.sub(r"\1 \\cdot 10^{\2}", _MIXED.sub(r"(\1+\2/\3)", text))
+    text = _FUNCTION.sub(r"\\\1 ", text)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text).strip().rstrip(".").strip()
     bare = _MATHS.match(text)
     text = next((each for each in bare.groups() if each is not None), "") if bare else text
     return text.strip() if _balanced(text) else None
+
+
+def _talks(formula: str) -> bool:
+    r"""Whether words in a formula are more than a unit at its end: `4 \text{ if } x > 0, 5 \text{ else}`."""
+    texts = list(_TEXT.finditer(formula))
+    behind = [formula[one.end() : two.start()] for one, two in itertools.pairwise(texts)]
+    behind += [formula[texts[-1].end() :]] if texts else []
+    joined = [text[1].strip() in ("and", "or", ",") for text in texts]
+    return any(re.search(r"\d", text[1]) for text in texts) or any(
+        not _UNIT.fullmatch(rest) for rest, join in zip(behind, joined, strict=True) if not join
+    )
 
 
 def _balanced(text: str) -> bool:

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from saccade.rewards._text import visible
+from saccade.sections import Whole
 from saccade.types import Episode, Task, ToolResult
 
 _Count = Literal["executed", "succeeded", "informative"]
@@ -14,7 +16,7 @@ def tools(
     mode: Literal["graded", "accumulative", "none"] = "graded",
     count: _Count = "informative",
     bonus: float = 0.1,
-    cap: int = 4,
+    cap: Whole = 4,
     threshold: float | None = None,
     accuracy: float,
 ) -> float:
@@ -25,7 +27,7 @@ def tools(
     refused, or that stood beside the answer, was never run and had no part in what is right. `accumulative`: `bonus`
     per call if the answer is correct, for at most `cap` calls (the turn budget); `count` says which calls: `executed`
     ran, whatever came of it (the published rule), `succeeded` ran without error, `informative` succeeded and returned
-    text or a picture. `none`: 0.
+    text that can be seen or a picture. `none`: 0.
 
     Correct means `accuracy` >= `threshold`, by default 0.5 for `graded` and 1.0 for `accumulative`; `accuracy` is what
     the recipe's own accuracy term said of the episode. Calls of sub-agents are not counted.
@@ -48,4 +50,4 @@ def _counts(result: ToolResult, count: _Count) -> bool:
     if count == "executed":
         return result.executed
     # `pass` runs and succeeds; it must not earn the bonus
-    return result.ok and (count == "succeeded" or bool(result.text.strip() or result.pictures))
+    return result.ok and (count == "succeeded" or bool(visible(result.text) or result.pictures))
