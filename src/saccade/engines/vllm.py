@@ -16,10 +16,10 @@ from typing import Any
 from saccade.engines._distribution import check_neutral
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
-from saccade.engines._vllm.server import GENERATE, Server, Trouble
+from saccade.engines._vllm.server import GENERATE, Server, Trouble, check_servers
 from saccade.engines._vllm.visit import visit
 from saccade.engines._vllm.weights import Weights
-from saccade.errors import ConfigError, EngineError, MediaError
+from saccade.errors import EngineError, MediaError
 from saccade.ledger import Ledger, Picture
 from saccade.media.cache import Lru
 from saccade.media.image import png
@@ -62,8 +62,7 @@ class vllm:
         repetition_penalty: Positive = 1.0,
         parity: bool = True,
     ) -> None:
-        if not servers:
-            raise ConfigError("the engine vllm has no servers; name one in engine.settings.servers")
+        check_servers(servers)
         self._backbone, self._media, self._renderer = backbone, media, backbone.renderer
         self._context, self._retries, self._wait, self._meets = context, retries, wait, parity
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
