@@ -240,3 +240,19 @@ def test_a_server_of_another_model(tmp_path, model, world, renderer):
         fine, said = of_server(tmp_path, model, world, served)
     assert not fine
     assert f"serves another model, {other}: its text_config.num_hidden_layers is" in said
+
+
+def test_no_server_at_all(tmp_path, model, world):
+    settings = ["engine={name: vllm, settings: {servers: []}}"]
+    problems = wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, world=world))
+    assert "has no servers; name one in engine.settings.servers" in problems["servers"]
+
+
+def test_servers_are_asked_where_there_is_no_model_to_compare_with(tmp_path, renderer):
+    with server(renderer) as served:
+        settings = ["engine.name=vllm", f"engine.settings.servers=[{served.url}]"]
+        seen = found("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])
+    assert seen[f"server {served.url}"] == (
+        True,
+        "serves models/m, 4096 tokens; there is no model here to compare it with",
+    )

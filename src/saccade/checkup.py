@@ -20,7 +20,7 @@ from saccade.chat.render import ChatRenderer
 from saccade.config import Plugin, Recipe
 from saccade.data.rows import read_demos, read_tasks
 from saccade.doctor import Finding
-from saccade.errors import ModelError, RunError, SaccadeError
+from saccade.errors import ModelError, RunError, SaccadeError, boundary
 from saccade.media import image, video
 from saccade.planning.steps import Memory, memory, rl_training, sft_training
 from saccade.planning.tables import amount, settled
@@ -59,13 +59,16 @@ class Case:
 
 def examine(case: Case) -> Iterator[Finding]:
     """Settings, device, model, data, plan, memory, disk, servers, sandbox, and the run folder, in this order."""
-    yield from _settings(case)
+    told = list(_settings(case))
+    yield from told
+    sound = all(each.good for each in told if each.name in ("agent", "family"))
     device = case.recipe.model.device
     yield looked("device", functools.partial(stages.check_device, device), device)
     weights, renderer = _model(case)
     yield weights
     yield from _data(case)
-    yield from _plan(case)
+    if sound and (renderer or not case.recipe.model.path):  # else there is nothing to plan with, as was said
+        yield from _plan(case)
     yield from _servers(case, renderer)
     yield from _sandbox(case)
     yield looked("run folder", functools.partial(_folder, case))
@@ -74,7 +77,8 @@ def examine(case: Case) -> Iterator[Finding]:
 def looked(name: str, look: Look, found: str = "") -> Finding:
     """What a look found: its sentence, `found` where it says nothing, or why it failed."""
     try:
-        said = look()
+        with boundary(SaccadeError, f"{name} can't be looked at"):
+            said = look()
     except SaccadeError as error:
         return Finding(name=name, found=str(error), good=False)
     return Finding(name=name, found=said if isinstance(said, str) else found)
@@ -160,8 +164,8 @@ def open_media(one: Media) -> None:
 
 
 def _plan(case: Case) -> Iterator[Finding]:
-    for recipe in dict.fromkeys(map(_key, case.used)):
-        yield looked("context", functools.partial(_context, case, recipe))
+    for name, agent in zip(("context", "context, evaluation"), dict.fromkeys(map(_key, case.used)), strict=False):
+        yield looked(name, functools.partial(_context, case, agent))
     needs: dict[str, Memory] = {}
 
     def planned() -> str:
@@ -178,17 +182,23 @@ def _key(recipe: Recipe) -> str:
     return recipe.agent.model_dump_json()
 
 
-def _longest(case: Case, agent: str) -> tuple[int, int]:
-    """Tokens of the longest conversation of an agent, and of its context (0: without an end)."""
+def _longest(case: Case, agent: str) -> int:
+    """Tokens of the longest conversation of an agent."""
     agreed = Plugin.model_validate_json(agent)
     recipe, assumed = settled(case.recipe.model_copy(update={"agent": agreed}), Assumed(), case.folder)
-    found = attempt_of(recipe, sizes_of(recipe), assumed).largest.length
-    return found, context_of(plugins.bind("agents", agreed.name, agreed.settings))
+    return attempt_of(recipe, sizes_of(recipe), assumed).largest.length
+
+
+def _limit(agent: str) -> int:
+    """Tokens of an agent's context; 0: it doesn't say."""
+    agreed = Plugin.model_validate_json(agent)
+    return context_of(plugins.bind("agents", agreed.name, agreed.settings))
 
 
 def _context(case: Case, agent: str) -> str:
-    longest, context = _longest(case, agent)
-    return f"conversations of up to {longest:,} tokens" + (f", in a context of {context:,}" if context else "")
+    limit = _limit(agent)
+    known = f", in a context of {limit:,}" if limit else ""
+    return f"conversations of up to {_longest(case, agent):,} tokens{known}"
 
 
 def _needs(case: Case) -> dict[str, Memory]:
@@ -205,15 +215,22 @@ def _needs(case: Case) -> dict[str, Memory]:
 
 def _room(device: str, needs: dict[str, Memory]) -> str:
     """Raises RunError where not even what stays in memory has room; what passes keep is an estimate, and is told."""
-    there = math.prod(map(os.sysconf, _MEMORY))
-    if device.startswith("cuda") and torch.cuda.is_available():
-        there = torch.cuda.get_device_properties(device).total_memory
+    there = _memory_of(device)
     stays = {name: each.weights + each.gradients + each.moments + each.copies for name, each in needs.items()}
     for name, least in stays.items():
-        if least > there and device.startswith("cuda") <= torch.cuda.is_available():
+        if there is not None and least > there:
             mend = "train adapters (model.lora_rank=16), or a smaller model"
             raise RunError(f"{name} holds {amount(least)} and its passes besides; {device} has {amount(there)}: {mend}")
     return "; ".join(f"{name} holds {amount(least)} and its passes besides" for name, least in stays.items())
+
+
+def _memory_of(device: str) -> int | None:
+    """Bytes of a device's memory; None where it isn't known, or the device isn't there."""
+    if device == "cpu":
+        return math.prod(map(os.sysconf, _MEMORY))
+    if not device.startswith("cuda") or not looked("device", functools.partial(stages.check_device, device)).good:
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _disk(case: Case, needs: dict[str, Memory]) -> str:
@@ -245,16 +262,19 @@ def _servers(case: Case, renderer: ChatRenderer | None) -> Iterator[Finding]:
     try:
         engine: Any = plugins.load("engines", recipe.engine.name)
         settings = settings_of("engines", recipe.engine)
-        agents = [plugins.bind("agents", each.agent.name, each.agent.settings) for each in case.used]
-        longest = [_longest(case, _key(each))[0] for each in case.used]
+        context = max(_limit(agent) or _longest(case, agent) for agent in map(_key, case.used))
     except SaccadeError:
         return  # said above
     if not isinstance(engine, Remote):
         return
-    context = max(context_of(agent) or most for agent, most in zip(agents, longest, strict=True))
     model = str(case.folder / recipe.model.path) if recipe.model.path else ""
     needs = Needs(model=model, renderer=renderer, context=context, training="rl" in case.stages)
-    for url, said in asyncio.run(engine.visit(needs, **settings)).items():
+    try:
+        answers = asyncio.run(engine.visit(needs, **settings))
+    except SaccadeError as error:
+        yield Finding(name="servers", found=str(error), good=False)
+        return
+    for url, said in answers.items():
         yield Finding(name=f"server {url}", found=str(said), good=isinstance(said, str))
 
 

@@ -151,7 +151,10 @@ class Remote(Protocol):
     """What an engine's class has besides where servers do the work: they can be looked at before a run begins."""
 
     async def visit(self, needs: Needs, /, **settings: Any) -> Mapping[str, str | Exception]:
-        """By address, what a server is, or why it can't be used; nothing of it is changed. It belongs to the class."""
+        """By address, what a server is, or why it can't be used; nothing of it is changed. It belongs to the class.
+
+        Raises SaccadeError where none can be asked.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from saccade.engines._distribution import check_neutral
 from saccade.engines._urls import Urls
 from saccade.engines._vllm import greeting, wire
 from saccade.engines._vllm.pool import Pool
-from saccade.engines._vllm.server import GENERATE, Server, Trouble
+from saccade.engines._vllm.server import GENERATE, Server, Trouble, check_servers
 from saccade.engines._vllm.visit import visit
 from saccade.engines._vllm.weights import Pause, Weights
-from saccade.errors import ConfigError, EngineError
+from saccade.errors import EngineError
 from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
 from saccade.protocols import MediaLibrary
@@ -62,8 +62,7 @@ class vllm:
         repetition_penalty: Positive = 1.0,
         parity: bool = True,
     ) -> None:
-        if not servers:
-            raise ConfigError("the engine vllm has no servers; name one in engine.settings.servers")
+        check_servers(servers)
         self._backbone, self._renderer = backbone, backbone.renderer
         self._context, self._retries, self._wait, self._meets = context, retries, wait, parity
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}

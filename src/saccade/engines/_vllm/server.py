@@ -1,7 +1,7 @@
 """One vLLM server over HTTP: requests that end in a reply or in words for people."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +17,12 @@ _LACKS = {  # what a server without a path is
     "/pause": _DEV_MODE,
     "/is_paused": _DEV_MODE,
 }
+
+
+def check_servers(servers: Sequence[str]) -> None:
+    """Raises ConfigError where there is no server to ask."""
+    if not servers:
+        raise ConfigError("the engine vllm has no servers; name one in engine.settings.servers")
 
 
 class Trouble(Exception):

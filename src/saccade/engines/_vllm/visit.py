@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.engines._vllm import greeting
-from saccade.engines._vllm.server import MEND, Server, Trouble
+from saccade.engines._vllm.server import MEND, Server, Trouble, check_servers
 from saccade.errors import EngineError, SaccadeError
 from saccade.protocols import Needs
 
@@ -15,7 +15,8 @@ _NOTES = ("_name_or_path", "transformers_version", "architectures", "dtype", "to
 
 
 async def visit(needs: Needs, /, *, servers: Sequence[str], **_: Any) -> Mapping[str, str | Exception]:
-    """What each server is, by its address, or why it can't be used; see protocols.Remote."""
+    """What each server is, by its address, or why it can't be used; see protocols.Remote. ConfigError without any."""
+    check_servers(servers)
     return {url: await _visited(url, needs) for url in dict.fromkeys(servers)}
 
 
