@@ -6,12 +6,16 @@ import io
 import json
 import time
 
+import httpx
 import pytest
 from chat_server import completion, server
 from PIL import Image
 
+from saccade.chat.render import load_renderer
 from saccade.chat.text import TextRenderer, read, spell
 from saccade.data.record import plain, typed
+from saccade.engines._chat import sent
+from saccade.engines._urls import Urls
 from saccade.engines.openai import openai
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import Ledger, Origin, Picture, Segment
@@ -352,3 +356,43 @@ def test_no_more_are_asked_at_once_than_allowed():
 def test_a_ledger_of_another_renderer_is_refused(renderer):
     with server(drawn) as served, pytest.raises(EngineError, match="the engine's own renderer"):
         said(served, prompt(renderer))
+
+
+# ---- a real server -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_real_vllm_is_talked_to(vllm_server):
+    """Pictures, a begun reply and a tool's turn go through its own template, whose prompt is as long as ours."""
+    url = f"{vllm_server.wanted.url}/v1"
+    local = load_renderer(str(vllm_server.wanted.model))
+    frame = Picture(path="clip.mp4", digest="painted clip.mp4", time=3.0, width=64, height=32)
+
+    async def body():
+        engine = openai(PaintedMedia(), 4096, url=url, factor=local.factor)
+        await check_engine(openai(PaintedMedia(), url=url, factor=local.factor), engine.renderer)
+        renderer, sampling = engine.renderer, Sampling(max_tokens=8, seed=3)
+        ledgers = []
+        for each in (renderer, local):
+            asked = (Message(role="system", parts=("Look.",)), Message(role="user", parts=(frame, "Which?")))
+            ledgers.append(Ledger(segments=(each.render(Ledger(), asked),)).force(each.encode("<think>")))
+        first = await engine.generate(ledgers[0], sampling)
+        await engine.close()
+        return ledgers, first
+
+    (words, ours), reply = asyncio.run(body())
+    assert 1 <= len(reply.tokens) <= 8
+    # The same request by hand: what vLLM's template and processor made of it is the local renderer's ledger.
+    sent_body = {
+        "model": str(vllm_server.wanted.model),
+        "messages": [sent(each, Urls(PaintedMedia())) for each in TextRenderer(local.factor).messages(words)],
+        **{"max_tokens": 1, "return_token_ids": True, "add_generation_prompt": False, "continue_final_message": True},
+    }
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        told = client.post(f"{url}/chat/completions", json=sent_body).json()
+        refused = client.post(f"{url}/chat/completions", json={**sent_body, "model": "other"})
+    # It takes the tiny template for one of plain text, and so puts a line break between a picture and what follows.
+    prompt_seen = local.decode(told["prompt_token_ids"]).replace("<|vision_end|>\n", "<|vision_end|>")
+    assert prompt_seen == local.decode(ours.expanded())
+    assert refused.status_code == 404
