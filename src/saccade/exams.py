@@ -106,7 +106,7 @@ def examine(
     check_order(recipe, benchmark)
     tasks, portion = benchmark.tasks(data, subset=subset), portion_of(recipe, benchmark, shard)
     if not subset:
-        check_subtitles(benchmark, portion.of(tasks), data)
+        check_subtitles(benchmark, tasks, portion.of(tasks), data)
     referee, name = Referee.of(benchmark, recipe.evaluation.judge), name or benchmark.name
     scored = evaluate(
         folder,

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from archive_cases import zipped
 from commands import bad, good
 from hub_server import hub
 
@@ -109,14 +110,49 @@ def test_media_are_fetched_where_they_lie_by_themselves(site, tmp_path):
     there.add(folder, [str(folder / "v" / "1.mp4")] * 2)
     assert (folder / "v" / "1.mp4").read_bytes() == b"x" * 9
     there.add(folder, [str(folder / "v" / "1.mp4")])
-    with pytest.raises(
-        DataError, match=r"lacks 1 files, first v/2.mp4, which made/films doesn't hold by themselves; copy"
-    ):
+    with pytest.raises(DataError, match=r"lacks 1 files, first v/2.mp4, which made/films holds neither by themselves"):
         there.add(folder, [str(folder / "v" / "2.mp4")])
-    site.put("made/packed", {"a.jsonl": "1", "videos_1.zip": "x"})
+    with pytest.raises(DataError, match=r"a row names .*x.mp4, which lies outside of it; mend the row"):
+        there.add(folder, [str(folder / "v" / ".." / ".." / "x.mp4")])
+
+
+def test_media_come_out_of_archives_and_only_those_are_fetched_that_are_needed(site, tmp_path):
+    films, more = zipped({"data/1.mp4": b"one", "data/2.mp4": b"two"}), zipped({"data/3.mp4": b"three"})
+    site.put("made/packed", {"a.jsonl": "1", "films_1.zip": films, "films_2.zip": more, "v.zip.part.aa": b"x"})
+    there = at(site, tmp_path)
     folder = there.copy("made/packed", ["a.jsonl"])
-    with pytest.raises(DataError, match=r"unpack its archives \(videos_1.zip\) there"):
-        there.add(folder, [str(folder / "v" / "2.mp4")])
+    there.add(folder, [str(folder / "data" / "2.mp4")])
+    assert [(path.name, path.read_bytes()) for path in (folder / "data").iterdir()] == [("2.mp4", b"two")]
+    assert not (folder / "films_2.zip").exists()
+    site.asked.clear()
+    there.add(folder, [str(folder / "data" / "1.mp4")])  # from the archive that is there
+    assert not site.asked
+    (folder / "films_1.zip").unlink()  # whoever needs the space may
+    there.add(folder, [str(folder / "data" / name) for name in ("1.mp4", "2.mp4", "3.mp4")])
+    assert (folder / "data" / "3.mp4").read_bytes() == b"three"
+
+
+def test_a_damaged_archive_is_told_and_fetched_again(site, tmp_path):
+    site.digests["films.zip"] = "0" * 64
+    site.put("made/packed", {"a.jsonl": "1", "films.zip": zipped({"data/1.mp4": b"one"})})
+    there = at(site, tmp_path)
+    folder = there.copy("made/packed", ["a.jsonl"])
+    with pytest.raises(DataError, match=r"films.zip of made/packed came damaged .*; run the same command again"):
+        there.add(folder, [str(folder / "data" / "1.mp4")])
+    assert not (folder / "films.zip").exists()
+    assert not (folder / "data").exists()
+
+
+def test_what_does_not_fit_is_told_before_it_is_fetched(site, tmp_path):
+    site.sizes["films.zip"] = 10**18
+    site.put("made/packed", {"a.jsonl": "1", "films.zip": zipped({"data/1.mp4": b"one"})})
+    there = at(site, tmp_path)
+    folder = there.copy("made/packed", ["a.jsonl"])
+    with pytest.raises(
+        DataError, match=r"fetching films.zip of made/packed needs 9.*GiB and the disk of .* has .*; fr"
+    ):
+        there.add(folder, [str(folder / "data" / "1.mp4")])
+    assert not any("films.zip" in each for each in site.asked)
 
 
 def test_without_the_package_one_sentence_says_how_to_get_it(site, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -9,9 +9,10 @@ from typing import Any, get_args
 from saccade import plugins
 from saccade.commands._terminal import out, progress, show
 from saccade.config import Recipe
-from saccade.data.hub import HUB, MAIN, MARK, Hub
+from saccade.data.archives import Told, archives, complete, packed_in, unpack
+from saccade.data.hub import HUB, MAIN, MARK, Hub, below
 from saccade.errors import ConfigError
-from saccade.view.live import Advance, say
+from saccade.view.live import Advance, lines, say
 
 # Names for the settings of a file that holds two benchmarks.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,17 +115,48 @@ def _tell(advance: Advance, tally: Any) -> None:
 
 
 def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
-    """Where a benchmark's copy is; one of the hub is completed with what the chosen tasks show. Raises DataError."""
+    """Where a benchmark's copy is, completed with what the chosen tasks show: out of archives that lie there, and of a
+    copy of the hub from there. Raises DataError.
+    """
     from saccade.evaluation.benchmarks._benchmark import missing_media
     from saccade.evaluation.benchmarks._rows import Copy
 
     data = str(copies.data)
-    if not data.startswith(MARK):
-        place = copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
-        Copy(root=place).files(*benchmark.patterns)
-        return place
-    there = Hub(endpoint=copies.hub)
-    folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
-    lacking = missing_media(portion.of(benchmark.tasks(folder, subset=copies.subset)))
-    there.add(folder, [path for paths in lacking.values() for path in paths])
+    with lines(out) as begin:
+        told = _unpacking(begin, benchmark.name)
+        if data.startswith(MARK):
+            there = Hub(endpoint=copies.hub)
+            folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
+            there.unpack(folder, benchmark.packed, told=told)
+            add = functools.partial(there.add, folder, told=told)
+        else:
+            folder = copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
+            Copy(root=folder).files(*benchmark.patterns)
+            packed = packed_in(folder)
+            if not packed:  # what is missing will count as errors, one by one
+                return folder
+            for archive in archives(set(packed).intersection(benchmark.packed)):
+                unpack(folder, archive, folder, told=told)
+            add = functools.partial(_add, folder, packed, told)
+        tasks = benchmark.tasks(folder, subset=copies.subset)
+        lacking = [path for paths in missing_media(portion.of(tasks)).values() for path in paths]
+        if lacking:
+            add(lacking, named={media.path for task in tasks for media in task.media})
     return folder
+
+
+def _add(folder: Path, packed: Sequence[str], told: Told, paths: Sequence[str], *, named: Iterable[str]) -> None:
+    """Unpack what a local copy lacks; what isn't there either counts as errors, one by one."""
+    complete(folder, below(folder, paths), named=below(folder, named), packed=archives(packed), told=told)
+
+
+def _unpacking(begin: Callable[[str], Advance], name: str) -> Told:
+    """Tells of files as they are unpacked, in a line that begins with the first."""
+    shown: list[Advance] = []
+
+    def told(done: int, archive: str) -> None:
+        if not shown:
+            shown.append(begin(f"unpack {name}"))
+        shown[0](done, f"files of {archive}")
+
+    return told

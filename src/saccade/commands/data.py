@@ -76,6 +76,27 @@ def _import(
     out.print(f"wrote {escape(str(target))}: {sum(one.written for one in reports)} rows", soft_wrap=True)
 
 
+@data.command("unpack")
+def _unpack(
+    files: Annotated[list[Path], typer.Argument(help="Archives, such as a.zip, b.tar.gz, or all parts of one.")],
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+) -> None:
+    """Unpack archives, whole or cut into parts; a stopped call goes on, and files that are there stay."""
+    from saccade.data.archives import archives, unpack
+
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise DataError(f"there is no file {missing}")
+    found = archives(map(str, files))
+    other = {*map(str, files)}.difference(part for one in found for part in one.parts)
+    if other:
+        raise DataError(f"{min(other)} is no archive that can be unpacked; give .zip, .tar, .tar.gz, or parts of such")
+    with progress("unpack") as advance:
+        counts = [unpack(Path(), one, folder, told=advance) for one in found]
+    done = sum(counts)
+    out.print(f"wrote {escape(str(folder))}: {done} file{'s' if done != 1 else ''} written", soft_wrap=True)
+
+
 @data.command("materialize")
 def _materialize(
     files: Files,

@@ -14,11 +14,13 @@ import contextlib
 import fnmatch
 import importlib
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 
+from saccade.data.archives import Told, archives, complete, room, sha256, unpack, untold
 from saccade.data.record import whole
 from saccade.errors import ConfigError, DataError, boundary
 from saccade.runlog import MENDS, writing
@@ -28,14 +30,13 @@ HOME = "~/.cache/saccade/hub"
 MARK = "hub:"
 MAIN = "main"
 SECONDS = 30.0  # to wait for a listing
-SHOWN = 4  # archives that an error names
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".7z")
 _FILE = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?/(?P<file>.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What a folder is a copy of: a data set, one commit of it, and the files of that commit.
+    """What a folder is a copy of: a data set, one commit of it, and the files of that commit, with their sizes in bytes
+    and the SHA-256 of the large ones.
 
     >>> Pin(name="a/b", commit="1a2b", files=("x.jsonl", "old/y.jsonl")).fitting("*.parquet", "*.jsonl")
     ('x.jsonl',)
@@ -44,6 +45,8 @@ class Pin:
     name: str
     commit: str
     files: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def fitting(self, *patterns: str) -> tuple[str, ...]:
         """The files that fit the first pattern which any fits; a star stays within a folder."""
@@ -83,23 +86,34 @@ class Hub:
         self._fetch(folder, pin, [found["file"]])
         return folder / found["file"]
 
-    def add(self, folder: Path, paths: Iterable[str]) -> None:
-        """Fetch files into a folder that `copy` gave, such as the media of its rows.
+    def add(self, folder: Path, paths: Iterable[str], *, named: Iterable[str] = (), told: Told = untold) -> None:
+        """Fetch files into a folder that `copy` gave, such as the media of its rows: those that the hub has by
+        themselves, then those that its archives hold (`archives.complete`, which `named` is for).
 
-        DataError where some are neither there nor on the hub by themselves, naming the archives that may hold them.
+        DataError where some are in neither, and where an archive can't be used or doesn't fit on the disk.
         """
-        pin, known = _read(folder), {}
-        for path in dict.fromkeys(paths):
-            if not Path(path).is_file():
-                known[Path(path).relative_to(folder).as_posix()] = path
-        lacking = sorted(set(known).difference(pin.files))
-        if lacking:
-            packed = [file for file in pin.files if file.endswith(ARCHIVES) or ".tar.part" in file]
-            more = ", ..." if packed[SHOWN:] else ""
-            mend = f"unpack its archives ({', '.join(packed[:SHOWN])}{more}) there" if packed else "copy them there"
-            first = f"{folder} lacks {len(lacking)} files, first {lacking[0]}"
-            raise DataError(f"{first}, which {pin.name} doesn't hold by themselves; {mend}")
-        self._fetch(folder, pin, known)
+        pin = _read(folder)
+        lacking = below(folder, (path for path in paths if not Path(path).is_file()))
+        self._fetch(folder, pin, sorted(lacking.intersection(pin.files)))
+        left = complete(
+            folder,
+            lacking.difference(pin.files),
+            named=below(folder, named),
+            packed=archives(pin.files),
+            fetched=lambda archive: self._fetch(folder, pin, archive.parts),
+            told=told,
+        )
+        if left:
+            first = f"{folder} lacks {len(left)} files, first {min(left)}"
+            raise DataError(f"{first}, which {pin.name} holds neither by themselves nor in archives; copy them there")
+
+    def unpack(self, folder: Path, names: Iterable[str], *, told: Told = untold) -> None:
+        """Fetch archives into a folder that `copy` gave, and unpack all that is in them. Raises DataError as `add`."""
+        pin = _read(folder)
+        for archive in archives(pin.files):
+            if archive.name in names:
+                self._fetch(folder, pin, archive.parts)
+                unpack(folder, archive, folder, told=told)
 
     def _pinned(self, name: str, revision: str) -> tuple[Path, Pin]:
         """The folder of a data set at a revision, and what it is pinned to: now, if it wasn't before."""
@@ -109,13 +123,21 @@ class Hub:
         with self._reaching(folder, name, f"the data set {name}"):
             from huggingface_hub import HfApi
 
-            info = HfApi(endpoint=self.endpoint).dataset_info(name, revision=revision, timeout=SECONDS)
+            info = HfApi(endpoint=self.endpoint).dataset_info(
+                name, revision=revision, timeout=SECONDS, files_metadata=True
+            )
         files = tuple(sorted(each.rfilename for each in info.siblings or ()))
         outside = next((file for file in files if file.startswith("/") or ".." in file.split("/")), None)
         if not info.sha or outside:
             why = f"it holds {outside}" if outside else "it names no commit"
             raise DataError(f"the listing of {name} at {self.endpoint} can't be used: {why}")
-        pin = Pin(name=name, commit=info.sha, files=files)
+        pin = Pin(
+            name=name,
+            commit=info.sha,
+            files=files,
+            sizes={each.rfilename: each.size for each in info.siblings or () if each.size is not None},
+            digests={each.rfilename: each.lfs.sha256 for each in info.siblings or () if each.lfs is not None},
+        )
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with whole(folder / "hub.json") as partial:
@@ -127,6 +149,7 @@ class Hub:
         for file in files:
             if (folder / file).is_file():
                 continue
+            room(folder, pin.sizes.get(file, 0), f"fetching {file} of {pin.name}")
             with self._reaching(folder, pin.name, f"{file} of the data set {pin.name}"):
                 from huggingface_hub import hf_hub_download
 
@@ -136,6 +159,11 @@ class Hub:
                     revision=pin.commit,
                     local_dir=folder,
                     endpoint=self.endpoint,
+                )
+            if pin.digests.get(file) not in (None, sha256(folder / file)):
+                (folder / file).unlink()
+                raise DataError(
+                    f"{file} of {pin.name} came damaged (its digest is another); run the same command again"
                 )
 
     @contextlib.contextmanager
@@ -184,4 +212,15 @@ def _fits(file: str, pattern: str) -> bool:
 def _read(folder: Path) -> Pin:
     with boundary(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and fetch it again"):
         found = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
-        return Pin(name=found["name"], commit=found["commit"], files=tuple(found["files"]))
+        return Pin(**{**found, "files": tuple(found["files"])})
+
+
+def below(folder: Path, paths: Iterable[str]) -> set[str]:
+    """Paths as seen from a folder. DataError for one that leads out of it, as a row may say by mistake or by intent."""
+    found = set()
+    for path in paths:
+        seen = os.path.relpath(path, folder)
+        if seen.split(os.sep)[0] == "..":
+            raise DataError(f"{folder}: a row names {path}, which lies outside of it; mend the row")
+        found.add(Path(seen).as_posix())
+    return found

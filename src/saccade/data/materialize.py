@@ -7,7 +7,6 @@ A published file names its media by archive (`longvt_source/...`, `museg/charade
 in front, wherever it stands: in a column, in a list, in JSON inside a text. Taking the root away gives the file back.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data import parquet
+from saccade.data.archives import sha256
 from saccade.data.cells import Cells
 from saccade.data.gather import bucket_of
 from saccade.data.raw import read_rows
@@ -227,8 +227,8 @@ class _Job:
             paths=dict(sorted(total.items())),
             missing=tuple(sorted(missing)),
             media=tuple(sorted(media)),
-            source_digest=digest(self.source),
-            digest=digest(target),
+            source_digest=sha256(self.source),
+            digest=sha256(target),
         )
         shutil.rmtree(self.place)
         return done
@@ -323,12 +323,6 @@ def _write_media(path: Path, media: Sequence[str], root: str, digests: bool) -> 
         rows.append(row)
     if rows:
         write_jsonl(path, rows)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a whole file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_missing(folder: Path, done: Done) -> None:

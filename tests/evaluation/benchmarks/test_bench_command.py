@@ -1,9 +1,11 @@
 """`saccade eval RUN --bench`: a benchmark through the rollout path, gone on with, reported beside its episodes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from archive_cases import zipped
 from commands import SFT, WORLD, bad, good
 from hub_server import hub
 from judge_server import server
@@ -156,6 +158,32 @@ def test_a_copy_comes_from_the_hub_with_the_files_that_are_asked_for(run, tmp_pa
         assert "vstar (official)" in good(*words, "--subset")
         assert sum("HEAD" in each and each.endswith(".jpg") for each in site.asked) == 1
         assert "has no data set MLVU/MVLU" in bad(*words[:3], "mlvu", *words[4:])
+
+
+@pytest.mark.slow
+def test_pictures_come_out_of_archives_in_the_copy_or_on_the_hub(run, tmp_path, monkeypatch):
+    folder, copies = run
+    monkeypatch.setenv("HOME", str(tmp_path))
+    there, data = tmp_path / "there" / "vstar", tmp_path / "there"
+    shutil.copytree(copies / "vstar", there)
+    for image in there.rglob("*.jpg"):
+        Image.fromarray(np.full((40, 40, 3), 90, np.uint8)).save(image)
+    images = {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*.jpg")}
+    for path in images:
+        (there / path).unlink()
+    rows = {path.name: path.read_bytes() for path in there.iterdir() if path.is_file()}
+    (there / "pictures.zip").write_bytes(zipped(images))
+    words = ["eval", folder, "--bench", "vstar", "--subset", "--data"]
+    good(*words, data, "--limit", 1, "--name", "local")
+    assert len(list(there.rglob("*.jpg"))) == 1  # what isn't asked stays packed
+    good(*words, data, "--name", "local")
+    card = json.loads((folder / "evaluations" / "vstar, local.report.json").read_text())
+    assert (card["n"], card["errors"]) == (3, 0)
+    with hub() as site:
+        site.put("craigwu/vstar_bench", {**rows, "pictures.zip": zipped(images)})
+        good(*words, "hub:main", "--hub", site.url, "--name", "hub")
+    card = json.loads((folder / "evaluations" / "vstar, hub.report.json").read_text())
+    assert (card["n"], card["errors"]) == (3, 0)
 
 
 @pytest.mark.slow

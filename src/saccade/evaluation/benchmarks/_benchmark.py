@@ -110,7 +110,8 @@ class Benchmark:
     the Hugging Face hub, `patterns` the files of its split there, the preferred ones first. Tasks of one `unit` aren't
     independent of each other: those about one video, or the variants of one problem; intervals are over units. Tasks
     that `metrics` read `together`, such as the variants of a question, are asked together or not at all. `ordered` says
-    why options must keep their published order, where they must.
+    why options must keep their published order, where they must. Of the archives `packed` everything is wanted, though
+    rows don't name it: subtitles, which `subtitled` videos of a whole copy have.
     """
 
     name: str
@@ -127,6 +128,8 @@ class Benchmark:
     unit: Callable[[Task], str] = same_media
     together: Callable[[Task], str] = lambda task: task.id
     ordered: str = ""
+    packed: tuple[str, ...] = ()
+    subtitled: int | None = None
     criterion: Criterion | None = None  # where rules leave answers to a judge
 
     def stream(self, root: Path) -> Iterator[Task]:
@@ -189,14 +192,20 @@ def missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
     return found
 
 
-def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], root: Path) -> None:
-    """Raises DataError where subtitles that the tasks name are not in the copy."""
-    said = [path for path in map(subtitles_path, tasks) if path and not Path(path).is_file()]
+def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], asked: Iterable[Task], root: Path) -> None:
+    """Raises DataError where subtitles that the tasks `asked` name are not in the copy, or where, of all `tasks`, fewer
+    or more videos have some than published.
+    """
+    mend = "unpack the data set's archive of subtitles there (with --subset such questions are asked without, or fail)"
+    said = [path for path in map(subtitles_path, asked) if path and not Path(path).is_file()]
     if said:
-        mend = "unpack the data set's archive of subtitles there (with --subset these questions count as errors)"
         raise DataError(
             f"{root}: {benchmark.name} lacks the subtitles of {len(said)} questions, first {said[0]}; {mend}"
         )
+    videos = {benchmark.unit(task) for task in tasks if subtitles_path(task)}
+    if benchmark.subtitled not in (None, len(videos)):
+        known = f"has subtitles of {benchmark.subtitled} videos, this copy of {len(videos)}"
+        raise DataError(f"{root}: {benchmark.name} {known}; {mend}")
 
 
 # ---- marking -------------------------------------------------------------------------------------------------------

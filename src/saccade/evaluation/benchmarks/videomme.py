@@ -54,6 +54,8 @@ def videomme(*, subtitles: bool = False) -> Benchmark:
         metrics=accuracy_beside(lambda result: result.mark.read is not None),
         strata={name: extra(name) for name in ("duration", "domain", "sub_category", "task_type")},
         counts={"duration": {"short": 900, "medium": 900, "long": 900}},
+        packed=("subtitle.zip",) if subtitles else (),
+        subtitled=744 if subtitles else None,
     )
 
 
