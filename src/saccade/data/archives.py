@@ -9,6 +9,7 @@ refuses a name that leads out of the folder; `complete` writes to the paths that
 """
 
 import bisect
+import contextlib
 import functools
 import hashlib
 import io
@@ -171,40 +172,46 @@ def _meant(folder: Path, stem: str, wanted: Collection[str], lone: Collection[st
 
 
 def _written(folder: Path, archive: Archive, place: Callable[[str], Path | None], told: Told) -> int:
-    done = 0
-    where = folder / archive.name
+    done, where = 0, folder / archive.name
+    with _readable(where), io.BufferedReader(_Joined([folder / part for part in archive.parts]), _CHUNK) as file:
+        for name, size, opened in _members(archive, file):
+            target = place(name)
+            if target is None or target.is_file():
+                continue
+            room(target.parent, size, f"{name} of {where}")
+            with opened() as source, writing(target), whole(target) as partial, partial.open("wb") as out:
+                out.writelines(_chunks(source))
+            done += 1
+            told(done, archive.name)
+    return done
+
+
+@contextlib.contextmanager
+def _readable(where: Path) -> Iterator[None]:
+    """Say in one sentence why an archive can't be read."""
     try:
-        with io.BufferedReader(_Joined([folder / part for part in archive.parts]), _CHUNK) as file:
-            for name, size, opened in _members(archive, file):
-                target = place(name)
-                if target is None or target.is_file():
-                    continue
-                room(target.parent, size, f"{name} of {where}")
-                with opened() as source, writing(target), whole(target) as partial, partial.open("wb") as out:
-                    out.writelines(_chunks(source))
-                done += 1
-                told(done, archive.name)
+        yield
     except _BROKEN as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise DataError(f"{where} can't be unpacked ({reason}); download it again, all its parts") from error
     except RuntimeError as error:  # what zipfile raises for a password
         raise DataError(f"{where} can't be unpacked: {error}; unpack it by hand") from error
-    return done
 
 
 def _members(archive: Archive, file: IO[bytes]) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
     """The plain files of an archive in its own order: name, bytes, and how it is opened."""
     if archive.name.lower().endswith(".zip"):
         with zipfile.ZipFile(file) as packed:
-            for info in packed.infolist():
-                kind = stat.S_IFMT(info.external_attr >> 16)
-                if not info.is_dir() and kind in (0, stat.S_IFREG):
-                    yield info.filename, info.file_size, functools.partial(packed.open, info)
+            for info in filter(_plain, packed.infolist()):
+                yield info.filename, info.file_size, functools.partial(packed.open, info)
         return
     with tarfile.open(fileobj=file, mode="r:*") as tape:
-        for member in tape:
-            if member.isreg():
-                yield member.name, member.size, functools.partial(_opened, tape, member)
+        for member in filter(tarfile.TarInfo.isreg, tape):
+            yield member.name, member.size, functools.partial(_opened, tape, member)
+
+
+def _plain(info: zipfile.ZipInfo) -> bool:
+    return not info.is_dir() and stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
 
 
 def _opened(tape: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
