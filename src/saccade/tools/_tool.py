@@ -77,10 +77,10 @@ class ToolContext:
     """What a tool is given for one call: the path of the task's first video ("" where it has none), the task's still
     pictures as the prompt shows them, and `ask`, which runs a sub-agent on messages.
 
-    `videos` are the paths of all videos, `subtitles` the lines of the first one, `pictures` all that it has been shown,
-    frames included, in order. What a tool opens for the length of the episode stands on the `shelf`; without one, a
-    call is all there is. `settings` are the tool's own, `result_tokens` bounds the text of a result, and `seed` is the
-    call's own.
+    `videos` are the paths of all videos, `subtitles` the lines of the first one, `pictures` all that the model has been
+    shown so far, frames included, in order. What a tool opens for the length of the episode stands on the `shelf`;
+    without one, a call is all there is. `settings` are the tool's own, `result_tokens` bounds the text of a result, and
+    `seed` is the call's own.
     """
 
     media: MediaLibrary
