@@ -11,11 +11,15 @@ from training_cases import Recorder, turns, with_score
 
 from saccade.engines.scripted import scripted
 from saccade.errors import ConfigError, EngineError
+from saccade.ledger import Ledger
+from saccade.rollouts.renewal import Renewal
 from saccade.training import checkpoint, rl
 from saccade.training import learn as learn_module
 from saccade.training.ahead import Ahead
 from saccade.training.lots import Lot
+from saccade.training.optim import Optimizer
 from saccade.training.prompts import Prompts
+from saccade.types import End, Episode
 
 
 def lot(number):
@@ -243,6 +247,40 @@ def test_what_becomes_of_attempts_when_new_weights_come(home, tmp_path, monkeypa
     restarted = sum(row["episodes/restarted"] for row in rows)
     assert restarted == (0 if on_update == "continue" else 8)
     assert sum(row["tokens_lost"] for row in rows) == 0, "no reply had ended"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["continue", "restart"])
+def test_an_episode_is_not_charged_for_the_time_of_publishing_and_saving(home, tmp_path, monkeypatch, on_update):
+    """Both take longer than it has, while it is under way."""
+    written = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *given, **named: (time.sleep(2), written(*given, **named)))
+    settings = ("sampling.episode_seconds=0.5", f"rl.on_update={on_update}")
+    stage = overlapped(home, *settings)
+
+    class Slow(Recorder):
+        async def publish(self, weights, version):
+            await asyncio.sleep(2)
+            await super().publish(weights, version)
+
+    stage, go = replace(stage, engine=Slow(stage.engine)), asyncio.Event()
+
+    async def agent(task, ctx):
+        await go.wait()
+        return Episode(task=task, agent="agent", ledger=Ledger(), turns=(), end=End.ANSWERED)
+
+    async def body():
+        renewal = Renewal()
+        running = asyncio.create_task(renewal.run(home.tasks[0], agent, stage.context(seed=1)))
+        await asyncio.sleep(0)
+        await rl.publish(stage, 1, renewal)
+        at = rl.Progress(done=1, prompts=Prompts(), lots=(), start=str(home.root / "model"))
+        rl.save(tmp_path, stage, Optimizer(stage.backbone.model, stage.recipe.rl.optim, 1), at)
+        assert not running.done()
+        go.set()
+        return await running
+
+    assert asyncio.run(body()).end is End.ANSWERED
 
 
 @pytest.mark.slow

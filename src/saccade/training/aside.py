@@ -45,9 +45,9 @@ async def aside(work: Callable[[Going], T], what: str) -> T:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         halt.set()
-        told = "Stopping: %s ends with its micro-batch, which is waited for %g seconds; Ctrl-C again doesn't wait"
-        _logger.warning(told, what, _PATIENCE)
+        told = "Stopping: waiting at most %g seconds for %s to end with its micro-batch; Ctrl-C again doesn't wait"
+        _logger.warning(told, _PATIENCE, what)
         await asyncio.wait((waiting,), timeout=_PATIENCE)
-        if waiting.done():
-            waiting.exception()  # which it has been told of
+        if not waiting.cancel():  # it has ended
+            waiting.exception()  # which nobody wants to hear of
         raise
