@@ -115,7 +115,7 @@ class Advantage(Section):
     estimator: Literal["mean", "mean_std", "leave_one_out"] = "mean_std"
     whiten: bool = False
     children: Literal["none", "shared"] = "shared"
-    reward_scale: float = 1.0
+    reward_scale: Positive = 1.0
     reward_bias: float = 0.0
     reward_clip: Positive = 20.0
 
