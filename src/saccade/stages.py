@@ -16,7 +16,7 @@ import torch
 
 from saccade import plugins
 from saccade.chat.render import load_renderer
-from saccade.config import Recipe
+from saccade.config import Recipe, load_recipe
 from saccade.data.mixture import Mixture
 from saccade.data.record import seen_from
 from saccade.data.rows import read_demos, read_tasks
@@ -110,6 +110,17 @@ def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
         return "tiny/para_grpo", ()
     here = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
     return "paravt/para_grpo", here
+
+
+def asking(model: Path, *, recipe: str = "", settings: Sequence[str] = ()) -> Stage:
+    """The stage that answers questions with a run's newest weights, or a checkpoint's: by `recipe`, else by the run's
+    own or one that fits; `settings` are dotted. Nothing is graded. Raises SaccadeError for a model that can't be used.
+    """
+    home = run_of(model)
+    guessed: tuple[str, tuple[str, ...]] = (str(home / "recipe.yaml"), ()) if home else fitting(model)
+    name, here = (recipe, ()) if recipe else guessed
+    loaded = examined(load_recipe(name, [*here, *settings]))
+    return load(ungraded(loaded), weights_of(model))
 
 
 def check(recipe: Recipe, *, graded: bool = True) -> None:

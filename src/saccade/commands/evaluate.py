@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,10 @@ from typer.core import TyperGroup
 
 from saccade.commands._terminal import ModelPath, RunFolder, Settings, out, progress, show
 from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks
-from saccade.config import load_recipe
+from saccade.config import Recipe, load_recipe, recipe_names
 from saccade.data.hub import HUB
-from saccade.errors import ConfigError, DataError
+from saccade.errors import ConfigError, DataError, RunError
+from saccade.plugins import nearest
 from saccade.runlog import Run, write_text
 from saccade.view.live import say
 
@@ -35,6 +36,8 @@ class Evaluating(TyperGroup):
         return super().parse_args(ctx, args if known else ["of", *args])
 
 
+HOME = Path("runs") / "eval"  # of models that were never trained here
+
 evaluation = typer.Typer(
     cls=Evaluating,
     no_args_is_help=True,
@@ -44,9 +47,10 @@ evaluation = typer.Typer(
 
 @evaluation.command("of")
 def evaluate(
-    folder: RunFolder,
+    run: Annotated[Path, typer.Argument(help="A run, or a recipe for --model, of which one is begun in --out.")],
     settings: Settings = None,
     model: ModelPath = None,
+    home: Annotated[Path, typer.Option("--out", help="The run folder to write, where a recipe is given.")] = HOME,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
         str | None,
@@ -68,7 +72,8 @@ def evaluate(
     tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
     hub: Annotated[str, typer.Option(help="Where --data hub:main fetches from: the hub, or a mirror.")] = HUB,
 ) -> None:
-    """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there.
+    """Evaluate a run's newest checkpoint, or a model by a recipe; results stay in the run's folder, and are compared
+    with the others there.
 
     --limit, --repeat, --shuffle-options and --tools stand for the settings of these names of `evaluation`, --seed for
     `seed`.
@@ -83,7 +88,7 @@ def evaluate(
     from saccade.evaluation.shards import Shard
 
     part = Shard.read(shard) if shard else None
-    loaded = load_recipe(str(Run.open(folder).path / "recipe.yaml"), words)
+    folder, loaded = _begun(run, words, home, model)
     asked = loaded.evaluation
     if asked.repeat > 1 and not asked.temperature and not asked.shuffle_options:
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
@@ -103,6 +108,24 @@ def evaluate(
             on_done=lambda tally: advance(tally.done, tally.remark, tally.total),
         )
     _show(folder, name, scored, part)
+
+
+def _begun(place: Path, words: Sequence[str], home: Path, model: Path | None) -> tuple[Path, Recipe]:
+    """The run to evaluate and its recipe; of a model that was never trained here it is begun, or gone on with."""
+    if place.is_dir():
+        return place, load_recipe(str(Run.open(place).path / "recipe.yaml"), words)
+    if place.suffix not in (".yaml", ".yml") and str(place) not in recipe_names():
+        raise RunError(f"there is no run at {place}, nor a recipe of that name; {nearest(str(place), recipe_names())}")
+    from saccade import stages
+    from saccade.chat.render import load_renderer
+
+    recipe = load_recipe(str(place), words)
+    stages.check(recipe, graded=False)
+    # What a run is begun with are the recipe's own settings: those of this evaluation are told by its results.
+    own = stages.with_paths(load_recipe(str(place)), folder=home, model=model)
+    load_renderer(str(stages.model_of(home, own)))  # before there is a run, which a mistake would leave behind
+    Run.create(home, own, resume=(home / "recipe.yaml").exists())
+    return home, load_recipe(str(home / "recipe.yaml"), words)
 
 
 @evaluation.command("merge")

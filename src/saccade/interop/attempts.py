@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from saccade import stages
-from saccade.config import load_recipe
 from saccade.data.record import append
 from saccade.errors import DataError, RunError, boundary
 from saccade.evaluation.metrics import failed
@@ -42,11 +41,7 @@ class Attempts:
     def __init__(
         self, model: Path, *, folder: Path, recipe: str = "", settings: Sequence[str] = (), at_once: int = 64
     ) -> None:
-        home = stages.run_of(model)
-        guessed: tuple[str, tuple[str, ...]] = (str(home / "recipe.yaml"), ()) if home else stages.fitting(model)
-        name, here = (recipe, ()) if recipe else guessed
-        loaded = stages.examined(load_recipe(name, [*here, *settings]))
-        self.stage: Stage = stages.load(stages.ungraded(loaded), stages.weights_of(model))
+        self.stage: Stage = stages.asking(model, recipe=recipe, settings=settings)
         self.folder = folder.resolve()
         self.stage.media.made = str(self.folder / stages.PICTURES)
         self._at_once = at_once
