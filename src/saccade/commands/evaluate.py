@@ -72,8 +72,7 @@ def evaluate(
     tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
     hub: Annotated[str, typer.Option(help="Where --data hub:main fetches from: the hub, or a mirror.")] = HUB,
 ) -> None:
-    """Evaluate a run's newest checkpoint, or a model by a recipe; results stay in the run's folder, and are compared
-    with the others there.
+    """Evaluate a run's newest checkpoint, or a model by a recipe; results stay in the run's folder.
 
     --limit, --repeat, --shuffle-options and --tools stand for the settings of these names of `evaluation`, --seed for
     `seed`.
@@ -89,14 +88,13 @@ def evaluate(
 
     part = Shard.read(shard) if shard else None
     folder, loaded = _begun(run, words, home, model)
-    asked = loaded.evaluation
-    if asked.repeat > 1 and not asked.temperature and not asked.shuffle_options:
+    if (asked := loaded.evaluation).repeat > 1 and not asked.temperature and not asked.shuffle_options:
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
         run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name or "", model=model, shard=part)
         return
-    name = "test" if name is None else name
+    name = name if name is not None else "test"
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
             folder,
