@@ -58,7 +58,7 @@ OWNERS = {
     "tokenizers": ("chat.tokens", "model._tiny_tokenizer"),
     "peft": ("model._adapters",),
     "safetensors": ("model._adapters",),
-    "jinja2": ("view.page", "view.rows"),
+    "jinja2": ("view.page",),
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),
     "pyarrow": ("data.parquet",),

@@ -144,6 +144,19 @@ def test_a_plugins_own_file_is_part_of_it_and_its_place_is_not(tmp_path):
     assert rewards("a", "one") == rewards("b", "one") != rewards("b", "two")
 
 
+@pytest.mark.parametrize("end", ["yaml", "yml"])
+def test_the_reader_that_a_protocols_file_names_is_part_of_it(tmp_path, end):
+    def agent(folder, text):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "mine.py").write_text(text)
+        (tmp_path / folder / f"spoken.{end}").write_text("syntax: ./mine.py\n")
+        settings = {"protocol": str(tmp_path / folder / f"spoken.{end}")}
+        recipe = {"agent": {"name": "foreign", "settings": settings}}
+        return exams.identity(Recipe.model_validate(recipe), tmp_path)["agent"]
+
+    assert agent("a", "one") == agent("b", "one") != agent("b", "two")
+
+
 JUDGE = """
 from pathlib import Path
 

@@ -187,13 +187,10 @@ def ask(
     from saccade.types import Kind, Task
 
     media = _media(video or (), image or ())  # whatever is wrong with it is said before a model is loaded
-    name, here = (recipe, ()) if recipe else stages.guessed(model)
-    loaded = stages.ungraded(stages.examined(load_recipe(name, [*here, *(settings or ())])))
-    loaded, weights = stages.aimed(loaded, model)
-    stage = stages.attempting(stages.met(loaded), weights and stages.weights_of(weights))
+    stage = stages.asking(model, recipe=recipe or "", settings=settings or ())
     task = Task(id="ask", question=question, media=media, kind=Kind.OPEN, gold="")
     with contextlib.closing(Watcher(out)) as watcher:
-        context = stage.context(seed=loaded.seed, temperature=loaded.evaluation.temperature, watch=watcher)
+        context = stage.context(seed=stage.recipe.seed, temperature=stage.recipe.evaluation.temperature, watch=watcher)
         episode = stages.finish(stage, run_episode(task, stage.agent, context))
     if episode.error is not None:
         raise DataError(f"the question could not be answered: {episode.error}")

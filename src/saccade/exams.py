@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.config import Recipe
+from saccade.config import Recipe, parsed
 from saccade.data.rows import read_tasks
 from saccade.engines._distribution import NEUTRAL
 from saccade.errors import ConfigError, DataError, RunError
@@ -199,11 +199,22 @@ def identity(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
 
 
 def _contents(value: Any) -> Any:
-    """The value with the path of every plugin file, as `./mine.py`, replaced by a digest of what it holds."""
+    """The value with the path of every plugin file, as `./mine.py`, replaced by a digest of what it holds; of a file of
+    YAML, as a prompt protocol, with the plugin files that it names, whose paths start at its folder.
+    """
     if isinstance(value, Mapping):
         return {_contents(key): _contents(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_contents(each) for each in value]
-    if isinstance(value, str) and value.endswith((".py", ".yaml")):
-        return f"{Path(value).name} {files.digest(value)}"
+    if isinstance(value, str) and value.endswith((".py", ".yaml", ".yml")):
+        held = f"{Path(value).name} {files.digest(value)}"
+        inside = [] if value.endswith(".py") else _plugins(Path(value))
+        return [held, *map(_contents, inside)] if inside else held
     return value
+
+
+def _plugins(path: Path) -> list[str]:
+    """The plugin files that a file of YAML names."""
+    found = parsed(path.read_text(encoding="utf-8"), str(path))
+    values = found.values() if isinstance(found, Mapping) else ()
+    return [str(path.parent / each) for each in values if isinstance(each, str) and each.endswith(".py")]

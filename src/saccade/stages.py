@@ -16,7 +16,7 @@ import torch
 
 from saccade import plugins
 from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.config import Plugin, Recipe
+from saccade.config import Plugin, Recipe, load_recipe
 from saccade.data.mixture import Mixture
 from saccade.data.record import seen_from
 from saccade.data.rows import read_demos, read_tasks
@@ -123,6 +123,16 @@ def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
         return "tiny/para_grpo", ()
     here = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
     return "paravt/para_grpo", here
+
+
+def asking(model: str | Path, *, recipe: str = "", settings: Sequence[str] = ()) -> RolloutStage:
+    """The stage that answers questions with a run's newest weights, a checkpoint's or a server's: by `recipe`, else by
+    the run's own or one that fits; `settings` are dotted. Nothing is graded. Raises SaccadeError for a model that can't
+    be used.
+    """
+    name, here = (recipe, ()) if recipe else guessed(model)
+    loaded, weights = aimed(ungraded(examined(load_recipe(name, [*here, *settings]))), str(model))
+    return attempting(met(loaded), weights and weights_of(weights))
 
 
 def check(recipe: Recipe, *, graded: bool = True) -> None:

@@ -258,6 +258,10 @@ def test_with_the_tools_off_calls_are_refused(renderer, talk, mode):
     episode = attempt(renderer, talk, mode, said, answer, tools={})
     assert (episode.end, episode.answer) == (End.ANSWERED, "B")
     assert episode.results[0].error.endswith("answer without tools")
+    prompt = episode.ledger.segments[0]
+    offered = renderer.decode(prompt.tokens).lower()
+    for word in ("tool", "crop", "zoom", "timestamp", "talk.mp4" if mode != "agentic_sage" else "tools"):
+        assert word not in offered, word
 
 
 @pytest.mark.parametrize(

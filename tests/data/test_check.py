@@ -72,6 +72,19 @@ def test_a_mistake_is_found(folder, wrong, what):
     assert findings(folder, [task(1), wrong]) == [{what: 1}]
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("0.srt", {}), ("none.srt", {"missing": 2}), ("empty.srt", {"unreadable": 2}), ("", {})],
+)
+def test_subtitles_are_files_as_well(folder, name, found):
+    (folder / "0.srt").write_text("1\n00:00:00,500 --> 00:00:01,500\nIt is red.\n")
+    (folder / "empty.srt").write_text("nothing is said\n")
+    rows = [task(number, extras={"subtitles": name}) for number in (1, 2)]
+    assert findings(folder, rows) == [found]
+    if name == "empty.srt":
+        assert findings(folder, rows, look=False) == [{}]
+
+
 def test_a_clip_in_two_splits_leaks_whatever_it_is_called(folder):
     (folder / "copy.mp4").write_bytes((folder / "0.mp4").read_bytes())
     assert findings(folder, [task(1)], [task(2), task(3)]) == [{}, {"leak": 1}]

@@ -83,7 +83,7 @@ def test_the_comparison_is_plain_json_and_readable_markdown():
     found = compare(EVALUATIONS)
     assert json.loads(json.dumps(found.as_dict()))["summaries"]["after RL"]["accuracy"]["n"] == 12
     text = markdown(found)
-    assert "| accuracy | 0.25 [0.00, 0.50] | 0.92 [0.75, 1.00] | 0.33 [0.08, 0.58] |" in text
+    assert "| accuracy | 0.25 \\[0.00, 0.50\\] | 0.92 \\[0.75, 1.00\\] | 0.33 \\[0.08, 0.58\\] |" in text
     assert "| after RL − after SFT | +0.67" in text
     assert "n=12" in text
 

@@ -168,9 +168,12 @@ def test_an_unfinished_shard_and_one_too_many(renderer, tmp_path):
         merge(one, "test")
     shard(renderer, one, "2/2")
     shutil.copytree(one, two)
-    with pytest.raises(RunError, match="of 'test' is there twice"):
+    path = merge(one, "test", [two, one])  # the same copied, or named twice, is one all the same
+    for name in ("1-of-2", "2-of-2"):
+        file = two / "evaluations" / "shards" / "test" / f"{name}.jsonl"
+        file.write_text("\n".join(reversed(file.read_text().splitlines())) + "\n")
+    with pytest.raises(RunError, match="of 'test' is there twice, with other results"):
         merge(one, "test", [two])
-    path = merge(one, "test", [one])  # named twice it is one all the same
     path.write_text(path.read_text().splitlines()[0] + "\n")
     with pytest.raises(RunError, match="holds other results; delete it"):
         merge(one, "test")

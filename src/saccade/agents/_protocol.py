@@ -36,13 +36,16 @@ class Protocol(Section):
     `syntax` names the reader, of chat/syntaxes or as a path from the prompt file's folder. `schemas` are announced by
     the model family's own template, beside `system` or (empty) what the family says by itself. `stamp` goes before a
     frame and may hold `seconds` and `number`. `tools` are ours that calls reach, `offered` their names to the model. A
-    finished reply without calls and tags is an answer where `bare_answer` says so, as in the published loops.
+    finished reply without calls and tags is an answer where `bare_answer` says so, as in the published loops. With the
+    tools off `toolless_system` and `toolless_question` stand for `system` and `question`, where they are given.
     """
 
     syntax: str = "tool_call"
     system: str = ""
     schemas: tuple[dict[str, Any], ...] = ()
     question: str = "{question}"
+    toolless_system: str | None = None
+    toolless_question: str | None = None
     overview_frames: Count = 64
     overview_pixels: Span = (784, 50176)
     stamp: str = STAMP
@@ -55,6 +58,12 @@ class Protocol(Section):
     bare_answer: bool = True
     max_turns: Whole = 0
     max_calls: Count = 1
+
+
+def without_tools(protocol: Protocol) -> Protocol:
+    """The protocol as it is spoken with the tools off: nothing that is said offers one."""
+    words = {"system": protocol.toolless_system, "question": protocol.toolless_question, "schemas": ()}
+    return protocol.model_copy(update={key: value for key, value in words.items() if value is not None})
 
 
 def protocol_names() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from saccade.agents._loop import attempt
 from saccade.agents._prompt import Plan, first_video, opening, question_text
-from saccade.agents._protocol import Named, announced, asked, protocol_named, reading, telling
+from saccade.agents._protocol import Named, announced, asked, protocol_named, reading, telling, without_tools
 from saccade.protocols import Context
 from saccade.sections import Count, Span, Whole
 from saccade.tools._tool import Tools
@@ -38,6 +38,7 @@ async def foreign(
     """
     spoken, read = protocol_named(protocol)
     offered = spoken.tools if tools is None else tools
+    spoken = spoken if offered else without_tools(spoken)
 
     async def prompt(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, ...], int]:
         (*before, user), shown = await opening(task, ctx, plan)
@@ -55,7 +56,7 @@ async def foreign(
         image_pixels=image_pixels,
         context_tokens=context_tokens,
         tools=offered,
-        schemas=announced(spoken) if offered else (),
+        schemas=announced(spoken),
         result_tokens=result_tokens,
         max_turns=spoken.max_turns if max_turns is None else max_turns,
         max_calls=spoken.max_calls if max_calls is None else max_calls,

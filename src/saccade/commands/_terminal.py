@@ -36,7 +36,9 @@ def show(grids: Iterable[Any]) -> None:
     if not out.is_terminal:
         out.width = LOG_WIDTH
     for grid in grids:
-        table = Table(*grid.header, title=grid.title, title_justify="left", box=None, header_style="dim")
+        table = Table(
+            *map(escape, grid.header), title=escape(grid.title), title_justify="left", box=None, header_style="dim"
+        )
         for row in grid.rows:
             table.add_row(*map(escape, row))
         out.print()

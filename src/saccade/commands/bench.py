@@ -138,7 +138,12 @@ def _rule(extractor: str) -> Any:
 
 def _bound(names: Sequence[str]) -> list[tuple[str, Any]]:
     """The benchmarks of these names, each with the name of its plugin."""
-    found = [VARIANTS.get(name.strip(), (name.strip(), {})) for name in names]
+    known = sorted({*plugins.names("evaluation.benchmarks"), *VARIANTS})
+    wanted = [name.strip() for name in names]
+    for name in wanted:
+        if name not in known and not name.endswith(".py"):
+            raise ConfigError(f"there is no benchmark {name!r}; {plugins.nearest(name, known)}")
+    found = [VARIANTS.get(name, (name, {})) for name in wanted]
     return [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
 
 

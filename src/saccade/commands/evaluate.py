@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,10 @@ from typer.core import TyperGroup
 
 from saccade.commands._terminal import MODEL_OR_SERVER, RunFolder, Settings, out, progress, show
 from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks
-from saccade.config import load_recipe
+from saccade.config import Recipe, load_recipe, recipe_names
 from saccade.data.hub import HUB
-from saccade.errors import ConfigError, DataError
+from saccade.errors import ConfigError, DataError, RunError
+from saccade.plugins import nearest
 from saccade.runlog import Run, write_text
 from saccade.view.live import say
 
@@ -35,6 +36,8 @@ class Evaluating(TyperGroup):
         return super().parse_args(ctx, args if known else ["of", *args])
 
 
+HOME = Path("runs") / "eval"  # of models that were never trained here
+
 evaluation = typer.Typer(
     cls=Evaluating,
     no_args_is_help=True,
@@ -44,9 +47,10 @@ evaluation = typer.Typer(
 
 @evaluation.command("of")
 def evaluate(
-    folder: RunFolder,
+    run: Annotated[Path, typer.Argument(help="A run, or a recipe for --model, of which one is begun in --out.")],
     settings: Settings = None,
     model: Annotated[str | None, MODEL_OR_SERVER] = None,
+    home: Annotated[Path, typer.Option("--out", help="The run folder to write, where a recipe is given.")] = HOME,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
         str | None,
@@ -68,7 +72,7 @@ def evaluate(
     tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
     hub: Annotated[str, typer.Option(help="Where --data hub:main fetches from: the hub, or a mirror.")] = HUB,
 ) -> None:
-    """Evaluate a run's newest checkpoint; results stay in its folder, and are compared with the others there.
+    """Evaluate a run's newest checkpoint, or a model by a recipe; results stay in the run's folder.
 
     --limit, --repeat, --shuffle-options and --tools stand for the settings of these names of `evaluation`, --seed for
     `seed`.
@@ -83,15 +87,15 @@ def evaluate(
     from saccade.evaluation.shards import Shard
 
     part = Shard.read(shard) if shard else None
-    loaded, weights = stages.aimed(load_recipe(str(Run.open(folder).path / "recipe.yaml"), words), model)
-    asked = loaded.evaluation
-    if asked.repeat > 1 and not asked.temperature and not asked.shuffle_options:
+    folder, loaded = _begun(run, words, home, model)
+    loaded, weights = stages.aimed(loaded, model)
+    if (asked := loaded.evaluation).repeat > 1 and not asked.temperature and not asked.shuffle_options:
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
         copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
         run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name or "", model=weights, shard=part)
         return
-    name = "test" if name is None else name
+    name = name if name is not None else "test"
     with progress(f"eval {name}") as advance:
         scored = exams.evaluate(
             folder,
@@ -103,6 +107,26 @@ def evaluate(
             on_done=lambda tally: advance(tally.done, tally.remark, tally.total),
         )
     _show(folder, name, scored, part)
+
+
+def _begun(place: Path, words: Sequence[str], home: Path, model: str | None) -> tuple[Path, Recipe]:
+    """The run to evaluate and its recipe; of a model that was never trained here it is begun, or gone on with."""
+    if place.is_dir():
+        return place, load_recipe(str(Run.open(place).path / "recipe.yaml"), words)
+    if place.suffix not in (".yaml", ".yml") and str(place) not in recipe_names():
+        raise RunError(f"there is no run at {place}, nor a recipe of that name; {nearest(str(place), recipe_names())}")
+    from saccade import stages
+    from saccade.chat.render import load_renderer
+
+    recipe = load_recipe(str(place), words)
+    stages.check(recipe, graded=False)
+    # What a run is begun with are the recipe's own settings: those of this evaluation are told by its results.
+    _, weights = stages.aimed(recipe, model)
+    own = stages.with_paths(load_recipe(str(place)), folder=home, model=weights)
+    if weights or not model:  # before there is a run, which a mistake would leave behind
+        load_renderer(str(stages.model_of(home, own)))
+    Run.create(home, own, resume=(home / "recipe.yaml").exists())
+    return home, load_recipe(str(home / "recipe.yaml"), words)
 
 
 @evaluation.command("merge")

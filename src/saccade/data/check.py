@@ -14,6 +14,7 @@ from saccade.data.raw import Row, read_rows
 from saccade.data.rows import problem_of
 from saccade.errors import DataError, MediaError
 from saccade.media import files, image, video
+from saccade.media.subtitles import read_cues, subtitles_path
 from saccade.types import Demo, Kind, Media, MediaKind, Task, digest_of
 
 EXAMPLES = 3  # of each finding
@@ -98,6 +99,7 @@ class _Known:
 class _Check:
     look: bool
     files: dict[str, _Known] = field(default_factory=dict)
+    said: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # what is wrong with files of subtitles
     asked: set[int] = field(default_factory=set)  # marks of files, question and split
     splits_of: dict[int, set[int]] = field(default_factory=dict)  # mark of a file -> splits
     answered: dict[int, tuple[int, int]] = field(default_factory=dict)  # mark of a question -> split, mark of files
@@ -117,15 +119,28 @@ class _Check:
             split.found("answer", f"{task.id}: {problem}")
         if task.kind is Kind.CHOICE:
             split.letters[str(task.gold)] += 1
-        known = [self.medium(row.file.parent / one.path, one, number, split, task) for one in task.media]
+        folder = row.file.parent
+        known = [self.medium(str(folder / one.path), one, number, split, task) for one in task.media]
+        self.subtitles(task, folder, split)
         self.times(task, known, split)
         said = [item.frames, item.replies] if isinstance(item, Demo) else []
         self.question(task, _mark([each.mark for each in known]), said, number, split)
         return None
 
-    def medium(self, path: Path, one: Media, number: int, split: Split, task: Task) -> _Known:
+    def subtitles(self, task: Task, folder: Path, split: Split) -> None:
+        """Whether the file of subtitles that a task names is there, and holds some."""
+        named = subtitles_path(task)
+        if named is None:
+            return
+        name = str(folder / named)
+        if name not in self.said:
+            self.said[name] = _said(name, look=self.look)
+        found = self.said[name]
+        if found is not None:
+            split.found(found[0], f"{task.id}: {found[1]}")
+
+    def medium(self, name: str, one: Media, number: int, split: Split, task: Task) -> _Known:
         """A file of a task, opened the first time that it is met."""
-        name = str(path)
         if name not in self.files:
             self.files[name] = _opened(name, one.kind, look=self.look)
         known = self.files[name]
@@ -179,6 +194,17 @@ def _opened(path: str, kind: MediaKind, *, look: bool) -> _Known:
     except MediaError as error:
         return _Known(mark=_mark(path), problem=("unreadable", str(error)))
     return _Known(mark=mark)
+
+
+def _said(path: str, *, look: bool) -> tuple[str, str] | None:
+    if not Path(path).is_file():
+        return "missing", f"there is no file {path}"
+    try:
+        if look:
+            read_cues(path)
+    except MediaError as error:
+        return "unreadable", str(error)
+    return None
 
 
 def _answers(item: Task | Demo, task: Task) -> list[str]:

@@ -1,5 +1,6 @@
 """Shards of an evaluation joined into the results that one machine would have written."""
 
+import filecmp
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +17,16 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     """Join the shards of the evaluation `name` that lie in the run `folder` and in copies of it, in the order in which
     one machine would have been asked, and what judges said of them; the path of the results.
 
-    Raises RunError for shards that are missing, unfinished, there twice, or of other weights, settings or tasks, and
-    where the run holds other results of this name.
+    A shard that is there twice, and holds the same both times, is taken once. Raises RunError for shards that are
+    missing, unfinished, there twice with other results, or of other weights, settings or tasks, and where the run holds
+    other results of this name.
     """
     places = dict.fromkeys(place.resolve() for place in (folder, *others))
     cuts = {path: Cut.read(path) for place in places for path in shards_of(place, name)}
     if not cuts:
         raise RunError(f"{folder} holds no shard of {name!r}; evaluate with --shard 1/n to n/n first, on any machines")
+    said = [each for path in cuts for each in read_verdicts(of_shard(path, ".jsonl"))]
+    cuts = _once(cuts)
     _check(cuts, name)
     target = shard_path(folder, name, None)
     found = [record for path, cut in cuts.items() for record in _placed(path, cut)]
@@ -31,13 +35,22 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     if target.exists() and not _same(newest_records(target), records):
         raise RunError(f"{target} holds other results; delete it, or move it away, and merge again")
     # What was said of a merged file later stays, but for an answer on which nothing was.
-    said = [each for path in cuts for each in read_verdicts(of_shard(path, ".jsonl"))] + read_verdicts(target)
-    known = sorted(said, key=lambda each: each.value is not None)
+    known = sorted([*said, *read_verdicts(target)], key=lambda each: each.value is not None)
     with writing(target):
         write_jsonl(target, records)
         if known:
             write_jsonl(target.with_suffix(VERDICTS), {(each.task, each.answer): each for each in known}.values())
     return target
+
+
+def _once(cuts: Mapping[Path, Cut]) -> dict[Path, Cut]:
+    """The cuts without copies, to the letter, of one before."""
+    kept: dict[Path, Cut] = {}
+    for path, cut in cuts.items():
+        files = [(of_shard(path, ".jsonl"), of_shard(other, ".jsonl")) for other in kept if kept[other] == cut]
+        if not any(all(map(Path.exists, pair)) and filecmp.cmp(*pair, shallow=False) for pair in files):
+            kept[path] = cut
+    return kept
 
 
 def _check(cuts: Mapping[Path, Cut], name: str) -> None:
@@ -57,7 +70,9 @@ def _check(cuts: Mapping[Path, Cut], name: str) -> None:
     indices = [cut.shard.index for cut in cuts.values()]
     twice = next((path for path, cut in cuts.items() if indices.count(cut.shard.index) > 1), None)
     if twice is not None:
-        raise RunError(f"the shard {cuts[twice].shard} of {name!r} is there twice, such as {twice}; leave one out")
+        raise RunError(
+            f"the shard {cuts[twice].shard} of {name!r} is there twice, with other results, as {twice}; leave one out"
+        )
     missing = [f"{index}/{one.shard.of}" for index in range(1, one.shard.of + 1) if index not in indices]
     if missing:
         raise RunError(f"of {name!r} these shards are missing: {', '.join(missing)}; evaluate them, or name their runs")

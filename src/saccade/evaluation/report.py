@@ -4,8 +4,9 @@ Every number stands with its n, its 95 % interval and, where it is known, the bl
 answer scores. Differences are paired over tasks; those whose interval holds zero are not called a change.
 """
 
+import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,31 @@ def markdown(comparison: Comparison) -> str:
     """The comparison as Markdown."""
     parts = ["Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over tasks."]
     for grid in grids(comparison):
-        lines = [grid.header, ("---",) * len(grid.header), *grid.rows]
-        cells = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
-        parts += [f"### {grid.title}", "\n".join(f"| {line} |" for line in cells)]
+        parts += [f"### {inert(grid.title)}", drawn(grid)]
     return "\n\n".join(parts) + "\n"
+
+
+def drawn(grid: Grid) -> str:
+    """A table as Markdown, without its title."""
+    lines = [
+        tuple(map(inert, grid.header)),
+        ("---",) * len(grid.header),
+        *(tuple(map(inert, row)) for row in grid.rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def inert(text: Any) -> str:
+    r"""Text for a cell of Markdown, where neither HTML nor Markdown nor a line break in it has a meaning.
+
+    >>> inert("a|b <b>[x](y)</b>")
+    'a\\|b &lt;b&gt;\\[x\\](y)&lt;/b&gt;'
+    """
+    plain = html.escape(" ".join(str(text).encode("utf-8", "replace").decode().split()), quote=False)
+    return "".join(f"\\{letter}" if letter in _MARKS else letter for letter in plain)
+
+
+_MARKS: Iterable[str] = "\\`*_[]|~$"
 
 
 def _headline(comparison: Comparison) -> list[list[str]]:
@@ -280,6 +302,6 @@ def write_report(
     comparison = compare(evaluations, ungraded=count_ungraded(folder)) if comparison is None else comparison
     plain, known = comparison.as_dict(), dict(facts or {})
     write_text(folder / "comparison.json", json.dumps({**plain, "facts": known}, indent=1) + "\n")
-    listed = "".join(f"- {key}: {value}\n" for key, value in known.items())
+    listed = "".join(f"- {inert(key)}: {inert(value)}\n" for key, value in known.items())
     write_text(folder / "report.md", "\n".join(filter(None, (listed, markdown(comparison)))))
     return page.write(folder, evaluations=evaluations, comparison=plain, decode=decode, pixels=pixels, facts=known)

@@ -3,15 +3,14 @@
 page = write_scores(run)       evaluations/benchmarks.json, .md (with a .png) and .html, of every *.report.json there
 """
 
-import html
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from saccade.evaluation.published import WARNING, Published, published
-from saccade.evaluation.report import Grid
+from saccade.evaluation.report import Grid, drawn, inert
 from saccade.evaluation.scorecard import Interval, Scorecard, read_cards
 from saccade.runlog import write_text, writing
 
@@ -73,7 +72,7 @@ def grids_of(name: str, card: Scorecard, others: Mapping[str, Sequence[Published
     # Without anything to stand beside, the last column is left out.
     header, width = ("", "%", "published by others"), 3 if others else 2
     lines = tuple(row[:width] for row in rows)
-    found = [Grid(title=f"{name} ({card.extractor})", header=header[:width], rows=lines)]
+    found = [Grid(title=f"{name} ({card.read_by})", header=header[:width], rows=lines)]
     found.append(Grid(title=f"{name}, counted", header=("", ""), rows=tuple(_counts(card))))
     if card.conditions:
         found.append(Grid(title=f"{name}, how", header=("", ""), rows=tuple(card.conditions.items())))
@@ -105,7 +104,7 @@ def _scores(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Publis
         best = f", at most {card.at_most[card.headline]:.2f}" if card.undecided else ""
         score = ranged(card.score, card.interval) + best
         counts = (card.n, card.attempts, card.units, card.errors, card.unparsed, card.undecided)
-        metric = f"{card.headline}, {card.extractor}"
+        metric = f"{card.headline}, {card.read_by}"
         rows.append((name, metric, score, _models(others, card, card.headline), *map(str, counts)))
     counted = ("questions", "answers", "units", "errors", "unparsed", "undecided")
     return Grid(title="Scores", header=("", "metric", "%", "published by others", *counted), rows=tuple(rows))
@@ -154,19 +153,5 @@ def markdown(
     picture = f"![Score against visual tokens per question]({NAME}.png)"
     parts = [f"# {inert(title)}: benchmarks", listed, READING, WARNING, picture]
     for grid in grids(cards, others):
-        lines = [grid.header, ("---",) * len(grid.header), *grid.rows]
-        parts += [f"## {inert(grid.title)}", "\n".join(f"| {' | '.join(map(inert, line))} |" for line in lines)]
+        parts += [f"## {inert(grid.title)}", drawn(grid)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def inert(text: Any) -> str:
-    r"""Text for a cell of Markdown, where neither HTML nor Markdown nor a line break in it has a meaning.
-
-    >>> inert("a|b <b>[x](y)</b>")
-    'a\\|b &lt;b&gt;\\[x\\](y)&lt;/b&gt;'
-    """
-    plain = html.escape(" ".join(str(text).encode("utf-8", "replace").decode().split()), quote=False)
-    return "".join(f"\\{letter}" if letter in _MARKS else letter for letter in plain)
-
-
-_MARKS: Iterable[str] = "\\`*_[]|~$"

@@ -40,6 +40,8 @@ from saccade.types import Scored, digest_of
 RESAMPLES = 1000  # of a whole benchmark; each works out every metric again
 SHOWN = 4  # answers of each sort
 CARD = ".report.json"
+LIMITED = "a limited sample"
+UNEVEN = "rows of a table have equally many questions, whatever their sizes: the mean is no estimate of the benchmark's"
 LONGEST = 400  # letters of a text that is shown
 
 Interval = tuple[float, float]
@@ -95,6 +97,11 @@ class Scorecard(Report):
     shown: tuple[Shown, ...]
 
     @property
+    def read_by(self) -> str:
+        """The extractor, and that only a part was asked where it was: such a score is another number."""
+        return f"{self.extractor}, {LIMITED}" if LIMITED in self.conditions else self.extractor
+
+    @property
     def interval(self) -> Interval:
         """The interval of the score."""
         return self.intervals[self.headline]
@@ -144,7 +151,7 @@ def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
     found |= {"frames": ", ".join(map(str, evaluation.frames))} if evaluation.frames else {}
     found |= {"attempts": f"{evaluation.repeat} at each question"} if evaluation.repeat > 1 else {}
     found |= {"options": "in another order for each attempt"} if evaluation.shuffle_options else {}
-    return found | ({"at most": f"{evaluation.limit} questions"} if evaluation.limit else {})
+    return found | ({"at most": f"{evaluation.limit} questions", LIMITED: UNEVEN} if evaluation.limit else {})
 
 
 def keep(results: Path, card: Scorecard) -> Path:

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from saccade import stages
-from saccade.config import load_recipe
 from saccade.data.record import append
 from saccade.errors import DataError, RunError, boundary
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import deal
 from saccade.evaluation.run import without_tools
 from saccade.rollouts.run import run_episode
-from saccade.rollouts.stage import Stage
 from saccade.runlog import writing
 from saccade.types import Episode, Kind, Media, MediaKind, Task, seed_of
 from saccade.waiting import together
@@ -42,9 +40,7 @@ class Attempts:
     def __init__(
         self, model: Path, *, folder: Path, recipe: str = "", settings: Sequence[str] = (), at_once: int = 64
     ) -> None:
-        name, here = (recipe, ()) if recipe else stages.guessed(model)
-        loaded = stages.examined(load_recipe(name, [*here, *settings]))
-        self.stage: Stage = stages.load(stages.ungraded(loaded), stages.weights_of(model))
+        self.stage = stages.asking(model, recipe=recipe, settings=settings)
         self.folder = folder.resolve()
         self.stage.media.made = str(self.folder / stages.PICTURES)
         self._at_once = at_once

@@ -4,15 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from saccade.errors import MediaError
 from saccade.media import image, video
 from saccade.media.picks import uniform_times
 from saccade.types import Demo, Media, MediaKind, Task
 from saccade.view.episodes import data_uri, shown_text
-from saccade.view.page import STATIC
+from saccade.view.page import filled
 
 FRAMES = 8  # of a video
 
@@ -69,9 +66,8 @@ def _facts(one: Media) -> str:
 def page_of(item: Task | Demo, source: Path) -> str:
     """The row as a page: its media (of a video eight frames), question, options, gold answer and replies."""
     task = item.task if isinstance(item, Demo) else item
-    environment = Environment(loader=FileSystemLoader(STATIC), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("row.html.j2").render(
-        css=Markup((STATIC / "report.css").read_text(encoding="utf-8")),
+    return filled(
+        "row.html.j2",
         source=source.name,
         id=shown_text(task.id),
         kind=task.kind.value,

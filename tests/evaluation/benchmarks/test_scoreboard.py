@@ -11,7 +11,8 @@ from test_scorecard import NASTY, attempt, card_of, results_file, some
 
 from saccade.evaluation import published as file
 from saccade.evaluation.published import WARNING, published
-from saccade.evaluation.scoreboard import grids, grids_of, inert, write_scores
+from saccade.evaluation.report import inert
+from saccade.evaluation.scoreboard import grids, grids_of, write_scores
 from saccade.evaluation.scorecard import keep, read_cards
 from saccade.types import End, Usage
 from saccade.view.plots import Point, points
