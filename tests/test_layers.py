@@ -22,6 +22,7 @@ LAYERS = [
         "recipes",
         "testing",
         "planning",
+        "preflight",
         "stages",
         "exams",
         "doctor",

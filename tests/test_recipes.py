@@ -3,12 +3,13 @@
 import pytest
 from commands import bad
 
-from saccade import plugins, stages
+from saccade import plugins, preflight
 from saccade.config import PACKAGED, load_recipe, recipe_names, recipe_path
 from saccade.data.rows import write_tasks
 from saccade.errors import ConfigError
 from saccade.planning.tables import plan
 from saccade.planning.talks import Assumed
+from saccade.rollouts.stage import examined
 from saccade.types import Kind, Task
 
 NAMES = recipe_names()
@@ -34,7 +35,7 @@ def changed(base, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_can_be_used_and_planned(name):
     recipe = load_recipe(name)
-    stages.check(recipe)
+    preflight.check(recipe)
     assert recipe.agent.name in plugins.names("agents")
     grids = plan(name, recipe, Assumed(), gpus=2)
     assert grids[-1].title.startswith("Memory")
@@ -209,12 +210,12 @@ def test_the_tiny_cold_start_is_the_same_for_all_about_videos():
 
 def test_an_evaluation_may_have_an_agent_with_other_settings():
     recipe = load_recipe("tiny/para_grpo", ["evaluation.agent={max_turns: 30, context_tokens: 32768}"])
-    agent = stages.examined(recipe).agent
+    agent = examined(recipe).agent
     assert agent.settings == {**recipe.agent.settings, "max_turns": 30, "context_tokens": 32768}
     assert recipe.agent.settings["max_turns"] == 2
-    assert stages.examined(load_recipe("tiny/para_grpo")) == load_recipe("tiny/para_grpo")
+    assert examined(load_recipe("tiny/para_grpo")) == load_recipe("tiny/para_grpo")
     with pytest.raises(ConfigError, match="agents/parallel has no setting 'max_turn'"):
-        stages.check(load_recipe("tiny/para_grpo", ["evaluation.agent={max_turn: 30}"]))
+        preflight.check(load_recipe("tiny/para_grpo", ["evaluation.agent={max_turn: 30}"]))
 
 
 @pytest.mark.parametrize(
@@ -224,6 +225,6 @@ def test_an_evaluation_may_have_an_agent_with_other_settings():
 def test_a_recipe_without_a_model_says_which_it_is_for(tmp_path, name, such):
     task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
     write_tasks(tmp_path / "tasks.jsonl", [task])
-    said = bad("train", name, f"data.train={tmp_path}/tasks.jsonl", "--out", tmp_path / "run")
+    said = bad("train", name, f"data.train={tmp_path}/tasks.jsonl", "model.device=cpu", "--out", tmp_path / "run")
     assert f"the recipe names no model; give --model, such as {such}" in said
     assert not (tmp_path / "run").exists()

@@ -8,8 +8,8 @@ import pytest
 from commands import RL, SFT, WORLD, bad, good
 from safetensors.torch import load_file, save_file
 
-from saccade import exams, stages
-from saccade.config import Recipe, load_recipe
+from saccade import exams, preflight, stages
+from saccade.config import Recipe, Term, load_recipe
 from saccade.errors import ConfigError
 from saccade.evaluation import report
 from saccade.media.cache import Library
@@ -267,9 +267,16 @@ def test_a_published_shape_is_asked_on_the_cpu_where_there_is_no_gpu(tmp_path, w
     good("ask", "When?", "--video", clip, "--model", tmp_path / "model", "sampling.max_tokens=4")
 
 
+@pytest.mark.parametrize("rewards", [{}, {"accuracy": Term(weight=0.0), "tools": Term(weight=0.0)}])
+def test_rewards_that_are_never_anything_but_0_are_refused(rewards):
+    recipe = load_recipe("tiny/para_grpo").model_copy(update={"rewards": rewards})
+    with pytest.raises(ConfigError, match="no term with a weight other than 0"):
+        preflight.check(recipe)
+
+
 def test_a_family_that_is_not_there_is_refused_at_once():
     with pytest.raises(ConfigError, match=r"model\.family: there is no family 'qwen3vl'"):
-        stages.check(load_recipe("tiny/para_grpo", ["model.family=qwen3vl"]))
+        preflight.check(load_recipe("tiny/para_grpo", ["model.family=qwen3vl"]))
 
 
 def test_a_cold_start_refuses_a_reward_that_rl_could_not_use(tmp_path, tiny_folder, world):
@@ -323,13 +330,13 @@ def test_what_rl_can_not_use_is_said_before_there_is_a_run(
 
 def test_a_cold_start_samples_nothing_so_filters_may_stay():
     recipe = load_recipe("tiny/para_grpo", ["engine={name: vllm, settings: {top_k: 5}}"])
-    stages.check(recipe, graded=False)
+    preflight.check(recipe, graded=False)
     with pytest.raises(ConfigError, match=r"engine\.settings\.top_k"):
-        stages.check(recipe)
+        preflight.check(recipe)
 
 
 def test_neutral_filters_are_none():
-    stages.check(load_recipe("tiny/para_grpo", ["engine={name: vllm, settings: {top_p: 1, top_k: 0}}"]))
+    preflight.check(load_recipe("tiny/para_grpo", ["engine={name: vllm, settings: {top_p: 1, top_k: 0}}"]))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from saccade import plugins, stages
+from saccade import plugins, preflight, stages
 from saccade.chat.render import ChatRenderer
 from saccade.config import Plugin, Recipe
 from saccade.data.rows import read_demos, read_tasks
@@ -27,7 +27,7 @@ from saccade.planning.tables import amount, settled
 from saccade.planning.talks import Assumed, attempt_of, settings_of, sizes_of
 from saccade.protocols import Needs, Remote
 from saccade.rewards._compose import compose
-from saccade.rollouts.stage import context_of, trainable
+from saccade.rollouts.stage import context_of, examined, trainable
 from saccade.runlog import Run
 from saccade.tools._sandbox import server
 from saccade.types import Demo, Media, MediaKind, Task
@@ -54,7 +54,7 @@ class Case:
     def used(self) -> tuple[Recipe, ...]:
         """The recipe with each agent that is used: the trained one, and that of evaluation."""
         trained = (self.recipe,) if {"sft", "rl"} & {*self.stages} else ()
-        return (*trained, *((stages.examined(self.recipe),) if "eval" in self.stages else ()))
+        return (*trained, *((examined(self.recipe),) if "eval" in self.stages else ()))
 
 
 def examine(case: Case) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def examine(case: Case) -> Iterator[Finding]:
     yield from told
     sound = all(each.good for each in told if each.name in ("agent", "family"))
     device = case.recipe.model.device
-    yield looked("device", functools.partial(stages.check_device, device), device)
+    yield looked("device", functools.partial(preflight.check_device, device), device)
     weights, renderer = _model(case)
     yield weights
     yield from _data(case)
@@ -91,7 +91,7 @@ def _settings(case: Case) -> Iterator[Finding]:
     recipe, model = case.recipe, case.recipe.model
     if {"sft", "rl"} & {*case.stages}:
         yield looked("trainable", functools.partial(trainable, recipe), f"by {', '.join(case.stages)}")
-    looks = stages.checks(recipe, graded="rl" in case.stages)
+    looks = preflight.checks(recipe, graded="rl" in case.stages)
     if "eval" in case.stages:
         looks["rewards"] = functools.partial(compose, recipe.rewards)
     shown = {
@@ -110,7 +110,7 @@ def _model(case: Case) -> tuple[Finding, ChatRenderer | None]:
     """What is said of the weights that a run would begin with, and how they speak."""
     try:
         weights = stages.newest(case.folder) or stages.model_of(case.folder, case.recipe)
-        renderer = stages.check_model(weights)
+        renderer = preflight.check_model(weights)
     except (ModelError, RunError) as error:
         return Finding(name="model", found=str(error), good=False), None
     return Finding(name="model", found=f"{weights}: {renderer.family}, with its tokenizer and all weights"), renderer
@@ -228,7 +228,7 @@ def _memory_of(device: str) -> int | None:
     """Bytes of a device's memory; None where it isn't known, or the device isn't there."""
     if device == "cpu":
         return math.prod(map(os.sysconf, _MEMORY))
-    if not device.startswith("cuda") or not looked("device", functools.partial(stages.check_device, device)).good:
+    if not device.startswith("cuda") or not looked("device", functools.partial(preflight.check_device, device)).good:
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
 

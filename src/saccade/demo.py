@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from saccade import exams, plugins, stages
+from saccade import exams, plugins, preflight, stages
 from saccade.chat.render import load_renderer
 from saccade.config import Recipe
 from saccade.evaluation import report
@@ -55,7 +55,7 @@ def demo(folder: Path, recipe: Recipe, *, resume: bool = False, begin: Begin) ->
         own = Run.open(folder).recipe
         model = recipe.model.model_copy(update={"path": own.model.path})
         recipe = recipe.model_copy(update={"model": model, "data": own.data})
-    stages.check(trainable(recipe))
+    preflight.check(trainable(recipe))
     # What a finished part did is done; the recipe must go on saying how.
     before = Run(path=folder, recipe=recipe)
     ended = {part for part, mark in ENDS.items() if before.is_done(mark)}

@@ -26,8 +26,8 @@ from saccade.evaluation.verdicts import VERDICTS, decided, read_verdicts
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
-from saccade.rollouts.stage import takes_text
-from saccade.stages import PICTURES, attempting, examined, finish, met, model_of, named, newest, weights_of
+from saccade.rollouts.stage import examined, takes_text
+from saccade.stages import PICTURES, attempting, finish, met, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
 
 # Settings of an engine that change what is sampled.

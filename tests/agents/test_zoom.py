@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from saccade import plugins, stages
+from saccade import plugins, preflight
 from saccade.agents.parallel import parallel
 from saccade.chat.render import load_renderer
 from saccade.config import load_recipe
@@ -202,7 +202,7 @@ def test_a_wrong_tool_is_named_before_anything_runs(tools, error):
     recipe = load_recipe("tiny/base")
     agent = recipe.agent.model_copy(update={"settings": {**recipe.agent.settings, "tools": tools}})
     with pytest.raises(ConfigError, match=error):
-        stages.check(recipe.model_copy(update={"agent": agent}))
+        preflight.check(recipe.model_copy(update={"agent": agent}))
 
 
 def test_what_is_no_tool_is_refused(tmp_path):

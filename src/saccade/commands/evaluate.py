@@ -82,13 +82,12 @@ def evaluate(
     given = {"evaluation.limit": limit, "evaluation.repeat": repeat, "seed": seed, "evaluation.tools": tools}
     given |= {"evaluation.shuffle_options": shuffle or None}
     words = [*(settings or ()), *_settings(given)]
-    from saccade import exams, stages
+    from saccade import exams
     from saccade.evaluation.portions import Portion
     from saccade.evaluation.shards import Shard
 
     part = Shard.read(shard) if shard else None
-    folder, loaded = _begun(run, words, home, model)
-    loaded, weights = stages.aimed(loaded, model)
+    folder, loaded, weights = _begun(run, words, home, model)
     if (asked := loaded.evaluation).repeat > 1 and not asked.temperature and not asked.shuffle_options:
         say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
     if bench:
@@ -109,24 +108,26 @@ def evaluate(
     _show(folder, name, scored, part)
 
 
-def _begun(place: Path, words: Sequence[str], home: Path, model: str | None) -> tuple[Path, Recipe]:
-    """The run to evaluate and its recipe; of a model that was never trained here it is begun, or gone on with."""
-    if place.is_dir():
-        return place, load_recipe(str(Run.open(place).path / "recipe.yaml"), words)
-    if place.suffix not in (".yaml", ".yml") and str(place) not in recipe_names():
-        raise RunError(f"there is no run at {place}, nor a recipe of that name; {nearest(str(place), recipe_names())}")
-    from saccade import stages
+def _begun(place: Path, words: Sequence[str], home: Path, model: str | None) -> tuple[Path, Recipe, Path | None]:
+    """The run to evaluate, with what recipe and weights (None: the run's newest, or a server's); of a model that was
+    never trained here a run is begun, or gone on with.
+    """
+    from saccade import preflight, stages
     from saccade.chat.render import load_renderer
 
+    if place.is_dir():
+        return place, *stages.aimed(load_recipe(str(Run.open(place).path / "recipe.yaml"), words), model)
+    if place.suffix not in (".yaml", ".yml") and str(place) not in recipe_names():
+        raise RunError(f"there is no run at {place}, nor a recipe of that name; {nearest(str(place), recipe_names())}")
     recipe = load_recipe(str(place), words)
-    stages.check(recipe, graded=False)
+    preflight.check(recipe, graded=False)
     # What a run is begun with are the recipe's own settings: those of this evaluation are told by its results.
     _, weights = stages.aimed(recipe, model)
     own = stages.with_paths(load_recipe(str(place)), folder=home, model=weights)
     if weights or not model:  # before there is a run, which a mistake would leave behind
         load_renderer(str(stages.model_of(home, own)))
     Run.create(home, own, resume=(home / "recipe.yaml").exists())
-    return home, load_recipe(str(home / "recipe.yaml"), words)
+    return home, *stages.aimed(load_recipe(str(home / "recipe.yaml"), words), model)
 
 
 @evaluation.command("merge")

@@ -48,7 +48,7 @@ def _check(
     calls: Annotated[int | None, typer.Option(min=0, help="Calls of a usual tool turn; the most by default.")] = None,
 ) -> None:
     """Check recipes, and say what a step of each takes: tokens, pictures, memory; nothing is loaded."""
-    from saccade import stages
+    from saccade import preflight
     from saccade.planning.tables import NOTE, plan
     from saccade.planning.talks import Assumed
     from saccade.rollouts.stage import trainable
@@ -61,7 +61,7 @@ def _check(
     for name in chosen:
         try:
             recipe = load_recipe(name, settings)
-            stages.check(trainable(recipe))
+            preflight.check(trainable(recipe))
             # A run's recipe names its model by a path that starts at the run's folder.
             show(plan(name, recipe, assumed, gpus=gpus, root=Path(name).parent))
         except SaccadeError as error:  # the others are checked all the same

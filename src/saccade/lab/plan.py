@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade import stages
+from saccade import preflight
 from saccade.config import Recipe, load_recipe
 from saccade.errors import ConfigError, RunError, boundary
 from saccade.lab.design import BASE, COMMON, Exam, Set, Start, read_set
@@ -170,10 +170,10 @@ class Lab:
             raise ConfigError(f"{self.name} has no arm in {where}, so there is nothing to compare")
         world = self.start_recipe("usual").world
         for start in self._starts():
-            stages.check(self.start_recipe(start))
+            preflight.check(self.start_recipe(start))
         for condition, arm in self.cells():
             recipe = self.recipe(condition, arm)
-            stages.check(trainable(recipe))
+            preflight.check(trainable(recipe))
             if recipe.world != world:
                 raise ConfigError(
                     f"{arm} in {condition} has a world of its own; give world settings to the set as a whole"

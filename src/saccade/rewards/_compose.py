@@ -42,8 +42,6 @@ def compose(terms: Mapping[str, Term]) -> Callable[[Episode, Task], Coroutine[An
     names = {Path(name).stem if name.endswith(".py") else name: name for name in terms}
     if len(names) < len(terms):
         raise ConfigError(f"two of the reward terms {', '.join(terms)} have one name: rename a file")
-    if not any(term.weight for term in terms.values()):
-        raise ConfigError("rewards holds no term with a weight other than 0, so that every attempt would be worth 0")
     weights = {part: terms[name].weight for part, name in names.items()}
     rewards = {part: bind(name, terms[name].settings) for part, name in names.items()}
     rewards.setdefault("compliance", bind("compliance", {}))

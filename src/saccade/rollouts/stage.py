@@ -128,6 +128,12 @@ def exact(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def examined(recipe: Recipe) -> Recipe:
+    """The recipe as evaluation uses it: the agent with the settings that evaluation has otherwise."""
+    settings = {**recipe.agent.settings, **recipe.evaluation.agent}
+    return recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"settings": settings})})
+
+
 def trainable(recipe: Recipe) -> Recipe:
     """The recipe, if its agent can be trained, with its engine. Raises ConfigError where one of them can't.
 
