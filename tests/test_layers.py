@@ -51,7 +51,7 @@ OWNERS = {
     "typer": ("cli", "commands"),
     "rich": ("cli", "commands", "view.live"),
     "matplotlib": ("view.plots", "view.bands", "tools._sandbox.gallery"),  # our plots; those of a model's code
-    "PIL": ("media", "data", "tools", "view.episodes"),
+    "PIL": ("media", "data", "tools", "view.episodes", "view.plots"),
     "httpx": ("endpoint", "engines._vllm.server", "engines._vllm.process"),
     "math_verify": ("rewards._symbolic",),
     "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design", "agents._protocol"),

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from PIL import Image
 
 INK, FAINT = "#1a1b1c", "#8a8b8c"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f5d", "#b3a600")
@@ -307,7 +308,12 @@ def saved(figure: Figure, fmt: Format) -> bytes:
     with warnings.catch_warnings():  # the reader's fonts draw an SVG's text, so a glyph missing here does no harm
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=plain)
-    return buffer.getvalue()
+    if fmt == "svg":
+        return buffer.getvalue()
+    small = io.BytesIO()
+    # Overlapping bands have thousands of shades, which 256 show as well in a third of the bytes.
+    Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def themed(svg: bytes) -> str:
