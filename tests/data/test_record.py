@@ -226,7 +226,7 @@ def test_a_bad_row_names_file_line_and_field(tmp_path, old, new, field):
 def test_broken_invariants_are_data_errors_too(tmp_path):
     path = tmp_path / "ledgers.jsonl"
     path.write_text('{"segments":[{"tokens":[1,2],"origin":"sampled","logprobs":[-0.5],"version":0}]}\n')
-    with pytest.raises(DataError, match=r"line 1, field segments\.0: .*one logprob per token"):
+    with pytest.raises(DataError, match=r"line 1, field segments\.0: .*a logprob per token"):
         read_jsonl(path, Ledger)
 
 

@@ -349,7 +349,7 @@ def test_replies_go_on_over_new_weights_and_each_token_is_of_its_own_version(vll
         states[version] = {name: value.clone() for name, value in backbone.model.state_dict().items()}
 
     async def body():
-        engine = engine_of(backbone, vllm_server)
+        engine = engine_of(backbone, vllm_server, pause="keep")
         await engine.generate(ledgers[1], sampling_of(renderer, max_tokens=1))
         moved(1)
         await engine.publish(None, 1)
@@ -463,7 +463,7 @@ def test_tiny_rl_trains_through_it(vllm_server, tmp_path):
 
 
 def test_tiny_rl_learns_while_it_rolls_out(vllm_server, tmp_path):
-    """Attempts go on over new weights, in the middle of replies; nobody learns from what is older than one version."""
+    """Attempts go on over new weights, from reply to reply; nobody learns from what is older than one version."""
     recipe, rows = small_rl(tmp_path, vllm_server.wanted.model, vllm_server.wanted.url, "rl.max_staleness=1"), []
     stages.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6

@@ -222,7 +222,8 @@ def test_a_dead_servers_requests_move_to_the_others(backbone):
 def test_a_server_that_is_not_there_is_no_hindrance(backbone):
     with socket.socket() as nobody, server(backbone.renderer) as served:
         nobody.bind(("127.0.0.1", 0))
-        away = type(served)(nobody.getsockname()[1])
+        away = type(served)()
+        away.url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         said = ask(backbone, away, served, texts=("one", "two", "three"))
     assert all(each.tokens for each in said)
 

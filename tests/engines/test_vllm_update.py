@@ -28,6 +28,7 @@ def engine_at(backbone):
 
     def make(*served, **settings):
         given = {"parity": False, "wait": 0.01, "patience": 5.0, "seconds": 20.0, **settings}
+        given = {"pause": "keep", **given}
         engine = vllm(backbone, PaintedMedia(), servers=tuple(each.url for each in served), **given)
 
         async def checked(server, edition=""):

@@ -12,7 +12,7 @@ import torch
 
 from saccade.config import Model, Optim
 from saccade.engines.local import local
-from saccade.errors import ModelError
+from saccade.errors import ConfigError, ModelError
 from saccade.ledger import Ledger, Picture
 from saccade.model import backbone as backbone_module
 from saccade.model.backbone import Backbone
@@ -305,5 +305,5 @@ def test_adapters_and_checkpointing_go_together_in_bfloat16(folder):
 
 def test_without_peft_the_error_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ModelError, match=r"lora_rank needs the package peft: pip install 'saccade\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"lora_rank needs the package peft: pip install 'saccade\[lora\]'"):
         opened(folder, lora_rank=4)

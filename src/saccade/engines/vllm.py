@@ -33,12 +33,12 @@ _ANY = ""  # no group's key
 class vllm:
     """Samples from vLLM servers that hold the weights of `backbone`, in conversations of up to `context` tokens.
 
-    `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long no
-    server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is where new
-    weights are handed over, visible to the servers too ("": memory), `pause` what replies under way do then: "keep", go
-    on with the new weights; "wait", end first. `top_p`, `top_k` (0: all) and `repetition_penalty` are for evaluation:
-    publishing, and so training, refuses them. `parity` compares a server's weights with the backbone's when it is first
-    met; after new weights that is always done.
+    `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long
+    no server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is
+    where new weights are handed over, visible to the servers too ("": memory), `pause` what replies under way do
+    then: "wait": end first; "keep": go on with the new weights. `top_p`, `top_k` (0: all) and `repetition_penalty`
+    are for evaluation: publishing, and so training, refuses them. `parity` compares a server's weights with the
+    backbone's when it is first met; after new weights that is always done.
     """
 
     own_weights = True
@@ -56,7 +56,7 @@ class vllm:
         patience: Positive = 900.0,
         wait: Positive = 0.5,
         folder: str = "",
-        pause: Pause = "keep",
+        pause: Pause = "wait",
         top_p: Share = 1.0,
         top_k: Whole = 0,
         repetition_penalty: Positive = 1.0,
