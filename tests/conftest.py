@@ -1,5 +1,6 @@
 """What every test shares: passive threads before torch comes in, and a tiny checkpoint."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,22 @@ def tiny_folder(tmp_path_factory):
 
     folder = str(tmp_path_factory.mktemp("tiny"))
     make_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tiny_folder, tmp_path):
+    """A tiny checkpoint of one's own, to be spoiled."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A small world of videos, once for all tests of a file."""
+    from commands import WORLD, good
+
+    folder = tmp_path_factory.mktemp("worlds") / "a"
+    good("data", "world", folder, *WORLD)
     return folder
 
 

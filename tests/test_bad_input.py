@@ -24,19 +24,6 @@ from saccade.runlog import Run
 START = [sys.executable, "-c", "from saccade.cli import main; main()"]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("worlds") / "a"
-    good("data", "world", folder, *WORLD)
-    return folder
-
-
-@pytest.fixture
-def model(tiny_folder, tmp_path):
-    """A model of one's own, to be spoiled."""
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-
-
 def clip(path, frames=64):
     write_clip(path, np.full((frames, 32, 32, 3), 90, np.uint8), 4.0)
     return path

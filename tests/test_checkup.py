@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import SMALL, WORLD, bad, good, run
+from commands import SMALL, bad, good, run
 
 sys.path.insert(0, str(Path(__file__).parent / "engines"))
 from generate_server import server
@@ -17,18 +17,6 @@ from saccade.data.rows import read_tasks, write_tasks
 from saccade.runlog import Run
 from saccade.tools._sandbox.walls import Walls, report
 from saccade.types import Kind, Task
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("worlds") / "a"
-    good("data", "world", folder, *WORLD)
-    return folder
-
-
-@pytest.fixture
-def model(tiny_folder, tmp_path):
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,6 @@ from saccade.runlog import Run
 SHORT = ["sampling.max_tokens=8"]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("worlds") / "a"
-    good("data", "world", folder, *WORLD)
-    return folder
-
-
 def interrupted(folder, model, world, *, at):
     """An SFT run that is stopped in its step `at`; how it was started."""
 

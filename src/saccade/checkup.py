@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,12 +134,9 @@ def _file(case: Case, name: str, key: str) -> str:
     path = stages.named(case.folder, name, key)
     rows: Sequence[Task | Demo] = (read_demos if key == "data.traces" else read_tasks)(path, most=ROWS)
     tasks = [row.task if isinstance(row, Demo) else row for row in rows]
-    media = list(dict.fromkeys(one for task in tasks for one in task.media))
-    chosen = spread(media, OPENED)
-    for one in chosen:
-        open_media(one)
+    there, opened = open_some(tasks)
     read = f"the first {len(rows):,}" if len(rows) == ROWS else f"all {len(rows):,}"
-    return f"{path}: {read} rows read, their {len(media):,} files are there, {len(chosen)} of them were opened"
+    return f"{path}: {read} rows read, their {there:,} files are there, {opened} of them were opened"
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
@@ -150,6 +147,15 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     """
     last, gaps = len(items) - 1, max(most - 1, 1)
     return list(items) if len(items) <= most else [items[round(place * last / gaps)] for place in range(most)]
+
+
+def open_some(tasks: Iterable[Task]) -> tuple[int, int]:
+    """How many files of media the tasks have, and how many of them were opened, evenly chosen. Raises MediaError."""
+    media = list(dict.fromkeys(one for task in tasks for one in task.media))
+    chosen = spread(media, OPENED)
+    for one in chosen:
+        open_media(one)
+    return len(media), len(chosen)
 
 
 def open_media(one: Media) -> None:
@@ -236,11 +242,9 @@ def _memory_of(device: str) -> int | None:
 def _disk(case: Case, needs: dict[str, Memory]) -> str:
     recipe, total, most = case.recipe, 0, 0
     for name, each in needs.items():
-        steps, every = (
-            (recipe.sft.steps, recipe.sft.save_every) if name == "sft" else (recipe.rl.steps, recipe.rl.save_every)
-        )
+        stage = recipe.sft if name == "sft" else recipe.rl
         size = each.weights + each.moments + each.copies  # a checkpoint: the model, its optimiser's memory
-        count = min(KEPT, math.ceil(steps / every))
+        count = min(KEPT, math.ceil(stage.steps / stage.save_every))
         most = max(most, total + count * size)
         total += min(KEPT - 1, count) * size
     place = case.folder.resolve()

@@ -56,11 +56,6 @@ sys.exit(3)
 """
 
 
-@pytest.fixture
-def model(tiny_folder, tmp_path):
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-
-
 def python_that(tmp_path, does, child=""):
     path = tmp_path / "python"
     path.write_text(PYTHON.format(python=sys.executable, does=does, child=child))

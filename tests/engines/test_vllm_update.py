@@ -44,13 +44,19 @@ def prompt(renderer, text="What?"):
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=(text,)),)),))
 
 
+async def under_way(engine, renderer, served, sampling, texts=("What?",)):
+    """Replies that the server has begun with."""
+    tasks = [asyncio.create_task(engine.generate(prompt(renderer, text), sampling)) for text in texts]
+    while served.open < len(texts):
+        await asyncio.sleep(0.001)
+    return tasks
+
+
 async def updated(engine, renderer, served, *, tokens, at, texts=("What?",)):
     """Replies during which new weights come when one of them has made about `at[n]` tokens; the last is asked after."""
     sampling = Sampling(max_tokens=tokens, forbidden_ids=renderer.forbidden_ids)
     await engine.publish(None, 1)
-    tasks = [asyncio.create_task(engine.generate(prompt(renderer, text), sampling)) for text in texts]
-    while served.open < len(texts):
-        await asyncio.sleep(0.001)
+    tasks = await under_way(engine, renderer, served, sampling, texts)
     pauses = [later - earlier for earlier, later in zip((0.0, *at), at, strict=False)]
     for version, pause in enumerate(pauses, 2):
         await asyncio.sleep(pause)
@@ -114,9 +120,7 @@ def test_a_reply_with_tokens_of_weights_that_were_taken_back_is_thrown_away(back
         engine._parity.check = checked
         sampling = Sampling(max_tokens=30, forbidden_ids=renderer.forbidden_ids)
         await engine.publish(None, 1)
-        task = asyncio.create_task(engine.generate(prompt(renderer), sampling))
-        while not served.open:
-            await asyncio.sleep(0.001)
+        (task,) = await under_way(engine, renderer, served, sampling)
         await asyncio.sleep(0.1)
         failing.set()
         with pytest.raises(BrokenEngineError, match="not taken"):
@@ -158,9 +162,7 @@ def test_a_server_that_can_not_take_weights_is_given_them_again_and_its_replies_
         engine = engine_at(served)
         sampling = Sampling(max_tokens=20, forbidden_ids=renderer.forbidden_ids)
         await engine.publish(None, 1)
-        task = asyncio.create_task(engine.generate(prompt(renderer), sampling))
-        while not served.open:
-            await asyncio.sleep(0.001)
+        (task,) = await under_way(engine, renderer, served, sampling)
         await asyncio.sleep(0.1)
         served.refuses = "/update_weight_version"
         publishing = asyncio.create_task(engine.publish(None, 2))

@@ -85,7 +85,7 @@ def examine_benchmarks(recipe: Recipe, names: Sequence[str], copies: Copies) -> 
 
 def _examined(recipe: Recipe, name: str, copies: Copies) -> str:
     from saccade import exams
-    from saccade.checkup import OPENED, open_media, spread
+    from saccade.checkup import open_some
     from saccade.evaluation.benchmarks._benchmark import check_subtitles, missing_media
     from saccade.evaluation.benchmarks._judging import Referee
 
@@ -107,10 +107,8 @@ def _examined(recipe: Recipe, name: str, copies: Copies) -> str:
     if lacking:
         mend = "put them or the data set's archives there"
         raise DataError(f"{place}: {benchmark.name} lacks {len(lacking)} files, first {lacking[0]}; {mend}")
-    media = spread(list(dict.fromkeys(one for task in tasks for one in task.media)), OPENED)
-    for one in media:
-        open_media(one)
-    return f"{place}: {len(tasks):,} questions, their files are there, {len(media)} of them were opened"
+    _, opened = open_some(tasks)
+    return f"{place}: {len(tasks):,} questions, their files are there, {opened} of them were opened"
 
 
 def merge_benchmarks(

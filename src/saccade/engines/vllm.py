@@ -4,8 +4,8 @@
     trainer ───publish───> every server of the pool, in one transaction
 
 A request waits for its server, or for one to be up (`_vllm/pool.py` draws who wakes whom); publishing waits for the
-servers, while new requests wait for it and replies under way stand still (`_vllm/weights.py`). A server that comes back
-is greeted and given the published weights before anybody asks it for anything.
+servers, while new requests wait for it and replies under way end, or stand still (`_vllm/weights.py`). A server that
+comes back is greeted and given the published weights before anybody asks it for anything.
 """
 
 import asyncio

@@ -26,8 +26,8 @@ def compose(terms: Mapping[str, Term]) -> Callable[[Episode, Task], Coroutine[An
     its own name, times the reward's weight. `format` with `anchor_credit: tokens` names such a part `anchor`: it is
     weight * lam * anchor, for whoever gives credit to lay on structural tokens alone; without it there is no such part.
 
-    Settings are checked now: ConfigError for an unknown name, setting or value, for two terms of one name, and where
-    no term counts; later for a reward that is not a finite number, or that fails.
+    Settings are checked now: ConfigError for an unknown name, setting or value, and for two terms of one name; later
+    for a reward that is not a finite number, or that fails.
 
     >>> import asyncio
     >>> from saccade.types import Block, BlockKind, End, Kind, Ledger, Reply, Turn

@@ -7,9 +7,10 @@
 Publishing waits for the servers that are up and for nobody else. A server that is being greeted meanwhile finds at the
 end that its edition is no longer the current one, and takes that: nothing happens between this look and its being up.
 
-A reply under way is kept by its server, which stands still while it takes the weights, empties its caches, and then
-reads the reply so far anew: what comes next is sampled as if the new weights had read all of it, and each token has the
-label of its own. A reply with tokens of an edition that was taken back is thrown away: its label is unknown.
+A reply under way ends first ("wait"), or is kept by its server ("keep"), which stands still while it takes the weights,
+empties its caches, and then reads the reply so far anew: what comes next is sampled as if the new weights had read all
+of it, and each token has the label of its own. A reply with tokens of an edition that was taken back is thrown away:
+its label is unknown.
 """
 
 import secrets
