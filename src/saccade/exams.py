@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config import Recipe, parsed
+from saccade.data.record import write_jsonl
 from saccade.data.rows import read_tasks
 from saccade.engines._distribution import NEUTRAL
 from saccade.errors import ConfigError, DataError, RunError
@@ -27,6 +28,7 @@ from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
 from saccade.rollouts.stage import examined, takes_text
+from saccade.runlog import writing
 from saccade.stages import PICTURES, attempting, finish, met, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
 
@@ -97,14 +99,16 @@ def examine(
     weights: Path | None = None,
     shard: Shard | None = None,
     on_done: Callable[[evaluation_run.Tally], None],
+    on_judged: Callable[[evaluation_run.Tally], None] = lambda tally: None,
 ) -> Scorecard:
     """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
 
     The evaluation is called as the benchmark, unless there is a `name`. The file's scores are the official rule's
     whatever the `extractor`, by which the card's answers are marked, so that both rules read one file.
     The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
-    `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
-    not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see `check_order` as well.
+    `evaluation.judge`, if there is one, whose verdicts are written there as well; `on_judged` is told how far that is.
+    Raises DataError for a copy that is not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see
+    `check_order` as well.
     """
     check_order(recipe, benchmark)
     recipe = met(recipe)
@@ -123,8 +127,14 @@ def examine(
         on_done=on_done,
     )
     path = shard_path(folder, name, shard)
-    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(VERDICTS))
+    results, rule = results_of(benchmark, scored, extractor), benchmark.rule(extractor)
+    if referee.model:
+        said = referee.verdicts(results, told=on_judged)
+        with writing(path):
+            write_jsonl(path.with_suffix(VERDICTS), said)
+        results = decided(results, said, rule)
     known = conditions(recipe, weights or newest(folder))
+    known |= {"marked by": referee.part} if referee.part else {}
     if len(tasks) != benchmark.count:
         known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
@@ -150,7 +160,7 @@ def joined(
     beside = [of_shard(cut, CARD) for place in (folder, *others) for cut in shards_of(place, name)]
     cards = [read_card(each) for each in beside if each.exists()]
     scored, said = evaluation_run.read_results(path), read_verdicts(path)
-    results = decided(results_of(benchmark, scored, extractor), said)
+    results = decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor))
     judges = ", ".join(dict.fromkeys(each.judge for each in cards if each.judge))
     known = cards[0].conditions if cards else {}  # settings of a command are written nowhere else
     card = scorecard(benchmark, scored, results, extractor=extractor, judge=judges, known=known)

@@ -200,6 +200,7 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     good(*words)
     before = json.loads(path.read_text())
     assert before["judge"] == ""
+    assert before["conditions"]["marked by"].startswith("rules alone; the published metric has a model judge")
     assert before["undecided"] == 2
     with server(lambda number, prompt: "yes") as judge:
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
@@ -207,7 +208,8 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     after = json.loads(path.read_text())
     assert after["undecided"] == 0
     assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
-    assert "judge" in said
+    assert "judge mathverse 2/2 accuracy 1.000" in said
+    assert after["conditions"]["marked by"] == "rules, and the judge j, which reads, then compares what they leave open"
     assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
     # shards keep what was said, and once they are joined nobody is asked again
     named = [*words, "--name", "in parts"]

@@ -93,13 +93,20 @@ def same_media(task: Task) -> str:
 class Criterion:
     """What a judge is told about answers that no rule decides: when one is right, what was asked, the reference.
 
+    Where there is a `reading`, the judge first reads the answer as that tells it to, of its last `words` (0: of all),
+    and the rule marks what it read; only what this leaves open is compared. With `every` it reads the answers that the
+    rule would have decided as well, but for tasks of which the reading is "".
+
     >>> Criterion(prompt="Right is ...", question=lambda task: task.question).prompt
     'Right is ...'
     """
 
-    prompt: str
     question: Callable[[Task], str]
+    prompt: str = ""
     gold: Callable[[Task], str] = lambda task: str(task.gold)
+    reading: Callable[[Task], str] | None = None
+    words: int = 0
+    every: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,17 +224,13 @@ def grade(
     answers: Mapping[str, Answer],
     *,
     extractor: Extractor = "official",
-    verdicts: Mapping[str, float] | None = None,
 ) -> list[Result]:
-    """Every task with its mark, in order; no answer, and a blank one, is an error and never marked.
-
-    `verdicts` holds, by task id, what a judge said of those that no rule decides.
-    """
-    rule, known = benchmark.rule(extractor), verdicts or {}
-    return [marked(task, answers.get(task.id), rule, known) for task in tasks]
+    """Every task with its mark, in order; no answer, and a blank one, is an error and never marked."""
+    rule = benchmark.rule(extractor)
+    return [marked(task, answers.get(task.id), rule) for task in tasks]
 
 
-def marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str, float]) -> Result:
+def marked(task: Task, answer: Answer | None, rule: Rule) -> Result:
     """A task with its mark; see `grade`."""
     answer = answer or Answer(text="", error="there is no answer")
     if answer.error is None and not answer.text.strip():
@@ -236,11 +239,7 @@ def marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str,
         return Result(task=task, answer=answer, mark=UNPARSED)
     final = final_answer(answer.text)
     # Where reasoning is all that there is, there is nothing for a rule to read, nor for a judge to decide.
-    mark = rule(final, task) if final else UNPARSED
-    # A judge decides what a rule left open, and never overrules it.
-    if mark.value is None and task.id in verdicts:
-        mark = replace(mark, value=verdicts[task.id])
-    return Result(task=task, answer=answer, mark=mark)
+    return Result(task=task, answer=answer, mark=rule(final, task) if final else UNPARSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,8 +293,8 @@ def report(
     """
     if not results:
         raise DataError(f"{benchmark.name}: there is no result to report")
-    attempts = _attempts(results)
-    values = [[one.value for one in each] for each in attempts]
+    attempts = _by_task(results)
+    values = [[one.value for one in each] for each in attempts.values()]
     # The most that it can be: every open one decided in the model's favour.
     best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if each.open else each for each in results]
     return Report(
@@ -333,12 +332,12 @@ def averaged(
     return {name: fmean(values) for name, values in found.items()}
 
 
-def _attempts(results: Sequence[Result]) -> list[list[Result]]:
+def _by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The attempts at each task, in order."""
     found: defaultdict[str, list[Result]] = defaultdict(list)
     for each in results:
         found[each.task.id].append(each)
-    return list(found.values())
+    return found
 
 
 def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:

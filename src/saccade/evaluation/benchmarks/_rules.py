@@ -18,6 +18,11 @@ def choice_mark(letter: str | None, task: Task) -> Mark:
     return UNPARSED if letter is None else Mark(read=letter, value=float(letter == task.gold))
 
 
+def option(task: Task) -> str:
+    """The right option as a judge is told it, with its letter and its text."""
+    return f"{task.gold}. {task.choices[LETTERS.index(str(task.gold))]}"
+
+
 def tolerant_choice(text: str, task: Task) -> Mark:
     """The tolerant rule of every multiple choice: see `letter_of`."""
     return choice_mark(letter_of(text, LETTERS[: len(task.choices)], task.choices), task)
