@@ -18,6 +18,7 @@ from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, check_subtitles
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.benchmarks._judging import Referee
+from saccade.evaluation.expansion import read_expansion
 from saccade.evaluation.merge import merge
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
@@ -137,7 +138,16 @@ def examine(
     known |= {"marked by": referee.part} if referee.part else {}
     if len(tasks) != benchmark.count:
         known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
-    card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
+    card = scorecard(
+        benchmark,
+        scored,
+        results,
+        extractor=extractor,
+        judge=referee.model,
+        known=known,
+        # a shard is not even over the rows of all
+        expansion=None if shard else portion.expansion(tasks),
+    )
     keep(path, card)
     return card
 
@@ -163,7 +173,9 @@ def joined(
     results = decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor))
     judges = ", ".join(dict.fromkeys(each.judge for each in cards if each.judge))
     known = cards[0].conditions if cards else {}  # settings of a command are written nowhere else
-    card = scorecard(benchmark, scored, results, extractor=extractor, judge=judges, known=known)
+    card = scorecard(
+        benchmark, scored, results, extractor=extractor, judge=judges, known=known, expansion=read_expansion(path)
+    )
     keep(path, card)
     return card
 

@@ -21,6 +21,7 @@ from typing import Any
 from saccade.config import Evaluation
 from saccade.data.record import append, read_jsonl, relocated, seen_from
 from saccade.errors import ConfigError, MediaError, RunError
+from saccade.evaluation.expansion import EXPANSION
 from saccade.evaluation.metrics import BROKEN, accuracy_of
 from saccade.evaluation.options import shuffled
 from saccade.evaluation.portions import EVERYTHING, Portion, deal
@@ -176,9 +177,13 @@ def _prepare(
     portion: Portion,
     under: str,
 ) -> None:
-    """Make the folder of the results, and write what a shard is of beside them."""
+    """Make the folder of the results, and write beside them what a limit and a shard are of."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    if expansion := portion.expansion(tasks):
+        expansion.keep(path)
+    else:
+        path.with_suffix(EXPANSION).unlink(missing_ok=True)
     # Before the first attempt: a shard that was killed must not pass for a whole one.
     if portion.shard is not None:
         _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)

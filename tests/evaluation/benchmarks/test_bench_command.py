@@ -66,6 +66,11 @@ def test_options_work_with_benchmarks(run):
     assert "pass@2" in said
     report = json.loads((folder / "evaluations" / "vstar.report.json").read_text())
     assert (report["n"], set(report["at_k"])) == (2, {"avg@2", "pass@2"})
+    assert (report["whole"]["questions"], report["whole"]["metrics"].keys()) == (3, report["metrics"].keys())
+    assert "% of all 3, estimated" in " ".join(said.split())
+    page = (folder / "evaluations" / "benchmarks.html").read_text()
+    assert "estimate of all 3 questions" in page
+    assert "of the 2 asked, a limited sample" in page
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1]
     assert "other seed and settings" in bad(*words)
@@ -127,6 +132,11 @@ def test_shards_of_a_benchmark_are_joined_and_reported(run):
     assert "vstar (tolerant)" in good("eval", "merge", folder, "--bench", "vstar", "--extractor", "tolerant")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
     assert "holds no shard of 'vstar, b'" in bad("eval", "merge", folder, "--bench", "vstar", "--name", "b")
+    for shard in ("1/2", "2/2"):
+        assert "estimated" not in good(*words, "--shard", shard, "--limit", 2, "--name", "few")
+    assert "estimated" in good("eval", "merge", folder, "--bench", "vstar", "--name", "few")
+    few = json.loads((folder / "evaluations" / "vstar, few.report.json").read_text())
+    assert (few["n"], few["whole"]["questions"]) == (2, 3)
     assert "3 tasks are too few for 4 shards" in bad(*words, "--shard", "1/4")
     assert "a shard is written i/n" in bad(*words, "--shard", "3/2")
     before = (folder / "evaluations" / "vstar.jsonl").read_bytes()

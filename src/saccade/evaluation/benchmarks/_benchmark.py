@@ -12,6 +12,7 @@ fixed: what broke, what has no answer and what couldn't be read counts 0, and is
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -56,12 +57,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times."""
+    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times.
+
+    `weight` is how often it counts in a mean, where it stands for others that were not asked.
+    """
 
     task: Task
     answer: Answer
     mark: Mark
     attempt: int = 0
+    weight: float = 1.0
 
     @property
     def value(self) -> float:
@@ -113,12 +118,13 @@ class Criterion:
 class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
-    `counts` holds how many tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on
-    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first. Tasks of one `unit` aren't
-    independent of each other: those about one video, or the variants of one problem; intervals are over units. Tasks
-    that `metrics` read `together`, such as the variants of a question, are asked together or not at all. `ordered` says
-    why options must keep their published order, where they must. Of the archives `packed` everything is wanted, though
-    rows don't name it: subtitles, which `subtitled` videos of a whole copy have.
+    Results count by their weight in `metrics` (`mean`). `counts` holds how many tasks a whole copy has, per stratum
+    where that is published. `hub` is the data set's name on the Hugging Face hub, `patterns` the files of its split
+    there, the preferred ones first. Tasks of one `unit` aren't independent of each other: those about one video, or the
+    variants of one problem; intervals are over units. Tasks that `metrics` read `together`, such as the variants of a
+    question, are asked together or not at all. `ordered` says why options must keep their published order, where they
+    must. Of the archives `packed` everything is wanted, though rows don't name it: subtitles, which `subtitled` videos
+    of a whole copy have.
     """
 
     name: str
@@ -350,9 +356,14 @@ def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
 
 
 def _cell(results: Sequence[Result]) -> Cell:
-    return Cell(n=len({each.task.id for each in results}), value=100 * fmean(each.value for each in results))
+    return Cell(n=len({each.task.id for each in results}), value=100 * mean(results))
 
 
 def accuracy(results: Sequence[Result]) -> dict[str, float]:
     """The mean over all tasks."""
-    return {"accuracy": 100 * fmean(each.value for each in results)}
+    return {"accuracy": 100 * mean(results)}
+
+
+def mean(results: Sequence[Result], of: Callable[[Result], float] = lambda result: result.value) -> float:
+    """The mean of what results are worth, or of something else of theirs, each as often as it counts."""
+    return fsum(each.weight * of(each) for each in results) / fsum(each.weight for each in results)

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from saccade.data.raw import LETTERS
 from saccade.evaluation.benchmarks._answers import letter_of
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Metrics, Names, Result, accuracy, table
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Metrics, Names, Result, accuracy, mean, table
 from saccade.types import Task
 
 _OPTION = re.compile(r"^[ \t]*\(([A-J])\)[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -61,8 +61,8 @@ def accuracy_beside(kept: Callable[[Result], bool]) -> Metrics:
     """The mean over all tasks and, as some official scripts have it, over those that are kept."""
 
     def metrics(results: Sequence[Result]) -> dict[str, float]:
-        some = [each.value for each in results if kept(each)]
-        return {**accuracy(results), "accuracy_of_answered": 100 * fmean(some) if some else 0.0}
+        some = [each for each in results if kept(each)]
+        return {**accuracy(results), "accuracy_of_answered": 100 * mean(some) if some else 0.0}
 
     return metrics
 
