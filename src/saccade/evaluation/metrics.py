@@ -261,6 +261,8 @@ def summarize(
         unanswered=sum(each.episode.answer is None and not failed(each.episode) for each in scored),
         ungraded=ungraded,
         undecided=sum(map(undecided, scored)),
+        whole=None,
+        whole_tasks=0,
         seconds=fmean(each.episode.usage.seconds for each in scored),
         **_behaviour(scored),
     )
