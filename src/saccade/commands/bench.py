@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from saccade import plugins
 from saccade.commands._terminal import out, show
 from saccade.config import Recipe
-from saccade.data.archives import Told, archives, complete, packed_in, unpack
+from saccade.data.archives import Told, archives, by_hand, complete, foreign_in, packed_in, unpack
 from saccade.data.hub import HUB, MAIN, MARK, Hub, below, check_installed
 from saccade.errors import ConfigError, DataError
 from saccade.view.live import Advance, lines, say
@@ -178,8 +178,8 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
             add = functools.partial(there.add, folder, told=told)
         else:
             folder = _local(copies, benchmark, name)
-            packed = packed_in(folder)
-            if not packed:  # what is missing will count as errors, one by one
+            packed, foreign = packed_in(folder), foreign_in(folder)
+            if not packed and not foreign:  # what is missing will count as errors, one by one
                 return folder
             for archive in archives(set(packed).intersection(benchmark.packed)):
                 unpack(folder, archive, folder, told=told)
@@ -188,7 +188,17 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
         lacking = [path for paths in missing_media(portion.of(tasks)).values() for path in paths]
         if lacking:
             add(lacking, named={media.path for task in tasks for media in task.media})
+            if not copies.subset:
+                _refuse_foreign(folder, benchmark.name, lacking)
     return folder
+
+
+def _refuse_foreign(folder: Path, name: str, paths: Iterable[str]) -> None:
+    """Raises DataError where files still lack, and an archive lies there that only other programs unpack."""
+    left = [path for path in paths if not Path(path).is_file()]
+    told = by_hand(str(folder / each) for each in foreign_in(folder)) if left else ""
+    if told:
+        raise DataError(f"{name} lacks {len(left)} files, first {left[0]}, and {told}")
 
 
 def _local(copies: Copies, benchmark: Any, name: str) -> Path:
