@@ -22,9 +22,9 @@ from saccade.evaluation.expansion import read_expansion
 from saccade.evaluation.merge import merge
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
-from saccade.evaluation.scorecard import CARD, Scorecard, conditions, keep, read_card, scorecard
+from saccade.evaluation.scorecard import CARD, Scorecard, conditions, cut, keep, read_card, scorecard
 from saccade.evaluation.shards import Shard, of_shard, shard_path, shards_of
-from saccade.evaluation.verdicts import VERDICTS, decided, read_verdicts
+from saccade.evaluation.verdicts import VERDICTS, Verdict, decided, read_verdicts
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
@@ -128,20 +128,17 @@ def examine(
         on_done=on_done,
     )
     path = shard_path(folder, name, shard)
-    results, rule = results_of(benchmark, scored, extractor), benchmark.rule(extractor)
+    said = referee.verdicts(results_of(benchmark, scored, extractor), told=on_judged)
     if referee.model:
-        said = referee.verdicts(results, told=on_judged)
         with writing(path):
             write_jsonl(path.with_suffix(VERDICTS), said)
-        results = decided(results, said, rule)
-    known = conditions(recipe, weights or newest(folder))
-    known |= {"marked by": referee.part} if referee.part else {}
+    known = {**conditions(recipe, weights or newest(folder)), **_judging(referee, said)}
     if len(tasks) != benchmark.count:
         known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
     card = scorecard(
         benchmark,
         scored,
-        results,
+        decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor)),
         extractor=extractor,
         judge=referee.model,
         known=known,
@@ -150,6 +147,13 @@ def examine(
     )
     keep(path, card)
     return card
+
+
+def _judging(referee: Referee, said: Sequence[Verdict]) -> dict[str, str]:
+    """Who marked, and why a judge said nothing where it didn't, as conditions of a score."""
+    lost = [each.reason for each in said if each.value is None]
+    why = {"no verdict": f"on {len(lost)} answers ({cut(lost[0])}); the same command asks again"} if lost else {}
+    return {**({"marked by": referee.part} if referee.part else {}), **why}
 
 
 def joined(
@@ -167,7 +171,7 @@ def joined(
     """
     name = name or benchmark.name
     path = merge(folder, name, others)
-    beside = [of_shard(cut, CARD) for place in (folder, *others) for cut in shards_of(place, name)]
+    beside = [of_shard(part, CARD) for place in (folder, *others) for part in shards_of(place, name)]
     cards = [read_card(each) for each in beside if each.exists()]
     scored, said = evaluation_run.read_results(path), read_verdicts(path)
     results = decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor))

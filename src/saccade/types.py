@@ -369,12 +369,6 @@ class Group:
     ungraded: tuple[Unscored, ...] = ()
 
     @property
-    def attempts(self) -> tuple[Scored | Unscored, ...]:
-        """All of them, in the order in which they were begun."""
-        graded, lost = iter(self.members), {each.index: each for each in self.ungraded}
-        return tuple(lost[i] if i in lost else next(graded) for i in range(len(self.members) + len(lost)))
-
-    @property
     def rewards(self) -> tuple[float, ...]:
         """The members' score values, in order."""
         return tuple(member.score.value for member in self.members)

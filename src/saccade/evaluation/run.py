@@ -125,7 +125,7 @@ async def evaluate(
 
     def keep(place: int, group: Group) -> None:
         with writing(path):
-            for key, attempt in zip(missing[place].keys, group.attempts, strict=True):
+            for key, attempt in zip(missing[place].keys, _in_order(group), strict=True):
                 if key not in known:  # of a group that was half written, the rest
                     scored = relocated(attempt, lambda file: seen_from(path.parent, file, root))
                     append(path, Record(task=key[0], frames=key[1], repeat=key[2], under=under, scored=scored))
@@ -225,6 +225,12 @@ class _Telling:
         if self._on_done is not None:
             accuracy = self._right / self._graded if self._graded else None
             self._on_done(Tally(done=self._done, total=self._total, accuracy=accuracy))
+
+
+def _in_order(group: Group) -> list[Scored | Unscored]:
+    """Every attempt of a group, as they were begun."""
+    graded, lost = iter(group.members), {each.index: each for each in group.ungraded}
+    return [lost[i] if i in lost else next(graded) for i in range(len(group.members) + len(lost))]
 
 
 def _under(settings: Evaluation, sampling: Sampling, identity: Mapping[str, Any]) -> str:

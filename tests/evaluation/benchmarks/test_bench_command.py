@@ -212,6 +212,9 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     assert before["judge"] == ""
     assert before["conditions"]["marked by"].startswith("rules alone; the published metric has a model judge")
     assert before["undecided"] == 2
+    nobody = ["evaluation.judge.url=http://127.0.0.1:9/v1", "evaluation.judge.model=j", "evaluation.judge.retries=0"]
+    said = " ".join(good(*words, *nobody, f"evaluation.judge.cache={tmp_path / 'none'}").split())
+    assert "on 2 answers (the judge j at http://127.0.0.1:9/v1 can't be reached" in said
     with server(lambda number, prompt: "yes") as judge:
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
         said = good(*words, *given, f"evaluation.judge.cache={tmp_path}")

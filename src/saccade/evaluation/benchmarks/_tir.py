@@ -30,12 +30,12 @@ def reading(task: Task) -> str:
     kind, gold = task.extras["task"], str(task.gold)
     if kind == "ocr":
         return ""
-    if gold.isalpha():
-        form = (
-            "the letter of the option (the text of the option has one in the question), or the letters, such as B or AC"
-        )
+    if _is(float, gold):
+        form = "the number alone, without its unit"
+    elif {*gold} <= {*LETTERS}:
+        form = "the letter of the option, which the question gives its text, or the letters, such as B or AC"
     else:
-        form = "the number alone, without its unit" if kind not in _FORMS or _is(int, gold) else _FORMS[kind]
+        form = _FORMS.get(kind, "the word or the expression alone")
     return _READING.format(form=form)
 
 
