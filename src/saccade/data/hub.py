@@ -114,11 +114,8 @@ class Hub:
         )
         if left:
             first = f"{folder} lacks {len(left)} files, first {min(left)}"
-            mend = (
-                f"download what holds them into that folder: {told}"
-                if (told := by_hand(pin.files))
-                else "copy them there"
-            )
+            how = by_hand(pin.files)
+            mend = f"copy them there; {how}" if how else "copy them there"
             raise DataError(f"{first}, which {pin.name} holds neither by themselves nor in archives; {mend}")
 
     def unpack(self, folder: Path, names: Iterable[str], *, told: Told = untold) -> None:
