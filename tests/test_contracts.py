@@ -5,6 +5,7 @@ import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from published_rows import EXAMPLES
@@ -227,3 +228,5 @@ def test_a_benchmark_that_marks_failures_is_caught(tmp_path):
         check_benchmark(replace(fair, official=lambda text, task: Mark(read=str(next(values)), value=0.0)), tasks)
     with pytest.raises(AssertionError, match="two tasks have one id"):
         check_benchmark(fair, [tasks[0], tasks[0]])
+    with pytest.raises(AssertionError, match="'m_avg' must count results by their weight"):
+        check_benchmark(replace(fair, metrics=lambda some: {"m_avg": fmean(each.value for each in some)}), tasks)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config import Recipe, parsed
+from saccade.data.record import write_jsonl
 from saccade.data.rows import read_tasks
 from saccade.engines._distribution import NEUTRAL
 from saccade.errors import ConfigError, DataError, RunError
@@ -17,16 +18,18 @@ from saccade.evaluation import run as evaluation_run
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, check_subtitles
 from saccade.evaluation.benchmarks._episodes import results_of, scorer
 from saccade.evaluation.benchmarks._judging import Referee
+from saccade.evaluation.expansion import read_expansion
 from saccade.evaluation.merge import merge
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
-from saccade.evaluation.scorecard import CARD, Scorecard, conditions, keep, read_card, scorecard
+from saccade.evaluation.scorecard import CARD, Scorecard, conditions, cut, keep, read_card, scorecard
 from saccade.evaluation.shards import Shard, of_shard, shard_path, shards_of
-from saccade.evaluation.verdicts import VERDICTS, decided, read_verdicts
+from saccade.evaluation.verdicts import VERDICTS, Verdict, decided, read_verdicts
 from saccade.media import files
 from saccade.model.digest import weights_digest
 from saccade.protocols import Scorer
 from saccade.rollouts.stage import examined, takes_text
+from saccade.runlog import writing
 from saccade.stages import PICTURES, attempting, finish, met, model_of, named, newest, weights_of
 from saccade.types import Scored, Task
 
@@ -97,14 +100,16 @@ def examine(
     weights: Path | None = None,
     shard: Shard | None = None,
     on_done: Callable[[evaluation_run.Tally], None],
+    on_judged: Callable[[evaluation_run.Tally], None] = lambda tally: None,
 ) -> Scorecard:
     """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
 
     The evaluation is called as the benchmark, unless there is a `name`. The file's scores are the official rule's
     whatever the `extractor`, by which the card's answers are marked, so that both rules read one file.
     The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
-    `evaluation.judge`, if there is one, whose verdicts are written there as well. Raises DataError for a copy that is
-    not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see `check_order` as well.
+    `evaluation.judge`, if there is one, whose verdicts are written there as well; `on_judged` is told how far that is.
+    Raises DataError for a copy that is not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see
+    `check_order` as well.
     """
     check_order(recipe, benchmark)
     recipe = met(recipe)
@@ -123,13 +128,32 @@ def examine(
         on_done=on_done,
     )
     path = shard_path(folder, name, shard)
-    results = referee.decided(results_of(benchmark, scored, extractor), path.with_suffix(VERDICTS))
-    known = conditions(recipe, weights or newest(folder))
+    said = referee.verdicts(results_of(benchmark, scored, extractor), told=on_judged)
+    if referee.model:
+        with writing(path):
+            write_jsonl(path.with_suffix(VERDICTS), said)
+    known = {**conditions(recipe, weights or newest(folder)), **_judging(referee, said)}
     if len(tasks) != benchmark.count:
         known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
-    card = scorecard(benchmark, scored, results, extractor=extractor, judge=referee.model, known=known)
+    card = scorecard(
+        benchmark,
+        scored,
+        decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor)),
+        extractor=extractor,
+        judge=referee.model,
+        known=known,
+        # a shard is not even over the rows of all
+        expansion=None if shard else portion.expansion(tasks),
+    )
     keep(path, card)
     return card
+
+
+def _judging(referee: Referee, said: Sequence[Verdict]) -> dict[str, str]:
+    """Who marked, and why a judge said nothing where it didn't, as conditions of a score."""
+    lost = [each.reason for each in said if each.value is None]
+    why = {"no verdict": f"on {len(lost)} answers ({cut(lost[0])}); the same command asks again"} if lost else {}
+    return {**({"marked by": referee.part} if referee.part else {}), **why}
 
 
 def joined(
@@ -147,13 +171,15 @@ def joined(
     """
     name = name or benchmark.name
     path = merge(folder, name, others)
-    beside = [of_shard(cut, CARD) for place in (folder, *others) for cut in shards_of(place, name)]
+    beside = [of_shard(part, CARD) for place in (folder, *others) for part in shards_of(place, name)]
     cards = [read_card(each) for each in beside if each.exists()]
     scored, said = evaluation_run.read_results(path), read_verdicts(path)
-    results = decided(results_of(benchmark, scored, extractor), said)
+    results = decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor))
     judges = ", ".join(dict.fromkeys(each.judge for each in cards if each.judge))
     known = cards[0].conditions if cards else {}  # settings of a command are written nowhere else
-    card = scorecard(benchmark, scored, results, extractor=extractor, judge=judges, known=known)
+    card = scorecard(
+        benchmark, scored, results, extractor=extractor, judge=judges, known=known, expansion=read_expansion(path)
+    )
     keep(path, card)
     return card
 

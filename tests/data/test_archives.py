@@ -242,3 +242,24 @@ def test_the_command_unpacks_and_goes_on(tmp_path):
     assert "there is no file" in bad("data", "unpack", tmp_path / "b.zip", "--out", tmp_path / "out")
     (tmp_path / "b.mp4").write_bytes(b"x")
     assert "is no archive" in bad("data", "unpack", tmp_path / "b.mp4", "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["a.7z"], "a.7z can't be unpacked here; unpack it by hand: `7z x"),
+        (["a.7z.002", "a.7z.001"], "a.7z.001 can't be unpacked here"),
+        (["a.part1.rar"], "a.part1.rar can't be unpacked here"),
+        (["a.zip", "a.z01", "a.z02"], "a.z01 is a volume of an archive that is split; unpack it by hand: `7z x"),
+        (["a.zip"], "a.z01 is a volume of an archive that is split"),  # the others lie beside it
+    ],
+)
+def test_archives_of_other_forms_and_split_ones_are_told_with_what_unpacks_them(tmp_path, names, sentence):
+    for name in names:
+        (tmp_path / name).write_bytes(zipped({"a.mp4": b"x" * 500})[80:])
+    (tmp_path / "a.z01").write_bytes(b"PK")
+    said = bad("data", "unpack", *(tmp_path / name for name in names), "--out", tmp_path / "out")
+    assert sentence in said
+    assert "in one folder" in said
+    assert not (tmp_path / "out").exists()
+    assert said.count("\n") <= 1

@@ -11,7 +11,10 @@ from saccade.data import materialize as module
 from saccade.data.archives import sha256
 from saccade.data.cells import Cells
 from saccade.data.materialize import SENTINELS, Paths, materialize
+from saccade.data.native import iterate, write
 from saccade.media.files import digest
+from saccade.media.subtitles import subtitles_path
+from saccade.types import Demo, Kind, Media, MediaKind, Task
 
 NAMES = ["longvt_source/made/a b.mp4", "museg/charades/ü.mp4", "museg/et_instruct_164k/2.mp4", "selfqa/3.mp4"]
 
@@ -72,6 +75,46 @@ def test_taking_the_root_away_gives_the_file_back(tmp_path, root):
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() != source.read_bytes()
     materialize([tmp_path / "out" / "rows.jsonl"], tmp_path / "back", root, back=True)
     assert (tmp_path / "back" / "rows.jsonl").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("demos", [False, True], ids=["tasks", "demonstrations"])
+def test_subtitles_are_looked_for_where_tasks_name_them(tmp_path, root, form, demos):
+    """Their paths start at the video's folder, so that they stay as they are; a published path is changed like all."""
+    said = ["../subtitles/1.srt", "a.srt", "longvt_source/made/b.srt", "", "../../../etc/passwd", "/elsewhere/c.srt"]
+    tasks = [
+        Task(
+            id=str(at),
+            question="?",
+            media=(Media(path="museg/charades/p.png", kind=MediaKind.IMAGE), Media(path=NAMES[0])),
+            kind=Kind.OPEN,
+            gold="red",
+            extras={"subtitles": name} if name else {"about": '"subtitles"'},
+        )
+        for at, name in enumerate(said)
+    ]
+    (root / "longvt_source" / "subtitles").mkdir()
+    (root / "longvt_source" / "subtitles" / "1.srt").write_text("1")
+    source = tmp_path / f"tasks.{form}"
+    write(source, [Demo(task=each, frames=None, replies=("red",)) for each in tasks] if demos else tasks)
+    (done,) = materialize([source], tmp_path / "out", root)
+    assert {each for each in done.missing if each.endswith(".srt")} == {
+        "longvt_source/made/a.srt",
+        "longvt_source/made/b.srt",
+    }
+    assert done.media == ("longvt_source/made/a b.mp4", "longvt_source/subtitles/1.srt")
+    assert done.paths == {"longvt_source/made": 8, "longvt_source/subtitles": 1, "museg/charades": 6}
+    assert "made/a.srt" in (tmp_path / "out" / f"{source.name}.missing.txt").read_text()
+    found = [each.task if demos else each for each in iterate(tmp_path / "out" / source.name, Demo if demos else Task)]
+    assert [each.extras.get("subtitles") for each in found[:3]] == [*said[:2], f"{root}/{said[2]}"]
+    assert os.path.isfile(subtitles_path(found[0]))
+    # once it is unpacked the same call finds it
+    (root / "longvt_source" / "made" / "a.srt").write_text("1")
+    (again,) = materialize([source], tmp_path / "out", root)
+    assert "longvt_source/made/a.srt" in again.media
+    materialize([tmp_path / "out" / source.name], tmp_path / "back", root, back=True)
+    kind = Demo if demos else Task
+    assert [*iterate(tmp_path / "back" / source.name, kind)] == [*iterate(source, kind)]
 
 
 @pytest.mark.slow

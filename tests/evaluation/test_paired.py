@@ -10,6 +10,7 @@ from evaluation_cases import scored, task
 
 from saccade.data.record import append
 from saccade.errors import DataError
+from saccade.evaluation.expansion import Expansion
 from saccade.evaluation.options import shuffled
 from saccade.evaluation.paired import compare, grids, mcnemar
 from saccade.evaluation.run import Record
@@ -114,6 +115,25 @@ def test_the_command(tmp_path):
     assert grids(compare(("a", BARE), ("b", LOOKED)))[0].rows[0][0] == "accuracy of a"
     file = tmp_path / "a" / "evaluations" / "test.jsonl"
     assert "+0.00 [+0.00, +0.00] over 10 tasks" in good("eval", "compare", file, tmp_path / "a")
+
+
+def test_a_limited_sample_is_called_so_and_speaks_of_the_whole(tmp_path):
+    paths = [write(tmp_path / f"{name}.jsonl", one) for name, one in (("a", BARE), ("b", LOOKED))]
+    assert "a limited sample" not in good("eval", "compare", *paths)
+    # w-4 to w-9 stand for four tasks each: there 0 of 6 are right, and 4 of 6
+    weights = {each.id: 1.0 if i < 4 else 4.0 for i, each in enumerate(TASKS)}
+    Expansion(whole=28, weights=weights, unseen=0.25).keep(paths[1])
+    said = " ".join(good("eval", "compare", *paths, "--json", tmp_path / "pair.json").split())
+    assert "a limited sample 10 of 28 tasks, even over strata" in said
+    assert "difference, paired +0.30 [" in said
+    assert "difference, 28 tasks, estimated +0.54 [" in said
+    assert "in strata of which none was asked 25%" in said
+    whole = json.loads((tmp_path / "pair.json").read_text())["whole"]
+    assert [each["mean"] for each in whole["accuracy"]] == pytest.approx([4 / 28, (3 + 4 * 4) / 28])
+    assert whole["difference"]["mean"] == pytest.approx(15 / 28)
+    # more tasks than it tells of: they are no longer those of that limit
+    Expansion(whole=28, weights={"w-1": 28.0}, unseen=0.0).write(paths[1])
+    assert "a limited sample" not in good("eval", "compare", *paths)
 
 
 def test_what_cannot_be_compared_is_one_sentence(tmp_path):

@@ -1,5 +1,7 @@
 """Another system's questions as tasks, and what an agent answers to them."""
 
+import base64
+import io
 import json
 from pathlib import Path
 
@@ -53,12 +55,48 @@ def test_a_picture_of_any_mode_is_kept_once(tmp_path, mode):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_picture_comes_in_any_form_in_which_it_is_handed_over(tmp_path):
+    pixels = np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    content = buffer.getvalue()
+    (tmp_path / "a b#.png").write_bytes(content)
+    address = "data:image/png;base64," + base64.b64encode(content).decode()
+    forms = [tmp_path / "a b#.png", f"file://{tmp_path}/a b#.png", f"file://{tmp_path}/a%20b%23.png", content, address]
+    forms += [pixels, Image.fromarray(pixels), {"bytes": content, "path": "gone.png"}, {"image_url": {"url": address}}]
+    forms += [{"path": str(tmp_path / "a b#.png"), "bytes": None}, bytearray(content)]
+    for held in forms:
+        (media,) = task_of("a", user({"type": "image", "url": held}), tmp_path / "kept").media
+        assert np.array_equal(np.asarray(Image.open(media.path)), pixels), held
+    assert len(list((tmp_path / "kept").iterdir())) <= 2  # their bytes, and pixels as they were written here
+
+
+def test_a_video_comes_as_a_file_as_content_or_as_its_frames(tmp_path):
+    for held in (b"a film", {"bytes": b"a film"}, {"video": {"bytes": b"a film"}}, "data:video/mp4;base64,YSBmaWxt"):
+        (media,) = task_of("a", user({"type": "video", "url": held}), tmp_path).media
+        assert (media.kind, Path(media.path).read_bytes(), Path(media.path).suffix) == (
+            MediaKind.VIDEO,
+            b"a film",
+            ".mp4",
+        )
+    frames = [Image.new("RGB", (8, 8), (at, 0, 0)) for at in range(3)]
+    shown = task_of("a", user({"type": "video", "url": frames}), tmp_path).media
+    assert [media.kind for media in shown] == [MediaKind.IMAGE] * 3
+    assert [Image.open(media.path).getpixel((0, 0))[0] for media in shown] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("messages", "sentence"),
     [
         (user({"type": "audio", "url": "a.wav"}), "takes texts, pictures and videos, not 'audio'"),
         (user({"type": "video", "url": "a.mp4", "start_time": 3.0}), "takes whole videos"),
-        (user({"type": "video", "url": [1, 2]}), "the video is a list; an agent takes the path of a file"),
+        (user({"type": "video", "url": [1, 2]}), "the image is a int; an agent takes the path of a file"),
+        (user({"type": "video", "url": []}), "the video is a list; an agent takes the path of a file"),
+        (user({"type": "video", "url": "https://x.org/a.mp4"}), "the video is at https://x.org/a.mp4; download it"),
+        (user({"type": "image", "url": {"id": 3}}), "the image is a NoneType"),
+        (user({"type": "image", "url": "data:text/plain,hi"}), "'data:text/plain,hi', which is no data address of one"),
+        (user({"type": "image", "url": "data:image/png;base64,*"}), "the data address of the image can't be read"),
+        (user({"type": "image", "url": np.zeros((2, 2, 7))}), "the array is no picture; give height, width"),
         (user({"type": "image", "url": None}), "the image is a NoneType"),
         ([*user(text("?")), {"role": "assistant", "content": "B"}], "no messages of the role 'assistant'"),
     ],

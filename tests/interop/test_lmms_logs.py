@@ -1,13 +1,14 @@
 """Logs of lmms-eval: as it writes them, torn, hostile, and marked by our rules. lmms-eval itself isn't needed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from saccade.errors import DataError, RunError
 from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, Mark, accuracy, grade
 from saccade.interop.lmms_logs import LoggedSample, answers_of, read_samples, samples_of, write_samples
-from saccade.types import Kind, Task
+from saccade.types import Kind, Media, MediaKind, Task
 
 HASH = "74234e98afe7498fb5daf1f36ac2d78acc339464f950703b8c019892f982b90b"
 NASTY = "</script><b>\u202e\ud800\x00 | \"'\\ \u2028 {{ 7*7 }}\n<answer>B"
@@ -59,6 +60,18 @@ def test_every_form_of_a_line_is_read():
     assert [each.filtered for each in found] == [("C",), ("B",), ("D",), (NASTY,), ()]
     assert [each.metrics for each in found] == [{"acc": 1.0}, {}, {}, {}, {"score": {"iou": None}}]
     assert found[4].target == "[24.3, 30.4]"
+
+
+def test_what_a_question_showed_is_read_and_written_in_every_form(benchmark):
+    data = "data:image/png;base64,aGk="
+    forms = [["a.png", data, "https://x.org/a.jpg"], "b.png", [["c.png"], [data]], None, []]
+    found = [LoggedSample(line={"doc_id": 0, "filtered_resps": "", "input_media": form}).media for form in forms]
+    assert found == [("a.png", data, "https://x.org/a.jpg"), ("b.png",), ("c.png", data), (), ()]
+    media = (Media(path="v/a.mp4"), Media(path="b.png", kind=MediaKind.IMAGE))
+    shown = [replace(each, media=media) for each in tasks("CA")]
+    written = samples_of(grade(benchmark, shown, {}), shown)
+    assert [each.media for each in written] == [("v/a.mp4", "b.png")] * 2
+    assert "input_media" not in samples_of(grade(benchmark, tasks("C"), {}), tasks("C"))[0].line
 
 
 def test_a_log_comes_back_as_it_was(tmp_path):

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from saccade import plugins
-from saccade.commands._terminal import out, progress, show
+from saccade.commands._terminal import out, show
 from saccade.config import Recipe
-from saccade.data.archives import Told, archives, complete, packed_in, unpack
+from saccade.data.archives import Told, archives, by_hand, complete, foreign_in, packed_in, unpack
 from saccade.data.hub import HUB, MAIN, MARK, Hub, below, check_installed
 from saccade.errors import ConfigError, DataError
 from saccade.view.live import Advance, lines, say
 
 if TYPE_CHECKING:
     from saccade.doctor import Finding
+    from saccade.evaluation.run import Tally
 
 # Names for the settings of a file that holds two benchmarks.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,7 +56,7 @@ def run_benchmarks(
     places = [_place(copies, each, name, exams.portion_of(recipe, each, shard)) for name, each in benchmarks]
     for (_, benchmark), place in zip(benchmarks, places, strict=True):
         name = title(benchmark.name, called)
-        with progress(f"eval {name}") as advance:
+        with lines(out) as begin:
             report = exams.examine(
                 folder,
                 recipe,
@@ -66,7 +67,8 @@ def run_benchmarks(
                 extractor=extractor,
                 weights=model,
                 shard=shard,
-                on_done=functools.partial(_tell, advance),
+                on_done=_teller(begin, f"eval {name}"),
+                on_judged=_teller(begin, f"judge {name}"),
             )
         show(grids_of(name, report, {}))
         # After each, so that what was evaluated before a kill is reported; of shards when they are joined.
@@ -154,8 +156,10 @@ def title(benchmark: str, called: str) -> str:
     return f"{benchmark}, {called}" if called else benchmark
 
 
-def _tell(advance: Advance, tally: Any) -> None:
-    advance(tally.done, tally.remark, tally.total)
+def _teller(begin: Callable[..., Advance], label: str) -> "Callable[[Tally], None]":
+    """Who is told how far something is, on a line that begins with the first word of it."""
+    begun = functools.cache(functools.partial(begin, label))
+    return lambda tally: begun()(tally.done, tally.remark, tally.total)
 
 
 def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
@@ -174,8 +178,8 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
             add = functools.partial(there.add, folder, told=told)
         else:
             folder = _local(copies, benchmark, name)
-            packed = packed_in(folder)
-            if not packed:  # what is missing will count as errors, one by one
+            packed, foreign = packed_in(folder), foreign_in(folder)
+            if not packed and not foreign:  # what is missing will count as errors, one by one
                 return folder
             for archive in archives(set(packed).intersection(benchmark.packed)):
                 unpack(folder, archive, folder, told=told)
@@ -184,7 +188,17 @@ def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
         lacking = [path for paths in missing_media(portion.of(tasks)).values() for path in paths]
         if lacking:
             add(lacking, named={media.path for task in tasks for media in task.media})
+            if not copies.subset:
+                _refuse_foreign(folder, benchmark.name, lacking)
     return folder
+
+
+def _refuse_foreign(folder: Path, name: str, paths: Iterable[str]) -> None:
+    """Raises DataError where files still lack, and an archive lies there that only other programs unpack."""
+    left = [path for path in paths if not Path(path).is_file()]
+    told = by_hand(str(folder / each) for each in foreign_in(folder)) if left else ""
+    if told:
+        raise DataError(f"{name} lacks {len(left)} files, first {left[0]}, and {told}")
 
 
 def _local(copies: Copies, benchmark: Any, name: str) -> Path:

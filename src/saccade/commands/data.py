@@ -82,11 +82,13 @@ def _unpack(
     folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
 ) -> None:
     """Unpack archives, whole or cut into parts; a stopped call goes on, and files that are there stay."""
-    from saccade.data.archives import archives, unpack
+    from saccade.data.archives import archives, by_hand, unpack
 
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
         raise DataError(f"there is no file {missing}")
+    if told := by_hand(map(str, files)):
+        raise DataError(told)
     found = archives(map(str, files))
     other = {*map(str, files)}.difference(part for one in found for part in one.parts)
     if other:

@@ -191,9 +191,12 @@ def _show(folder: Path, name: str, scored: "list[Scored]", shard: "Shard | None"
     # A shard's tasks are others than those of the evaluations beside it.
     if shard is None:
         found, ungraded = report.read_evaluations(folder), report.count_ungraded(folder)
+        # it shows what was asked for now, of which a file may hold more
+        expansions = report.read_expansions(folder)
     else:
-        found, ungraded = {name: scored}, {name: len(lost)}
-    whole = report.compare(found, pairs=[(other, name) for other in found if other != name], ungraded=ungraded)
+        found, ungraded, expansions = {name: scored}, {name: len(lost)}, {}
+    pairs = [(other, name) for other in found if other != name]
+    whole = report.compare(found, pairs=pairs, ungraded=ungraded, expansions=expansions)
     show(report.grids(report.Comparison(summaries={name: whole.summaries[name]}, changes=whole.changes)))
     broken = [str(each.episode.error) for each in scored if failed(each.episode)]
     for what, reasons in (("broke and count as wrong", broken), ("could not be graded", lost)):

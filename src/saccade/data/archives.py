@@ -35,6 +35,7 @@ from saccade.runlog import writing
 _FORMS = r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"  # the longer of two that begin alike first
 _PART = r"(?:[._-]?part[._-]?(?P<named>[a-z]{2,3}|\d{1,4})|[._-]?(?P<bare>a[a-z]|\d{2,4}))?"
 _NAME = re.compile(rf"(?P<whole>.+{_FORMS}){_PART}", re.IGNORECASE)
+_FOREIGN = re.compile(r"(?P<whole>.+)\.(?:(?P<seven>(?:7z|rar)(?:\.\d{3})?)|(?P<volume>[zr]\d{2,3}))", re.IGNORECASE)
 _BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
 _CHUNK = 2**20  # bytes in memory at a time
 
@@ -74,8 +75,35 @@ def archives(files: Iterable[str]) -> list[Archive]:
 
 def packed_in(folder: Path) -> list[str]:
     """The archives, and parts of such, that lie in a folder or below it, as seen from there."""
-    found = (path for path in folder.rglob("*") if _NAME.fullmatch(path.name) and path.is_file())
+    return _below(folder, _NAME)
+
+
+def foreign_in(folder: Path) -> list[str]:
+    """Those, and volumes of such, that are of another form and can't be unpacked here."""
+    return _below(folder, _FOREIGN)
+
+
+def _below(folder: Path, form: re.Pattern[str]) -> list[str]:
+    found = (path for path in folder.rglob("*") if form.fullmatch(path.name) and path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def by_hand(files: Iterable[str]) -> str:
+    """How the first of these files that is an archive of another form, or a volume of one, is unpacked by hand; "" for
+    none such.
+
+    >>> by_hand(["a.zip", "a.z02", "a.z01"])
+    'a.z01 is a volume of an archive that is split; unpack it by hand: `7z x a.zip`, all volumes in one folder'
+    """
+    for file in sorted(files):
+        match = _FOREIGN.fullmatch(file)
+        if match and match["seven"]:
+            return f"{file} can't be unpacked here; unpack it by hand: `7z x {file}`, all its volumes in one folder"
+        if match:
+            first = f"{match['whole']}.{'zip' if match['volume'][0] in 'zZ' else 'rar'}"
+            how = f"`7z x {first}`, all volumes in one folder"
+            return f"{file} is a volume of an archive that is split; unpack it by hand: {how}"
+    return ""
 
 
 def _joined(name: str, parts: dict[str, str]) -> Archive:
@@ -192,6 +220,9 @@ def _readable(where: Path) -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
+        # Of a split ZIP the last volume alone ends in .zip.
+        if "multiple disks" in str(error) or where.with_suffix(".z01").is_file():
+            raise DataError(by_hand([str(where.with_suffix(".z01"))])) from error
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise DataError(f"{where} can't be unpacked ({reason}); download it again, all its parts") from error
     except RuntimeError as error:  # what zipfile raises for a password

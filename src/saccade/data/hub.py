@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 
-from saccade.data.archives import Told, archives, complete, room, sha256, unpack, untold
+from saccade.data.archives import Told, archives, by_hand, complete, room, sha256, unpack, untold
 from saccade.data.record import whole
 from saccade.errors import ConfigError, DataError, boundary
 from saccade.runlog import MENDS, writing
@@ -114,7 +114,9 @@ class Hub:
         )
         if left:
             first = f"{folder} lacks {len(left)} files, first {min(left)}"
-            raise DataError(f"{first}, which {pin.name} holds neither by themselves nor in archives; copy them there")
+            how = by_hand(pin.files)
+            mend = f"copy them there; {how}" if how else "copy them there"
+            raise DataError(f"{first}, which {pin.name} holds neither by themselves nor in archives; {mend}")
 
     def unpack(self, folder: Path, names: Iterable[str], *, told: Told = untold) -> None:
         """Fetch archives into a folder that `copy` gave, and unpack all that is in them. Raises DataError as `add`."""

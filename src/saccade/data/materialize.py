@@ -102,6 +102,19 @@ class Paths:
             return self.text(text)
         return "".join(self.changed(part) for part in re.split(r"(\s*\|\s*)", text))
 
+    def subtitles(self, row: Any) -> None:
+        """Count the subtitles that a row of the native format names, whose paths start at its video's folder."""
+        if self.back:
+            return
+        task = row.get("task", row) if isinstance(row, dict) else {}
+        video, named = _subtitled(_opened(task.get("media")), _opened(task.get("extras")))
+        path = os.path.normpath(os.path.join(os.path.dirname(video), named)) if video and named else ""
+        # A name that is a published path itself was changed, and so counted, like all others.
+        if path.startswith(f"{self.root}/") and not os.path.isabs(named):
+            plain = path.removeprefix(f"{self.root}/")
+            self.paths[bucket_of(plain)] += 1
+            (self.media if os.path.isfile(path) else self.missing).add(plain)
+
     def _replaced(self, match: re.Match[str]) -> str:
         scheme, _, path = match[1] or "", match[2], match[3]
         plain = re.sub(r"\\+/", "/", path)
@@ -116,6 +129,22 @@ class Paths:
             return f"{scheme}{path}"
         (self.media if os.path.isfile(f"{self.root}/{plain}") else self.missing).add(plain)
         return f"{scheme}{self.root}/{path}"
+
+
+def _opened(value: Any) -> Any:
+    """What JSON in a text says, or the value where it is none."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return None
+
+
+def _subtitled(media: Any, extras: Any) -> tuple[str, str]:
+    """The paths of the first video and of its subtitles as a row has them; "" where it has none."""
+    listed = [each for each in media if isinstance(each, dict)] if isinstance(media, list) else []
+    video = next((each.get("path") for each in listed if each.get("kind", "video") == "video"), None)
+    named = extras.get("subtitles") if isinstance(extras, dict) else None
+    return (video, named) if isinstance(video, str) and isinstance(named, str) else ("", "")
 
 
 def materialize(
@@ -240,6 +269,8 @@ class _Job:
             if feed is not None:
                 count = parquet.rewrite(feed, partial, paths.changed, rows=SHARD_ROWS)
                 more = feed.left > 0
+                for row in parquet.iterate(partial) if {"media", "extras"} <= {*feed.schema.names} else ():
+                    paths.subtitles(row)
             else:
                 count, at = self.lines(partial, paths, at)
                 more = at < self.source.stat().st_size
@@ -256,7 +287,10 @@ class _Job:
             file.seek(at)
             lines = map(self.decoded, file)
             for text in itertools.islice(cells.rows(lines) if cells else lines, SHARD_ROWS - count):
-                out.write(self.changed(text, cells, paths).encode())
+                done = self.changed(text, cells, paths)
+                out.write(done.encode())
+                if '"subtitles"' in done and cells is None:
+                    paths.subtitles(_opened(done))
                 count, at = count + 1, at + len(text.encode())
         return count, at
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from saccade.data.record import relocated, seen_from, write_jsonl
 from saccade.errors import RunError
+from saccade.evaluation.expansion import EXPANSION, read_expansion
 from saccade.evaluation.run import Record, differences, newest_records
 from saccade.evaluation.shards import Cut, of_shard, shard_path, shards_of
 from saccade.evaluation.verdicts import VERDICTS, read_verdicts
@@ -36,8 +37,13 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
         raise RunError(f"{target} holds other results; delete it, or move it away, and merge again")
     # What was said of a merged file later stays, but for an answer on which nothing was.
     known = sorted([*said, *read_verdicts(target)], key=lambda each: each.value is not None)
+    limited = [each for path in cuts if (each := read_expansion(of_shard(path, ".jsonl")))]
     with writing(target):
         write_jsonl(target, records)
+        if limited:  # every shard tells of all of them
+            limited[0].write(target)
+        else:
+            target.with_suffix(EXPANSION).unlink(missing_ok=True)
         if known:
             write_jsonl(target.with_suffix(VERDICTS), {(each.task, each.answer): each for each in known}.values())
     return target

@@ -100,6 +100,8 @@ class Summary:
     slices: Mapping[str, tuple[Row, ...]]
     at_k: Mapping[str, float] = field(default_factory=dict)
     undecided: int = 0  # answers that only a judge can tell right or wrong, and none did: they count 0
+    whole: Estimate | None = None  # the accuracy over all `whole_tasks`, where only those of a limit were attempted
+    whole_tasks: int = 0
 
 
 # ---- one episode ---------------------------------------------------------------------------------------------------
@@ -155,8 +157,16 @@ def undecided(scored: Scored) -> bool:
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def estimate(values: Sequence[float], clusters: Sequence[str], *, resamples: int = RESAMPLES) -> Estimate:
+def estimate(
+    values: Sequence[float],
+    clusters: Sequence[str],
+    *,
+    resamples: int = RESAMPLES,
+    weights: Mapping[str, float] | None = None,
+) -> Estimate:
     """The mean of all values with its interval; `clusters[i]` is the task of `values[i]`. DataError if empty.
+
+    `weights` says, by task, how often its values count (once by default).
 
     >>> estimate([1.0, 1.0, 0.0, 0.0], ["a", "b", "c", "d"])
     Estimate(mean=0.5, low=0.0, high=1.0, n=4)
@@ -166,8 +176,9 @@ def estimate(values: Sequence[float], clusters: Sequence[str], *, resamples: int
     by_task: defaultdict[str, list[float]] = defaultdict(list)
     for value, cluster in zip(values, clusters, strict=True):
         by_task[cluster].append(value)
-    sums = np.array([math.fsum(by_task[task]) for task in sorted(by_task)])
-    counts = np.array([len(by_task[task]) for task in sorted(by_task)])
+    times = np.array([weights[task] if weights else 1 for task in sorted(by_task)])
+    sums = times * [math.fsum(by_task[task]) for task in sorted(by_task)]
+    counts = times * [len(by_task[task]) for task in sorted(by_task)]
     # One resample at a time: an index matrix of all of them would take gigabytes on a large benchmark.
     draws = np.random.default_rng(SEED)
     means = np.empty(resamples)
@@ -178,10 +189,12 @@ def estimate(values: Sequence[float], clusters: Sequence[str], *, resamples: int
     return Estimate(mean=float(sums.sum() / counts.sum()), low=float(low), high=float(high), n=len(sums))
 
 
-def paired_difference(before: Sequence[Scored], after: Sequence[Scored]) -> Difference:
+def paired_difference(
+    before: Sequence[Scored], after: Sequence[Scored], *, weights: Mapping[str, float] | None = None
+) -> Difference:
     """The difference in accuracy, after minus before, by a bootstrap over the tasks of both.
 
-    Attempts at one task are averaged first. Raises DataError where no task is in both.
+    Attempts at one task are averaged first; `weights` are those of `estimate`. DataError where no task is in both.
     """
     # Pairing takes out what makes some tasks harder than others, which is most of the variance.
     old, new = _task_means(before), _task_means(after)
@@ -189,7 +202,7 @@ def paired_difference(before: Sequence[Scored], after: Sequence[Scored]) -> Diff
     if not shared:
         raise DataError("the two evaluations share no task, so there is no paired difference")
     deltas = [new[task] - old[task] for task in shared]
-    found = estimate(deltas, shared)
+    found = estimate(deltas, shared, weights=weights)
     return Difference(
         mean=found.mean,
         low=found.low,
@@ -248,6 +261,8 @@ def summarize(
         unanswered=sum(each.episode.answer is None and not failed(each.episode) for each in scored),
         ungraded=ungraded,
         undecided=sum(map(undecided, scored)),
+        whole=None,
+        whole_tasks=0,
         seconds=fmean(each.episode.usage.seconds for each in scored),
         **_behaviour(scored),
     )

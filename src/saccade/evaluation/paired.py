@@ -3,13 +3,14 @@
 Every number is over tasks: attempts at one are averaged first, and a task is right from an average of one half on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from saccade.errors import DataError
+from saccade.evaluation.expansion import Expansion, read_expansion
 from saccade.evaluation.metrics import (
     RIGHT,
     Difference,
@@ -21,7 +22,7 @@ from saccade.evaluation.metrics import (
     paired_difference,
     undecided,
 )
-from saccade.evaluation.report import Grid, gained, ranged
+from saccade.evaluation.report import Grid, gained, ranged, weights_of
 from saccade.evaluation.run import differences, read_records
 from saccade.evaluation.verdicts import judged, read_verdicts
 from saccade.types import Scored, Unscored
@@ -53,13 +54,29 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What two limited evaluations say of all `tasks`: their accuracies and the difference, each task counting for
+    those of its stratum that were not attempted. `unseen` is the share of all tasks in strata of which none was.
+
+    >>> Whole.__dataclass_fields__["tasks"].type
+    <class 'int'>
+    """
+
+    tasks: int
+    unseen: float
+    accuracy: tuple[Estimate, Estimate]
+    difference: Difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """Two evaluations by name, each with its accuracy, and the second minus the first with a paired bootstrap interval.
 
     Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
     `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
     tools. `other` names what else the two differ in, such as weights. `undecided` are the
-    answers that only a judge can tell right or wrong, and none did: they count as wrong.
+    answers that only a judge can tell right or wrong, and none did: they count as wrong. `whole` is what the two say of
+    all tasks, where a limit chose theirs.
 
     >>> Pair.__dataclass_fields__["p_value"].type
     <class 'float'>
@@ -75,6 +92,7 @@ class Pair:
     tools: Tools | None
     other: tuple[str, ...] = ()
     undecided: tuple[int, int] = (0, 0)
+    whole: "Whole | None" = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -82,8 +100,13 @@ class Pair:
         return {**asdict(self), "tools": tools}
 
 
-def compare(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]]) -> Pair:
-    """Two evaluations, each with its name. Raises DataError where their tasks are not the same."""
+def compare(
+    first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]], *, expansion: Expansion | None = None
+) -> Pair:
+    """Two evaluations, each with its name; `expansion` says how the tasks of a limit stand for the whole.
+
+    Raises DataError where their tasks are not the same.
+    """
     (old_name, old), (new_name, new) = first, second
     _check_tasks(first, second)
     before, after = _right(old), _right(new)
@@ -98,6 +121,19 @@ def compare(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Sco
         p_value=mcnemar(*only),
         tools=_tools(first, second),
         undecided=(sum(map(undecided, old)), sum(map(undecided, new))),
+        whole=_whole(old, new, expansion),
+    )
+
+
+def _whole(old: Sequence[Scored], new: Sequence[Scored], expansion: Expansion | None) -> Whole | None:
+    weights = weights_of(old, expansion)
+    if expansion is None or not weights:
+        return None
+    return Whole(
+        tasks=expansion.whole,
+        unseen=expansion.unseen,
+        accuracy=(_accuracy(old, weights), _accuracy(new, weights)),
+        difference=paired_difference(old, new, weights=weights),
     )
 
 
@@ -116,8 +152,11 @@ def compare_files(first: Path, second: Path) -> Pair:
             lost = [record.scored.reason for record in each if isinstance(record.scored, Unscored)]
             raise DataError(f"{path} holds no result{f': {lost[0]}' if lost else ''}; evaluate it first")
         found.append((name, judged(scored, read_verdicts(path))))
-    pair = compare(found[0], found[1])
-    return replace(pair, other=tuple(differences(records[0][0].under, records[1][0].under)))
+    # They are of the same tasks, and so of the same sample of the whole.
+    pair = compare(found[0], found[1], expansion=read_expansion(first) or read_expansion(second))
+    other = differences(records[0][0].under, records[1][0].under)
+    judges = [bool(read_verdicts(path)) for path in (first, second)]
+    return replace(pair, other=(*other, *(["a judge in one of them alone"] if judges[0] != judges[1] else [])))
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -137,9 +176,9 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def _accuracy(scored: Sequence[Scored]) -> Estimate:
+def _accuracy(scored: Sequence[Scored], weights: Mapping[str, float] | None = None) -> Estimate:
     means = {task: fmean(map(accuracy_of, attempts)) for task, attempts in by_task(scored).items()}
-    return estimate(list(means.values()), list(means))
+    return estimate(list(means.values()), list(means), weights=weights)
 
 
 def _right(scored: Sequence[Scored]) -> dict[str, bool]:
@@ -188,6 +227,14 @@ def grids(pair: Pair) -> list[Grid]:
         (f"right in {pair.first} alone / in {pair.second} alone", f"{pair.only_first} / {pair.only_second}"),
         ("McNemar's exact test", f"p = {pair.p_value:.3g}, {verdict}"),
     ]
+    if pair.whole is not None:
+        rows.insert(0, ("a limited sample", f"{pair.difference.n} of {pair.whole.tasks} tasks, even over strata"))
+        named = zip((pair.first, pair.second), pair.whole.accuracy, strict=True)
+        rows += [(f"accuracy of {name}, {pair.whole.tasks} tasks, estimated", ranged(each)) for name, each in named]
+        rows.append((f"difference, {pair.whole.tasks} tasks, estimated", gained(pair.whole.difference)))
+        if pair.whole.unseen:
+            stood = f"{pair.whole.unseen:.0%}, for which their neighbours stand"
+            rows.append(("tasks in strata of which none was asked", stood))
     if pair.tools is not None:
         rows += [
             (f"tasks with a call in {pair.tools.with_tools}", str(pair.tools.called)),

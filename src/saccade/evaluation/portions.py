@@ -2,7 +2,8 @@
 
 A limit is spread evenly over strata, which are tables in order: the rows of the first table get equally many tasks,
 within each of them so do the rows of the second, and so on; a row that has no more leaves its share to the others. The
-mean over a limited evaluation therefore weighs rows alike, whatever their sizes are in the whole.
+mean over a limited evaluation therefore weighs rows alike, whatever their sizes are in the whole; an `Expansion` says
+how each task counts where the whole is meant.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from saccade.errors import ConfigError
 from saccade.evaluation.benchmarks._benchmark import Names, names_of
+from saccade.evaluation.expansion import Expansion, weigh
 from saccade.evaluation.shards import Shard
 from saccade.types import Task, digest_of
 
@@ -83,6 +85,19 @@ class Portion:
                 break
             kept.update(task.id for task in unit)
         return [task for task in tasks if task.id in kept]
+
+    def expansion(self, tasks: Sequence[Task]) -> Expansion | None:
+        """How those of the limit, of all shards, stand for all tasks; None where they are all."""
+        units, asked = self._units(tasks), {self.unit(task) for task in self.limited(tasks)}
+        if len(asked) == len(units):
+            return None
+        rows = {name: tuple(tuple(_rows(unit, names)) for names in self.strata) for name, unit in units.items()}
+        weights, unseen = weigh(rows, asked)
+        return Expansion(
+            whole=len(tasks),
+            weights={task.id: weight for name, weight in weights.items() for task in units[name]},
+            unseen=sum(len(units[name]) for name in unseen) / len(tasks),
+        )
 
 
 EVERYTHING = Portion()

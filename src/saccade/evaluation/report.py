@@ -7,18 +7,21 @@ answer scores. Differences are paired over tasks; those whose interval holds zer
 import html
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from saccade.data.world.floors import blind_floor
 from saccade.data.world.questions import visible
 from saccade.errors import DataError
+from saccade.evaluation.expansion import Expansion, read_expansion
 from saccade.evaluation.metrics import (
     Difference,
     Estimate,
     Row,
     Summary,
+    accuracy_of,
+    estimate,
     overview_times,
     paired_difference,
     question_of,
@@ -31,6 +34,7 @@ from saccade.ledger import Picture
 from saccade.runlog import write_text
 from saccade.types import Scored, Task
 
+ESTIMATED = "… of all tasks, estimated from a limited sample"
 TOOLS_OFF = ", tools off"  # "X, tools off" is the no-tool control of "X"
 SHOWS, HIDES = "shown", "not shown"
 TITLES = {
@@ -83,20 +87,22 @@ def compare(
     *,
     pairs: Sequence[tuple[str, str]] | None = None,
     ungraded: Mapping[str, int] | None = None,
+    expansions: Mapping[str, Expansion] | None = None,
 ) -> Comparison:
     """Compare named evaluations. `pairs` are (before, after); by default each with the first, and each with its
     control of the name "<name>, tools off". A control is compared where the overview shows the answer and where it does
-    not as well. Pairs that share no task are left out. `ungraded` are the attempts, by evaluation, that have no score.
-    DataError for an empty evaluation.
+    not as well. Pairs that share no task are left out. `ungraded` are the attempts, by evaluation, that have no score,
+    `expansions` say of limited ones how they stand for the whole. DataError for an empty evaluation.
     """
-    lost = ungraded or {}
+    lost, limited = ungraded or {}, expansions or {}
     summaries = {}
     for name, scored in evaluations.items():
         if not scored:
             raise DataError(f"the evaluation {name!r} holds no episode")
         floors = floors_of([each.episode.task for each in scored])
         cut = {"overview": shown_by_overview}
-        summaries[name] = summarize(scored, floors=floors, slices=cut, ungraded=lost.get(name, 0))
+        summary = summarize(scored, floors=floors, slices=cut, ungraded=lost.get(name, 0))
+        summaries[name] = _expanded(summary, scored, limited.get(name))
     changes = []
     for before, after in _default_pairs(list(evaluations)) if pairs is None else pairs:
         # Where nothing more can be learned by looking, tools can only be worth nothing: the two parts say which it is.
@@ -106,6 +112,23 @@ def compare(
                 difference = paired_difference(old, new)
                 changes.append(Change(before=before, after=after, difference=difference, where=where))
     return Comparison(summaries=summaries, changes=tuple(changes))
+
+
+def _expanded(summary: Summary, scored: Sequence[Scored], expansion: Expansion | None) -> Summary:
+    """A summary with what it says of all tasks, where only those of a limit were attempted."""
+    weights = weights_of(scored, expansion)
+    if expansion is None or not weights:
+        return summary
+    whole = estimate(list(map(accuracy_of, scored)), list(map(task_of, scored)), weights=weights)
+    return replace(summary, whole=whole, whole_tasks=expansion.whole)
+
+
+def weights_of(scored: Sequence[Scored], expansion: Expansion | None) -> dict[str, float]:
+    """For how many tasks of the whole each task stands, by digest; {} where they aren't those of a limit."""
+    tasks = {task_of(each): each.episode.task.id for each in scored}
+    if expansion is None or not expansion.covers({*tasks.values()}):
+        return {}
+    return {digest: expansion.weights[name] for digest, name in tasks.items()}
 
 
 def _part(scored: Sequence[Scored], where: str) -> list[Scored]:
@@ -201,6 +224,7 @@ def _headline(comparison: Comparison) -> list[list[str]]:
     found = list(comparison.summaries.values())
     rows = [
         ["accuracy", *(ranged(each.accuracy) for each in found)],
+        *([[ESTIMATED, *map(_whole, found)]] if any(each.whole for each in found) else []),
         ["blind floor", *(_maybe(each.floor) for each in found)],
         ["tasks / episodes", *(f"{each.tasks} / {each.episodes}" for each in found)],
         ["format compliance", *(ranged(each.compliance) for each in found)],
@@ -218,6 +242,11 @@ def _headline(comparison: Comparison) -> list[list[str]]:
     for key in dict.fromkeys(key for each in found for key in each.at_k):
         rows.append([key, *(_maybe(each.at_k.get(key)) for each in found)])
     return rows
+
+
+def _whole(summary: Summary) -> str:
+    """What a limited evaluation says of all tasks; of another that it speaks of them already."""
+    return "–" if summary.whole is None else f"{ranged(summary.whole)}, of all {summary.whole_tasks}"
 
 
 def _slices(comparison: Comparison) -> list[tuple[str, list[list[str]]]]:
@@ -282,6 +311,11 @@ def count_ungraded(folder: Path) -> dict[str, int]:
     return {path.stem: len(read_ungraded(path)) for path in results_files(folder)}
 
 
+def read_expansions(folder: Path) -> dict[str, Expansion]:
+    """How each evaluation of a run that was limited stands for the whole."""
+    return {path.stem: found for path in results_files(folder) if (found := read_expansion(path))}
+
+
 def write_report(
     folder: Path,
     *,
@@ -299,7 +333,8 @@ def write_report(
     from saccade.view import page  # brings matplotlib, which a comparison in the terminal doesn't need
 
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
-    comparison = compare(evaluations, ungraded=count_ungraded(folder)) if comparison is None else comparison
+    if comparison is None:
+        comparison = compare(evaluations, ungraded=count_ungraded(folder), expansions=read_expansions(folder))
     plain, known = comparison.as_dict(), dict(facts or {})
     write_text(folder / "comparison.json", json.dumps({**plain, "facts": known}, indent=1) + "\n")
     listed = "".join(f"- {inert(key)}: {inert(value)}\n" for key, value in known.items())

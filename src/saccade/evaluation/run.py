@@ -21,6 +21,7 @@ from typing import Any
 from saccade.config import Evaluation
 from saccade.data.record import append, read_jsonl, relocated, seen_from
 from saccade.errors import ConfigError, MediaError, RunError
+from saccade.evaluation.expansion import EXPANSION
 from saccade.evaluation.metrics import BROKEN, accuracy_of
 from saccade.evaluation.options import shuffled
 from saccade.evaluation.portions import EVERYTHING, Portion, deal
@@ -124,7 +125,7 @@ async def evaluate(
 
     def keep(place: int, group: Group) -> None:
         with writing(path):
-            for key, attempt in zip(missing[place].keys, _attempts(group), strict=True):
+            for key, attempt in zip(missing[place].keys, _in_order(group), strict=True):
                 if key not in known:  # of a group that was half written, the rest
                     scored = relocated(attempt, lambda file: seen_from(path.parent, file, root))
                     append(path, Record(task=key[0], frames=key[1], repeat=key[2], under=under, scored=scored))
@@ -176,9 +177,13 @@ def _prepare(
     portion: Portion,
     under: str,
 ) -> None:
-    """Make the folder of the results, and write what a shard is of beside them."""
+    """Make the folder of the results, and write beside them what a limit and a shard are of."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    if expansion := portion.expansion(tasks):
+        expansion.keep(path)
+    else:
+        path.with_suffix(EXPANSION).unlink(missing_ok=True)
     # Before the first attempt: a shard that was killed must not pass for a whole one.
     if portion.shard is not None:
         _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
@@ -222,8 +227,8 @@ class _Telling:
             self._on_done(Tally(done=self._done, total=self._total, accuracy=accuracy))
 
 
-def _attempts(group: Group) -> list[Scored | Unscored]:
-    """Every attempt of a group, in order."""
+def _in_order(group: Group) -> list[Scored | Unscored]:
+    """Every attempt of a group, as they were begun."""
     graded, lost = iter(group.members), {each.index: each for each in group.ungraded}
     return [lost[i] if i in lost else next(graded) for i in range(len(group.members) + len(lost))]
 

@@ -18,7 +18,8 @@ NAME = "benchmarks"
 READING = (
     "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, by a "
     "bootstrap over units: the questions of one video, or the variants of one problem; where all score the same, the "
-    "interval is a point, and means little where they are few."
+    "interval is a point, and means little where they are few. A limited sample has equally many questions of every "
+    "stratum; the estimate of the whole weighs each by how many there are of its stratum."
 )
 
 
@@ -64,15 +65,18 @@ def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Publishe
 
 def grids_of(name: str, card: Scorecard, others: Mapping[str, Sequence[Published]]) -> list[Grid]:
     """What one evaluation's card says: its metrics beside what `others` published, counts, conditions and strata."""
-    scores = [(metric, ranged(value, card.intervals[metric])) for metric, value in card.metrics.items()]
-    rows = [(metric, score, _models(others, card, metric)) for metric, score in scores]
-    rows += [(rate, f"{value:.2f}", "–") for rate, value in card.at_k.items()]
+    rows = [
+        (metric, ranged(value, card.intervals[metric]), _estimate(card, metric), _models(others, card, metric))
+        for metric, value in card.metrics.items()
+    ]
+    rows += [(rate, f"{value:.2f}", "–", "–") for rate, value in card.at_k.items()]
     if card.undecided:
-        rows.append((f"{card.headline}, at most", f"{card.at_most[card.headline]:.2f}", "–"))
-    # Without anything to stand beside, the last column is left out.
-    header, width = ("", "%", "published by others"), 3 if others else 2
-    lines = tuple(row[:width] for row in rows)
-    found = [Grid(title=f"{name} ({card.read_by})", header=header[:width], rows=lines)]
+        rows.append((f"{card.headline}, at most", f"{card.at_most[card.headline]:.2f}", "–", "–"))
+    # Without anything to stand in it, a column is left out.
+    header = ("", "%" if card.whole is None else f"% of the {card.n} asked", _of_whole(card), "published by others")
+    columns = [0, 1, *([2] if card.whole else []), *([3] if others else [])]
+    lines = tuple(tuple(row[at] for at in columns) for row in rows)
+    found = [Grid(title=f"{name} ({card.read_by})", header=tuple(header[at] for at in columns), rows=lines)]
     found.append(Grid(title=f"{name}, counted", header=("", ""), rows=tuple(_counts(card))))
     if card.conditions:
         found.append(Grid(title=f"{name}, how", header=("", ""), rows=tuple(card.conditions.items())))
@@ -83,9 +87,20 @@ def grids_of(name: str, card: Scorecard, others: Mapping[str, Sequence[Published
     return found
 
 
+def _estimate(card: Scorecard, metric: str) -> str:
+    """What a limited sample says of the whole benchmark."""
+    return ranged(card.whole.metrics[metric], card.whole.intervals[metric]) if card.whole else "–"
+
+
+def _of_whole(card: Scorecard) -> str:
+    return f"% of all {card.whole.questions}, estimated" if card.whole else ""
+
+
 def _counts(card: Scorecard) -> Iterator[tuple[str, str]]:
     """What was asked and what went wrong; who decided what the rule left open."""
-    yield "questions", str(card.n)
+    yield "questions", f"{card.n} of {card.whole.questions}" if card.whole else str(card.n)
+    if card.whole and card.whole.unseen:
+        yield "in strata of which none was asked", f"{card.whole.unseen:.0%}, for which their neighbours stand"
     if card.attempts != card.n:
         yield "answers", str(card.attempts)
     yield "errors, counted as wrong", str(card.errors)
@@ -104,8 +119,12 @@ def _scores(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Publis
         best = f", at most {card.at_most[card.headline]:.2f}" if card.undecided else ""
         score = ranged(card.score, card.interval) + best
         counts = (card.n, card.attempts, card.units, card.errors, card.unparsed, card.undecided)
-        metric = f"{card.headline}, {card.read_by}"
-        rows.append((name, metric, score, _models(others, card, card.headline), *map(str, counts)))
+        metric, models = f"{card.headline}, {card.read_by}", _models(others, card, card.headline)
+        # What others published is of the whole benchmark, and stands beside what is said of that.
+        rows.append((name, metric, score, "–" if card.whole else models, *map(str, counts)))
+        if card.whole:
+            metric = f"{card.headline}, {card.extractor}, {_of_whole(card).removeprefix('% ')}"
+            rows.append((name, metric, _estimate(card, card.headline), models, *("",) * len(counts)))
     counted = ("questions", "answers", "units", "errors", "unparsed", "undecided")
     return Grid(title="Scores", header=("", "metric", "%", "published by others", *counted), rows=tuple(rows))
 

@@ -32,6 +32,7 @@ from saccade.evaluation.benchmarks._benchmark import (
     names_of,
     report,
 )
+from saccade.evaluation.expansion import Expansion
 from saccade.evaluation.metrics import SEED, calls_made, estimate
 from saccade.rollouts.stage import takes_text
 from saccade.runlog import write_text
@@ -41,7 +42,7 @@ RESAMPLES = 1000  # of a whole benchmark; each works out every metric again
 SHOWN = 4  # answers of each sort
 CARD = ".report.json"
 LIMITED = "a limited sample"
-UNEVEN = "rows of a table have equally many questions, whatever their sizes: the mean is no estimate of the benchmark's"
+UNEVEN = "rows of a table have equally many questions, whatever their sizes; an estimate of the whole weighs them by it"
 LONGEST = 400  # letters of a text that is shown
 
 Interval = tuple[float, float]
@@ -81,11 +82,28 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What limited results say of all `questions` of a benchmark: its metrics, each question counting for those of its
+    stratum that were not asked (`evaluation.expansion`), with their intervals, all in percent. `unseen` is the share of
+    the questions in strata of which none was asked.
+
+    >>> Whole(questions=2700, unseen=0.1, metrics={"accuracy": 61.5}, intervals={"accuracy": (55.0, 68.0)}).questions
+    2700
+    """
+
+    questions: int
+    unseen: float
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scorecard(Report):
     """A report with what its page shows besides.
 
     `intervals` are those of `metrics`, `bounds` those of the `strata`, all in percent; `units` is how many were drawn
-    from, `attempts` how many answers the `n` questions had; `conditions` say how they were asked.
+    from, `attempts` how many answers the `n` questions had; `conditions` say how they were asked. Where a limit chose
+    the questions, `whole` is what they say of all.
     """
 
     attempts: int
@@ -95,6 +113,7 @@ class Scorecard(Report):
     bounds: Mapping[str, Mapping[str, Interval]]
     costs: Costs
     shown: tuple[Shown, ...]
+    whole: Whole | None = None
 
     @property
     def read_by(self) -> str:
@@ -115,8 +134,10 @@ def scorecard(
     extractor: Extractor = "official",
     judge: str = "",
     known: Mapping[str, str] | None = None,
+    expansion: Expansion | None = None,
 ) -> Scorecard:
-    """The scorecard of all episodes and their `results`, of which `judge` decided some; `known` are its conditions.
+    """The scorecard of all episodes and their `results`, of which `judge` decided some; `known` are its conditions, and
+    `expansion` says how the questions of a limit stand for the whole.
 
     DataError where there is no episode.
     """
@@ -131,6 +152,17 @@ def scorecard(
         bounds={name: _bounds(results, units, name, benchmark) for name in benchmark.strata},
         costs=costs_of(scored),
         shown=shown(results),
+        whole=None if expansion is None else _whole(results, units, benchmark.metrics, expansion),
+    )
+
+
+def _whole(results: Sequence[Result], units: Sequence[str], metrics: Metrics, expansion: Expansion) -> Whole:
+    weighed = [replace(each, weight=expansion.weights[each.task.id]) for each in results]
+    return Whole(
+        questions=expansion.whole,
+        unseen=expansion.unseen,
+        metrics=averaged(metrics, weighed),
+        intervals=intervals(weighed, units, metrics),
     )
 
 

@@ -4,13 +4,13 @@ evaluations/mmvu.jsonl            the results, by the rule: what only a judge ca
 evaluations/mmvu.verdicts.jsonl   what a judge said of those, by task and answer
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.data.record import read_jsonl
 from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import Result
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Result, Rule
 from saccade.evaluation.benchmarks._episodes import answer_of
 from saccade.evaluation.metrics import undecided
 from saccade.evaluation.run import read_results
@@ -23,6 +23,9 @@ VERDICTS = ".verdicts.jsonl"
 class Verdict:
     """What a judge said of an answer to a task: a value in [0, 1], or None and the reason why it said nothing.
 
+    `read` is what it read in the answer, where it was asked to ("": no answer). With `instead` it read what a rule
+    could have: then what it read counts in the place of the answer.
+
     >>> Verdict(task="validation_7", answer="a dolly zoom", value=1.0).reason
     ''
     """
@@ -31,6 +34,8 @@ class Verdict:
     answer: str
     value: float | None
     reason: str = ""
+    read: str | None = None
+    instead: bool = False
 
 
 def read_verdicts(results: Path) -> list[Verdict]:
@@ -42,33 +47,43 @@ def read_verdicts(results: Path) -> list[Verdict]:
 def judged(scored: Sequence[Scored], verdicts: Sequence[Verdict]) -> list[Scored]:
     """The episodes in order, each undecided one with the score that a verdict on its answer gives it, if there is one.
 
-    What a rule decided is never overruled.
+    What a rule decided is never overruled, but for what was read instead.
     """
-    said = _values(verdicts)
-    return [_ruled(each, said) for each in scored] if said else list(scored)
-
-
-def decided(results: Sequence[Result], verdicts: Sequence[Verdict]) -> list[Result]:
-    """The results in order, each open one with the verdict on its answer, if there is one."""
-    said = _values(verdicts)
+    said = _by_answer(verdicts)
     found = []
-    for each in results:
-        value = said.get((each.task.id, final_answer(each.answer.text))) if each.open else None
-        found.append(each if value is None else replace(each, mark=replace(each.mark, value=value)))
+    for each in scored:
+        verdict = said.get((each.episode.task.id, final_answer(answer_of(each.episode).text))) if said else None
+        found.append(_scored(each, verdict) if verdict and (undecided(each) or verdict.instead) else each)
     return found
 
 
-def _values(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], float]:
-    return {(each.task, each.answer): each.value for each in verdicts if each.value is not None}
+def decided(results: Sequence[Result], verdicts: Sequence[Verdict], rule: Rule) -> list[Result]:
+    """The results in order, each open one with the verdict on its answer, if there is one; `rule` marks what was read
+    instead.
+    """
+    said = _by_answer(verdicts)
+    found = []
+    for each in results:
+        verdict = said.get((each.task.id, final_answer(each.answer.text))) if each.answer.error is None else None
+        rules = verdict is not None and (each.open or verdict.instead)
+        found.append(replace(each, mark=_mark(each, verdict, rule)) if rules and verdict else each)
+    return found
 
 
-def _ruled(each: Scored, said: Mapping[tuple[str, str], float]) -> Scored:
-    if not undecided(each):
-        return each
-    value = said.get((each.episode.task.id, final_answer(answer_of(each.episode).text)))
-    if value is None:
-        return each
-    parts = {**each.score.parts, "accuracy": value, "undecided": 0.0}
+def _by_answer(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], Verdict]:
+    return {(each.task, each.answer): each for each in verdicts}
+
+
+def _mark(result: Result, verdict: Verdict, rule: Rule) -> Mark:
+    if verdict.instead and verdict.read is not None:
+        return rule(verdict.read, result.task) if verdict.read else UNPARSED
+    read = result.mark.read if verdict.read is None else verdict.read or None
+    return Mark(read=read, value=verdict.value)
+
+
+def _scored(each: Scored, verdict: Verdict) -> Scored:
+    value = verdict.value or 0.0
+    parts = {**each.score.parts, "accuracy": value, "undecided": float(verdict.value is None)}
     return Scored(episode=each.episode, score=Score(value=value, parts=parts))
 
 

@@ -8,21 +8,20 @@ The other system asks in its own thread, and waits; whatever it asks at once is 
 """
 
 import asyncio
-import io
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from saccade import stages
 from saccade.data.record import append
-from saccade.errors import DataError, RunError, boundary
+from saccade.errors import DataError, RunError
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import deal
 from saccade.evaluation.run import without_tools
+from saccade.interop.media import filmed, pictured
 from saccade.rollouts.run import run_episode
 from saccade.runlog import writing
 from saccade.types import Episode, Kind, Media, MediaKind, Task, seed_of
@@ -95,9 +94,11 @@ class Attempts:
 def task_of(name: str, messages: Sequence[Mapping[str, Any]], pictures: Path) -> Task:
     """A task of chat messages whose contents are lists of `{"type": "text" | "image" | "video", ...}`.
 
-    Texts are joined to the question, those of the system first; the agent has a system prompt of its own. A picture is
-    a path or anything that `save`s itself like a PIL image, and is then put into the folder `pictures`. DataError for
-    what no agent takes: answers of an assistant, audio, a part of a video.
+    Texts are joined to the question, those of the system first; the agent has a system prompt of its own. A medium is a
+    path, a `file:` or `data:` address, bytes, or a mapping that holds such as `path`, `bytes` or the like; a picture
+    also anything that `save`s itself like a PIL image, or an array (height, width, channels); a video also a list of
+    pictures, which are shown one by one. What is no file yet is put into the folder `pictures`. DataError for what no
+    agent takes: answers of an assistant, audio, a part of a video, an address on the web.
     """
     said: dict[str, list[str]] = {"system": [], "user": []}
     media: list[Media] = []
@@ -109,34 +110,20 @@ def task_of(name: str, messages: Sequence[Mapping[str, Any]], pictures: Path) ->
             if part["type"] == "text":
                 said[message["role"]].append(part["text"])
             else:
-                media.append(_media(name, part, pictures))
+                media += _media(name, part, pictures)
     # No gold answer: whoever asked marks, and nothing here may depend on what is right.
     question = "\n".join(text for texts in said.values() for text in texts if text.strip())
     return Task(id=name, question=question, media=tuple(media), kind=Kind.OPEN, gold="")
 
 
-def _media(name: str, part: Mapping[str, Any], pictures: Path) -> Media:
+def _media(name: str, part: Mapping[str, Any], pictures: Path) -> list[Media]:
     kind, held = part["type"], part.get("url")
     if kind not in ("image", "video"):
         raise DataError(f"{name}: an agent takes texts, pictures and videos, not {kind!r}")
     # Shown whole, the rest of the video could give the answer away, and nobody would know.
     if part.get("start_time") is not None or part.get("end_time") is not None:
         raise DataError(f"{name}: an agent takes whole videos; cut the part out into a file of its own")
-    if isinstance(held, str):
-        return Media(path=held.removeprefix("file://"), kind=MediaKind(kind))
-    if kind == "video" or not hasattr(held, "save"):
-        raise DataError(f"{name}: the {kind} is a {type(held).__name__}; an agent takes the path of a file")
-    return Media(path=str(_kept(name, held, pictures)), kind=MediaKind.IMAGE)
-
-
-def _kept(name: str, picture: Any, folder: Path) -> Path:
-    """The file of a picture; pictures of the same content share one."""
-    buffer = io.BytesIO()
-    with boundary(DataError, f"{name}: the picture can't be kept as a file"):
-        picture.convert("RGB").save(buffer, "PNG")
-    file = folder / f"{sha256(buffer.getvalue()).hexdigest()[:24]}.png"
-    if not file.exists():
-        with writing(file):
-            folder.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(buffer.getvalue())
-    return file
+    if kind == "video" and isinstance(held, list | tuple) and held:
+        return [Media(path=pictured(name, each, pictures), kind=MediaKind.IMAGE) for each in held]
+    take = pictured if kind == "image" else filmed
+    return [Media(path=take(name, held, pictures), kind=MediaKind(kind))]

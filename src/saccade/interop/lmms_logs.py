@@ -4,9 +4,10 @@
     results = grade(benchmark, tasks, answers_of(samples, tasks))      their answers under our rules
     write_samples(Path("20260801_120000_samples_videomme.jsonl"), samples_of(results, tasks))
 
-A line is a JSON object with `doc_id` (the row's place in its split), `target`, `input`, `filtered_resps` (what was
-marked), `resps` (what was said; left out where it is the same), `token_counts`, `doc_hash`, and the task's own metrics.
-Lines of older versions hold `doc` and `arguments` besides. lmms-eval itself is not needed.
+A line is a JSON object with `doc_id` (the row's place in its split), `target`, `input`, `input_media` (paths, and
+addresses such as `data:image/png;base64,…`; left out where there are none), `filtered_resps` (what was marked), `resps`
+(what was said; left out where it is the same), `token_counts`, `doc_hash`, and the task's own metrics. Lines of older
+versions hold `doc` and `arguments` besides. lmms-eval itself is not needed.
 """
 
 import json
@@ -57,6 +58,14 @@ class LoggedSample:
     def responses(self) -> tuple[str, ...]:
         """What the model said, in order; where the log leaves that out, it is what was marked."""
         return tuple(_leaves(self.line["resps"])) if "resps" in self.line else self.filtered
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """What the question showed, as far as the log tells: paths and addresses, `data:` ones with all content.
+
+        lmms-eval logs four pictures at most, and no video.
+        """
+        return tuple(_leaves(self.line.get("input_media")))
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -152,5 +161,6 @@ def _sample(row: int, result: Result, metric: str) -> LoggedSample:
         metric: result.value,
         **({} if result.answer.error is None else {"error": result.answer.error}),
         "input": task.question,
+        **({"input_media": [one.path for one in task.media]} if task.media else {}),
     }
     return LoggedSample(line=line)

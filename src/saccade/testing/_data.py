@@ -9,7 +9,7 @@ from typing import Any
 from saccade.data.raw import Row
 from saccade.data.rows import problem_of
 from saccade.errors import DataError
-from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, grade, report
+from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, Result, grade, report
 from saccade.types import Demo, Task
 
 # ---- benchmarks ----------------------------------------------------------------------------------------------------
@@ -50,6 +50,7 @@ def check_benchmark(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
             assert found.n == len(tasks), f"{name}: the denominator must be all tasks"
             assert found.headline in found.metrics, f"{name}: {found.headline!r} is not among the metrics"
     golds = grade(benchmark, tasks, {task.id: Answer(text=str(task.gold)) for task in tasks}, extractor="tolerant")
+    _check_weights(benchmark, golds)
     missed = [each.task.id for each in golds if each.task.gold != "" and each.mark.value not in (1, None)]
     assert not missed, f"{name}: the tolerant rule doesn't know the gold of {missed[0]}"
     failed = {task.id: Answer(text=str(task.gold), error="the server died") for task in tasks}
@@ -57,6 +58,18 @@ def check_benchmark(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
     assert (lost.errors, lost.unparsed) == (len(tasks), 0), f"{name}: what failed must be counted as an error alone"
     blank = report(benchmark, grade(benchmark, tasks, {}))
     assert lost.metrics == blank.metrics, f"{name}: an answer that came with an error was marked"
+
+
+def _check_weights(benchmark: Benchmark, results: Sequence[Result]) -> None:
+    """A result of weight 2 counts as two of weight 1 do, so that a limited sample can speak of the whole."""
+    units = dict.fromkeys(benchmark.together(each.task) for each in results)
+    heavy = {*list(units)[::2]}
+    mixed = [replace(each, mark=replace(each.mark, value=1 / (1 + at))) for at, each in enumerate(results)]
+    weighed = [replace(each, weight=1.0 + (benchmark.together(each.task) in heavy)) for each in mixed]
+    copied = [*mixed, *(replace(each, attempt=each.attempt + 1, weight=1.0) for each in weighed if each.weight > 1)]
+    one, other = benchmark.metrics(weighed), benchmark.metrics(copied)
+    wrong = [name for name in one if not math.isclose(one[name], other[name], abs_tol=1e-9)]
+    assert not wrong, f"{benchmark.name}: {wrong[0]!r} must count results by their weight (`mean` does)"
 
 
 # ---- data sources --------------------------------------------------------------------------------------------------

@@ -48,9 +48,11 @@ def plot(
     """Score against visual tokens per question; hollow are published values whose tokens are known."""
     drawn = []
     for name, card in cards.items():
-        low, high = card["intervals"][card["headline"]]
-        score, tokens = card["metrics"][card["headline"]], card["costs"]["visual_tokens"]
-        drawn.append(Point(name=name, group=card["benchmark"], x=tokens, y=score, low=low, high=high))
+        told = card["whole"] or card  # of a limited sample what it says of the whole, as what was published does
+        low, high = told["intervals"][card["headline"]]
+        score, tokens = told["metrics"][card["headline"]], card["costs"]["visual_tokens"]
+        named = f"{name}, estimated" if card["whole"] else name
+        drawn.append(Point(name=named, group=card["benchmark"], x=tokens, y=score, low=low, high=high))
     for card in {card["benchmark"]: card for card in cards.values()}.values():
         for each in published.get(card["benchmark"], ()):
             if each["visual_tokens"] is not None and each["metric"] == card["headline"]:

@@ -66,6 +66,11 @@ def test_options_work_with_benchmarks(run):
     assert "pass@2" in said
     report = json.loads((folder / "evaluations" / "vstar.report.json").read_text())
     assert (report["n"], set(report["at_k"])) == (2, {"avg@2", "pass@2"})
+    assert (report["whole"]["questions"], report["whole"]["metrics"].keys()) == (3, report["metrics"].keys())
+    assert "% of all 3, estimated" in " ".join(said.split())
+    page = (folder / "evaluations" / "benchmarks.html").read_text()
+    assert "estimate of all 3 questions" in page
+    assert "of the 2 asked, a limited sample" in page
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1]
     assert "other seed and settings" in bad(*words)
@@ -127,6 +132,11 @@ def test_shards_of_a_benchmark_are_joined_and_reported(run):
     assert "vstar (tolerant)" in good("eval", "merge", folder, "--bench", "vstar", "--extractor", "tolerant")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
     assert "holds no shard of 'vstar, b'" in bad("eval", "merge", folder, "--bench", "vstar", "--name", "b")
+    for shard in ("1/2", "2/2"):
+        assert "estimated" not in good(*words, "--shard", shard, "--limit", 2, "--name", "few")
+    assert "estimated" in good("eval", "merge", folder, "--bench", "vstar", "--name", "few")
+    few = json.loads((folder / "evaluations" / "vstar, few.report.json").read_text())
+    assert (few["n"], few["whole"]["questions"]) == (2, 3)
     assert "3 tasks are too few for 4 shards" in bad(*words, "--shard", "1/4")
     assert "a shard is written i/n" in bad(*words, "--shard", "3/2")
     before = (folder / "evaluations" / "vstar.jsonl").read_bytes()
@@ -200,14 +210,19 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     good(*words)
     before = json.loads(path.read_text())
     assert before["judge"] == ""
+    assert before["conditions"]["marked by"].startswith("rules alone; the published metric has a model judge")
     assert before["undecided"] == 2
+    nobody = ["evaluation.judge.url=http://127.0.0.1:9/v1", "evaluation.judge.model=j", "evaluation.judge.retries=0"]
+    said = " ".join(good(*words, *nobody, f"evaluation.judge.cache={tmp_path / 'none'}").split())
+    assert "on 2 answers (the judge j at http://127.0.0.1:9/v1 can't be reached" in said
     with server(lambda number, prompt: "yes") as judge:
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
         said = good(*words, *given, f"evaluation.judge.cache={tmp_path}")
     after = json.loads(path.read_text())
     assert after["undecided"] == 0
     assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
-    assert "judge" in said
+    assert "judge mathverse 2/2 accuracy 1.000" in said
+    assert after["conditions"]["marked by"] == "rules, and the judge j, which reads, then compares what they leave open"
     assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
     # shards keep what was said, and once they are joined nobody is asked again
     named = [*words, "--name", "in parts"]

@@ -5,6 +5,7 @@ from toy_rows import OPTIONS, write_copy
 
 from saccade import plugins
 from saccade.evaluation.benchmarks._benchmark import Answer, grade
+from saccade.evaluation.verdicts import Verdict, decided
 from saccade.types import Kind
 
 # kind: what the model said, and what a person reads in it (the tolerant rule of every benchmark)
@@ -272,5 +273,6 @@ def test_mmvu_leaves_to_a_judge_what_names_no_letter(tmp_path):
     benchmark, task = choice_task("mmvu", tmp_path)
     (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")})
     assert result.mark.value is None
-    (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")}, verdicts={task.id: 1.0})
+    said = [Verdict(task=task.id, answer="the hat, I suppose", value=1.0)]
+    (result,) = decided([result], said, benchmark.official)
     assert result.mark.value == 1.0

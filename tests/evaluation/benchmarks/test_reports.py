@@ -6,6 +6,7 @@ from toy_rows import MAKERS, write_copy
 from saccade import plugins
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._benchmark import Answer, grade, report
+from saccade.evaluation.verdicts import Verdict, decided
 
 
 def tasks_of(name, folder, rows=None, **settings):
@@ -99,7 +100,8 @@ def test_what_only_a_judge_can_say_bounds_the_score(name, tmp_path):
     assert found.at_most[found.headline] == 100
     answers = {task.id: Answer(text=str(task.gold) if task not in undecided else "hm") for task in tasks}
     verdicts = {task.id: float(at % 2) for at, task in enumerate(undecided)}
-    found = report(benchmark, grade(benchmark, tasks, answers, verdicts=verdicts))
+    said = [Verdict(task=name, answer="hm", value=value) for name, value in verdicts.items()]
+    found = report(benchmark, decided(grade(benchmark, tasks, answers), said, benchmark.official))
     assert found.undecided == 0
     assert found.metrics == found.at_most
     right = len(tasks) - len(undecided) + sum(verdicts.values())

@@ -12,6 +12,7 @@ fixed: what broke, what has no answer and what couldn't be read counts 0, and is
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -56,12 +57,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times."""
+    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times.
+
+    `weight` is how often it counts in a mean, where it stands for others that were not asked.
+    """
 
     task: Task
     answer: Answer
     mark: Mark
     attempt: int = 0
+    weight: float = 1.0
 
     @property
     def value(self) -> float:
@@ -93,25 +98,33 @@ def same_media(task: Task) -> str:
 class Criterion:
     """What a judge is told about answers that no rule decides: when one is right, what was asked, the reference.
 
+    Where there is a `reading`, the judge first reads the answer as that tells it to, of its last `words` (0: of all),
+    and the rule marks what it read; only what this leaves open is compared. With `every` it reads the answers that the
+    rule would have decided as well, but for tasks of which the reading is "".
+
     >>> Criterion(prompt="Right is ...", question=lambda task: task.question).prompt
     'Right is ...'
     """
 
-    prompt: str
     question: Callable[[Task], str]
+    prompt: str = ""
     gold: Callable[[Task], str] = lambda task: str(task.gold)
+    reading: Callable[[Task], str] | None = None
+    words: int = 0
+    every: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
 
-    `counts` holds how many tasks a whole copy has, per stratum where that is published. `hub` is the data set's name on
-    the Hugging Face hub, `patterns` the files of its split there, the preferred ones first. Tasks of one `unit` aren't
-    independent of each other: those about one video, or the variants of one problem; intervals are over units. Tasks
-    that `metrics` read `together`, such as the variants of a question, are asked together or not at all. `ordered` says
-    why options must keep their published order, where they must. Of the archives `packed` everything is wanted, though
-    rows don't name it: subtitles, which `subtitled` videos of a whole copy have.
+    Results count by their weight in `metrics` (`mean`). `counts` holds how many tasks a whole copy has, per stratum
+    where that is published. `hub` is the data set's name on the Hugging Face hub, `patterns` the files of its split
+    there, the preferred ones first. Tasks of one `unit` aren't independent of each other: those about one video, or the
+    variants of one problem; intervals are over units. Tasks that `metrics` read `together`, such as the variants of a
+    question, are asked together or not at all. `ordered` says why options must keep their published order, where they
+    must. Of the archives `packed` everything is wanted, though rows don't name it: subtitles, which `subtitled` videos
+    of a whole copy have.
     """
 
     name: str
@@ -217,17 +230,13 @@ def grade(
     answers: Mapping[str, Answer],
     *,
     extractor: Extractor = "official",
-    verdicts: Mapping[str, float] | None = None,
 ) -> list[Result]:
-    """Every task with its mark, in order; no answer, and a blank one, is an error and never marked.
-
-    `verdicts` holds, by task id, what a judge said of those that no rule decides.
-    """
-    rule, known = benchmark.rule(extractor), verdicts or {}
-    return [marked(task, answers.get(task.id), rule, known) for task in tasks]
+    """Every task with its mark, in order; no answer, and a blank one, is an error and never marked."""
+    rule = benchmark.rule(extractor)
+    return [marked(task, answers.get(task.id), rule) for task in tasks]
 
 
-def marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str, float]) -> Result:
+def marked(task: Task, answer: Answer | None, rule: Rule) -> Result:
     """A task with its mark; see `grade`."""
     answer = answer or Answer(text="", error="there is no answer")
     if answer.error is None and not answer.text.strip():
@@ -236,11 +245,7 @@ def marked(task: Task, answer: Answer | None, rule: Rule, verdicts: Mapping[str,
         return Result(task=task, answer=answer, mark=UNPARSED)
     final = final_answer(answer.text)
     # Where reasoning is all that there is, there is nothing for a rule to read, nor for a judge to decide.
-    mark = rule(final, task) if final else UNPARSED
-    # A judge decides what a rule left open, and never overrules it.
-    if mark.value is None and task.id in verdicts:
-        mark = replace(mark, value=verdicts[task.id])
-    return Result(task=task, answer=answer, mark=mark)
+    return Result(task=task, answer=answer, mark=rule(final, task) if final else UNPARSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,8 +299,8 @@ def report(
     """
     if not results:
         raise DataError(f"{benchmark.name}: there is no result to report")
-    attempts = _attempts(results)
-    values = [[one.value for one in each] for each in attempts]
+    attempts = _by_task(results)
+    values = [[one.value for one in each] for each in attempts.values()]
     # The most that it can be: every open one decided in the model's favour.
     best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if each.open else each for each in results]
     return Report(
@@ -333,12 +338,12 @@ def averaged(
     return {name: fmean(values) for name, values in found.items()}
 
 
-def _attempts(results: Sequence[Result]) -> list[list[Result]]:
+def _by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The attempts at each task, in order."""
     found: defaultdict[str, list[Result]] = defaultdict(list)
     for each in results:
         found[each.task.id].append(each)
-    return list(found.values())
+    return found
 
 
 def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
@@ -351,9 +356,14 @@ def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
 
 
 def _cell(results: Sequence[Result]) -> Cell:
-    return Cell(n=len({each.task.id for each in results}), value=100 * fmean(each.value for each in results))
+    return Cell(n=len({each.task.id for each in results}), value=100 * mean(results))
 
 
 def accuracy(results: Sequence[Result]) -> dict[str, float]:
     """The mean over all tasks."""
-    return {"accuracy": 100 * fmean(each.value for each in results)}
+    return {"accuracy": 100 * mean(results)}
+
+
+def mean(results: Sequence[Result], of: Callable[[Result], float] = lambda result: result.value) -> float:
+    """The mean of what results are worth, or of something else of theirs, each as often as it counts."""
+    return fsum(each.weight * of(each) for each in results) / fsum(each.weight for each in results)

@@ -38,7 +38,7 @@ def scorer(benchmark: Benchmark, extractor: Extractor) -> Callable[[Episode, Tas
     """What an episode is worth by the benchmark's rule; one that only a judge can decide counts 0 and is marked so."""
 
     def score(episode: Episode, task: Task) -> Score:
-        result = marked(task, answer_of(episode), benchmark.rule(extractor), {})
+        result = marked(task, answer_of(episode), benchmark.rule(extractor))
         undecided = float(result.mark.value is None)
         return Score(value=result.value, parts={"accuracy": result.value, "undecided": undecided})
 
@@ -51,7 +51,7 @@ def results_of(benchmark: Benchmark, scored: Sequence[Scored], extractor: Extrac
     found = []
     for each in scored:
         task = each.episode.task
-        result = marked(task, answer_of(each.episode), rule, {})
+        result = marked(task, answer_of(each.episode), rule)
         found.append(replace(result, attempt=seen[task.id]))
         seen[task.id] += 1
     return found

@@ -1,26 +1,27 @@
 """Answers that no rule decides, put to a judge: the reward of that name, told the benchmark's own criterion.
 
-    results ── undecided ──> judge.compare, as many at once as its server is given ──> decided
-                    │               └── verdicts on disk: what was said once is never asked again
-                    └── no verdict (no server, not in time, something else): still undecided, with the reason
+    results ── open, or all ──> judge.read, where the official way reads first ──> the rule marks what was read
+                                     │                                                  │ still open
+                                     │                                                  v
+                                     └── no reading, or no verdict: undecided <── judge.compare ──> a verdict
+                                         (no server, not in time, something else)
 
-The answer goes to the judge between marks that are drawn anew for each request, as in training: nothing in it can end
-it early, and the judge is told to follow none of it.
+As many are asked at once as the judge's server is given; what was said once is kept on disk and never asked again. The
+answer goes to the judge between marks that are drawn anew for each request, as in training: nothing in it can end it
+early, and the judge is told to follow none of it.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from saccade import plugins
-from saccade.data.record import write_jsonl
 from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Result
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Criterion, Result
+from saccade.evaluation.run import Tally
 from saccade.evaluation.verdicts import Verdict
 from saccade.rewards.judge import judge
-from saccade.runlog import writing
 from saccade.types import Ungraded
 
 LONGEST = 20_000  # characters of a final answer; without an answer tag it may be all of a long reply
@@ -30,45 +31,83 @@ LONGEST = 20_000  # characters of a final answer; without an answer tag it may b
 class Referee:
     """Who decides what a benchmark's rule leaves open: the judge called `model`, or nobody."""
 
+    benchmark: Benchmark
     model: str = ""
     ask: judge | None = None
-    criterion: Criterion | None = None
 
     @classmethod
     def of(cls, benchmark: Benchmark, settings: Mapping[str, Any]) -> "Referee":
         """The one that `settings`, those of `rewards/judge`, name; nobody where they are empty. Raises ConfigError."""
         if not settings:
-            return cls()
+            return cls(benchmark=benchmark)
         criterion = benchmark.criterion
-        prompt = {} if criterion is None else {"prompt": criterion.prompt}
+        prompt = {"prompt": criterion.prompt} if criterion and criterion.prompt else {}
         # made even for a benchmark that needs none: settings that are wrong are so for all of them
         made = plugins.bind("rewards", "judge", {"longest": LONGEST, **prompt, **settings})()
-        return cls() if criterion is None else cls(model=settings["model"], ask=made, criterion=criterion)
+        return cls(benchmark=benchmark, model=settings["model"], ask=made) if criterion else cls(benchmark=benchmark)
 
-    def decided(self, results: Sequence[Result], path: Path) -> list[Result]:
-        """The results in order, each open one with its verdict; `path` lists all that was said, or why nothing was."""
+    @property
+    def part(self) -> str:
+        """What it does in the marking, in words; "" for a benchmark whose published metric has no judge."""
+        criterion = self.benchmark.criterion
+        if criterion is None:
+            return ""
         if self.ask is None:
-            return list(results)
-        opened = [each for each in results if each.open]
-        verdicts = asyncio.run(self._verdicts(opened))
-        with writing(path):
-            write_jsonl(path, verdicts)
-        said = iter(verdicts)
-        return [_with(each, next(said)) if each.open else each for each in results]
+            return "rules alone; the published metric has a model judge (evaluation.judge)"
+        if criterion.every:
+            return f"the judge {self.model}, which reads the answers, and rules on what it read"
+        read = "reads, then compares" if criterion.reading else "compares"
+        return f"rules, and the judge {self.model}, which {read} what they leave open"
 
-    async def _verdicts(self, results: Sequence[Result]) -> list[Verdict]:
-        assert self.ask is not None
-        assert self.criterion is not None
-        return await asyncio.gather(*(_verdict(self.criterion, each, self.ask) for each in results))
+    def verdicts(self, results: Sequence[Result], *, told: Callable[[Tally], None]) -> list[Verdict]:
+        """What the judge says, or why it says nothing, of each result that is put to it, in order; `told` is told how
+        far it is, and how much of what was decided is right.
+        """
+        criterion = self.benchmark.criterion
+        if self.ask is None or criterion is None:
+            return []
+        asked = [each for each in results if each.open or _read_first(criterion, each)]
+        return asyncio.run(self._all(asked, criterion, self.ask, told)) if asked else []
+
+    async def _all(
+        self, results: Sequence[Result], criterion: Criterion, ask: judge, told: Callable[[Tally], None]
+    ) -> list[Verdict]:
+        done, values = 0, list[float]()
+
+        async def one(result: Result) -> Verdict:
+            nonlocal done
+            verdict = await self._verdict(result, criterion, ask)
+            done += 1
+            values.extend([] if verdict.value is None else [verdict.value])
+            told(Tally(done=done, total=len(results), accuracy=sum(values) / len(values) if values else None))
+            return verdict
+
+        told(Tally(done=0, total=len(results), accuracy=None))
+        return await asyncio.gather(*map(one, results))
+
+    async def _verdict(self, result: Result, criterion: Criterion, ask: judge) -> Verdict:
+        """What the judge says of one answer."""
+        answer, task = final_answer(result.answer.text), result.task
+        about, plain = criterion.question(task), Verdict(task=task.id, answer=answer, value=None)
+        if criterion.reading is not None:
+            read = await ask.read(about, _last(answer, criterion.words), criterion.reading(task))
+            plain = replace(plain, instead=criterion.every)
+            if isinstance(read, Ungraded):
+                return replace(plain, reason=read.reason)
+            plain = replace(plain, read=read, value=(self.benchmark.official(read, task) if read else UNPARSED).value)
+        if plain.value is not None:
+            return plain
+        value = await ask.compare(about, criterion.gold(task), answer if plain.read is None else plain.read)
+        return replace(plain, reason=value.reason) if isinstance(value, Ungraded) else replace(plain, value=value)
 
 
-def _with(result: Result, verdict: Verdict) -> Result:
-    return replace(result, mark=replace(result.mark, value=verdict.value))
+def _read_first(criterion: Criterion, result: Result) -> bool:
+    """Whether the judge reads an answer that the rule could decide."""
+    if not criterion.every or criterion.reading is None or result.answer.error is not None:
+        return False
+    return bool(criterion.reading(result.task)) and bool(final_answer(result.answer.text))
 
 
-async def _verdict(criterion: Criterion, result: Result, referee: judge) -> Verdict:
-    answer, task = final_answer(result.answer.text), result.task
-    value = await referee.compare(criterion.question(task), criterion.gold(task), answer)
-    if isinstance(value, Ungraded):
-        return Verdict(task=task.id, answer=answer, value=None, reason=value.reason)
-    return Verdict(task=task.id, answer=answer, value=value)
+def _last(text: str, words: int) -> str:
+    """The last words of a text; all of it for 0."""
+    return " ".join(text.split()[-words:]) if words else text

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from saccade.data.raw import LETTERS
 from saccade.evaluation.benchmarks._answers import letter_of
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Metrics, Names, Result, accuracy, table
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Metrics, Names, Result, accuracy, mean, table
 from saccade.types import Task
 
 _OPTION = re.compile(r"^[ \t]*\(([A-J])\)[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -16,6 +16,11 @@ _LABEL = re.compile(r"\s*[(\[]?([A-J])[)\].:]+\s*")
 def choice_mark(letter: str | None, task: Task) -> Mark:
     """What a letter is worth; nothing read where there is none."""
     return UNPARSED if letter is None else Mark(read=letter, value=float(letter == task.gold))
+
+
+def option(task: Task) -> str:
+    """The right option as a judge is told it, with its letter and its text."""
+    return f"{task.gold}. {task.choices[LETTERS.index(str(task.gold))]}"
 
 
 def tolerant_choice(text: str, task: Task) -> Mark:
@@ -56,8 +61,8 @@ def accuracy_beside(kept: Callable[[Result], bool]) -> Metrics:
     """The mean over all tasks and, as some official scripts have it, over those that are kept."""
 
     def metrics(results: Sequence[Result]) -> dict[str, float]:
-        some = [each.value for each in results if kept(each)]
-        return {**accuracy(results), "accuracy_of_answered": 100 * fmean(some) if some else 0.0}
+        some = [each for each in results if kept(each)]
+        return {**accuracy(results), "accuracy_of_answered": 100 * mean(some) if some else 0.0}
 
     return metrics
 

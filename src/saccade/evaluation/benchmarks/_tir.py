@@ -11,6 +11,34 @@ from saccade.types import Task
 _PATCHED = {"60.jpg": "mobi", "62.jpg": "aires"}  # by the published code, wherever a file's name ends so
 
 
+_READING = (
+    "You read a candidate's solution of a task about one or two pictures, and say what it gives as its final answer. "
+    "Take it as it stands; don't solve the task, and don't mend the answer. Say {form}."
+)
+_FORMS = {
+    "jigsaw": "all numbers of the arrangement in its order, on one line, with blanks between them, such as 3 1 4 2",
+    "spot_difference": "the numbers that are named, with commas between them, such as 2, 5, 7, or the one number",
+    "word_search": "the row and the column with a comma between them, such as 3, 4, or the one number",
+}
+
+
+def reading(task: Task) -> str:
+    """What a judge is told to read in an answer; "" for text in a picture, which is looked for in the answer as it is.
+
+    The form follows from the kind of gold alone, as the published examples per task do.
+    """
+    kind, gold = task.extras["task"], str(task.gold)
+    if kind == "ocr":
+        return ""
+    if _is(float, gold):
+        form = "the number alone, without its unit"
+    elif {*gold} <= {*LETTERS}:
+        form = "the letter of the option, which the question gives its text, or the letters, such as B or AC"
+    else:
+        form = _FORMS.get(kind, "the word or the expression alone")
+    return _READING.format(form=form)
+
+
 def extracted(text: str, task: Task) -> str:
     """What stands in the last box, else all of it; of text in a picture the response as it is."""
     inside = boxes(text)

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
 from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, mean
 from saccade.evaluation.benchmarks._rows import Copy
 from saccade.evaluation.benchmarks._spans import seconds_of, tolerant_span
 from saccade.types import Kind, Task
@@ -37,9 +36,10 @@ def charades_sta() -> Benchmark:
 
 
 def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    values = [each.value for each in results]
-    recall = {f"r1@{least}": 100 * fmean(value >= least for value in values) for least in (0.3, 0.5, 0.7)}
-    return {**recall, "miou": 100 * fmean(values)}
+    def recall(least: float) -> float:
+        return 100 * mean(results, of=lambda each: each.value >= least)
+
+    return {**{f"r1@{least}": recall(least) for least in (0.3, 0.5, 0.7)}, "miou": 100 * mean(results)}
 
 
 def _read(row: Row, copy: Copy) -> Iterator[Task]:

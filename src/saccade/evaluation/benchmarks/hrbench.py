@@ -2,15 +2,22 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
 from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, Result, accuracy, extra, table
+from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, Result, accuracy, extra, table
 from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice
+from saccade.evaluation.benchmarks._rules import choice_mark, option, tolerant_choice
+from saccade.rewards._text import asked
 from saccade.types import Kind, Media, Task
 
+PROMPT = (
+    "You decide whether a candidate has answered a multiple-choice question about a picture, which you can't see, as "
+    "the reference does. It is right only if it settles on the reference's option, by the letter or by what that says; "
+    "one that settles on none, or on another, is wrong."
+)
 _LETTERS = "ABCD"
 _LAST = 4  # tokens from the end among which the one letter must stand
 _POINTER = 64  # characters up to which an image's field is the index of the row that holds the image
@@ -19,9 +26,10 @@ _POINTER = 64  # characters up to which an image's field is the index of the row
 def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
     """HR-Bench (Wang et al. 2024, arXiv 2408.15556), 800 rows of either `size`; the mean of its four rotations.
 
-    The published rule asks a language model at random; `official` is the matching of letters that its authors point to
-    (VLMEvalKit), without a judge: the only option letter among the words if it is one of the last four, else `answer is
-    X`, else the only option whose text occurs in a response that isn't too long.
+    The published rule asks a language model at random; `official` is what its authors point to (VLMEvalKit): the only
+    option letter among the words if it is one of the last four, else `answer is X`, else the only option whose text
+    occurs in a response that isn't too long, else a judge. Without one such answers count as wrong, as its exact mode
+    has it, and are told as undecided.
     """
     pictures: dict[str, Media] = {}  # by the index of the row that held them
 
@@ -48,17 +56,23 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
         count=800,
         read=read,
         official=_official,
-        tolerant=tolerant_choice,
+        tolerant=lambda text, task: _left(tolerant_choice(text, task)),
         headline="average",
         metrics=_metrics,
         strata={"category": extra("category"), "rotation": extra("rotation")},
         counts={"category": {"single": 400, "cross": 400}},
         ordered="its metric is the mean over four published orders of the same options",
+        criterion=Criterion(prompt=PROMPT, question=lambda task: asked(task.question, task.choices), gold=option),
     )
 
 
 def _official(text: str, task: Task) -> Mark:
-    return choice_mark(_alone(text) or _said(text) or _option(text, task), task)
+    return _left(choice_mark(_alone(text) or _said(text) or _quoted(text, task), task))
+
+
+def _left(mark: Mark) -> Mark:
+    """What the letters didn't tell is left to a judge."""
+    return replace(mark, value=None) if mark.read is None else mark
 
 
 def _alone(text: str) -> str | None:
@@ -72,7 +86,7 @@ def _said(text: str) -> str | None:
     return found[1] if found else None
 
 
-def _option(text: str, task: Task) -> str | None:
+def _quoted(text: str, task: Task) -> str | None:
     if len(text) > 2 * sum(map(len, task.choices)):
         return None
     there = [letter for letter, option in zip(_LETTERS, task.choices, strict=True) if option.lower() in text.lower()]

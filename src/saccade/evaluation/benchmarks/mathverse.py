@@ -15,15 +15,21 @@ PROMPT = (
     "that says, or the same number or expression in whatever form; how it got there makes no difference. A result with "
     "another value, another unit of measure or another sign is wrong."
 )
+READING = (
+    "You read the end of a candidate's solution of a mathematical problem, and say what it gives as its result: the "
+    "letter of an option, a number or an expression, with its unit where it has one. Take it as it stands; don't solve "
+    "the problem, and don't mend the result."
+)
+LAST = 30  # words that are read
 VERSIONS = ("Text Dominant", "Text Lite", "Vision Intensive", "Vision Dominant", "Vision Only")
 
 
 def mathverse() -> Benchmark:
     """MathVerse (Zhang et al. 2024, arXiv 2403.14624), 788 problems in five versions.
 
-    The published rule is a judge that extracts and one that compares (1 or 0); of it `official` keeps `--quick_match`,
-    an answer that is the gold to the letter, and leaves all else undecided. The tolerant rule decides letters, and
-    finds free answers right that have the gold's value.
+    The published rule is a judge that extracts, from the last 30 words, and one that compares (1 or 0); `official` puts
+    before both what no judge could see otherwise, an answer that is the gold to the letter (`--quick_match`), and is
+    undecided without them. The tolerant rule decides letters, and finds free answers right that have the gold's value.
     """
     questions: dict[str, str] = {}  # by problem: the version that has all in its picture has no words of its own
 
@@ -52,7 +58,12 @@ def mathverse() -> Benchmark:
         },
         unit=extra("problem_index"),
         ordered="its options are written into the questions",
-        criterion=Criterion(prompt=PROMPT, question=lambda task: said(task) or task.question),
+        criterion=Criterion(
+            prompt=PROMPT,
+            question=lambda task: said(task) or task.question,
+            reading=lambda task: READING,
+            words=LAST,
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from saccade.data.raw import LETTERS, Row
 from saccade.evaluation.benchmarks._answers import letter_of, number_of
 from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._rows import Copy
+from saccade.evaluation.benchmarks._rules import option
 from saccade.rewards._text import asked, folded
 from saccade.types import Kind, Task
 
@@ -61,13 +62,9 @@ def mmvu() -> Benchmark:
         criterion=Criterion(
             prompt=PROMPT,
             question=lambda task: asked(task.question, task.choices),
-            gold=lambda task: _option(task) if task.choices else str(task.gold),
+            gold=lambda task: option(task) if task.choices else str(task.gold),
         ),
     )
-
-
-def _option(task: Task) -> str:
-    return f"{task.gold}. {task.choices[LETTERS.index(str(task.gold))]}"
 
 
 def _letter(text: str, task: Task) -> Mark:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, accuracy, extra
+from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Criterion, Mark, accuracy, extra
 from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._tir import extracted, official_value, tolerant_value
+from saccade.evaluation.benchmarks._tir import extracted, official_value, reading, tolerant_value
 from saccade.types import Kind, Task
 
 COUNTS = {
@@ -18,9 +18,10 @@ COUNTS = {
 def tirbench() -> Benchmark:
     """TIR-Bench (Li et al. 2025, arXiv 2511.01833), 1,215 samples; the mean over samples, some of them in part right.
 
-    The published code has a language model extract the answer first. Here a rule does, in both extractors: what is in
-    the last box, else the final answer. From there `official` is the published rule, oddities included (an unknown text
-    is the nearest letter, `7 2` is 72), but for math-verify's last word on numbers, for which the last number counts.
+    The published code has a language model extract the answer first, but for text in pictures. So does a judge here;
+    without one a rule does, in both extractors: what is in the last box, else the final answer. From there `official`
+    is the published rule, oddities included (an unknown text is the nearest letter, `7 2` is 72), but for math-verify's
+    last word on numbers, for which the last number counts.
     """
     return Benchmark(
         name="tirbench",
@@ -35,6 +36,7 @@ def tirbench() -> Benchmark:
         strata={"task": extra("task")},
         counts={"task": COUNTS},
         ordered="its options are written into the questions and pictures",
+        criterion=Criterion(question=lambda task: task.question, reading=reading, every=True),
     )
 
 

@@ -51,22 +51,23 @@ def _official(text: str, task: Task) -> Mark:
 def _metrics(results: Sequence[Result]) -> dict[str, float]:
     """Percentages over the problems that are there with their whole; the rates of rote memorisation over CM + RM."""
     steps: defaultdict[tuple[str, int], list[bool]] = defaultdict(list)
-    wholes: dict[tuple[str, int], bool] = {}
+    wholes: dict[tuple[str, int], tuple[bool, float]] = {}
     for each in results:
         problem, right = (each.task.extras["problem"], each.attempt), each.value >= 1
         if each.task.extras["steps"] == "one-step":
             steps[problem].append(right)
         else:
-            wholes[problem] = right
-    known = [(all(steps[problem]), any(steps[problem]), whole) for problem, whole in wholes.items()]
-    count = len(known) or 1
-    ik = sum(not every and not whole for every, _, whole in known)
-    ig = sum(every and not whole for every, _, whole in known)
+            wholes[problem] = right, each.weight
+    known = [((all(steps[problem]), any(steps[problem])), *whole) for problem, whole in wholes.items()]
+    problems = sum(times for *_, times in known)
+    count = problems or 1
+    ik = sum(times for (every, _), whole, times in known if not every and not whole)
+    ig = sum(times for (every, _), whole, times in known if every and not whole)
     found: dict[str, float] = {}
     for place, setting in enumerate(("strict", "loose")):
-        cm = sum(whole and each[place] for each in known for whole in each[2:])
-        rm = sum(whole and not each[place] for each in known for whole in each[2:])
-        found[f"score_{setting}"] = 100 * (len(known) - 0.5 * ig - rm - ik) / count
+        cm = sum(times for right, whole, times in known if whole and right[place])
+        rm = sum(times for right, whole, times in known if whole and not right[place])
+        found[f"score_{setting}"] = 100 * (problems - 0.5 * ig - rm - ik) / count
         found[f"complete_mastery_{setting}"] = 100 * cm / count
         found[f"rote_memorisation_{setting}"] = 100 * rm / (cm + rm) if cm + rm else 0.0
     rates = {"insufficient_knowledge": 100 * ik / count, "inadequate_generalisation": 100 * ig / count}
