@@ -344,6 +344,7 @@ def test_wrong_indices_are_errors_to_read(server, clip):
         ("video_clue_0[1.5]", "TypeError"),
         ("video_clue_0.get_frame_timestamp(60)", "IndexError: frame 60 of a video with 60 frames"),
         ("video_clue_0.seek(60)", "IndexError: frame 60 of a video with 60 frames"),
+        ("VideoReader(video_clue_0, width=4000, height=4000)[0]", "1 frames of 4000x4000 pixels are too much at once"),
         ("VideoReader('/data/x.mp4')", "there is no video '/data/x.mp4' here"),
     ]:
         (outcome,) = play(server, cell, media=(clip,))

@@ -301,6 +301,25 @@ def test_a_picture_is_read_by_many_at_once(server, tmp_path):
     assert [outcome.text for outcome in asyncio.run(body())][1::2] == ["[0, 0]\nTrue\n"] * 2
 
 
+def test_guests_leave_each_other_no_signs(any_server):
+    """By locks on what both can read, and by flags of what both have: episodes could tell each other answers."""
+    leave = "import fcntl, os; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_SH); fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)"
+    find = "import fcntl, os, struct; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB); asked = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)\n"
+    find += "print(fcntl.fcntl(f, fcntl.F_GETLK, asked) == asked, fcntl.fcntl(0, fcntl.F_GETFL) & os.O_NONBLOCK)"
+
+    async def body():
+        async with Sandbox.open(PATIENT, host=any_server) as one, Sandbox.open(PATIENT, host=any_server) as other:
+            return [await one.run(leave), await other.run(find)]
+
+    left, found = asyncio.run(body())
+    assert (left.error, found.error, found.text) == (None, None, "True 0\n")
+
+
+def test_a_database_in_a_file_needs_no_locks(server):
+    cell = "import sqlite3\nwith sqlite3.connect('a.db') as d: d.execute('create table t (x)'); d.execute('insert into t values (7)')\nwith sqlite3.connect('a.db') as d: print(d.execute('select x from t').fetchall())"
+    assert play(server, cell)[0].text == "[(7,)]\n"
+
+
 def test_threads_may_read_pictures_at_once(server):
     pictures = [Image.new("RGB", (400, 400), (number, 0, 0)) for number in range(16)]
     cell = "from concurrent.futures import ThreadPoolExecutor as T\nwith T(8) as t: "
@@ -366,6 +385,81 @@ def test_a_weak_machine_can_be_examined():
     assert not found.walls.enough
     assert found.sentence.startswith("model-written code can't be run safely here: namespaces are missing")
     assert not server_module.examine().escapes
+
+
+def scripted(script, *arguments):
+    """What a script printed that has a process of its own."""
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FULL = """
+import asyncio, contextlib, resource, sys
+sys.path.insert(0, sys.argv[1])
+from saccade.errors import SandboxError
+from saccade.tools._sandbox.client import Sandbox
+from saccade.tools._sandbox.server import Server
+async def main():
+    server, boxes = Server.start(), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            for _ in range(99):
+                boxes.append(await stack.enter_async_context(Sandbox.open(host=server)))
+        except SandboxError as error:
+            print(len(boxes) > 5, error)
+        print([(await box.run("print(42)")).text for box in boxes] == ["42\\n"] * len(boxes))
+    server.close()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_who_has_no_descriptors_left_is_told_so_and_works_on():
+    said, fine = scripted(FULL).splitlines()
+    assert said.startswith("True this process has as many files open as it may (64), and an interpreter takes four;")
+    assert fine == "True"
+
+
+FORKED = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from sandbox_cases import play
+from saccade.tools._sandbox.server import Server
+server = Server.start()
+waits, go = os.pipe()
+child = os.fork()
+if not child:
+    server.close()  # as at the end of a forked worker
+    os.read(waits, 1)
+    os._exit(0)
+time.sleep(0.3)
+print(play(server, "print(42)")[0].text.strip())
+server.close()
+print(server.process.returncode, os.waitpid(child, os.WNOHANG)[0])
+os.write(go, b"x")
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_of_the_host_neither_ends_the_server_nor_keeps_it():
+    assert scripted(FORKED).split() == ["42", "0", "0"]
+
+
+@pytest.mark.slow
+def test_a_host_may_have_thousands_of_files_open():
+    server_module._make_room()
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        late = Server.start()
+        assert play(late, "print(1)")[0].text == "1\n"
+        late.close()
+    finally:
+        for place in held:
+            os.close(place)
 
 
 REAL_TIME = """

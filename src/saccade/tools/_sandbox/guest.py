@@ -38,6 +38,8 @@ from saccade.tools._sandbox.wire import ASK_BYTES, ASK_FRAMES, FACTS, HEAD, PART
 TRACE_CHARACTERS = 6000
 _BALLAST = 4 * 2**20
 _RECURSION = 1000
+_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
+_compile, _execute = compile, exec  # code may change the built-in ones for itself
 
 
 class Stopped(BaseException):
@@ -150,7 +152,7 @@ class Guest:
         linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
         caught = Caught()
         with caught, self._armed():
-            exec(compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
+            _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
         self._settle()
         verdict, text = self._judged(caught.error)
         caught.error = None
@@ -177,6 +179,8 @@ class Guest:
         self._line.setblocking(True)
         if self._text.closed:
             self._text = self._open_text()
+        vars(self._text).clear()
+        self._text.reconfigure(**_TEXT)
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._text  # type: ignore[misc]
 
     def _ignore(self, failed: Any) -> None:
@@ -283,9 +287,7 @@ class Guest:
 
     def _open_text(self) -> io.TextIOWrapper:
         raw = io.FileIO(1, "w", closefd=False)
-        return io.TextIOWrapper(
-            io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+        return io.TextIOWrapper(io.BufferedWriter(raw), **_TEXT)
 
     def _send(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
         with Caught():  # code may have closed it

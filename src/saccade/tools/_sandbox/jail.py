@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # each thread would take 64 MiB more of its guest's addresses
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }

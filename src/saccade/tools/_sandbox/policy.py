@@ -41,7 +41,7 @@ _ALLOWED = """
     uname 63 160, sysinfo 99 179, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175,
     getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
     getpgrp 111 -, getrlimit 97 163, setrlimit 160 164, getrusage 98 165,
-    capget 125 90, getrandom 318 278
+    getrandom 318 278
 """
 _IGNORED = """
     chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -,
@@ -56,7 +56,7 @@ _UNKNOWN = "clone3 435 435, openat2 437 437"  # libraries fall back to older cal
 _NAMED = """
     ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129, tgkill 234 131, clone 56 220,
     socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209, getpgid 121 155, getsid 124 156,
-    getpriority 140 141, get_robust_list 274 100, sched_getaffinity 204 123, sched_getparam 143 121,
+    capget 125 90, getpriority 140 141, get_robust_list 274 100, sched_getaffinity 204 123, sched_getparam 143 121,
     sched_getscheduler 145 120, pivot_root 155 41, mount_setattr 442 442,
     landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277
 """
