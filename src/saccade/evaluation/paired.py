@@ -59,7 +59,8 @@ class Pair:
     Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
     `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
     tools. `other` names what else the two differ in, such as weights. `undecided` are the
-    answers that only a judge can tell right or wrong, and none did: they count as wrong.
+    answers that only a judge can tell right or wrong, and none did: they count as wrong. `visual_tokens` are those of
+    an attempt on average, overview and all that was shown later.
 
     >>> Pair.__dataclass_fields__["p_value"].type
     <class 'float'>
@@ -75,6 +76,7 @@ class Pair:
     tools: Tools | None
     other: tuple[str, ...] = ()
     undecided: tuple[int, int] = (0, 0)
+    visual_tokens: tuple[float, float] = (0.0, 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -98,6 +100,7 @@ def compare(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Sco
         p_value=mcnemar(*only),
         tools=_tools(first, second),
         undecided=(sum(map(undecided, old)), sum(map(undecided, new))),
+        visual_tokens=(_visual_tokens(old), _visual_tokens(new)),
     )
 
 
@@ -140,6 +143,10 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def _accuracy(scored: Sequence[Scored]) -> Estimate:
     means = {task: fmean(map(accuracy_of, attempts)) for task, attempts in by_task(scored).items()}
     return estimate(list(means.values()), list(means))
+
+
+def _visual_tokens(scored: Sequence[Scored]) -> float:
+    return fmean(each.episode.usage.visual_tokens for each in scored)
 
 
 def _right(scored: Sequence[Scored]) -> dict[str, bool]:
@@ -194,6 +201,9 @@ def grids(pair: Pair) -> list[Grid]:
             ("tool gain (of them, right only with tools)", ranged(pair.tools.gain)),
             ("tool harm (of them, right only without)", ranged(pair.tools.harm)),
         ]
+    old, new = pair.visual_tokens
+    if old and new:
+        rows.append(("visual tokens per attempt", f"{old:.1f} / {new:.1f}, {new / old:.2f} of the first"))
     if any(pair.undecided):
         rows.append(("undecided without a judge, counted as wrong", " / ".join(map(str, pair.undecided))))
     if pair.other:
