@@ -5,7 +5,7 @@
 A *fork* is what published code does: multiprocessing forks the trainer for each episode, `exec` runs the cell, figures
 come back as base64 PNG through a queue that is waited on for 30 s at most. It jails nothing. Whoever has many episodes
 waits for such a queue in a thread (`fork` here), for it blocks all others; `blocking` is the same without one. A fresh
-interpreter (`fresh`) imports its libraries at every call.
+interpreter (`fresh`) imports its libraries at every call. Of a runaway a fork only stops waiting: the worker runs on.
 Every figure is in milliseconds unless it says otherwise.
 """
 
@@ -16,6 +16,7 @@ import gc
 import io
 import multiprocessing
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from matplotlib import pyplot as plt  # before the fork, which so has it already
 Row = dict[str, Any]
 PLOT = "plt.figure(figsize=(6.4, 4.8)); plt.plot([1, 2, 3]); plt.title('a'); plt.show()"
 SHOW = "image_clue_0.show()"
+CELL, LIMIT = "s = sum(range(1000))", 1.0  # of a crowd: what is called, and seconds for it
 HOSTILE = (
     "while True: pass",
     "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nwhile True: pass",
@@ -87,10 +90,10 @@ class Forked:
         self.process.start()
         self.answers.get()
 
-    def run(self, source: str) -> Any:
-        """What the cell printed and showed; whoever asks can do nothing else meanwhile."""
+    def run(self, source: str, seconds: float = 30) -> Any:
+        """What the cell printed and showed; who asks can do nothing else meanwhile. Raises queue.Empty when late."""
         self.asked.put(source)
-        return self.answers.get(timeout=30)
+        return self.answers.get(timeout=seconds)
 
     async def ask(self, source: str) -> Any:
         """The same for whoever has other episodes to play."""
@@ -101,12 +104,56 @@ class Forked:
         self.asked.put(None)
         self.process.join()
 
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.join()
 
-def fresh(source: str) -> None:
-    """A new interpreter for one cell."""
+
+def fresh(source: str, seconds: float = 30) -> None:
+    """A new interpreter for one cell. Raises subprocess.TimeoutExpired when late, and has ended it then."""
     head = "import numpy as np, matplotlib; matplotlib.use('agg'); from matplotlib import pyplot as plt\n"
     tail = "\nplt.savefig('/dev/null', format='png')" if "plt" in source else ""
-    subprocess.run([sys.executable, "-c", head + source + tail], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", head + source + tail], check=True, capture_output=True, timeout=seconds)
+
+
+def forked_crowd(count: int, calls: int, runaway: int) -> float:
+    """Calls per second of many workers, each of which somebody waits for in a thread of his own."""
+    workers = [Forked(np.zeros((8, 8, 3), np.uint8)) for _ in range(count)]
+
+    def play(number: int) -> int:
+        try:
+            if runaway and number % runaway == 0:
+                return bool(workers[number].run("while True: pass", LIMIT)) - 1
+            return sum(bool(workers[number].run(CELL)) for _ in range(calls))
+        except queue.Empty:
+            return 0
+
+    with ThreadPoolExecutor(count) as pool:
+        begun = time.perf_counter()
+        good = sum(pool.map(play, range(count)))
+        seconds = time.perf_counter() - begun
+    for each in workers:
+        each.kill()
+    return good / seconds
+
+
+def fresh_crowd(calls: int, runaway: int) -> float:
+    """Calls per second of new interpreters, as many at a time as there are processors."""
+
+    def play(number: int) -> int:
+        try:
+            if runaway and number % runaway == 0:
+                fresh("while True: pass", LIMIT)
+            fresh(CELL)
+        except subprocess.TimeoutExpired:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        begun = time.perf_counter()
+        good = sum(pool.map(play, range(calls)))
+        return good / (time.perf_counter() - begun)
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------
@@ -203,7 +250,8 @@ async def latencies(server: Server, rounds: int, media: Sequence[Media], picture
         forked = Forked(picture)
         forked_ready += [1e3 * (time.perf_counter() - begun)] if number else []
         forked.close()
-    rows = [row("ready, with a picture of 1000x1000", ready, bar="p50 <= 12", fork=forked_ready)]
+    new_ready = times(lambda: fresh("x = 1"), min(3, rounds))
+    rows = [row("ready, with a picture of 1000x1000", ready, bar="p50 <= 12", fork=forked_ready, new=new_ready)]
     forked = Forked(picture)
     async with Sandbox.open(Limits(pictures=10**6), media=media, host=server) as box:
         for name, cell, bar, count in [
@@ -245,20 +293,26 @@ async def many(server: Server, count: int) -> list[Row]:
         for pid in filter(lives, guests(server)[:64]):
             with contextlib.suppress(PermissionError, ProcessLookupError):  # hidden from us; of an earlier row, dying
                 memory.append(private_mb(pid))
-    rows = [row(f"opening one of {count} alive at once", [each])]
-    return [*rows, row("MB of an idle one, unshared", memory, bar="<= 10")] if memory else rows
+    begun = time.perf_counter()
+    workers = [Forked(np.zeros((8, 8, 3), np.uint8)) for _ in range(count)]
+    forked_each = 1e3 * (time.perf_counter() - begun) / count
+    forked_memory = [private_mb(worker.process.pid) for worker in workers[:64] if worker.process.pid]
+    for worker in workers:
+        worker.kill()
+    rows = [row(f"opening one of {count} alive at once", [each], fork=[forked_each])]
+    return [*rows, row("MB of an idle one, unshared", memory, bar="<= 10", fork=forked_memory)] if memory else rows
 
 
 async def crowd(server: Server, count: int, calls: int) -> list[Row]:
     """Calls per second of many sandboxes at once; then with every tenth a runaway."""
-    limits = Limits(seconds=1.0)
+    limits = Limits(seconds=LIMIT)
     rows = []
     async with opened(server, count, limits) as boxes:
         for name, runaway in (("all well", 0), ("one in ten runs away", 10)):
             kinds = [runaway and number % runaway == 0 for number in range(count)]
 
             async def play(box: Sandbox, bad: bool) -> list[Outcome]:
-                cells = ["while True: pass"] if bad else ["s = sum(range(1000))"] * calls
+                cells = ["while True: pass"] if bad else [CELL] * calls
                 return [await box.run(cell) for cell in cells]
 
             begun = time.perf_counter()
@@ -268,7 +322,8 @@ async def crowd(server: Server, count: int, calls: int) -> list[Row]:
             assert all(
                 outcome.ok for outcomes, bad in zip(played, kinds, strict=True) if not bad for outcome in outcomes
             )
-            rows.append(row(f"calls per second of {count}, {name}", [good / seconds]))
+            forked, new = forked_crowd(count, calls, runaway), fresh_crowd(min(20, count), runaway)
+            rows.append(row(f"calls per second of {count}, {name}", [good / seconds], fork=[forked], new=[new]))
     return rows
 
 
@@ -282,8 +337,17 @@ async def runaways(server: Server, rounds: int) -> list[Row]:
         async with Sandbox.open(Limits(seconds=0.3), host=server) as box:
             outcomes = [await box.run(cell) for _ in range(rounds)]
         assert all((outcome.fault, outcome.kept) == (Fault.TIMEOUT, kept) for outcome in outcomes), outcomes
-        rows.append(row(name, [1e3 * (outcome.seconds - 0.3) for outcome in outcomes], bar=bar))
+        new = [] if kept else [late_end(cell) for _ in range(min(3, rounds))]
+        rows.append(row(name, [1e3 * (outcome.seconds - 0.3) for outcome in outcomes], bar=bar, new=new))
     return rows
+
+
+def late_end(cell: str) -> float:
+    """How long after its limit a new interpreter is gone."""
+    begun = time.perf_counter()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        fresh(cell, LIMIT)
+    return 1e3 * (time.perf_counter() - begun - LIMIT)
 
 
 HOST = """

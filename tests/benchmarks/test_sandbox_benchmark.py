@@ -25,11 +25,19 @@ def sandbox(monkeypatch):
 def test_every_figure_is_measured(sandbox, tmp_path):
     out = tmp_path / "figures.json"
     sandbox.main(["--rounds", "1", "--alive", "6", "--boxes", "10", "--calls", "3", "--out", str(out)])
-    figures = {row["figure"]: row["p50"] for row in json.loads(out.read_text())["rows"]}
+    rows = json.loads(out.read_text())["rows"]
+    figures = {row["figure"]: row["p50"] for row in rows}
     assert figures["ready, with a picture of 1000x1000"] > 0
     assert figures["stopped after its limit, state kept"] > 0
     assert figures["killed after its limit"] > 1500
     assert figures["the host killed, until all are gone"] > 0
+    beside = {row["figure"]: (row["fork"], row["fresh"]) for row in rows}
+    for figure in ("calls per second of 10, all well", "calls per second of 10, one in ten runs away"):
+        assert figures[figure] > 0
+        assert min(beside[figure]) > 0
+    assert min(beside["ready, with a picture of 1000x1000"]) > 0
+    assert beside["opening one of 6 alive at once"][0] > 0
+    assert beside["MB of an idle one, unshared"][0] > 0
 
 
 @pytest.mark.slow

@@ -47,6 +47,21 @@ def test_what_tools_gain_and_harm_is_over_the_tasks_with_calls():
     assert (turned.with_tools, turned.gain, turned.harm) == ("looked", tools.gain, tools.harm)
 
 
+def test_visual_tokens_stand_side_by_side():
+    def seeing(scores, *tokens):
+        usages = [replace(each.episode.usage, visual_tokens=tokens[i % len(tokens)]) for i, each in enumerate(scores)]
+        return [
+            replace(each, episode=replace(each.episode, usage=usage))
+            for each, usage in zip(scores, usages, strict=True)
+        ]
+
+    found = compare(("dense", seeing(BARE, 64)), ("code", seeing(LOOKED, 4, 12)))
+    assert found.visual_tokens == (64, 8)
+    assert ("visual tokens per attempt", "64.0 / 8.0, 0.12 of the first") in grids(found)[0].rows
+    blind = compare(("blind", seeing(BARE, 0)), ("code", seeing(LOOKED, 4)))
+    assert not [row for row in grids(blind)[0].rows if row[0].startswith("visual")]
+
+
 def test_without_a_control_nothing_is_said_of_tools():
     assert compare(("a", LOOKED), ("b", LOOKED)).tools is None
     assert compare(("a", BARE), ("b", BARE)).tools is None

@@ -75,8 +75,9 @@ class Pair:
     Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
     `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
     tools. `other` names what else the two differ in, such as weights. `undecided` are the
-    answers that only a judge can tell right or wrong, and none did: they count as wrong. `whole` is what the two say of
-    all tasks, where a limit chose theirs.
+    answers that only a judge can tell right or wrong, and none did: they count as wrong. `visual_tokens` are those of
+    an attempt on average, overview and all that was shown later. `whole` is what the two say of all tasks, where a
+    limit chose theirs.
 
     >>> Pair.__dataclass_fields__["p_value"].type
     <class 'float'>
@@ -92,6 +93,7 @@ class Pair:
     tools: Tools | None
     other: tuple[str, ...] = ()
     undecided: tuple[int, int] = (0, 0)
+    visual_tokens: tuple[float, float] = (0.0, 0.0)
     whole: "Whole | None" = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def compare(
         p_value=mcnemar(*only),
         tools=_tools(first, second),
         undecided=(sum(map(undecided, old)), sum(map(undecided, new))),
+        visual_tokens=(_visual_tokens(old), _visual_tokens(new)),
         whole=_whole(old, new, expansion),
     )
 
@@ -179,6 +182,10 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def _accuracy(scored: Sequence[Scored], weights: Mapping[str, float] | None = None) -> Estimate:
     means = {task: fmean(map(accuracy_of, attempts)) for task, attempts in by_task(scored).items()}
     return estimate(list(means.values()), list(means), weights=weights)
+
+
+def _visual_tokens(scored: Sequence[Scored]) -> float:
+    return fmean(each.episode.usage.visual_tokens for each in scored)
 
 
 def _right(scored: Sequence[Scored]) -> dict[str, bool]:
@@ -241,6 +248,9 @@ def grids(pair: Pair) -> list[Grid]:
             ("tool gain (of them, right only with tools)", ranged(pair.tools.gain)),
             ("tool harm (of them, right only without)", ranged(pair.tools.harm)),
         ]
+    old, new = pair.visual_tokens
+    if old and new:
+        rows.append(("visual tokens per attempt", f"{old:.1f} / {new:.1f}, {new / old:.2f} of the first"))
     if any(pair.undecided):
         rows.append(("undecided without a judge, counted as wrong", " / ".join(map(str, pair.undecided))))
     if pair.other:

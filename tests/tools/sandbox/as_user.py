@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from attacks import FILES, NETWORK, PRELUDE, PROCESSES, PROTOCOL, PROTOCOL_PRELUDE, TRICKS
+from corners import CORNERS, HABITS
 
 from saccade.tools._sandbox import jail, kernel
 from saccade.tools._sandbox.client import Sandbox
@@ -64,7 +65,7 @@ def become_user(scratch, refused):
 async def attacked(names, folder):
     server = Server.start()
     found = {"walls": repr(server.report.walls), "complete": server.report.walls.complete, "breaches": {}}
-    simple = {**FILES, **NETWORK, **PROCESSES, **TRICKS}
+    simple = {**FILES, **NETWORK, **PROCESSES, **CORNERS, **TRICKS, **HABITS}
     codes = {name: PRELUDE + code.format(**names) for name, code in simple.items()}
     codes |= {name: PROTOCOL_PRELUDE + code for name, code in PROTOCOL.items()}
     before = Path(names["labels"]).read_text()

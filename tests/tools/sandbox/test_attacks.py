@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from attacks import FILES, NETWORK, PRELUDE, PROCESSES, PROTOCOL, PROTOCOL_PRELUDE, TRICKS
+from corners import CORNERS, HABITS
 from sandbox_cases import play
 
 import saccade
@@ -99,7 +100,8 @@ def attack(server, outside, code, media=()):
     return first
 
 
-SIMPLE = {**FILES, **NETWORK, **PROCESSES}
+SIMPLE = {**FILES, **NETWORK, **PROCESSES, **CORNERS}
+OWN = {**TRICKS, **HABITS}
 
 
 @pytest.mark.slow
@@ -117,9 +119,9 @@ def test_namespaces_alone_hold_files(servers, outside, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRICKS)
+@pytest.mark.parametrize("name", OWN)
 def test_tricks_hurt_only_their_own_episode(server, outside, name):
-    attack(server, outside, PRELUDE + TRICKS[name].format(**outside.names))
+    attack(server, outside, PRELUDE + OWN[name].format(**outside.names))
 
 
 @pytest.mark.slow
@@ -147,4 +149,4 @@ def test_an_ordinary_user_is_as_safe(outside, refused):
 
 
 def test_there_are_enough_attacks():
-    assert len(SIMPLE) + len(TRICKS) + len(PROTOCOL) >= 60
+    assert len(SIMPLE) + len(OWN) + len(PROTOCOL) >= 60

@@ -1,6 +1,8 @@
 """What the prompts promise works: pictures, videos, figures, state, errors that help."""
 # ruff: noqa: E501 (a cell and what it prints stand on one line)
 
+import importlib.util
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -82,10 +84,54 @@ def test_seeds_decide(server):
 def test_optional_libraries_are_there_or_plainly_missing(server):
     for name in ("scipy", "skimage", "cv2", "sklearn"):
         (outcome,) = play(server, f"import {name}; print('ok')")
-        if outcome.error is None:
-            assert outcome.text == "ok\n"
+        if importlib.util.find_spec(name) is not None:
+            assert (outcome.text, outcome.error) == ("ok\n", None)
         else:
             assert outcome.error.endswith(f"ModuleNotFoundError: No module named '{name}'")
+
+
+OPTIONAL = [
+    ("scipy", "from scipy import ndimage, optimize; print(ndimage.label(np.eye(3))[1], optimize.brentq(lambda x: x - 2, 0, 9))", "3 2.0\n"),
+    ("scipy", "import scipy; a = np.random.rand(200, 200); print(scipy.linalg.svd(a)[1].shape, scipy.fft.fft2(a, workers=4).shape)", "(200,) (200, 200)\n"),
+    ("skimage", "from skimage import measure, feature, transform, color; a = np.zeros((32, 32)); a[4:9, 4:9] = a[20:30, 20:30] = 1\nprint(measure.label(a).max(), feature.canny(a).any(), transform.resize(a, (8, 8)).shape, color.gray2rgb(a).shape)", "2 True (8, 8) (32, 32, 3)\n"),
+    ("skimage", "from skimage import io as files; files.imsave('a.png', np.zeros((4, 5), np.uint8), check_contrast=False); print(files.imread('a.png').shape)", "(4, 5)\n"),
+    ("cv2", "import cv2; a = np.zeros((64, 64), np.uint8); cv2.rectangle(a, (9, 9), (40, 40), 255, -1); print(len(cv2.findContours(cv2.Canny(a, 50, 150), 0, 2)[0]), cv2.GaussianBlur(a, (5, 5), 0).shape)", "1 (64, 64)\n"),
+    ("cv2", "import cv2; cv2.setNumThreads(8); print(cv2.resize(cv2.GaussianBlur(np.zeros((2000, 2000, 3), np.uint8), (31, 31), 0), (9, 9)).shape)", "(9, 9, 3)\n"),
+    ("cv2", "import cv2; cv2.imwrite('a.png', np.zeros((4, 5, 3), np.uint8)); print(cv2.imread('a.png').shape, cv2.cvtColor(np.array(image_clue_0), cv2.COLOR_RGB2HSV).shape)", "(4, 5, 3) (40, 60, 3)\n"),
+    ("cv2", "import cv2; w = cv2.VideoWriter('a.avi', cv2.VideoWriter_fourcc(*'MJPG'), 9, (64, 64)); [w.write(np.zeros((64, 64, 3), np.uint8)) for _ in range(3)]; w.release(); print(cv2.VideoCapture('a.avi').read()[1].shape)", "(64, 64, 3)\n"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "cell", "text"), OPTIONAL)
+def test_optional_libraries_work(any_server, photo, library, cell, text):
+    pytest.importorskip(library, reason=f"{library} is not installed here")
+    assert said(any_server, cell, media=(photo,)) == text
+
+
+def test_what_only_the_machine_has_stays_closed_to_optional_libraries(server, clip):
+    pytest.importorskip("cv2", reason="cv2 is not installed here")
+    cell = f"import cv2; print(cv2.imread('/etc/passwd'), cv2.VideoCapture({clip.path!r}).isOpened(), cv2.VideoCapture(0).isOpened())"
+    assert said(server, cell, media=(clip,)).endswith("None False False\n")
+
+
+@pytest.mark.parametrize(
+    ("array", "colour"),
+    [
+        ("np.full((4, 4, 3), (0, 0, 255), np.uint8)", [255, 0, 0]),
+        ("np.full((4, 4, 4), (0, 0, 255, 9), np.uint8)", [255, 0, 0]),
+        ("np.full((4, 4), 7, np.uint8)", [7, 7, 7]),
+        ("np.full((4, 4, 1), 7, np.uint8)", [7, 7, 7]),
+        ("np.full((4, 4), 1.0)", [255, 255, 255]),
+        ("np.full((4, 4), 512, np.uint16)", [2, 2, 2]),
+    ],
+)
+def test_windows_of_cv2_show_their_pictures(server, array, colour):
+    pytest.importorskip("cv2", reason="cv2 is not installed here")
+    (outcome,) = play(
+        server, f"import cv2; cv2.namedWindow('a'); cv2.imshow('a', {array}); cv2.waitKey(0); cv2.destroyAllWindows()"
+    )
+    assert pixels(outcome.pictures[0])[0, 0].tolist() == colour
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
@@ -218,6 +264,14 @@ def test_every_open_figure_is_shown_in_order(server):
     assert [shown.name for shown in outcome.pictures] == ["image_clue_0", "image_clue_1", "image_clue_2"]
 
 
+@pytest.mark.parametrize("head", ["", "from IPython.display import display, clear_output; clear_output()\n"])
+def test_display_shows_pictures_and_figures_and_prints_the_rest(server, head):
+    cell = head + "display(Image.new('RGB', (3, 2)), [1, 'a']); fig, _ = plt.subplots(); display(fig); plt.show()"
+    (outcome,) = play(server, cell)
+    assert (outcome.error, outcome.text) == (None, "[1, 'a']\n")
+    assert [(shown.width, shown.height) for shown in outcome.pictures] == [(3, 2), (640, 480)]
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LA", "I", "F", "I;16", "HSV"])
 def test_pictures_of_every_mode_can_be_shown(server, mode):
     cell = f"Image.linear_gradient('L').convert('RGB').convert({mode!r}).show()"
@@ -290,6 +344,7 @@ def test_wrong_indices_are_errors_to_read(server, clip):
         ("video_clue_0[1.5]", "TypeError"),
         ("video_clue_0.get_frame_timestamp(60)", "IndexError: frame 60 of a video with 60 frames"),
         ("video_clue_0.seek(60)", "IndexError: frame 60 of a video with 60 frames"),
+        ("VideoReader(video_clue_0, width=4000, height=4000)[0]", "1 frames of 4000x4000 pixels are too much at once"),
         ("VideoReader('/data/x.mp4')", "there is no video '/data/x.mp4' here"),
     ]:
         (outcome,) = play(server, cell, media=(clip,))

@@ -1,4 +1,5 @@
 """Many sandboxes at once, cancelling, failing hosts, and nothing left behind."""
+# ruff: noqa: E501 (a cell stands on one line)
 
 import asyncio
 import contextlib
@@ -262,8 +263,68 @@ def test_a_picture_that_cannot_be_read_is_named(server, tmp_path):
         async with Sandbox.open(media=(Media(path=str(path), kind=MediaKind.IMAGE),), host=server):
             raise AssertionError("it was opened")
 
-    with pytest.raises(MediaError, match=r"no\.png"):
+    with pytest.raises(MediaError, match=r"image_clue_0 can't be read as a picture") as found:
         asyncio.run(body())
+    assert "no.png" not in str(found.value)  # a model may read it, and the name of a file may hold the answer
+
+
+def test_many_pictures_leave_room_for_files(any_server, tmp_path):
+    """Frames lie in one sheet, files in one each; what no message of descriptors holds is copied."""
+    paths = [tmp_path / f"{number}.png" for number in range(210)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (3, 2), (number, 0, 0)).save(path)
+    frames = [Image.new("L", (2, 3), number) for number in range(40)]
+    media = [*frames, *(Media(path=str(path), kind=MediaKind.IMAGE) for path in paths)]
+    cell = "print([globals()[f'image_clue_{n}'].getpixel((0, 0))[0] for n in range(250)]); held = [open(str(n), 'w') for n in range(100)]"
+    before = descriptors()
+    (outcome,) = play(any_server, cell, media=media)
+    assert (outcome.error, outcome.text) == (None, f"{[*range(40), *range(210)]}\n")
+    assert descriptors() <= before + 212  # files are held for a while, for the others of a group
+
+
+def test_a_picture_is_read_by_many_at_once(server, tmp_path):
+    """Whoever moves in the file of a picture, or sets its flags, moves alone."""
+    path = tmp_path / "a.png"
+    Image.linear_gradient("L").convert("RGB").save(path)
+    rude = (
+        "import os, fcntl\nfor _ in range(20_000): os.lseek(4, 12345, 0)\nfcntl.fcntl(4, fcntl.F_SETFL, os.O_NONBLOCK)"
+    )
+    cell = "import os, fcntl; print([os.lseek(4, 0, 1), fcntl.fcntl(4, fcntl.F_GETFL) & os.O_NONBLOCK]); "
+    cell += "print(bytes(np.asarray(image_clue_0)) == bytes(np.asarray(Image.linear_gradient('L').convert('RGB'))))"
+
+    async def body():
+        async with contextlib.AsyncExitStack() as stack:
+            media = [Media(path=str(path), kind=MediaKind.IMAGE)]
+            boxes = [await stack.enter_async_context(Sandbox.open(PATIENT, media=media, host=server)) for _ in range(4)]
+            return await run_all(boxes, [rude, cell, rude, cell])
+
+    assert [outcome.text for outcome in asyncio.run(body())][1::2] == ["[0, 0]\nTrue\n"] * 2
+
+
+def test_guests_leave_each_other_no_signs(any_server):
+    """By locks on what both can read, and by flags of what both have: episodes could tell each other answers."""
+    leave = "import fcntl, os; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_SH); fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)"
+    find = "import fcntl, os, struct; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB); asked = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)\n"
+    find += "print(fcntl.fcntl(f, fcntl.F_GETLK, asked) == asked, fcntl.fcntl(0, fcntl.F_GETFL) & os.O_NONBLOCK)"
+
+    async def body():
+        async with Sandbox.open(PATIENT, host=any_server) as one, Sandbox.open(PATIENT, host=any_server) as other:
+            return [await one.run(leave), await other.run(find)]
+
+    left, found = asyncio.run(body())
+    assert (left.error, found.error, found.text) == (None, None, "True 0\n")
+
+
+def test_a_database_in_a_file_needs_no_locks(server):
+    cell = "import sqlite3\nwith sqlite3.connect('a.db') as d: d.execute('create table t (x)'); d.execute('insert into t values (7)')\nwith sqlite3.connect('a.db') as d: print(d.execute('select x from t').fetchall())"
+    assert play(server, cell)[0].text == "[(7,)]\n"
+
+
+def test_threads_may_read_pictures_at_once(server):
+    pictures = [Image.new("RGB", (400, 400), (number, 0, 0)) for number in range(16)]
+    cell = "from concurrent.futures import ThreadPoolExecutor as T\nwith T(8) as t: "
+    cell += "print([bool(a.min() == a.max() == n) for n, a in enumerate(t.map(lambda n: np.asarray(globals()[f'image_clue_{n}'])[..., 0], range(16)))])"
+    assert play(server, cell, media=pictures)[0].text == f"{[True] * 16}\n"
 
 
 def test_large_pictures_go_in_and_out(server, tmp_path):
@@ -324,6 +385,81 @@ def test_a_weak_machine_can_be_examined():
     assert not found.walls.enough
     assert found.sentence.startswith("model-written code can't be run safely here: namespaces are missing")
     assert not server_module.examine().escapes
+
+
+def scripted(script, *arguments):
+    """What a script printed that has a process of its own."""
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FULL = """
+import asyncio, contextlib, resource, sys
+sys.path.insert(0, sys.argv[1])
+from saccade.errors import SandboxError
+from saccade.tools._sandbox.client import Sandbox
+from saccade.tools._sandbox.server import Server
+async def main():
+    server, boxes = Server.start(), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            for _ in range(99):
+                boxes.append(await stack.enter_async_context(Sandbox.open(host=server)))
+        except SandboxError as error:
+            print(len(boxes) > 5, error)
+        print([(await box.run("print(42)")).text for box in boxes] == ["42\\n"] * len(boxes))
+    server.close()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_who_has_no_descriptors_left_is_told_so_and_works_on():
+    said, fine = scripted(FULL).splitlines()
+    assert said.startswith("True this process has as many files open as it may (64), and an interpreter takes four;")
+    assert fine == "True"
+
+
+FORKED = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from sandbox_cases import play
+from saccade.tools._sandbox.server import Server
+server = Server.start()
+waits, go = os.pipe()
+child = os.fork()
+if not child:
+    server.close()  # as at the end of a forked worker
+    os.read(waits, 1)
+    os._exit(0)
+time.sleep(0.3)
+print(play(server, "print(42)")[0].text.strip())
+server.close()
+print(server.process.returncode, os.waitpid(child, os.WNOHANG)[0])
+os.write(go, b"x")
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_of_the_host_neither_ends_the_server_nor_keeps_it():
+    assert scripted(FORKED).split() == ["42", "0", "0"]
+
+
+@pytest.mark.slow
+def test_a_host_may_have_thousands_of_files_open():
+    server_module._make_room()
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        late = Server.start()
+        assert play(late, "print(1)")[0].text == "1\n"
+        late.close()
+    finally:
+        for place in held:
+            os.close(place)
 
 
 REAL_TIME = """

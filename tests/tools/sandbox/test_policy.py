@@ -54,9 +54,11 @@ def test_everyday_calls_are_allowed(name, call):
 
 
 @pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("call", ["fchmodat", "fchownat", "utimensat", "fsetxattr", "mlock"])
-def test_metadata_calls_do_nothing(name, call):
+@pytest.mark.parametrize("call", ["fchmodat", "fchownat", "utimensat", "fsetxattr", "mlock", "flock"])
+def test_calls_for_metadata_and_locks_do_nothing(name, call):
     assert asked(name, call) == refused(0)
+    for lock in (5, 6, 7, 36, 37, 38):
+        assert asked(name, "fcntl", 3, lock) == refused(0)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -103,6 +105,18 @@ def test_another_architecture_is_the_end(name):
         ("sendto", (3, 0, 0, 0, 0, 0), True),
         ("sendto", (3, 0, 0, 0, 0x7F0000000000, 16), False),
         ("sendto", (3, 0, 0, 0, 0x1000, 16), False),
+        ("sendto", (3, 0, 0, 0x4000, 0, 0), True),
+        ("sendto", (3, 0, 0, 0x4001, 0, 0), False),  # out of band
+        ("recvfrom", (3, 0, 0, 0x42, 0x7F0000000000, 16), True),
+        ("recvfrom", (3, 0, 0, 1, 0, 0), False),
+        ("getpgid", (0,), True),
+        ("getpgid", (PID,), True),
+        ("getpgid", (1,), False),
+        ("sched_getaffinity", (0, 128), True),
+        ("sched_getaffinity", (PID + 1, 128), False),
+        ("getpriority", (0, PID), True),
+        ("getpriority", (2, 1000), False),
+        ("getpriority", (0, PID + 1), False),
     ],
 )
 def test_some_calls_depend_on_an_argument(name, call, arguments, fine):

@@ -1,7 +1,12 @@
 """Working folders: counted while they are used, gone afterwards, whatever is in them."""
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from saccade.tools._sandbox import scratch
 
@@ -37,6 +42,45 @@ def test_what_is_used_is_counted(tmp_path):
     assert count == 3
     assert scratch.used(str(tmp_path), 1)[1] >= 1
     assert scratch.used(str(tmp_path / "gone"), 100) == (0, 0)
+
+
+def test_folders_in_folders_without_end_are_too_much(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(99):
+        os.mkdir("d")
+        os.chdir("d")
+    assert scratch.used(str(tmp_path), 1000)[0] > 2**50
+
+
+AS_USER = """
+import os, sys
+sys.path[:] = {path!r}
+from saccade.tools._sandbox import scratch
+os.setgid({user}); os.setuid({user})
+os.chdir({folder!r})
+os.mkdir("mine", 0o755); os.mkdir("guest")
+os.mkdir("guest/closed"); open("guest/closed/file", "wb").write(bytes(100_000)); os.chmod("guest/closed", 0)
+before = os.open
+def race(name, flags, *rest, **options):
+    # The guest's move, between being refused and being let in.
+    if name == "swapped" and flags & os.O_PATH and os.path.isdir("guest/swapped"):
+        os.rmdir("guest/swapped"); os.symlink(os.path.abspath("mine"), "guest/swapped")
+    return before(name, flags, *rest, **options)
+os.mkdir("guest/swapped", 0)
+os.open = race
+size, count = scratch.used("guest", 100)
+print(size >= 100_000, count, oct(os.stat("mine").st_mode & 0o777), os.path.islink("guest/swapped"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and root is let in everywhere")
+def test_closed_folders_are_counted_and_links_put_in_their_place_are_not_followed():
+    with tempfile.TemporaryDirectory(prefix="saccade-test-") as folder:
+        os.chmod(folder, 0o777)
+        code = AS_USER.format(path=sys.path, folder=folder, user=54321)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "3", "0o755", "True"], done.stderr
 
 
 def test_what_a_dead_process_left_is_swept_away(tmp_path, monkeypatch):

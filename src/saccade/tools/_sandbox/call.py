@@ -254,7 +254,7 @@ class Call:
         """What to say of a call whose guest is lost. Raises SandboxError where its zygote ended with it."""
         self.guest.signal(signal.SIGKILL)
         said, _ = await heard(self.guest.life)
-        fault, detail = ended(int(said["status"]))
+        fault, detail = ended(int(said["status"]), spent=said["cpu"] >= self.limits.cpu_seconds)
         fault = self.blame or fault
         self._empty(printed)
         late = fault is Fault.TIMEOUT
@@ -287,8 +287,8 @@ class Call:
         )
 
 
-def ended(status: int) -> tuple[Fault, str]:
-    """Why a guest ended, by its wait status, and in words.
+def ended(status: int, *, spent: bool = False) -> tuple[Fault, str]:
+    """Why a guest ended, by its wait status and whether it had spent its CPU time, and in words.
 
     >>> ended(3 << 8)
     (<Fault.EXITED: 'exited'>, 'exit code 3')
@@ -299,10 +299,10 @@ def ended(status: int) -> tuple[Fault, str]:
     if code >= 0:
         return Fault.EXITED, f"exit code {code}"
     number = signal.Signals(-code)
+    if number is signal.SIGXCPU or (number is signal.SIGKILL and spent):  # it may ignore the former
+        return Fault.CPU, ""
     if number is signal.SIGKILL:  # not by its host: the kernel, for want of memory
         return Fault.MEMORY, ""
-    if number is signal.SIGXCPU:
-        return Fault.CPU, ""
     return Fault.CRASHED, _SIGNALS.get(number, f"signal {number.name}")
 
 

@@ -8,22 +8,23 @@ again, variables aren't, and the outcome said so. Cancelling a call loses the gu
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from PIL import Image
 
-from saccade.errors import SandboxError
+from saccade.errors import SandboxError, boundary
 from saccade.tools._sandbox import films, server
 from saccade.tools._sandbox.call import Call
 from saccade.tools._sandbox.limits import Isolation, Limits, Outcome, Shown
 from saccade.tools._sandbox.server import Guest, Server
 from saccade.tools._sandbox.walls import Report
-from saccade.tools._sandbox.wire import NO_NONCE, Head, Kind
+from saccade.tools._sandbox.wire import NO_NONCE, PART, Head, Kind
 from saccade.types import Media, MediaKind
 
 SET_UP_SECONDS = 60.0
+MOST_SHARED = 200  # descriptors with pictures; the rest is copied
 Clue = Media | Image.Image
 
 
@@ -32,22 +33,23 @@ class Sandbox:
 
     def __init__(self, host: Server, limits: Limits, media: Sequence[Clue], first: int | None, seed: int) -> None:
         self._server, self._limits, self._seed = host, limits, seed
-        self._stills: list[str | films.Still] = []
+        self._clues: list[str | Image.Image] = []
+        self._laid_out: list[films.Still] = []  # those of them that no file holds
         videos: list[str] = []
         for each in media:
             if isinstance(each, Image.Image):
-                self._stills.append(films.Still(each))
+                self._clues.append(each)
             else:
-                (self._stills if each.kind is MediaKind.IMAGE else videos).append(each.path)
+                (self._clues if each.kind is MediaKind.IMAGE else videos).append(each.path)
         self._films = [films.Film(path, f"video_clue_{number}") for number, path in enumerate(videos)]
-        self._next = len(self._stills) if first is None else first
+        self._next = len(self._clues) if first is None else first
         self._later: dict[int, Shown] = {}  # pictures that came after the first ones, by number
         self._count = 0  # of those that were shown here
         self._guest: Guest | None = None
         self._turn = asyncio.Lock()
 
     @classmethod
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def open(
         cls,
         limits: Limits | None = None,
@@ -89,6 +91,7 @@ class Sandbox:
         `clues` are pictures that were shown elsewhere meanwhile, by number: `image_clue_<number>` from here on.
         """
         async with self._turn, self._server.turns():
+            await server.MEMORY.room()
             clues = clues or {}
             self._later.update(clues)
             self._next = max([self._next, *(number + 1 for number in clues)])
@@ -110,23 +113,34 @@ class Sandbox:
 
     async def _begin(self) -> Guest:
         """A fresh guest that has everything the model was promised."""
-        loop = asyncio.get_running_loop()
-        stills = [
-            await loop.run_in_executor(films.pool(), films.still, each) if isinstance(each, str) else each
-            for each in self._stills
-        ]
+        stills = await asyncio.get_running_loop().run_in_executor(films.pool(), self._stills)
+        sheets = list(dict.fromkeys(still.sheet for still in stills))[:MOST_SHARED]
         before = [
-            Head(Kind.MAPPED, still.width, still.height, number).packed(NO_NONCE) for number, still in enumerate(stills)
+            _shared(number, still, sheets.index(still.sheet)) if still.sheet in sheets else _copied(number, still)
+            for number, still in enumerate(stills)
         ]
         before += _hung(self._later)
         before += [Head(Kind.FILM, number).packed(NO_NONCE) for number in range(len(self._films))]
-        self._guest = await self._server.spawn(self._limits, self._seed, [still.place for still in stills])
+        with contextlib.ExitStack() as stack:
+            places = [stack.enter_context(sheet.opened()) for sheet in sheets]
+            self._guest = await self._server.spawn(self._limits, self._seed, places)
         patient = replace(self._limits, seconds=SET_UP_SECONDS)
         call = Call(guest=self._guest, limits=patient, films=(), number=0, left=0, count_threads=False, first=True)
         outcome = await self._made(call, "", before)
         if self._guest is None or not outcome.ok:
             raise SandboxError(f"the sandbox can't prepare an interpreter: {outcome.error}")
         return self._guest
+
+    def _stills(self) -> list[films.Still]:
+        """The pictures of `media`, in their order. Raises MediaError, SandboxError."""
+        with boundary(SandboxError, "pictures can't be held for an interpreter"):
+            loose = [each for each in self._clues if isinstance(each, Image.Image)]
+            self._laid_out = self._laid_out or films.laid_out(loose)
+            left = iter(self._laid_out)
+            return [
+                films.still(each, f"image_clue_{number}") if isinstance(each, str) else next(left)
+                for number, each in enumerate(self._clues)
+            ]
 
     async def _made(self, call: Call, source: str, before: Sequence[bytes] = ()) -> Outcome:
         """The call's outcome; whatever happens, a guest that can't be used again is dropped."""
@@ -143,6 +157,16 @@ class Sandbox:
         if self._guest is not None:
             self._guest.close()
             self._guest = None
+
+
+def _shared(number: int, still: films.Still, place: int) -> bytes:
+    """The message that names this picture, which lies behind that one of the guest's descriptors."""
+    head = Head(Kind.MAPPED, still.width, still.height, number, PART.size)
+    return head.packed(NO_NONCE) + PART.pack(place, still.offset)
+
+
+def _copied(number: int, still: films.Still) -> bytes:
+    return Head(Kind.STILL, still.width, still.height, number, still.size).packed(NO_NONCE) + still.pixels()
 
 
 def _hung(pictures: Mapping[int, Shown]) -> list[bytes]:

@@ -4,22 +4,24 @@ A guest names frames by number; what it gets are pixels. So it holds no descript
 attempts of a group share what was decoded for one of them.
 """
 
+import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from saccade.errors import MediaError
+from saccade.errors import MediaError, SandboxError, boundary
 from saccade.media import files, image, video
 from saccade.media.cache import Lru
 from saccade.tools._sandbox.wire import ASK_BYTES, FACTS
 
-MOST_PIXELS = 2**26  # of one frame
+MOST_PIXELS, MOST_SCALED = 2**26, 2**22  # of one frame: as it is, and when it is enlarged
 _SHARED_BYTES = 256 * 2**20
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -33,29 +35,81 @@ def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="saccade-sandbox")
 
 
-class Still:
-    """A picture as RGB in memory that guests can map and nobody can change; `place` is its descriptor."""
+class Sheet:
+    """Memory that guests can read and nobody can change."""
 
-    def __init__(self, picture: Image.Image) -> None:
-        picture = picture.convert("RGB")
-        self.width, self.height = picture.size
-        self.place = os.memfd_create("saccade-still", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with os.fdopen(os.dup(self.place), "wb") as file:
-            file.write(picture.tobytes())
-        fcntl.fcntl(self.place, fcntl.F_ADD_SEALS, _SEALS)
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._place = os.memfd_create("saccade-still", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with os.fdopen(os.dup(self._place), "wb") as file:
+            file.writelines(parts)
+        fcntl.fcntl(self._place, fcntl.F_ADD_SEALS, _SEALS)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A new descriptor, to read from: who shares one could tell where others read, and change that."""
+        with boundary(SandboxError, "a picture can't be shared with an interpreter"):
+            place = os.open(f"/proc/self/fd/{self._place}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield place
+        finally:
+            os.close(place)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Some of its bytes."""
+        return os.pread(self._place, size, offset)
 
     def __del__(self) -> None:
-        os.close(self.place)
+        os.close(self._place)
 
 
-def still(path: str) -> Still:
-    """The picture in a file, held for a while. Raises MediaError."""
-    key = files.identity(path)
-    held = _stills.get(key)
-    if held is None:
-        held = Still(image.read(path))
-        _stills.put(key, held, 3 * held.width * held.height)
-    return held
+@dataclass(frozen=True, slots=True)
+class Still:
+    """A picture as RGB in a sheet, beginning at `offset`."""
+
+    width: int
+    height: int
+    sheet: Sheet
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of its bytes."""
+        return 3 * self.width * self.height
+
+    def pixels(self) -> bytes:
+        """Its bytes."""
+        return self.sheet.read(self.size, self.offset)
+
+
+def laid_out(pictures: Sequence[Image.Image]) -> list[Still]:
+    """Pictures of any mode, side by side in one sheet."""
+    sheet = Sheet(picture.convert("RGB").tobytes() for picture in pictures)
+    found: list[Still] = []
+    for picture in pictures:
+        offset = found[-1].offset + found[-1].size if found else 0
+        found.append(Still(*picture.size, sheet, offset))
+    return found
+
+
+def still(path: str, name: str) -> Still:
+    """The picture in a file, held for a while. Raises MediaError, in which `name` stands for its path."""
+    with _told(path, name):
+        key = files.identity(path)
+        held = _stills.get(key)
+        if held is None:
+            [held] = laid_out([image.read(path)])
+            _stills.put(key, held, held.size)
+        return held
+
+
+@contextlib.contextmanager
+def _told(path: str, name: str) -> Iterator[None]:
+    """Whatever fails is a MediaError without the path, which may tell what is to be found out."""
+    try:
+        with boundary(MediaError, f"{name} can't be read"):
+            yield
+    except MediaError as error:
+        raise MediaError(str(error).replace(path, name)) from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -84,7 +138,8 @@ class Film:
         reel = self._opened()
         size = (width, height) if width else (reel.clip.width, reel.clip.height)
         area, count = size[0] * size[1], len(reel.times)
-        if area > MOST_PIXELS or (len(numbers) > 1 and 3 * area * len(numbers) > ASK_BYTES):
+        most = min(MOST_PIXELS, max(MOST_SCALED, reel.clip.width * reel.clip.height))
+        if area > most or (len(numbers) > 1 and 3 * area * len(numbers) > ASK_BYTES):
             raise MediaError(f"{self._name}: {len(numbers)} frames of {size[0]}x{size[1]} pixels are too much at once")
         if any(number >= count for number in numbers):
             raise MediaError(f"{self._name} has {count} frames")
@@ -98,13 +153,9 @@ class Film:
         return [pixels for number in numbers if (pixels := found[number]) is not None]
 
     def _decoded(self, reel: video.Reel, numbers: list[int], size: tuple[int, int]) -> list[video.Frame]:
-        try:
+        with _told(self._path, self._name):
             return video.decode(reel, reel.times[numbers].tolist(), size=size)
-        except MediaError as error:
-            raise MediaError(str(error).replace(self._path, self._name)) from error
 
     def _opened(self) -> video.Reel:
-        try:
+        with _told(self._path, self._name):
             return _reel(*files.identity(self._path))
-        except MediaError as error:
-            raise MediaError(str(error).replace(self._path, self._name)) from error

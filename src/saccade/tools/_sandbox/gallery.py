@@ -1,4 +1,4 @@
-"""Showing pictures from inside a guest: `plt.show()` and its relatives, and PIL's `show`, end here.
+"""Showing pictures from inside a guest: `plt.show()` and its relatives, PIL's, OpenCV's and `display`, end here.
 
 A figure is measured before it is drawn, so that a huge one is drawn smaller instead of filling the memory.
 """
@@ -6,6 +6,7 @@ A figure is measured before it is drawn, so that a huge one is drawn smaller ins
 import math
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import matplotlib
@@ -61,6 +62,37 @@ class Gallery:
             setattr(kind, "show", show)  # noqa: B010 (for a type checker this is no assignment)
         vars(ImageShow).update(show=show_picture)
 
+        def display(*things: Any, **kwargs: Any) -> None:
+            """Show pictures and figures, print anything else: what notebooks have."""
+            for thing in things:
+                if isinstance(thing, Figure):
+                    show_one(thing)
+                elif isinstance(thing, Image.Image):
+                    self.picture(thing)
+                else:
+                    sys.stdout.write(f"{thing!r}\n")
+
+        self.display = display
+        notebook, part = ModuleType("IPython"), ModuleType("IPython.display")
+        vars(part).update(display=display, clear_output=nothing)
+        vars(notebook).update(display=part, get_ipython=lambda: None, version_info=(9, 0, 0), __version__="9.0.0")
+        sys.modules.update({"IPython": notebook, "IPython.display": part})
+
+    def hook_windows(self, library: ModuleType) -> None:
+        """Let OpenCV's windows, which the build for machines without a screen lacks, show what is put into them."""
+
+        def show_array(window: str, array: Any, *args: Any) -> None:
+            """Show an array: grey, or blue, green, red."""
+            self.picture(from_windows(array))
+
+        def no_key(*args: Any) -> int:
+            """Nobody presses one."""
+            return -1
+
+        vars(library).update(imshow=show_array, waitKey=no_key, waitKeyEx=no_key, pollKey=no_key)
+        names = ("namedWindow", "destroyWindow", "destroyAllWindows", "resizeWindow", "moveWindow", "setWindowTitle")
+        vars(library).update(dict.fromkeys(names, no_key))
+
     def figure(self, figure: Figure) -> None:
         """Draw a figure at its own dots per inch, or at fewer where it would be too large, and show it."""
         width, height = (float(side) for side in figure.get_size_inches())
@@ -111,7 +143,7 @@ class Gallery:
 
 def names() -> dict[str, Any]:
     """What a guest knows of matplotlib without importing it."""
-    return {"matplotlib": matplotlib, "plt": plt}
+    return {"matplotlib": matplotlib, "plt": plt, "display": GALLERY.display}
 
 
 GALLERY = Gallery()
@@ -134,6 +166,22 @@ def rgb(picture: Image.Image) -> Image.Image:
         layer = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return picture.convert("RGB")
+
+
+def from_windows(array: Any) -> Image.Image:
+    """A picture of an array [height, width] or [height, width, blue green red (alpha)] as OpenCV's windows take it.
+
+    Fractions lie between 0 and 1, 16 bits are scaled to 8, and a fourth channel isn't shown.
+    """
+    pixels = np.asarray(array)
+    if pixels.dtype.kind == "f":
+        pixels = np.nan_to_num(pixels).clip(0, 1) * 255
+    elif pixels.dtype == np.uint16:
+        pixels = pixels // 256
+    pixels = pixels.astype(np.uint8)
+    if pixels.ndim == 3:
+        pixels = np.ascontiguousarray(pixels[..., 2::-1]) if pixels.shape[2] > 2 else pixels[..., 0]
+    return Image.fromarray(pixels)
 
 
 def _stretched(values: NDArray[np.float64]) -> NDArray[np.uint8]:

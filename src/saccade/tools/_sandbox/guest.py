@@ -33,11 +33,13 @@ from PIL import Image, ImageFile
 from saccade.tools._sandbox import gallery
 from saccade.tools._sandbox.limits import FORBIDDEN_HINT, Limits
 from saccade.tools._sandbox.reader import Facts, Film, VideoReader, cpu
-from saccade.tools._sandbox.wire import ASK_BYTES, ASK_FRAMES, FACTS, HEAD, Head, Kind, Verdict, unpack
+from saccade.tools._sandbox.wire import ASK_BYTES, ASK_FRAMES, FACTS, HEAD, PART, Head, Kind, Verdict, unpack
 
 TRACE_CHARACTERS = 6000
 _BALLAST = 4 * 2**20
 _RECURSION = 1000
+_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
+_compile, _execute = compile, exec  # code may change the built-in ones for itself
 
 
 class Stopped(BaseException):
@@ -57,18 +59,40 @@ class Caught:
         return True
 
 
+class Window(io.RawIOBase):
+    """A file to read from, at a place of its own: threads may read other pictures from the same descriptor."""
+
+    def __init__(self, place: int) -> None:
+        self._place, self._at = place, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a byte, counted from the beginning."""
+        self._at = offset
+        return offset
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; how many bytes there were."""
+        count = os.preadv(self._place, [buffer], self._at)
+        self._at += count
+        return count
+
+
 class StillImageFile(ImageFile.ImageFile):
-    """A picture whose pixels are read at first use, as those of `Image.open` are: raw RGB in a file."""
+    """A picture whose pixels are read at first use, as those of `Image.open` are: raw RGB from a byte of a file on."""
 
     format = "RGB"
 
-    def __init__(self, file: io.FileIO, size: tuple[int, int]) -> None:
-        self._asked = size
+    def __init__(self, file: Any, size: tuple[int, int], offset: int) -> None:
+        self._asked, self._offset = size, offset
         super().__init__(file)
 
     def _open(self) -> None:
         self._size, self._mode = self._asked, "RGB"
-        self.tile = [ImageFile._Tile("raw", (0, 0, *self._asked), 0, ("RGB", 0, 1))]
+        self.tile = [ImageFile._Tile("raw", (0, 0, *self._asked), self._offset, ("RGB", 0, 1))]
 
 
 class Guest:
@@ -76,7 +100,7 @@ class Guest:
 
     def __init__(self, line: int, limits: Limits, seed: int, shared: Sequence[int] = ()) -> None:
         self._line = socket.socket(fileno=line)
-        self._shared = iter(shared)
+        self._shared = shared
         self._nonce = b""
         self._running = self._busy = self._late = False
         self._turn = threading.Lock()
@@ -110,8 +134,8 @@ class Guest:
             if head.kind == Kind.STILL:
                 self._name(head.c, Image.frombytes("RGB", (head.a, head.b), payload))
             elif head.kind == Kind.MAPPED:
-                file = os.fdopen(next(self._shared), "rb", buffering=0)
-                self._name(head.c, StillImageFile(file, (head.a, head.b)))
+                place, offset = PART.unpack(payload)
+                self._name(head.c, StillImageFile(Window(self._shared[place]), (head.a, head.b), offset))
             else:
                 self._next, self._left, self._refused = head.a, head.b, 0
                 self._run(payload.decode())
@@ -128,7 +152,7 @@ class Guest:
         linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
         caught = Caught()
         with caught, self._armed():
-            exec(compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
+            _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
         self._settle()
         verdict, text = self._judged(caught.error)
         caught.error = None
@@ -155,6 +179,8 @@ class Guest:
         self._line.setblocking(True)
         if self._text.closed:
             self._text = self._open_text()
+        vars(self._text).clear()
+        self._text.reconfigure(**_TEXT)
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._text  # type: ignore[misc]
 
     def _ignore(self, failed: Any) -> None:
@@ -261,9 +287,7 @@ class Guest:
 
     def _open_text(self) -> io.TextIOWrapper:
         raw = io.FileIO(1, "w", closefd=False)
-        return io.TextIOWrapper(
-            io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+        return io.TextIOWrapper(io.BufferedWriter(raw), **_TEXT)
 
     def _send(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
         with Caught():  # code may have closed it

@@ -22,6 +22,7 @@ from saccade.tools._sandbox.walls import Walls
 
 NICE = 5  # whoever trains comes first
 LINE = 3  # a guest's descriptor for the host; 0 is empty, 1 and 2 are its text
+DESCRIPTORS = 128  # of a guest, beside the pictures that it is given
 WORK_PLACES = ("/tmp", "/var/tmp", "/scratch")  # the first that hides no library becomes the working folder
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -32,6 +33,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # each thread would take 64 MiB more of its guest's addresses
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -61,8 +63,7 @@ class Jail:
     zygote: int  # its process id as its guests see it
     user_block: int
     base: str  # the folder of working folders, where guests have no file system of their own
-    null: int  # descriptors
-    proc: int
+    proc: int  # a descriptor of /proc
 
     def user(self, pid: int) -> int:
         """The user id of the guest with this process id: no two living guests of a machine have the same."""
@@ -168,6 +169,7 @@ def lock_up(jail: Jail, limits: Limits, kept: Sequence[int] = ()) -> None:
     """
     walls, pid = jail.walls, os.getpid()
     os.setsid()
+    os.sched_setaffinity(0, _processors(limits.processors, pid))
     user = jail.user(pid) if walls.own_user and walls.namespaces != "user" else None
     folder = jail.folder(pid)
     if walls.namespaces:
@@ -190,13 +192,19 @@ def lock_up(jail: Jail, limits: Limits, kept: Sequence[int] = ()) -> None:
     if walls.landlock:
         kernel.restrict_files(_rights(jail, folder), walls.landlock)
     kernel.drop_capabilities()
-    _set_limits(jail, limits)
+    _set_limits(jail, limits, len(kept))
     kernel.die_with_parent()
     if os.getppid() != jail.zygote:  # it ended before it could be promised to
         os.kill(pid, signal.SIGKILL)
     os.nice(NICE)  # not before: whoever waits for this sandbox comes first too
     if walls.seccomp:
         kernel.install_filter(policy.program(pid))
+
+
+def _processors(count: int, pid: int) -> set[int]:
+    """Some of the processors that this process may use: neighbours have others, as far as there are enough."""
+    mine = sorted(os.sched_getaffinity(0))
+    return {mine[(pid * count + number) % len(mine)] for number in range(count)}
 
 
 def _offer(jail: Jail) -> None:
@@ -224,16 +232,17 @@ def _rights(jail: Jail, folder: str) -> dict[str, int]:
     return {**dict.fromkeys(jail.readable, kernel.READ), **devices, folder: kernel.KEEP}
 
 
-def _set_limits(jail: Jail, limits: Limits) -> None:
+def _set_limits(jail: Jail, limits: Limits, kept: int) -> None:
     bounds = {
         resource.RLIMIT_AS: jail.space + limits.memory_mib * MIB,
         resource.RLIMIT_CPU: limits.cpu_seconds,
         resource.RLIMIT_FSIZE: limits.file_mib * MIB,
-        resource.RLIMIT_NOFILE: 128,
+        resource.RLIMIT_NOFILE: DESCRIPTORS + kept,
         resource.RLIMIT_STACK: 8 * MIB,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,  # and timers, each of which has a signal set aside
     }
     if jail.walls.own_user:
         bounds[resource.RLIMIT_NPROC] = limits.threads

@@ -30,7 +30,7 @@ def settle(walls: Walls, space: int, base: str, keep: Keep) -> jail.Jail:
     if child:
         keep(child)
     kernel.die_with_parent()
-    null, proc = _high(os.open(os.devnull, os.O_RDWR)), _high(os.open("/proc", os.O_PATH))
+    proc = _high(os.open("/proc", os.O_PATH))
     found = jail.Jail(
         walls=walls,
         readable=readable,
@@ -38,7 +38,6 @@ def settle(walls: Walls, space: int, base: str, keep: Keep) -> jail.Jail:
         zygote=os.getpid(),
         user_block=block,
         base=base,
-        null=null,
         proc=proc,
     )
     if walls.namespaces:

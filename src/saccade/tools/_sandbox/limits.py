@@ -16,13 +16,14 @@ class Limits:
     """The bounds of one guest; each ends in a sentence for the model.
 
     `seconds` of one call, then `grace` seconds between asking it to stop and killing it; `cpu_seconds` of all its
-    calls; MiB of memory beyond the libraries, of all files and of one file; `threads`; `characters` of text per call;
-    `pictures` of the whole episode and the most `pixels` of one.
+    calls, on so many `processors`; MiB of memory beyond the libraries, of all files and of one file; `threads`;
+    `characters` of text per call; `pictures` of the whole episode and the most `pixels` of one.
     """
 
     seconds: float = 30.0
     grace: float = 2.0
     cpu_seconds: int = 600
+    processors: int = 4
     memory_mib: int = 2048
     disk_mib: int = 64
     file_mib: int = 32

@@ -3,10 +3,14 @@
 import fcntl
 import os
 import secrets
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX, _LOCK = "saccade-sandbox-", ".lock"
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEPTH, _ENDLESS = 64, 2**60  # folders in each other; what lies deeper counts as more than there is room for
 
 
 def make_base() -> str:
@@ -54,29 +58,54 @@ def _without_files(folder: str) -> list[str]:
 
 def used(folder: str, most: int) -> tuple[int, int]:
     """(bytes, entries) below a folder that somebody may be changing meanwhile; counting ends at `most` entries."""
-    total, count, left = 0, 0, [folder]
-    while left and count < most:
-        place = left.pop()
-        try:
-            entries = list(os.scandir(place))
-        except OSError as error:
-            if len(place) > os.pathconf("/", "PC_PATH_MAX") - 300:
-                return total, most  # deeper than any path reaches
-            _open_up(place, error)
-            continue
-        for entry in entries:
-            count += 1
-            try:
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                left += [entry.path] if entry.is_dir(follow_symlinks=False) else []
-            except OSError:  # gone meanwhile
-                continue
+    total = count = 0
+    for size in _sizes(folder, None, _DEPTH):
+        total, count = total + size, count + 1
+        if count >= most:
+            break
     return total, count
 
 
-def _open_up(place: str, error: OSError) -> None:
-    if isinstance(error, PermissionError) and not os.path.islink(place):
-        try:
-            os.chmod(place, 0o700)
-        except OSError:  # gone meanwhile
-            return
+def _sizes(name: str, above: int | None, depth: int) -> Iterator[int]:
+    """The bytes of whatever lies below a folder, which is found by its name in the open folder above it.
+
+    A path would be followed anew at each use, to wherever somebody has let it lead meanwhile.
+    """
+    place = _entered(name, above)
+    if place is None:
+        return
+    try:
+        for entry in list(os.scandir(place)):
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:  # gone meanwhile
+                continue
+            yield status.st_blocks * 512
+            if stat.S_ISDIR(status.st_mode):
+                yield from _sizes(entry.name, place, depth - 1) if depth else [_ENDLESS]
+    finally:
+        os.close(place)
+
+
+def _entered(name: str, above: int | None) -> int | None:
+    """A folder as a descriptor, opened to us where its permissions forbid it; None where it is none, or gone."""
+    try:
+        return os.open(name, os.O_RDONLY | _FOLDER, dir_fd=above)
+    except PermissionError:
+        return _opened_up(name, above)
+    except OSError:
+        return None
+
+
+def _opened_up(name: str, above: int | None) -> int | None:
+    try:
+        handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=above)
+    except OSError:
+        return None
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # another user's
+        return None
+    finally:
+        os.close(handle)

@@ -3,17 +3,18 @@
     Server.start ──exec──> keeper, zygote ──report──> checked against the isolation that is wanted
     Server.spawn ──limits, 3 descriptors──> zygote ──(pid, pidfd)──> Guest: line, text, life, pidfd
 
-Requests carry their own reply sockets, so that spawning needs no lock and no thread, and works from any event loop.
+Requests carry their own reply sockets, so that spawning needs no lock and no thread, and works from any event loop;
+they wait while memory is short (memory.py).
 Who ends the zygote: `close`, the end of this process, or its own failure; each of them ends every guest.
 """
 
 import asyncio
 import atexit
 import contextlib
+import errno
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -29,12 +30,16 @@ from weakref import WeakKeyDictionary
 from saccade.errors import ConfigError, SandboxError
 from saccade.tools._sandbox import walls
 from saccade.tools._sandbox.jail import ENVIRONMENT
-from saccade.tools._sandbox.limits import Isolation, Limits
+from saccade.tools._sandbox.limits import MIB, Isolation, Limits
+from saccade.tools._sandbox.memory import Memory
 from saccade.tools._sandbox.policy import machine
 from saccade.tools._sandbox.walls import Report
 
 START_SECONDS = 180.0  # a second or two, on a machine that has nothing else to do
 SPAWN_SECONDS = 120.0  # milliseconds each, and hundreds may be asked for at once
+END_SECONDS = 10.0
+NEW_BYTES = 16 * MIB  # of a guest before the first call, which the machine doesn't count as taken at once
+MEMORY = Memory()
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -87,7 +92,8 @@ class Server:
 
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, report: Report) -> None:
         self.process, self.report = process, report
-        self._control = control
+        self._control, self._owner = control, os.getpid()
+        self._starting = 0
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     @classmethod
@@ -111,8 +117,16 @@ class Server:
 
     def close(self) -> None:
         """End the zygote and every guest of it."""
+        if os.getpid() == self._owner:  # a fork of this process must not end what is still in use here
+            # Such forks hold copies of the line, so that closing ours alone might end nothing.
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
-        self.process.wait()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def turns(self) -> asyncio.Semaphore:
         """Places for calls that run at the same time, twice as many as processors: waiting for one isn't charged."""
@@ -120,24 +134,30 @@ class Server:
         return self._turns.setdefault(loop, asyncio.Semaphore(2 * (os.cpu_count() or 1)))
 
     async def spawn(self, limits: Limits, seed: int, shared: Sequence[int] = ()) -> Guest:
-        """A new guest, locked up, with copies of the `shared` descriptors. Raises SandboxError if it can't be."""
-        line, their_line = socket.socketpair()
-        life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        text, their_text = os.pipe()
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            for end in (line, life):
-                ours.callback(end.close)
-                end.setblocking(False)
-            ours.callback(os.close, text)
-            os.set_blocking(text, False)
-            theirs.callback(their_line.close)
-            theirs.callback(their_life.close)
-            theirs.callback(os.close, their_text)
-            request = json.dumps({"limits": asdict(limits), "seed": seed}).encode()
-            await self._send(request, [their_line.fileno(), their_text, their_life.fileno(), *shared])
+        """A new guest, locked up, with copies of the `shared` descriptors, when there is memory for one.
+
+        Raises SandboxError if it can't be.
+        """
+        self._starting += 1
+        try:
+            await MEMORY.room(self._starting * NEW_BYTES)
+            return await self._spawned(json.dumps({"limits": asdict(limits), "seed": seed}).encode(), shared)
+        finally:
+            self._starting -= 1
+
+    async def _spawned(self, request: bytes, shared: Sequence[int]) -> Guest:
+        with contextlib.ExitStack() as ours:
+            with contextlib.ExitStack() as theirs:
+                line, their_line = _pair(socket.SOCK_STREAM, ours, theirs)
+                life, their_life = _pair(socket.SOCK_SEQPACKET, ours, theirs)
+                text, their_text = _pipe(ours, theirs)
+                await self._send(request, [their_line.fileno(), their_text, their_life.fileno(), *shared])
+            # Their ends are the server's alone now: if it ends, so does `life`.
             data, found = await heard(life)
             if "error" in data:
                 raise SandboxError(data["error"])
+            if not found:
+                raise _no_room()
             ours.pop_all()  # the guest's from here on
         return Guest(line=line, life=life, text=text, watch=found[0], pid=data["pid"], folder=data["folder"])
 
@@ -146,10 +166,41 @@ class Server:
             try:
                 socket.send_fds(self._control, [request], places)
                 return
-            except BlockingIOError:
-                await asyncio.sleep(0.001)
             except OSError as error:
-                raise SandboxError("the sandbox's server has ended; start the run again") from error
+                # Too many requests, or too many descriptors in them, are on their way: some will have arrived soon.
+                if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
+                    raise SandboxError("the sandbox's server has ended; start the run again") from error
+                await asyncio.sleep(0.001)
+
+
+def _pair(kind: int, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    try:
+        mine, other = socket.socketpair(socket.AF_UNIX, kind)
+    except OSError as error:
+        raise _no_room() from error
+    ours.callback(mine.close)
+    theirs.callback(other.close)
+    mine.setblocking(False)
+    return mine, other
+
+
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    try:
+        mine, other = os.pipe()
+    except OSError as error:
+        raise _no_room() from error
+    ours.callback(os.close, mine)
+    theirs.callback(os.close, other)
+    os.set_blocking(mine, False)
+    return mine, other
+
+
+def _no_room() -> SandboxError:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return SandboxError(
+        f"this process has as many files open as it may ({most}), and an interpreter takes four; "
+        "make fewer attempts at a time, or raise the limit (ulimit -n)"
+    )
 
 
 def examine(*, without: tuple[str, ...] = ()) -> Report:
@@ -168,8 +219,11 @@ def _started(without: tuple[str, ...]) -> "tuple[subprocess.Popen[bytes], socket
     with ours, theirs, tempfile.TemporaryFile() as errors:
         process = _launch(theirs, errors.fileno(), without)
         theirs.close()
-        heard = select.select([ours], [], [], START_SECONDS)[0]
-        said = ours.recv(65536) if heard else b""
+        ours.settimeout(START_SECONDS)
+        try:
+            said = ours.recv(65536)
+        except OSError:  # it took too long, or ended
+            said = b""
         data = json.loads(said) if said else {"error": _last_line(errors.fileno())}
         if "error" in data:
             process.kill()

@@ -17,6 +17,7 @@ FACTS = struct.Struct("<ddIIII")  # of a video: frames per second, seconds, widt
 ASK_BYTES = 64 * 2**20  # pixels that one request for frames may bring
 ASK_FRAMES = 4096
 ERROR_BYTES = 64 * 1024
+PART = struct.Struct("<IQ")  # of what a guest is given to read: which descriptor, where in it
 BROKEN = 70  # the exit code of a guest that can't go on
 
 
@@ -31,7 +32,7 @@ class Kind(IntEnum):
     RUN = 16  # a: number of the next picture, b: pictures left; the source
     STILL = 17  # a, b: width, height, c: its number; RGB
     FILM = 18  # a: its number
-    MAPPED = 22  # a, b, c as STILL; its RGB lies in the memory behind the guest's next descriptor
+    MAPPED = 22  # a, b, c as STILL; a PART, from which on its RGB lies
     FRAMES = 19  # a, b: width, height; RGB of all frames
     TOLD = 20  # a, b, c as asked; the facts, times (8 bytes each), numbers of keyframes (4 bytes each)
     REFUSED = 21  # why there are no frames

@@ -8,6 +8,7 @@ It is started by exec with a clean environment, so that nothing of the trainer (
 parent, the keeper, waits for the host's end and then kills it, and the kernel kills every guest with it.
 """
 
+import contextlib
 import gc
 import importlib.util
 import json
@@ -70,6 +71,7 @@ _USUAL = (
 _MESSAGE = 65536
 _QUIET = 0.002  # seconds without a request or an end
 _PLACES = 253  # descriptors that one message can carry
+_ENDS = 3  # of them belong to the guest's line, text and life
 
 
 def main(settings: str) -> NoReturn:
@@ -91,6 +93,8 @@ def main(settings: str) -> NoReturn:
             os.execv(sys.executable, [again if word == settings else word for word in sys.orig_argv])
         if threads() > 1:
             raise OSError("a library that the sandbox imports starts threads; see which one did so lately")
+        if shared_memory():
+            raise OSError(f"the library of {shared_memory()[0]} shares memory among guests; see which one does so")
         report = trial.choose(space, frozenset(given["without"]))
         said = json.dumps(walls.packed(report)).encode()
         if not report.safe:
@@ -111,6 +115,12 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def shared_memory() -> list[str]:
+    """What of this process's memory its children could write to together."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [line[-1] for line in lines if line[1].endswith("s") and "w" in line[1]]
+
+
 def load(cache: str, optional: Sequence[str]) -> int:
     """Import what guests will want, once, of `optional` what is installed; the address space that it takes (bytes)."""
     os.environ["MPLCONFIGDIR"] = cache
@@ -127,6 +137,7 @@ def load(cache: str, optional: Sequence[str]) -> int:
             importlib.import_module(name)
     if "cv2" in sys.modules:
         vars(sys.modules["cv2"])["setNumThreads"](0)
+        gallery.GALLERY.hook_windows(sys.modules["cv2"])
     os.environ.update({**ENVIRONMENT, "MPLCONFIGDIR": ENVIRONMENT["HOME"]})
     # The sources of the project are none of a guest's business.
     sys.path[:] = [path for path in sys.path if any(jail.within(path, place) for place in jail.libraries())]
@@ -161,6 +172,10 @@ class Zygote:
         data, places, _, _ = socket.recv_fds(self._control, _MESSAGE, _PLACES)
         if not data:
             os._exit(0)
+        if len(places) < _ENDS:  # there was no room for them; with the last of them gone the host knows
+            for place in places:
+                os.close(place)
+            return
         line, text, ends, *shared = places
         life = socket.socket(fileno=ends)
         try:
@@ -210,10 +225,11 @@ class Zygote:
         pid, life = self._guests.pop(watch)
         self._poll.unregister(watch)
         os.close(watch)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         if not self._jail.walls.namespaces and os.path.isdir(self._jail.folder(pid)):
-            scratch.clear(self._jail.folder(pid))
-        _say(life, {"status": status})
+            with contextlib.suppress(OSError):  # what can't be removed now is swept up with the rest
+                scratch.clear(self._jail.folder(pid))
+        _say(life, {"status": status, "cpu": used.ru_utime + used.ru_stime})
         life.close()
 
 
@@ -228,7 +244,7 @@ def _wait_for_orders(locked: jail.Jail, way: int) -> NoReturn:
     """In a process that was forked ahead: hold nothing that is another guest's, and become one when told to."""
     try:
         os.dup2(way, jail.LINE)  # what is received lands behind it
-        kernel.close_others((jail.LINE, locked.null, locked.proc))
+        kernel.close_others((jail.LINE, locked.proc))
         kernel.die_with_parent()
         orders = socket.socket(fileno=jail.LINE)
         data, places, _, _ = socket.recv_fds(orders, _MESSAGE, _PLACES)
@@ -254,7 +270,8 @@ def _become_guest(locked: jail.Jail, data: bytes, places: tuple[int, ...]) -> No
         os.dup2(text, 1)
         os.dup2(text, 2)
         os.dup2(line, jail.LINE)
-        os.dup2(locked.null, 0)
+        # One of its own: of a shared one, guests could read each other's flags.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         kept = jail.gather(shared)
         try:
             jail.lock_up(locked, limits, kept)

@@ -1,0 +1,116 @@
+# ruff: noqa: E501 (an attack stands on one line)
+"""More attacks: by odd corners of the kernel, by what guests of one machine have in common, and against the guest itself.
+
+Names and rules are those of attacks.py.
+"""
+
+CORNERS = {
+    "who else lives": """
+def told(ask, *args):
+    try: ask(*args); return True
+    except OSError: return False
+asks = (os.getpgid, os.getsid, os.sched_getaffinity, os.sched_getscheduler, os.sched_getparam, lambda p: os.getpriority(0, p), lambda p: os.kill(p, 0))
+breach([p for p in (*range(1, 999), {host}) if p != os.getpid() and any(told(ask, p) for ask in asks)])""",
+    "who else has capabilities": "h=ctypes.create_string_buffer(b'\\x22\\x05\\x08\\x20'+(1).to_bytes(4,'little')); breach(sysc(125,h,ctypes.create_string_buffer(24))==0)",
+    "another's locks": "p=ctypes.create_string_buffer(8); breach(sysc(274,{host},p,ctypes.create_string_buffer(8))==0)",
+    "out of band": "a,b=socket.socketpair(); a.send(b'x', socket.MSG_OOB); breach()",
+    "out of band, to the host": "socket.socket(fileno=os.dup(3)).send(b'x', socket.MSG_OOB); breach()",
+    "heard out of band": "a,b=socket.socketpair(); a.send(b'xy'); b.recv(1, socket.MSG_OOB | socket.MSG_DONTWAIT); breach()",
+    "a whiteout": "import stat; open('a','w').close(); r=sysc(316,-100,b'a',-100,b'b',4); breach(r==0 and stat.S_ISCHR(os.lstat('a').st_mode) and open('a','rb').read(1))",
+    "machine code of its own": """
+import mmap
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(b'\\xb8\\x29\\x00\\x00\\x00\\xbf\\x02\\x00\\x00\\x00\\xbe\\x01\\x00\\x00\\x00\\x31\\xd2\\x0f\\x05\\xc3')  # socket(2, 1, 0)
+breach(ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() >= 0)""",
+    "a page at zero": "breach(sysc(9, 0, 4096, 7, 0x32, -1, 0) == 0)",
+    "memory that isn't reserved": "_libc.syscall.restype=ctypes.c_long; breach(sysc(9, 0, 1<<40, 3, 0x4022, -1, 0) > 0)",
+    "memory by brk": "_libc.sbrk.restype=ctypes.c_void_p; breach(_libc.sbrk(ctypes.c_long(1<<38)) not in (None, 2**64-1))",
+    "a stack of a terabyte": "threading.stack_size(1<<40); t=threading.Thread(target=int); t.start(); breach()",
+    "timers without number": "n=0\nwhile n < 5000 and sysc(222, 1, None, ctypes.create_string_buffer(8)) == 0: n += 1\nbreach(n if n >= 5000 else 0)",
+    "the trainer's root": "breach(os.listdir('/proc/{host}/root')); breach(os.listdir('/proc/1/cwd'))",
+    "the trainer's descriptors": "breach(open('/proc/{host}/fd/0', 'rb'))",
+    "threads of the trainer": "breach(os.listdir('/proc/{host}/task'))",
+    "a lease": "import fcntl; open('a','w').close(); fd=os.open('a', os.O_RDONLY); fcntl.fcntl(fd, 1024, 1); breach()",
+    "another signal for a file": "import fcntl; fcntl.fcntl(3, 10, 9); breach()",
+    "news of a socket": "import fcntl; fcntl.ioctl(3, 0x5452, (1).to_bytes(4,'little')); breach()",
+    "a folder that can't be changed": "import fcntl; fd=os.open('.', os.O_RDONLY); fcntl.ioctl(fd, 0x40086602, (0x10).to_bytes(8,'little')); breach()",
+    "a copy on write": "import fcntl; open('a','w').write('x'*9999); b=open('b','w'); fcntl.ioctl(b.fileno(), 0x40049409, os.open('a', os.O_RDONLY)); breach()",
+    "where memory lies": "breach(sysc(238, 2, ctypes.create_string_buffer(8), 64)==0); breach(sysc(237, 0, 4096, 2, None, 0, 0)==0); breach(sysc(279, {host}, 1, ctypes.create_string_buffer(8), None, ctypes.create_string_buffer(8), 0)==0)",
+    "memory of the dying": "breach(sysc(448, 3, 0)==0); breach(sysc(453, 0, 4096, 0)>0)",
+    "a tracer of its choice": "breach(_libc.prctl(0x59616d61, ctypes.c_ulong(-1), 0, 0, 0)==0)",
+    "its own memory map": "breach(_libc.prctl(35, 1, 0x1000, 0, 0)==0); breach(_libc.prctl(62, 1, 0, 0, 0)==0); breach(_libc.prctl(57, 1, 0, 0, 0)==0)",
+    "a pipe with a name": "os.mkfifo('p'); breach()",
+    "a socket with a name of its own": "s=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]; s.bind('s'); breach()",
+    "more processors": "os.sched_setaffinity(0, range(os.cpu_count())); breach()",
+    "a quieter end": "open('/proc/self/oom_score_adj','w').write('-1000'); breach(); breach(os.open('/proc/self/coredump_filter', os.O_WRONLY))",
+    "groups of processes": "os.makedirs('/sys/fs/cgroup/mine'); breach()",
+    "names that are no text": """
+os.mkdir(b'\\xff\\xfe'); os.mkdir(b'a\\nb'); os.mkdir('x' * 255); os.symlink('/' * 4000, 'l'); open(b'\\xff\\xfe/\\x80', 'w').write('x' * 9999)
+os.rename('x' * 255, '\\udcff'); os.symlink('.', 'round'); os.chdir('round/round/round')""",
+    "links without number": "open('a','w').close()\nfor n in range(10**6): os.link('a', str(n))",
+    "links that are long": "for n in range(10**6): os.symlink('x' * 4000, str(n))",
+    "a file cut out of another": "f=open('a','wb'); f.write(b'x'*9999); f.flush(); breach(sysc(285, f.fileno(), 0, 0, 1<<40) == 0)",
+}
+
+HABITS = {
+    "another compile": "import builtins; builtins.compile = builtins.exec = builtins.open = lambda *a, **k: 1 / 0",
+    "text of another kind": "sys.stdout.reconfigure(encoding='utf-16', errors='strict', newline='\\r\\n')",
+    "text that isn't written": "sys.stdout.write = lambda *a: None; sys.stdout.flush = lambda: 1 / 0",
+    "text cut loose": "sys.stdout.detach()",
+    "text through another door": "import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8'); print('x')",
+    "a thread that never lets go": """
+sys.setswitchinterval(10**6)
+def f():
+    while True: pass
+threading.Thread(target=f, daemon=True).start()""",
+    "threads that spin": """
+def f():
+    while True: sum(range(999))
+for _ in range(8): threading.Thread(target=f, daemon=True).start()""",
+    "a guest that no longer listens": """
+import gc
+next(type(o) for o in gc.get_objects() if type(o).__name__ == 'Guest')._run = lambda self, source: None""",
+    "a thief at the line": """
+line = socket.socket(fileno=os.dup(3))
+def f():
+    while True: line.recv(1)
+threading.Thread(target=f, daemon=True).start()""",
+    "a babbler at the line": """
+line = socket.socket(fileno=os.dup(3))
+def f():
+    while True: time.sleep(0.001); line.send(b'x')
+threading.Thread(target=f, daemon=True).start()""",
+    "a timer that kills": """
+event = ctypes.create_string_buffer((0).to_bytes(8, 'little') + (9).to_bytes(4, 'little') + (0).to_bytes(52, 'little'), 64)
+timer = ctypes.create_string_buffer(8)
+sysc(222, 1, event, timer); sysc(223, int.from_bytes(timer.raw[:4], 'little'), 0, ctypes.create_string_buffer(bytes(16) + (0).to_bytes(8, 'little') + (10**7).to_bytes(8, 'little'), 32), None); time.sleep(0.001)""",
+    "no cpuid": "sysc(158, 0x1012, 0); np.linalg.inv(np.eye(50))",
+    "a list of locks in a circle": """
+ring = ctypes.create_string_buffer(24); address = ctypes.addressof(ring)
+ring.raw = address.to_bytes(8, 'little') + bytes(16)
+def f(): sysc(273, ring, 24)
+t = threading.Thread(target=f); t.start(); t.join()""",
+    "a stack for signals that isn't there": "sysc(131, ctypes.create_string_buffer((4096).to_bytes(8,'little') + bytes(8) + (65536).to_bytes(8,'little'), 24), None)\nwhile True: pass",
+    "the ground gone": "_libc.munmap(ctypes.c_void_p(id(None) & ~4095), ctypes.c_size_t(4096)); x = [None]",
+    "a map of a file that has no room": """
+import mmap
+for n in range(9):
+    f = open(str(n), 'wb+'); f.truncate(30 * 2**20); m = mmap.mmap(f.fileno(), 0)
+    for at in range(0, 30 * 2**20, 4096): m[at] = 1""",
+    "less CPU time": "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
+    "a deaf ear for the end of CPU time": "import resource; signal.signal(signal.SIGXCPU, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass",
+    "less memory": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1, 1))",
+    "fewer files": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))",
+    "no stack": "import resource; resource.setrlimit(resource.RLIMIT_STACK, (4096, 4096))\ndef f(n): return f(n + 1)\nf(0)",
+    "stopped like at a terminal": "os.kill(os.getpid(), signal.SIGTSTP); time.sleep(0.1)",
+    "a library of its own": "open('numpy.py','w').write('raise SystemExit'); sys.path.insert(0, os.getcwd()); sys.modules.pop('numpy'); import numpy",
+    "warnings as errors": "import warnings; warnings.simplefilter('error'); warnings.formatwarning = None; warnings.showwarning = lambda *a: 1 / 0; warnings.warn('x')",
+    "seeds that can't be": "import random; random.seed = np.random.seed = None; random.random = None",
+    "a figure that shows itself": """
+from matplotlib.figure import Figure
+class F(Figure):
+    def draw(self, renderer): plt.show()
+plt.figure(FigureClass=F); plt.show()""",
+    "a window of a lie": "display(type('P', (Image.Image,), {{'size': (9, 9), 'mode': 'RGB', 'im': None}})(), type('R', (), {{'__repr__': lambda s: 'x' * 10**8}})())",
+    "a display that never ends": "display(type('R', (), {{'__repr__': lambda s: __import__('time').sleep(99)}})())",
+}
