@@ -58,7 +58,7 @@ OWNERS = {
     "transformers": ("model",),
     "tokenizers": ("chat.tokens", "model._tiny_tokenizer"),
     "peft": ("model._adapters",),
-    "safetensors": ("model._adapters",),
+    "safetensors": ("model._adapters", "model.layerwise"),
     "jinja2": ("view.page",),
     "tensorboard": ("trackers.tensorboard",),
     "wandb": ("trackers.wandb",),

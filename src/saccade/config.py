@@ -18,10 +18,10 @@ from saccade.plugins import nearest
 from saccade.sections import Count as Count
 from saccade.sections import Decay, NotNegative, Positive
 from saccade.sections import Section as Section
+from saccade.sections import Select as Select
 from saccade.sections import Share as Share
 from saccade.sections import Whole as Whole
 from saccade.sections import World as World
-from saccade.types import End
 
 PACKAGED = Path(__file__).parent / "recipes"
 
@@ -118,22 +118,6 @@ class Advantage(Section):
     reward_scale: Positive = 1.0
     reward_bias: float = 0.0
     reward_clip: Positive = 20.0
-
-
-class Select(Section):
-    """Which groups are learned from."""
-
-    oversample: Annotated[float, Field(ge=1)] = 1.0
-    overlaunch: Annotated[float, Field(ge=1)] = 1.0  # groups begun per group wanted: the last to end are cancelled
-    drop_ends: tuple[End, ...] = (End.TOOL_BROKEN, End.ABORTED, End.LENGTH)
-    must_show_image: bool = False  # drops episodes in which no tool showed a picture, to the model or to a sub-agent
-    max_tokens: Whole = 0  # drops episodes with a longer conversation, in expanded tokens; 0 = none
-    min_spread: float = 1e-6  # groups whose rewards spread no wider are dropped; below 0 = none is
-    correct_with_negative_advantage: bool = False  # drops such episodes; the others keep their advantages
-    rank: Literal["none", "std"] = "none"
-    max_rounds: Count = 1  # of rolling out, while groups are missing
-    on_short: Literal["go_on", "stop"] = "go_on"  # where groups are still missing after the last round
-    spare: Literal["discard", "requeue"] = "discard"  # groups beyond what is wanted; requeue = their prompts come next
 
 
 class Loss(Section):

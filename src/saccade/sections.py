@@ -1,10 +1,12 @@
-"""What recipes are made of: the base of every section, its kinds of numbers, and the dials of needle worlds."""
+"""What recipes are made of: the base of sections, kinds of numbers, which groups are learned from, needle worlds."""
 
+import math
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from saccade.errors import ConfigError
+from saccade.types import End
 
 
 def _rising(span: tuple[int, int]) -> tuple[int, int]:
@@ -46,6 +48,32 @@ def made(kind: type[S], values: Any, place: str) -> S:
             known = f"; the keys are {', '.join(kind.model_fields)}" if len(first["loc"]) == 1 else ""
             raise ConfigError(f"{place}: there is no key {key!r}{known}") from error
         raise ConfigError(f"{place}: {key} can't be used: {first['msg'].lower()}") from error
+
+
+class Select(Section):
+    """Which groups are learned from."""
+
+    oversample: Annotated[float, Field(ge=1)] = 1.0
+    overlaunch: Annotated[float, Field(ge=1)] = 1.0  # groups begun per group wanted: the last to end are cancelled
+    drop_ends: tuple[End, ...] = (End.TOOL_BROKEN, End.ABORTED, End.LENGTH)
+    must_show_image: bool = False  # drops episodes in which no tool showed a picture, to the model or to a sub-agent
+    max_tokens: Whole = 0  # drops episodes with a longer conversation, in expanded tokens; 0 = none
+    min_spread: float = 1e-6  # groups whose rewards spread no wider are dropped; below 0 = none is
+    correct_with_negative_advantage: bool = False  # drops such episodes; the others keep their advantages
+    rank: Literal["none", "std"] = "none"
+    max_rounds: Count = 1  # of rolling out, while groups are missing
+    on_short: Literal["go_on", "stop"] = "go_on"  # where groups are still missing after the last round
+    spare: Literal["discard", "requeue"] = "discard"  # groups beyond what is wanted; requeue = their prompts come next
+
+    def launched(self, wanted: int) -> tuple[int, int]:
+        """How many groups a round waits for where `wanted` are missing, and how many it begins.
+
+        >>> Select(oversample=1.5, overlaunch=1.25).launched(2)
+        (3, 4)
+        """
+        awaited = round(wanted * self.oversample)
+        # Upwards: else an overlaunch of few groups would begin none more. 10 times 1.1 is a little more than 11.
+        return awaited, math.ceil(round(awaited * self.overlaunch, 6))
 
 
 class Pictures(Section):

@@ -1,5 +1,6 @@
 """Every benchmark runs, at a size that takes seconds, and says what it measured."""
 
+import asyncio
 import importlib
 import json
 import sys
@@ -159,3 +160,67 @@ def test_scoring(run):
     rows = run("scoring", "--rounds", "1", "--samples", "30")
     assert [row["benchmark"] for row in rows] == list(plugins.names("evaluation.benchmarks"))
     assert all(row["samples"] == 30 and row["tolerant CPU s"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_staleness(run, tmp_path):
+    world = "world={train: 1, seconds: 16, events: [1, 2], pixels: 32, fps: 2, tasks_per_video: 2}"
+    small = (world, "rl.prompts=2", "rl.group=2", "sampling.max_tokens=8", "gating.frames=[4]")
+    turns, late = run("staleness", "--rounds", "1", "--steps", "5", *small)
+    assert (turns["versions late"], turns["times faster"]) == (0, 1)
+    assert late["versions late"] == 1
+    assert all(row["steps/hour"] > 0 and 0 <= row["waiting for rollouts"] < 1 for row in (turns, late))
+    assert len(json.loads((tmp_path / "staleness.rewards.json").read_text())["rows"]) == 5
+
+
+@pytest.mark.slow
+def test_who_samples_elsewhere_has_weights_of_its_own(run, tiny_folder):
+    """Its replies are the local engine's: those of the weights that were published, and not of those being trained."""
+    from saccade.config import Model
+    from saccade.engines.local import local
+    from saccade.ledger import Ledger
+    from saccade.model.backbone import Backbone
+    from saccade.testing import PaintedMedia
+    from saccade.types import Message, Sampling
+
+    backbone = Backbone(Model(path=tiny_folder, threads=1))
+    asked = Ledger(segments=(backbone.renderer.render(Ledger(), (Message(role="user", parts=("What?",)),)),))
+    sampling = Sampling(max_tokens=12, seed=3, forbidden_ids=backbone.renderer.forbidden_ids)
+
+    async def body():
+        here, there = local(backbone, PaintedMedia()), importlib.import_module("_elsewhere").Elsewhere(backbone)
+        first = await here.generate(asked, sampling)
+        with torch.no_grad():
+            for parameter in backbone.parameters:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        await here.publish(None, 1)
+        second = await here.generate(asked, sampling)
+        late = await there.generate(asked, sampling)
+        under_way = asyncio.create_task(there.generate(asked, sampling))
+        await asyncio.sleep(0)
+        await there.publish(None, 1)
+        found = await there.generate(asked, sampling)
+        early = await under_way
+        await there.close()
+        return first, second, late, early, found
+
+    first, second, late, early, found = asyncio.run(body())
+    assert first.tokens == late.tokens == early.tokens != second.tokens
+    assert (late.version, early.version, found.version) == (0, 0, 1)
+    assert found.tokens == second.tokens
+    assert found.logprobs == pytest.approx(second.logprobs, abs=1e-4)
+
+
+def test_a_share_of_rewards_is_inside_the_band_of_the_other_seeds(run):
+    """Ten steps of two seeds, worked out by hand: windows of two steps."""
+    module = importlib.import_module("staleness")
+
+    def took(*rewards, end=1.0):
+        rows = [{"reward": each} for each in rewards for _ in range(2)]
+        return module.Took(ends=[end * each for each in range(10)], rows=rows)
+
+    turns, late = [took(0, 1, 2, 3, 4), took(1, 1, 3, 3, 5)], [took(0, 1, 3, 3, 6), took(1, 2, 4, 3, 6)]
+    rows = module.curves({"in turns": turns, "late": late})
+    assert [row["late, mean"] for row in rows] == [0.5, 1.5, 3.5, 3.0, 6.0]
+    assert [row["inside"] for row in rows] == [True, False, False, True, False]
+    assert took(0, 0, 0, 0, 0, end=2.5).seconds == 2.5

@@ -11,6 +11,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from saccade import stages
 from saccade.errors import RunError
+from saccade.model import layerwise
 from saccade.training import checkpoint
 from saccade.training.optim import Optimizer
 
@@ -74,7 +75,7 @@ def test_steps_are_in_the_order_of_their_numbers(tmp_path):
 # ---- kills -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["save_pretrained", "torch.save", "rename"])
+@pytest.mark.parametrize("where", ["save_file", "torch.save", "rename"])
 def test_a_kill_while_writing_leaves_the_old_one(tmp_path, stage, optimizer, monkeypatch, where):
     first = save(tmp_path, 1, stage, optimizer)
     files = sorted(path.name for path in first.folder.iterdir())
@@ -83,10 +84,8 @@ def test_a_kill_while_writing_leaves_the_old_one(tmp_path, stage, optimizer, mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        if where == "save_pretrained":
-            patch.setattr(stage.backbone.model, "save_pretrained", kill)
-        else:
-            patch.setattr(*{"torch.save": (torch, "save"), "rename": (os, "replace")}[where], kill)
+        places = {"save_file": (layerwise, "save_file"), "torch.save": (torch, "save"), "rename": (os, "replace")}
+        patch.setattr(*places[where], kill)
         with pytest.raises(Killed):
             save(tmp_path, 2, stage, optimizer)
     assert checkpoint.newest(tmp_path) == first

@@ -7,6 +7,7 @@ import pytest
 from training_cases import Recorder, turns, with_score
 
 from saccade.algorithms.gating import draw
+from saccade.config import Select
 from saccade.errors import EngineError, RunError
 from saccade.training import checkpoint
 from saccade.training.lots import draw_lot, roll_out
@@ -194,7 +195,7 @@ def slow(home, place, *overrides):
 @pytest.mark.parametrize("spare", ["discard", "requeue"])
 def test_a_step_does_not_wait_for_its_slowest_group(home, spare):
     place = lonely(home)
-    stage = slow(home, place, "rl.prompts=3", f"rl.select={{overlaunch: 1.34, spare: {spare}}}")
+    stage = slow(home, place, "rl.prompts=3", f"rl.select={{overlaunch: 1.3, spare: {spare}}}")
     places = (place, *[each for each in range(12) if each != place][:3])
     lot, prompts = lot_of(stage, home, Prompts(cursor=12, front=places))
     assert sorted(placed(home, lot)) == sorted(places[1:])
@@ -217,12 +218,28 @@ def test_attempts_that_had_ended_are_not_cancelled_with_their_group(home):
             return await super().generate(ledger, sampling)
 
     place = lonely(home)
-    stage = slow(home, place, "rl.prompts=3", "rl.select={overlaunch: 1.34}", "agent.settings.max_turns=0")
+    stage = slow(home, place, "rl.prompts=3", "rl.select={overlaunch: 1.3}", "agent.settings.max_turns=0")
     engine = Half(stage.engine.engine)
     engine.task, engine.stage = stage.engine.task, stage
     places = (place, *[each for each in range(12) if each != place][:3])
     lot, _ = lot_of(replace(stage, engine=engine), home, Prompts(cursor=12, front=places))
     assert (lot.measured["groups/cancelled"], lot.measured["episodes/cancelled"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("oversample", "overlaunch", "wanted", "launched"),
+    [
+        (1.0, 1.0, 8, (8, 8)),
+        (1.5, 1.0, 8, (12, 12)),
+        (1.0, 1.25, 8, (8, 10)),
+        (1.0, 1.25, 2, (2, 3)),  # few groups, one of them slow
+        (1.0, 1.25, 1, (1, 2)),
+        (1.0, 1.1, 10, (10, 11)),  # 11.000000000000002, in floating point
+        (1.5, 1.25, 8, (12, 15)),
+    ],
+)
+def test_more_groups_are_begun_than_waited_for(oversample, overlaunch, wanted, launched):
+    assert Select(oversample=oversample, overlaunch=overlaunch).launched(wanted) == launched
 
 
 def test_a_lot_holds_the_tokens_of_all_its_conversations(home):
@@ -238,7 +255,7 @@ def test_whoever_is_waited_for_is_not_cancelled(home):
 
 
 def test_what_fails_while_others_are_waited_for_is_raised(home):
-    stage = slow(home, lonely(home), "rl.prompts=3", "rl.select.overlaunch=1.34")
+    stage = slow(home, lonely(home), "rl.prompts=3", "rl.select.overlaunch=1.3")
     stage = replace(stage, score=lambda episode, task: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         lot_of(stage, home)

@@ -49,29 +49,29 @@ def attach(model: nn.Module, text: nn.Module, rank: int) -> None:
 
 def adapters(model: nn.Module) -> dict[str, Tensor]:
     """The adapters' own weights by name; empty for a model without."""
-    return {name: value for name, value in model.state_dict().items() if _ADAPTER in name}
+    return {name: value for name, value in model.state_dict().items() if is_adapter(name)}
 
 
-@torch.no_grad()
-def merged(model: nn.Module) -> dict[str, Tensor]:
-    """The state that a model without adapters needs to compute the same: adapters added to the weights they adapt."""
-    state = {}
-    deltas = {f"{name}.base_layer.weight": layer for name, layer in _layers(model).items()}
-    for name, value in model.state_dict().items():
-        if _ADAPTER in name:
-            continue
-        if name in deltas:
-            # Added in float32 and rounded once.
-            value = (value.float() + deltas[name].get_delta_weight("default").float()).to(value.dtype)
-        state[name.replace(_BASE, ".")] = value
-    return state
+def is_adapter(name: str) -> bool:
+    """Whether a weight is part of an adapter."""
+    return _ADAPTER in name
 
 
-def save(model: nn.Module, folder: Path, base: Path) -> None:
-    """Write the adapters beside merged weights, and where the weights are that they adapt."""
-    values = {name: value.contiguous() for name, value in adapters(model).items()}
+def plain(name: str) -> str:
+    """What a weight is called in a model without adapters."""
+    return name.replace(_BASE, ".")
+
+
+def adapted(model: nn.Module) -> dict[str, Any]:
+    """The adapted layers of a model, by the names of the weights that they adapt."""
+    return {f"{name}{_BASE}weight": layer for name, layer in _layers(model).items()}
+
+
+def save(values: Mapping[str, Tensor], folder: Path, base: Path) -> None:
+    """Write adapters by name beside merged weights, and where the weights are that they adapt."""
     beside = os.path.relpath(base, folder.resolve())  # which a run that holds both keeps when it is moved
-    save_file(values, folder / FILE, metadata={_BASE_FOLDER: str(base), _BASE_BESIDE: beside})
+    held = {name: value.contiguous() for name, value in values.items()}
+    save_file(held, folder / FILE, metadata={_BASE_FOLDER: str(base), _BASE_BESIDE: beside})
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ depends on state that a module remembers from its last call.
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from saccade.chat.render import ChatRenderer, load_renderer
 from saccade.config import Model
 from saccade.errors import ModelError, boundary
 from saccade.ledger import Picture
-from saccade.model import _adapters
+from saccade.model import _adapters, layerwise
 
 _WORDS = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor: they go with the weights
 _ATTENTION = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
@@ -195,15 +195,29 @@ class Backbone:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder that opens like the one that was loaded; adapters are merged into its weights."""
+        """Write a Hugging Face folder that opens like the one that was loaded; adapters are merged into its weights.
+
+        Where weights are divided among processes all of them must call it, and the first writes (see `layerwise`).
+        """
         with boundary(ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            self.model.save_pretrained(folder, state_dict=_adapters.merged(self.model))
-            if self.settings.lora_rank:
-                _adapters.save(self.model, folder, self._base)
-            for name, content in self._words.items():
-                if not (folder / name).exists():
-                    (folder / name).write_bytes(content)
+            adapters = {name: layerwise.whole(value) for name, value in _adapters.adapters(self.model).items()}
+            if layerwise.is_first():
+                self._save_words(folder, adapters)
+            layerwise.write(self.model, folder)
+
+    def _save_words(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
+        """Write everything but the weights: what they are, adapters, tokenizer, template."""
+        config = self.model.config
+        config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
+        config.dtype = self.model.dtype
+        config.save_pretrained(folder)
+        self.model.generation_config.save_pretrained(folder)
+        if adapters:
+            _adapters.save(adapters, folder, self._base)
+        for name, content in self._words.items():
+            if not (folder / name).exists():
+                (folder / name).write_bytes(content)
 
     def features(self, pictures: Sequence[Picture], pixels: Pixels) -> list[Features]:
         """The features of each picture, in passes of the vision tower that are bounded in size."""

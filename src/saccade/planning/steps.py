@@ -81,7 +81,7 @@ class Memory:
 def rollouts(recipe: Recipe, attempt: Attempt) -> Rollouts:
     """What a step of RL begins to roll out; with oversampling and overlaunching more prompts than it trains."""
     group, sub, select = recipe.rl.group, attempt.sub, recipe.rl.select
-    talks = attempt.dealt(round(round(recipe.rl.prompts * select.oversample) * select.overlaunch))
+    talks = attempt.dealt(select.launched(recipe.rl.prompts)[1])
     asked = len(talks) * group * attempt.subs
     return Rollouts(
         groups=len(talks),

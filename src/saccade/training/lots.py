@@ -75,8 +75,8 @@ async def draw_lot(
     ended: Counter[int] = Counter()
     wanted, rounds, chosen = settings.prompts, 0, select([], settings.select, target=settings.prompts)
     while chosen.missing and rounds < settings.select.max_rounds:
-        awaited = round(wanted * settings.select.oversample)
-        places, prompts = prompts.take(round(awaited * settings.select.overlaunch))
+        awaited, begun = settings.select.launched(wanted)
+        places, prompts = prompts.take(begun)
         rolled = await roll_out(stage, tasks, places, number, earlier=found, enough=awaited, run=run, ended=ended)
         late += [place for place in places if place not in rolled]
         found |= rolled

@@ -1,0 +1,154 @@
+"""Steps per hour and rewards of RL that rolls out while it learns, beside RL that does both in turns.
+
+    python benchmarks/staleness.py                                     # a model that knows nothing: speed alone
+    python benchmarks/staleness.py --run runs/demo                     # from the run's cold start, by its recipe
+    python benchmarks/staleness.py --run runs/demo --steps 60          # long enough for rewards to be compared
+    python benchmarks/staleness.py --run runs/a engine.name=vllm       # with a server, where `saccade serve` runs one
+
+Both sides run the same steps from the same weights, for each seed one after the other. They sample from weights of
+their own in a process of its own, or from the servers of the recipe; `--wait` lets every reply take longer, as one of
+a larger model does. A speed is that of all steps but the first and the last, whose rollouts have nothing beside them.
+Rewards are means over a fifth of the steps: the mean of the late side's seeds should lie between the lowest and the
+highest seed of the other side. Settings come last, dotted.
+"""
+
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import machine, parser, show
+from _elsewhere import Elsewhere
+
+from saccade import stages
+from saccade.config import Recipe, load_recipe
+from saccade.data.rows import read_tasks
+from saccade.training import rl
+
+SEEDLING = (  # every group is learned from, whatever a model that knows nothing says
+    "world={train: 8, validation: 1, test: 1}",
+    "rl.select={oversample: 1, min_spread: -1, drop_ends: []}",
+)
+WINDOWS = 5  # over which rewards are averaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """A run: when each of its steps had ended (seconds), and what was measured of it."""
+
+    ends: Sequence[float]
+    rows: Sequence[Mapping[str, float]]
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return (self.ends[-2] - self.ends[0]) / (len(self.ends) - 2)
+
+    def mean(self, *names: str) -> float:
+        """What the named figures add up to, on average, in the steps that count."""
+        return statistics.mean(sum(row[name] for name in names) for row in self.rows[1:-1])
+
+    def rewards(self) -> list[float]:
+        """The mean of each window."""
+        edges = [len(self.rows) * window // WINDOWS for window in range(WINDOWS + 1)]
+        return [
+            statistics.mean(row["reward"] for row in self.rows[start:stop]) for start, stop in itertools.pairwise(edges)
+        ]
+
+
+def begun(run: Path | None, folder: Path, settings: Sequence[str]) -> tuple[Recipe, Path, Path]:
+    """The recipe, the folder that its paths start at, and the weights to begin with: a run's, or made in `folder`."""
+    if run is not None:
+        recipe = load_recipe(str(run / "recipe.yaml"), settings)
+        return recipe, run, stages.latest(run, "sft") or stages.model_of(run, recipe)
+    recipe = load_recipe("tiny/para_grpo", [*SEEDLING, *settings])
+    stages.world(folder / "world", recipe, told=lambda *_: None)
+    stages.tiny_model(folder / "model", recipe, traces=folder / "world/train/traces.jsonl")
+    return stages.with_paths(recipe, folder=folder, world=folder / "world"), folder, folder / "model"
+
+
+def trained(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> Took:
+    """Train by the recipe, and throw away what comes of it."""
+    ends: list[float] = []
+    rows: list[Mapping[str, float]] = []
+
+    def log(values: Mapping[str, float]) -> None:
+        ends.append(time.perf_counter())
+        rows.append(values)
+
+    stage = stages.load(recipe, weights)
+    if not stage.engine.own_weights:
+        stage = replace(stage, engine=Elsewhere(stage.backbone, wait))
+    tasks = read_tasks(stages.named(home, str(recipe.data.train), "data.train"))
+    with tempfile.TemporaryDirectory() as folder:
+        stages.finish(stage, rl.train(stage, tasks, folder=Path(folder), log=log))
+    return Took(ends=ends, rows=rows)
+
+
+def speeds(found: Mapping[str, Sequence[Took]]) -> list[dict[str, Any]]:
+    """A line for each side; the first is the baseline."""
+    seconds = {name: statistics.median(took.seconds for took in runs) for name, runs in found.items()}
+    base = next(iter(seconds.values()))
+    return [
+        {
+            "side": name,
+            "steps/hour": 3600 / seconds[name],
+            "times faster": base / seconds[name],
+            "s a step": seconds[name],
+            "waiting for rollouts": statistics.median(
+                took.mean("seconds/rollout") / took.mean("seconds/rollout", "seconds/train", "seconds/publish")
+                for took in runs
+            ),
+            "versions late": max(row.get("staleness_max", 0.0) for took in runs for row in took.rows),
+            "runs": len(runs),
+        }
+        for name, runs in found.items()
+    ]
+
+
+def curves(found: Mapping[str, Sequence[Took]]) -> list[dict[str, Any]]:
+    """A line for each window: the band of the first side's seeds, and the mean of the other's."""
+    turns, late = ([took.rewards() for took in runs] for runs in found.values())
+    lines = []
+    for window in range(WINDOWS):
+        band, mean = [one[window] for one in turns], statistics.mean(one[window] for one in late)
+        line = {"fifth of the steps": window + 1, "in turns, lowest": min(band), "in turns, highest": max(band)}
+        lines.append(line | {"late, mean": mean, "inside": min(band) <= mean <= max(band)})
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run both sides for every seed."""
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--run", type=Path, help="a run whose cold start has ended, such as runs/demo")
+    options.add_argument("--steps", type=int, default=12, help="of each run, at least five")
+    options.add_argument("--staleness", type=int, default=1, help="versions that rolling out may be ahead")
+    options.add_argument("--wait", type=float, default=0.0, help="seconds that every reply takes more")
+    options.add_argument("settings", nargs="*", help="such as rl.prompts=4")
+    options.set_defaults(threads=1)  # whoever samples needs a core as well
+    chosen = options.parse_args(arguments)
+    if chosen.steps < WINDOWS:
+        options.error(f"--steps must be at least {WINDOWS}")
+    torch.set_num_threads(chosen.threads)
+    fixed = (f"rl.steps={chosen.steps}", f"rl.save_every={chosen.steps}", f"model.threads={chosen.threads}")
+    sides = {"in turns": 0, f"at most {chosen.staleness} late": chosen.staleness}
+    found: dict[str, list[Took]] = {name: [] for name in sides}
+    with tempfile.TemporaryDirectory() as name:
+        recipe, home, weights = begun(chosen.run, Path(name), [*fixed, *chosen.settings])
+        for seed in range(chosen.rounds):
+            for side, most in sides.items():
+                settings = recipe.rl.model_copy(update={"max_staleness": most})
+                one = recipe.model_copy(update={"seed": seed, "rl": settings})
+                found[side].append(trained(one, home, weights, wait=chosen.wait))
+    size = f"{recipe.rl.prompts} groups of {recipe.rl.group}, {chosen.steps} steps, {chosen.rounds} seeds"
+    show(f"Rewards: {size}", curves(found), machine(), chosen.out and chosen.out.with_suffix(".rewards.json"))
+    show(f"Speed: {size}", speeds(found), machine(), chosen.out)
+
+
+if __name__ == "__main__":
+    main()
