@@ -33,7 +33,9 @@ def progress(label: str, total: int | None = None) -> Iterator[Advance]:
 
 def print_table(table: Table) -> None:
     """A table as wide as the terminal, or as a log is."""
-    out.print(table, width=None if out.is_terminal else LOG_WIDTH)
+    if not out.is_terminal:
+        out.width = LOG_WIDTH  # a width that is given to print can only be less than the console's own
+    out.print(table)
 
 
 def show(grids: Iterable[Any]) -> None:
