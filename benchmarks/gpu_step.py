@@ -81,6 +81,7 @@ def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recip
         "tools.crop_video.pixels": [784, sizes.pixels],
     }
     changes = {
+        "engine.name": "local",
         "model.path": folder,
         "model.device": options.device,
         "model.dtype": options.dtype,
@@ -88,6 +89,7 @@ def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recip
         "model.lora_rank": 0 if options.lora_rank is None else options.lora_rank,
         "sampling.max_tokens": sizes.new_tokens,
         "gating.frames": [],
+        "rl.max_staleness": 0,
         "rl.prompts": 1,
         "rl.group": sizes.group,
         "rl.row_tokens": sizes.row_tokens,

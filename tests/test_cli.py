@@ -13,6 +13,10 @@ from saccade import cli, config, doctor
 from saccade.runlog import Run
 
 
+def test_a_table_in_a_log_is_as_wide_as_a_log():
+    assert 80 < max(map(len, good("recipes").splitlines())) <= 120
+
+
 def test_help_needs_nothing_heavy():
     heavy = "[name for name in ('torch', 'transformers', 'av', 'numpy') if name in sys.modules]"
     code = f"import sys; from saccade import cli\ntry: cli.main()\nfinally: print({heavy})"

@@ -94,6 +94,8 @@ PUBLISHED = {
         "rl.loss.clip_low": 0.2,
         "rl.loss.clip_high": 0.2,
         "rl.loss.behaviour_cap": 5.0,
+        "rl.max_staleness": 2,
+        "engine.name": "vllm",
         "gating.frames": [4, 8, 16, 32, 64],
         "rewards.format.settings.lam": 0.5,
         "rewards.tools.settings.mode": "graded",

@@ -132,7 +132,7 @@ def test_folder_that_cannot_be_made(tmp_path, recipe, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(RunError, match="read-only file system; choose another folder with --out"):
+    with pytest.raises(RunError, match="read-only file system; choose another folder"):
         Run.create(tmp_path / "run", recipe)
 
 

@@ -367,3 +367,16 @@ def test_a_model_that_is_not_whole_is_refused_before_there_is_a_run(tmp_path, ti
     start = ["tiny/para_grpo", *SFT, "--model", model, "--world", world, "--out", tmp_path / "run"]
     assert sentence in bad("sft", *start)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_no_run_is_asked_without_a_server(tmp_path):
+    (tmp_path / "config.json").write_text('{"vision_config": {"patch_size": 16, "spatial_merge_size": 2}}')
+    name, here = stages.guessed(tmp_path)
+    assert (name, load_recipe(name, here).engine.name) == ("paravt/para_grpo", "local")
+
+
+def test_what_is_only_evaluated_may_name_another_engine_than_it_was_trained_with():
+    recipe = load_recipe("paravt/para_grpo", ["engine.name=local"])
+    preflight.check(recipe, graded=False)
+    with pytest.raises(ConfigError, match=r"rl\.max_staleness=2 needs an engine with weights of its own"):
+        preflight.check(recipe)

@@ -129,7 +129,9 @@ def data_world(
     with progress("world", world.train + world.validation + world.test) as advance:
         found = stages.world(folder, loaded, told=advance)
     what = {"video": "clips", "image": "pictures"}[world.media]
-    out.print(f"wrote {escape(str(folder))}: {found.clips} {what}, {found.tasks} tasks, sound", soft_wrap=True)
+    splits = ", ".join(f"{count} {split}" for split, count in found.clips.items())
+    counts = f"{sum(found.clips.values())} {what} ({splits}), {sum(found.tasks.values())} tasks, sound"
+    out.print(f"wrote {escape(str(folder))}: {counts}", soft_wrap=True)
 
 
 # ---- learning and judging ------------------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def _check_agents(recipe: Recipe) -> None:
 def _check_engine(recipe: Recipe, *, graded: bool) -> None:
     made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None, context=0)
     kind: Any = made.func  # a class
-    rl_training.check_engine(recipe, kind)
-    if graded:  # a cold start samples nothing
+    if graded:  # what is not to be trained on may be sampled in any way
+        rl_training.check_engine(recipe, kind)
         check_neutral(made.keywords)
 
 

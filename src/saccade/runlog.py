@@ -41,8 +41,8 @@ MENDS = {
     errno.ENOSPC: f"free some space, {GO_ON}",
     errno.EDQUOT: f"free some space, {GO_ON}",
     errno.EFBIG: f"allow larger files (ulimit -f), {GO_ON}",
-    errno.EROFS: "choose another folder with --out",
-    errno.EACCES: "choose another folder with --out",
+    errno.EROFS: "choose another folder",
+    errno.EACCES: "choose another folder",
     errno.ENOTDIR: "a part of the path is a file",
 }
 

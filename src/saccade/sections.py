@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from saccade.errors import ConfigError
+from saccade.plugins import nearest
 from saccade.types import End
 
 
@@ -40,13 +41,16 @@ def made(kind: type[S], values: Any, place: str) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A key that is spelled wrong is missing, too: the wrong spelling says more.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "value_error":
             raise ConfigError(f"{place}: {first['ctx']['error']}") from error
         if first["type"] == "extra_forbidden":
-            known = f"; the keys are {', '.join(kind.model_fields)}" if len(first["loc"]) == 1 else ""
+            known = f"; {nearest(key, kind.model_fields)}" if len(first["loc"]) == 1 else ""
             raise ConfigError(f"{place}: there is no key {key!r}{known}") from error
+        if first["type"] == "missing":
+            raise ConfigError(f"{place}: the key {key!r} is missing") from error
         raise ConfigError(f"{place}: {key} can't be used: {first['msg'].lower()}") from error
 
 

@@ -117,7 +117,7 @@ def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
     if side <= TINY_TOKEN:
         return "tiny/para_grpo", ()
     here = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
-    return "paravt/para_grpo", here
+    return "paravt/para_grpo", ("engine.name=local", *here)
 
 
 def asking(model: str | Path, *, recipe: str = "", settings: Sequence[str] = ()) -> RolloutStage:

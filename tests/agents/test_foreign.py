@@ -321,7 +321,7 @@ def test_a_protocol_of_your_own_with_a_reader_of_your_own(renderer, talk, tmp_pa
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("sintax: sage\n", "there is no key 'sintax'; the keys are syntax"),
+        ("sintax: sage\n", "there is no key 'sintax'; did you mean 'syntax'? Found: "),
         ("syntax: saga\n", "there is no 'saga' among the chat.syntaxes; did you mean 'sage'"),
         ("max_turns: -1\n", "max_turns can't be used"),
         ("teller: system\n", "teller can't be used"),

@@ -6,7 +6,7 @@ import pytest
 from lab_cases import SET, exam
 
 from saccade.lab.plan import Lab
-from saccade.lab.report import title_of_curve, write_report
+from saccade.lab.report import parts_of, title_of_curve, write_report
 from saccade.lab.run import note_start, planned
 
 
@@ -58,6 +58,8 @@ def test_numbers_stand_as_they_were_measured(lab_of, tmp_path):
     assert "{-1.21, +1.96}" in hot[4]
     found = {(row["table"], row["arm"], row.get("slice")): row for row in read(tmp_path)["tables"]}
     assert found["Accuracy, greedy", "hot", None]["after"]["each"] == [0.75, 1.0]
+    assert found["Accuracy, greedy", "hot", None]["against_baseline"]["each"] == [0.25, 0.5]
+    assert "against_baseline" not in found["Accuracy, greedy", "plain", None]
     assert found["Accuracy, greedy", "plain", None]["gain"]["mean"] == 0.25
     less = "Accuracy, greedy minus greedy, tools off, by frames in the overview"
     assert found[less, "plain", "K=4"]["after"]["mean"] == 0.5
@@ -103,6 +105,12 @@ def test_the_report_says_how_it_came_about(lab_of, tmp_path):
     assert facts["held-out tasks"] == "192 per seed, on 24 clips"
     assert "saccade" in facts["versions"]
     assert "planned" in facts["time"]
+
+
+def test_the_report_names_every_start_the_ones_that_others_go_on_from_too(lab_of):
+    found = {name: settings for name, _, settings in parts_of(lab_of(conditions=["two"]))}
+    assert "after: usual" in found["start: other"]
+    assert found["start: usual"] == "4 steps of SFT"
 
 
 def test_curves_have_titles():

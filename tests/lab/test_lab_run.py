@@ -14,7 +14,7 @@ from commands import bad, good, run
 from lab_cases import SET, SMALL
 
 from saccade.lab.plan import Lab
-from saccade.lab.pool import alone
+from saccade.lab.pool import alone, held
 from saccade.runlog import Run
 
 pytestmark = pytest.mark.slow
@@ -126,6 +126,31 @@ def test_a_folder_of_another_lab_is_refused(path, folder, tmp_path):
     with alone(folder):
         said = bad("lab", path, *SMALL, "--out", folder, "--resume")
     assert "another process is at work" in said
+
+
+def test_a_job_is_one_processes_work_and_without_its_parent_it_stops(path, folder):
+    """A worker outlives its killed parent by a step: whoever goes on must not work beside it, nor work for nobody."""
+    name = "seed-0/one/plain"
+    mark = folder / "jobs" / f"{name}.done.json"
+    kept = mark.read_text()
+    mark.unlink()
+    try:
+        with held(folder / "jobs" / f"{name}.lock", wait=False):
+            late = worker(folder, name, os.getpid())
+            with pytest.raises(subprocess.TimeoutExpired):
+                late.wait(15)
+            assert not mark.exists()
+        assert late.wait(60) == 0
+        assert mark.exists()
+        mark.unlink()
+        assert worker(folder, name, 1 << 30).wait(60) == 130  # no parent of that number: it is gone
+        assert not mark.exists()
+    finally:
+        mark.write_text(kept)
+
+
+def worker(folder, name, parent):
+    return subprocess.Popen([sys.executable, "-m", "saccade.lab.work", str(folder), name, str(parent)])
 
 
 # ---- stopped and killed ----------------------------------------------------------------------------------------------

@@ -255,6 +255,15 @@ HEDGES = {
         '[{"point_2d": [0.5, 0.5]}, {"point_2d": [0.1, 0.1]}]',
     ],
     Kind.OPEN: [
+        *(
+            "red or blue",
+            "blue or red",
+            "red/blue",
+            "red | blue",
+            "either red or blue",
+            "red and/or blue",
+            "red OR not",
+        ),
         "\u3164",
         "\u2800",
         "r\u0336e\u0336d\u0336",

@@ -60,6 +60,19 @@ def opened(body, gold, mode="f1"):
         ("yes", "yes, it is", 0.5),  # P 1, R 1/3: no hedge
         ("red yes", "red", 2 / 3),
         ("-$5", "$5", 0.0),
+        ("red or blue", "red", 0.0),  # worth the worst of what it offers
+        ("Either blue, or red.", "red", 0.0),
+        ("red/blue", "red", 0.0),
+        ("blue \uff5c red", "red", 0.0),
+        ("red and/or blue", "red", 0.0),
+        ("dark red or red", "dark red", 2 / 3),
+        ("red or", "red", 2 / 3),  # one answer, and a word too many
+        ("AC/DC", "AC DC", 1.0),  # all of it is the gold's
+        ("red or blue", "red or blue", 1.0),
+        ("a red or green one", "red or blue", 4 / 7),  # the gold leaves it open, too
+        ("1/2 cup", "1/2 of a cup", 6 / 7),
+        ("1/2 cup", "one half cup", 1 / 3),  # a number, no choice
+        ("for Orson", "Orson", 2 / 3),
         ("\u0663", "3", 1.0),
         ("\u0e14\u0e33", "\u0e14\u0e35", 0.0),  # Thai vowels are marks
     ],
@@ -76,7 +89,7 @@ def test_exact_is_all_or_nothing_and_ordered():
 
 @settings(deadline=None)
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_f1_is_symmetric_and_bounded(left, right):
+def test_f1_is_bounded_and_whole_for_the_gold_itself(left, right):
     value = opened(left, right)
     assert 0.0 <= value <= 1.0
     assert value == 0.0 or opened(left, left) == 1.0

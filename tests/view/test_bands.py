@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from saccade.view.bands import Dot, band, curves, dots, looks
+from saccade.view.plots import themed
 
 
 def rows(*values):
@@ -49,3 +50,9 @@ def test_any_name_can_stand_in_a_picture(name):
     ET.fromstring(svg)
     assert b"<script" not in svg
     assert svg == dots({name: {name: each}}, looks([name]), zero=True)
+
+
+def test_what_is_hollow_is_as_dark_as_the_page():
+    svg = dots({"a": {"b": [Dot(mean=0.5, tasks=None, seeds=None, hollow=True)]}}, looks(["b"]))
+    assert b"#ffffff" in svg
+    assert "fill: #ffffff" not in themed(svg)

@@ -31,10 +31,15 @@ def progress(label: str, total: int | None = None) -> Iterator[Advance]:
         yield begin(label, total)
 
 
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal, or as a log is."""
+    if not out.is_terminal:
+        out.width = LOG_WIDTH  # a width that is given to print can only be less than the console's own
+    out.print(table)
+
+
 def show(grids: Iterable[Any]) -> None:
     """Tables of texts (`evaluation.report.Grid`)."""
-    if not out.is_terminal:
-        out.width = LOG_WIDTH
     for grid in grids:
         table = Table(
             *map(escape, grid.header), title=escape(grid.title), title_justify="left", box=None, header_style="dim"
@@ -42,4 +47,4 @@ def show(grids: Iterable[Any]) -> None:
         for row in grid.rows:
             table.add_row(*map(escape, row))
         out.print()
-        out.print(table)
+        print_table(table)

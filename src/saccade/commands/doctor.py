@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.commands._terminal import LOG_WIDTH, ModelPath, Settings, out
+from saccade.commands._terminal import ModelPath, Settings, print_table
 from saccade.config import load_recipe
 from saccade.data.hub import HUB
 from saccade.errors import ConfigError, RunError
@@ -76,8 +76,6 @@ def _told(findings: "Iterable[Finding]", failed: str) -> None:
         bounds = [escape(each.wanted)] if wanted else []
         table.add_row(escape(each.name), escape(each.found), *bounds, verdict)
     bad = [each.name for each in found if not each.good]
-    if not out.is_terminal:
-        out.width = LOG_WIDTH
-    out.print(table)
+    print_table(table)
     if bad:
         raise RunError(failed.format(", ".join(bad)))

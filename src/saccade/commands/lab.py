@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from saccade.commands._terminal import out, show
+from saccade.commands._terminal import out, print_table, show
 from saccade.errors import RunError
 from saccade.view.live import lines, say
 
@@ -29,9 +29,9 @@ def lab(
     from saccade.lab.run import planned, prepare, run
 
     given = list(words or ())
-    name = given.pop(0) if given and "=" not in given[0] else None
-    if name is None:
+    if not given:
         return _list()
+    name = given.pop(0)
     chosen = Lab.of(name, quick=quick, settings=given, seeds=seeds, conditions=condition or ())
     folder = folder or Path("runs/lab") / (f"{chosen.name}-quick" if quick else chosen.name)
     chosen = chosen if plan else prepare(folder, chosen, resume=resume, again=seeds is None and not condition)
@@ -55,4 +55,4 @@ def _list() -> None:
     for name in set_names():
         costs = [f"{minutes(Lab.of(name, quick=quick).jobs()):.0f}" for quick in (False, True)]
         table.add_row(name, escape(read_set(name).title), *costs)
-    out.print(table)
+    print_table(table)

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from saccade.commands._terminal import RecipeName, Settings, err, out, show
+from saccade.commands._terminal import RecipeName, Settings, err, out, print_table, show
 from saccade.config import dump, load_recipe, recipe_names, recipe_path
 from saccade.errors import ConfigError, SaccadeError
 from saccade.view.live import say
@@ -24,7 +24,7 @@ def _list(ctx: typer.Context) -> None:
     for name in recipe_names():
         first = recipe_path(name).read_text(encoding="utf-8").splitlines()[0]
         table.add_row(name, escape(first.removeprefix("# ")))
-    out.print(table)
+    print_table(table)
 
 
 @recipes.command("show")

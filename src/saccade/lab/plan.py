@@ -169,7 +169,7 @@ class Lab:
             where = f"{' or '.join(self.conditions)}{' with --quick' if self.quick else ''}"
             raise ConfigError(f"{self.name} has no arm in {where}, so there is nothing to compare")
         world = self.start_recipe("usual").world
-        for start in self._starts():
+        for start in self.starts():
             preflight.check(self.start_recipe(start))
         for condition, arm in self.cells():
             recipe = self.recipe(condition, arm)
@@ -187,7 +187,7 @@ class Lab:
         found = [job for seed in seeds for job in (self._world(seed), *self._start_jobs(seed))]
         return [*found, *(job for seed in seeds for job in (*self._before(seed), *self._arm_jobs(seed)))]
 
-    def _starts(self) -> list[str]:
+    def starts(self) -> list[str]:
         """The starts that are needed, those that others go on from first."""
         used = {self.start_of(condition, arm) for condition, arm in self.cells()}
         used |= {after for name in used if (after := self.set.starts[name].after) is not None}
@@ -199,7 +199,7 @@ class Lab:
         return Job(name=world_of(seed), kind="world", seed=seed, needs=(), seconds=PER_PROCESS + PER_CLIP * clips)
 
     def _start_jobs(self, seed: int) -> Iterator[Job]:
-        for name in self._starts():
+        for name in self.starts():
             start = self.set.starts[name]
             needs = (world_of(seed), *((start_folder(seed, start.after),) if start.after else ()))
             seconds = PER_PROCESS + PER_SFT_STEP * self.start_recipe(name).sft.steps

@@ -1,8 +1,8 @@
 """Jobs in processes, a few at a time.
 
-    parent ── starts ──> saccade.lab.work FOLDER JOB ── writes ──> jobs/<name>.now.json, .done.json, .log
-       ▲                                                                       │
-       └──────────── looks twice a second; waits for nothing else <────────────┘
+    parent ── starts ──> saccade.lab.work FOLDER JOB PARENT ── writes ──> jobs/<name>.now.json, .done.json, .log
+       ▲                                                                              │
+       └──────────── looks twice a second; waits for nothing else <───────────────────┘
 
 The parent only looks at files and exit codes, so nothing can block it. A job that fails takes along those that need it;
 the others go on. When the parent is stopped it stops the processes, and they leave what they have finished.
@@ -91,7 +91,7 @@ class Pool:
             with log.open("wb") as said:
                 # In a session of its own, so that Ctrl-C reaches it once, from here.
                 return subprocess.Popen(
-                    [sys.executable, "-m", "saccade.lab.work", str(self.folder), name],
+                    [sys.executable, "-m", "saccade.lab.work", str(self.folder), name, str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=subprocess.STDOUT,
@@ -161,12 +161,20 @@ def _read(path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold the lab's folder: RunError where another process is at work in it."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    with file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(held(folder / ".lock", wait=False))
         except BlockingIOError:
             raise RunError(f"another process is at work in {folder}; wait for it, or choose another folder") from None
+        yield
+
+
+@contextlib.contextmanager
+def held(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a file that one process at a time can hold, until that process ends; BlockingIOError where not to wait."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

@@ -155,7 +155,7 @@ def parts_of(lab: Lab) -> list[tuple[str, str, str]]:
         condition = lab.set.conditions[name]
         settings = (f"start: {condition.start}", *condition.settings)
         found.append((f"condition: {name}", condition.about, ", ".join(settings)))
-    for name in dict.fromkeys(lab.start_of(condition, arm) for condition, arm in lab.cells()):
+    for name in lab.starts():
         start = lab.set.starts[name]
         made = start.model_dump(exclude={"about", "settings", "steps"}, exclude_defaults=True)
         settings = (f"{lab.start_recipe(name).sft.steps} steps of SFT", *(f"{key}: {made[key]}" for key in made))
@@ -206,10 +206,13 @@ def results(lab: Lab, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     found = []
     for table in lab.set.tables:
         slices = slices_of(cells, table) if table.by else {}
+        baselines = {cell.condition: values_of(cell.after, table) for cell in cells if cell.arm == lab.set.baseline}
         for cell in cells:
             row = {"table": title_of(table), "condition": cell.condition, "arm": cell.arm}
             old, new = values_of(cell.before, table), values_of(cell.after, table)
             whole = {"before": figure([*old.values()]), "after": figure([*new.values()]), "gain": difference(new, old)}
+            if cell.arm != lab.set.baseline:
+                whole["against_baseline"] = difference(new, baselines.get(cell.condition, {}))
             found += [] if table.by else [{**row, **{key: _plain(value) for key, value in whole.items()}}]
             for name, value in slices.items():
                 part = figure([*values_of(cell.after, table, (table.by, value)).values()])

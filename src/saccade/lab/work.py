@@ -1,10 +1,12 @@
-"""One job in a process of its own: `python -m saccade.lab.work FOLDER JOB`.
+"""One job in a process of its own: `python -m saccade.lab.work FOLDER JOB PARENT`, the id of the process to work for.
 
     jobs/<name>.now.json     how far it is, rewritten at most once a second; the parent looks
     jobs/<name>.done.json    that it is done: what it took
     jobs/<name>.log          what the process said; its last line is the reason where it failed
+    jobs/<name>.lock         held by the process that works
 
-A job that was stopped goes on where its stages' own marks and checkpoints are. One whose parent is gone stops.
+A job that was stopped goes on where its stages' own marks and checkpoints are. One whose parent is gone stops at the
+end of its step; whoever goes on with it waits for that.
 """
 
 import json
@@ -25,6 +27,7 @@ from saccade.evaluation.metrics import accuracy_of, calls_leaked, calls_made, qu
 from saccade.evaluation.report import shown_by_overview
 from saccade.evaluation.run import Tally
 from saccade.lab.plan import Job, Lab, examined
+from saccade.lab.pool import held
 from saccade.lab.starts import begin_of, checkpoint_of, make_start, make_world, with_files
 from saccade.runlog import write_text, writing
 from saccade.training.checkpoint import checkpoints
@@ -35,23 +38,36 @@ QUIET = 1.0  # seconds between two writings of how far a job is
 
 def main(words: Sequence[str]) -> None:
     """Do a job; 1 with one sentence for what can be mended, 130 where it was stopped."""
-    folder, name = words
+    folder, name, parent = words
     try:
-        work(Path(folder), name)
+        work(Path(folder), name, int(parent))
     except SaccadeError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def work(folder: Path, name: str) -> None:
-    """Do a job of the lab in `folder`, and mark it as done."""
+def work(folder: Path, name: str, parent: int) -> None:
+    """Do a job of the lab in `folder`, unless it is done by now, and mark it as done."""
     lab = Lab.open(folder)
     job = next((job for job in lab.jobs() if job.name == name), None)
     if job is None:
         raise RunError(f"the lab {folder} has no job {name!r}")
-    place = folder / name
-    told = Told(path=folder / "jobs" / f"{name}.now.json")
+    marks = folder / "jobs"
+    with held(marks / f"{name}.lock", wait=True):
+        if (marks / f"{name}.done.json").exists():
+            return
+        told = Told(path=marks / f"{name}.now.json", parent=parent)
+        told.look()
+        do(lab, job, folder, told)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        done = {"seconds": told.seconds, "memory_gib": peak}
+        write_text(marks / f"{name}.done.json", json.dumps(done) + "\n")
+
+
+def do(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
+    """What a job is, by its kind."""
+    place = folder / job.name
     if job.kind == "world":
         make_world(place.parent, lab.start_recipe("usual", job.seed), told=told)
     elif job.kind == "start":
@@ -60,9 +76,6 @@ def work(folder: Path, name: str) -> None:
     else:
         attempt(lab, job, folder, told)
     tidy(place)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    done = {"seconds": told.seconds, "memory_gib": peak}
-    write_text(folder / "jobs" / f"{name}.done.json", json.dumps(done) + "\n")
 
 
 def attempt(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
@@ -144,7 +157,7 @@ class Told:
     """Says how far the job is, in a file that the parent reads; stops the job where the parent is gone."""
 
     path: Path
-    parent: int = field(default_factory=os.getppid)
+    parent: int
     earlier: float = 0.0  # seconds of starts that were stopped
     begun: float = field(default_factory=time.monotonic)
     written: float = 0.0
@@ -158,10 +171,14 @@ class Told:
         """What the job has taken so far, all its starts together."""
         return self.earlier + time.monotonic() - self.begun
 
-    def __call__(self, done: int, remark: str, total: int) -> None:
-        """Be told how far the job is."""
+    def look(self) -> None:
+        """Stop where the parent is gone."""
         if os.getppid() != self.parent:
             raise KeyboardInterrupt
+
+    def __call__(self, done: int, remark: str, total: int) -> None:
+        """Be told how far the job is."""
+        self.look()
         if time.monotonic() - self.written < QUIET and done < total:
             return
         self.written = time.monotonic()

@@ -152,7 +152,6 @@ def turn_of(
     return {
         "forced_tokens": sum(len(each.tokens) for each in segments if each.origin is Origin.FORCED),
         "sampled_tokens": sum(len(each.tokens) for each in segments if each.sampled),
-        "version": next((each.version for each in segments if each.sampled), None),
         "pieces": pieces_of(reply, segments, decode),
         "calls": [
             call_of(call, result, children, album, decode) for call, result in zip(calls, answered, strict=False)

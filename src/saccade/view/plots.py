@@ -324,6 +324,7 @@ def themed(svg: bytes) -> str:
     text = svg.decode()
     text = text[text.index("<svg") :]
     text = text.replace(INK, "currentColor").replace(FAINT, "var(--line, #8a8b8c)")
+    text = text.replace("#ffffff", "var(--card, #ffffff)")  # what is hollow
     for i, colour in enumerate(COLOURS, start=1):
         text = text.replace(colour, f"var(--s{i}, {colour})")
     return text.replace("<svg ", '<svg role="img" ', 1)
