@@ -10,6 +10,7 @@ from commands import SMALL, bad, good, run
 
 sys.path.insert(0, str(Path(__file__).parent / "engines"))
 from generate_server import server
+from sglang_server import server as sglang_server
 
 from saccade import checkup, stages
 from saccade.config import load_recipe, recipe_names
@@ -172,8 +173,8 @@ def test_stages_and_benchmarks_that_are_not_there(tmp_path):
 # ---- servers ---------------------------------------------------------------------------------------------------------
 
 
-def of_server(tmp_path, model, world, served, *settings, stage=("rl", "eval")):
-    settings = ["engine.name=vllm", f"engine.settings.servers=[{served.url}]", *settings]
+def of_server(tmp_path, model, world, served, *settings, stage=("rl", "eval"), engine="vllm"):
+    settings = [f"engine.name={engine}", f"engine.settings.servers=[{served.url}]", *settings]
     given = {"folder": tmp_path / "run", "model": model, "world": world}
     return found("tiny/para_grpo", *settings, stage=stage, **given)[f"server {served.url}"]
 
@@ -228,6 +229,25 @@ def test_a_server_of_another_model(tmp_path, model, world, renderer):
         fine, said = of_server(tmp_path, model, world, served)
     assert not fine
     assert f"serves another model, {other}: its text_config.num_hidden_layers is" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "fine", "sentence"),
+    [
+        ({}, True, "4089 tokens; whether its weights are the model's is compared when a run begins"),
+        ({"seeded": False}, True, "seeds decide nothing there"),
+        ({"context": 1024}, False, "a conversation may have 1024; start it with --context-length 1031"),
+        ({"lacks": ("/pause_generation",)}, False, "doesn't know /pause_generation; it takes SGLang 0.5.23 or newer"),
+        ({"lacks": ("/server_info",)}, False, "give the address of an SGLang server, 0.5.23 or newer"),
+    ],
+)
+def test_an_sglang_server(tmp_path, model, world, how, fine, sentence):
+    with sglang_server(model, **how) as served:
+        found = of_server(tmp_path, model, world, served, engine="sglang")
+    assert found[0] == fine, found[1]
+    assert sentence in found[1]
+    assert not served.orders
 
 
 def test_no_server_at_all(tmp_path, model, world):

@@ -77,7 +77,7 @@ def test_engine(name, renderer, tiny_folder):
         "scripted": lambda: {"renderer": renderer, "replies": lambda ledger: f"it is {len(ledger)}"},
         "local": lambda: {"backbone": Backbone(Model(path=tiny_folder, threads=1)), "media": PaintedMedia()},
     }
-    if name in ("vllm", "openai"):
+    if name in ("vllm", "sglang", "openai"):
         pytest.skip(f"it needs a server, see tests/engines/test_{name}.py")
     if name not in given:
         pytest.skip(f"nothing is said here of how a test makes the engine {name}")

@@ -52,7 +52,7 @@ OWNERS = {
     "rich": ("cli", "commands", "view.live"),
     "matplotlib": ("view.plots", "view.bands", "tools._sandbox.gallery"),  # our plots; those of a model's code
     "PIL": ("media", "data", "tools", "view.episodes", "view.plots"),
-    "httpx": ("endpoint", "engines._vllm.server", "engines._vllm.process"),
+    "httpx": ("endpoint", "engines._served.server", "engines._served.process"),
     "math_verify": ("rewards._symbolic",),
     "pydantic": ("sections", "config", "plugins", "tools._tool", "data.record", "lab.design", "agents._protocol"),
     "transformers": ("model",),

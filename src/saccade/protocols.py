@@ -129,7 +129,7 @@ class TextEngine(ABC):
 
 UNTRAINABLE = (
     "is asked in words, so neither the tokens nor their logprobs are known and nothing can be learned from it: it is "
-    "for `saccade eval` and `saccade ask`; train with engine.name=local or vllm"
+    "for `saccade eval` and `saccade ask`; train with engine.name=local, vllm or sglang"
 )
 
 

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import bad
 
 from saccade import stages
-from saccade.engines._vllm import process as vllm_process
-from saccade.engines._vllm.process import Process, Wanted, free_port
+from saccade.engines._served import process as vllm_process
+from saccade.engines._served.process import Process, Wanted, free_port
 from saccade.errors import EngineError
 from saccade.model.tiny import make_tiny
 

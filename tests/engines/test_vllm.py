@@ -13,7 +13,6 @@ from small_rl import small_rl
 
 from saccade import stages
 from saccade.config import Model
-from saccade.engines._vllm.weights import Edition, load
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError
 from saccade.ledger import Ledger, Picture
@@ -228,7 +227,6 @@ def test_a_server_that_comes_back_is_given_the_published_weights_first(vllm_serv
     """As after a restart: it has the weights that it was started with, until it is greeted."""
     renderer, pixels = backbone.renderer, PaintedMedia().pixels
     ledger = prompt(renderer, frame(random.Random(1), renderer.factor), "What?")
-    fresh = Edition(version=0, label="fresh", folder=vllm_server.wanted.model)
 
     async def body():
         engine = engine_of(backbone, vllm_server)
@@ -237,10 +235,10 @@ def test_a_server_that_comes_back_is_given_the_published_weights_first(vllm_serv
                 parameter.mul_(1.2)
         await engine.publish(None, 3)
         (server,) = engine._pool.servers
-        await load(server, fresh)
+        await server.dialect.load(server, vllm_server.wanted.model, "fresh", "wait")
         engine._pool.lose(server, "it was restarted")
         said = await engine.generate(ledger, sampling_of(renderer, max_tokens=8, temperature=0.0))
-        await load(server, fresh)
+        await server.dialect.load(server, vllm_server.wanted.model, "fresh", "wait")
         await engine.close()
         return said
 

@@ -11,8 +11,8 @@ from generate_server import reply_to, server
 
 from saccade.agents._loop import act
 from saccade.config import Model
-from saccade.engines._vllm import wire
-from saccade.engines._vllm.server import Server
+from saccade.engines._served import vllm_dialect, wire
+from saccade.engines._served.server import Server
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
 from saccade.ledger import Ledger, Picture
@@ -198,10 +198,10 @@ def test_weights_that_nobody_here_published_are_never_learned_from(backbone):
 def test_a_reply_may_be_of_several_versions(backbone):
     renderer = backbone.renderer
     ledger, sampling = prompt(renderer, "What?"), sampling_of(renderer)
-    body = wire.request(ledger, sampling, urls=[], forbidden=[], filters={})
+    body = vllm_dialect.request(ledger, sampling, urls=[], forbidden=[], filters={})
     spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 4}]
     reply = reply_to(body, renderer, weight_versions=spans)
-    away = Server("http://127.0.0.1:9", timeout=1.0)
+    away = Server("http://127.0.0.1:9", 1.0, vllm_dialect)
     away.versions = {"a": 3, "b": 4}
     said = wire.completion(reply, ledger, sampling, server=away, seconds=0.0)
     assert (said.version, said.versions) == (4, (3, 4, 4, 4))

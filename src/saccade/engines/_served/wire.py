@@ -1,42 +1,15 @@
-"""What goes over the wire, as pure functions: a ledger to a request, a reply to a completion, ids beside ids."""
+"""A reply as a completion, as pure functions: whether it is sound, ids beside ids, a version for each token."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saccade.engines._vllm.server import Server, Trouble
+from saccade.engines._served.server import Reply, Server, Trouble
 from saccade.errors import BrokenEngineError
 from saccade.ledger import Ledger
 from saccade.types import Completion, Sampling, Stop
 
 _SHOWN = 8  # ids on either side of the first difference
-
-
-def request(
-    ledger: Ledger, sampling: Sampling, *, urls: Sequence[str], forbidden: Sequence[str], filters: Mapping[str, float]
-) -> dict[str, Any]:
-    """The body of a request: compact ids (the server expands them), one URL per picture, and how to sample.
-
-    `forbidden` are the texts of `sampling.forbidden_ids`, which is how the server takes ids that may never come up;
-    `filters` what changes the distribution besides the temperature, such as top_p.
-    """
-    return {
-        "token_ids": list(ledger.compact()),
-        **({"content_parts": [{"type": "image_url", "url": url} for url in urls]} if urls else {}),
-        "return_token_ids": True,
-        "sampling_params": {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "stop_token_ids": list(sampling.stop_ids),
-            "ignore_eos": True,  # the ids above are all that ends a reply
-            "bad_words": list(forbidden),
-            "logprobs": 0,  # of the sampled token alone
-            "detokenize": True,  # a server needs words to know which are bad
-            "skip_special_tokens": False,
-            **filters,
-        },
-    }
 
 
 def completion(reply: Any, ledger: Ledger, sampling: Sampling, *, server: Server, seconds: float) -> Completion:
@@ -47,23 +20,19 @@ def completion(reply: Any, ledger: Ledger, sampling: Sampling, *, server: Server
     """
     url = server.url
     try:
-        choice = reply["choices"][0]
-        prompt, tokens = _ids(reply["prompt_token_ids"]), _ids(choice["token_ids"])
-        logprobs = tuple(float(each["logprob"]) for each in choice["logprobs"]["content"])
-        spans = [(str(each["version"]), int(each["start"]), int(each["end"])) for each in choice["weight_versions"]]
-        reason = choice["finish_reason"]
+        said = server.dialect.read(reply)
     except (LookupError, TypeError, ValueError):
         raise Trouble(f"{url} answered something that is no completion") from None
-    compare(prompt, ledger.expanded(), url)
-    if reason == "abort":
+    compare(said.prompt, ledger.expanded(), url)
+    if said.reason == "abort":
         raise Trouble(f"{url} aborted a request")
-    stopped = bool(tokens) and tokens[-1] in sampling.stop_ids
-    if problem := _unsound(tokens, logprobs, sampling, reason, stopped):
+    stopped = bool(said.tokens) and said.tokens[-1] in sampling.stop_ids
+    if problem := _unsound(said, sampling, stopped):
         raise Trouble(f"{url} answered something that is no completion: {problem}")
-    each = _version_of_each(spans, len(tokens), server.versions, url)
+    each = _version_of_each(said.spans, len(said.tokens), server.versions, url)
     return Completion(
-        tokens=tokens,
-        logprobs=tuple(min(value, 0.0) for value in logprobs),  # a rounding may lift certainty above it
+        tokens=said.tokens,
+        logprobs=tuple(min(value, 0.0) for value in said.logprobs),  # a rounding may lift certainty above it
         version=each[-1],
         versions=each if len(set(each)) > 1 else (),
         stop=Stop.STOP if stopped else Stop.LENGTH,
@@ -71,16 +40,21 @@ def completion(reply: Any, ledger: Ledger, sampling: Sampling, *, server: Server
     )
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def ids(value: Any) -> tuple[int, ...]:
+    """What must be a list of ids. Raises TypeError where it is none."""
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise TypeError
     return tuple(value)
 
 
-def _unsound(
-    tokens: Sequence[int], logprobs: Sequence[float], sampling: Sampling, reason: Any, stopped: bool
-) -> str | None:
+def spans(value: Any) -> tuple[tuple[str, int, int], ...]:
+    """Spans of weights as both kinds of servers write them. Raises LookupError, TypeError or ValueError."""
+    return tuple((str(each["version"]), int(each["start"]), int(each["end"])) for each in value)
+
+
+def _unsound(said: Reply, sampling: Sampling, stopped: bool) -> str | None:
     """What is wrong with a sampled sequence, if anything."""
+    tokens, logprobs = said.tokens, said.logprobs
     if not 1 <= len(tokens) <= sampling.max_tokens:
         return f"{len(tokens)} tokens, not 1 to {sampling.max_tokens}"
     if len(logprobs) != len(tokens) or not all(-9999 < value <= 1e-4 for value in logprobs if not math.isnan(value)):
@@ -92,7 +66,7 @@ def _unsound(
     if not set(sampling.stop_ids).isdisjoint(tokens[:-1]):
         return "it went on after a stop id"
     if not stopped and len(tokens) < sampling.max_tokens:
-        return f"it ends ({reason}) after {len(tokens)} tokens, without a stop id"
+        return f"it ends ({said.reason}) after {len(tokens)} tokens, without a stop id"
     return None
 
 

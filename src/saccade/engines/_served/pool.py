@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from saccade.engines._vllm.server import MEND, Busy, Server, Trouble
+from saccade.engines._served.server import Busy, Server, Trouble
 from saccade.errors import BrokenEngineError, SaccadeError, boundary
 from saccade.media.cache import Lru
 
@@ -44,6 +44,7 @@ class Pool:
         self._broken: BrokenEngineError | None = None
         self._dark_since: float | None = None
         self._told = False
+        self._words = self.servers[0].dialect.WORDS
 
     @property
     def up(self) -> list[Server]:
@@ -141,7 +142,8 @@ class Pool:
                 await news.wait()
         except TimeoutError:
             raise BrokenEngineError(
-                f"no vLLM server could be used for {self._patience:g} seconds ({self._reasons()}); {MEND}"
+                f"no {self._words.name} server could be used for {self._patience:g} seconds ({self._reasons()}); "
+                f"{self._words.mend}"
             ) from None
 
     def _reasons(self) -> str:
@@ -179,9 +181,8 @@ class Pool:
         """Say once that nothing goes on, where no server is up and somebody waits for one."""
         if not self._told and self._dark_since is not None and not self.up:
             self._told = True
-            _logger.warning(
-                "no vLLM server answers (%s); the run waits up to %g seconds", self._reasons(), self._patience
-            )
+            name, waits = self._words.name, self._patience
+            _logger.warning("no %s server answers (%s); the run waits up to %g seconds", name, self._reasons(), waits)
 
     def _break(self, error: BrokenEngineError) -> None:
         self._broken = self._broken or error

@@ -1,13 +1,15 @@
 """Making sure of a server before it is used: its context, its vocabulary, its logprobs, its weights."""
 
+import logging
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
 import torch
 
+from saccade.engines._served import wire
+from saccade.engines._served.server import Server, Trouble
 from saccade.engines._urls import picture_url
-from saccade.engines._vllm import wire
-from saccade.engines._vllm.server import GENERATE, Server, Trouble
 from saccade.errors import BrokenEngineError
 from saccade.ledger import Ledger, Picture
 from saccade.media.image import png
@@ -19,16 +21,15 @@ _SAMPLES = 61  # ids whose spelling is compared
 _SIDE = 256  # pixels, at least, of the picture that is shown: published processors enlarge smaller ones
 _TOKENS = 16  # that are sampled to compare logprobs
 _BOUNDS = {"float32": 1e-4, "bfloat16": 0.1}  # mean |difference| of logprobs in nats; other weights differ by 1 or so
+_logger = logging.getLogger("saccade")
 
 
 async def about(server: Server) -> str:
     """What the server serves, where its context is noted. Raises Trouble or EngineError."""
     try:
-        said = (await server.get("/v1/models"))["data"][0]
-        server.context, name = int(said["max_model_len"]), str(said["root"])
+        return await server.dialect.about(server)
     except (LookupError, TypeError, ValueError):
         raise Trouble(f"{server.url} doesn't say what it serves") from None
-    return name
 
 
 async def look(server: Server, renderer: Renderer) -> None:
@@ -39,7 +40,7 @@ async def look(server: Server, renderer: Renderer) -> None:
     ids = [*range(0, plain, max(plain // _SAMPLES, 1)), *marks]
     ours = renderer.decode(ids)
     try:
-        theirs = (await server.post("/detokenize", {"tokens": ids}))["prompt"]
+        theirs = await server.dialect.spelled(server, ids)
     except (LookupError, TypeError):
         raise Trouble(f"{server.url} doesn't say how its tokens are spelled") from None
     if theirs != ours:
@@ -50,24 +51,19 @@ async def look(server: Server, renderer: Renderer) -> None:
 
 
 async def listen(server: Server, renderer: Renderer) -> str:
-    """The label of the server's weights. Raises BrokenEngineError where it reports other logprobs than it samples by.
-
-    Of a distribution in which one token alone is allowed, its logprob is 0; before that is applied, it is not.
+    """The label of the server's weights. Raises BrokenEngineError where its logprobs are none to learn from, Trouble
+    or EngineError.
     """
-    token = renderer.encode("a")[0]
-    sampling = {"max_tokens": 1, "allowed_token_ids": [token], "logprobs": 0, "ignore_eos": True}
-    reply = await server.post(GENERATE, {"token_ids": [token], "sampling_params": sampling})
     try:
-        choice = reply["choices"][0]
-        logprob, label = float(choice["logprobs"]["content"][0]["logprob"]), choice["weight_versions"][0]["version"]
+        return await server.dialect.listen(server, renderer)
     except (LookupError, TypeError, ValueError):
         raise Trouble(f"{server.url} answered something that is no completion") from None
-    if abs(logprob) > 1e-3:
-        raise BrokenEngineError(
-            f"{server.url} reports logprobs of another distribution than it samples from; start it with vLLM's "
-            "--logprobs-mode processed_logprobs, as `saccade serve` does"
-        )
-    return str(label)
+
+
+def seeds(server: Server) -> str:
+    """What is to be said of a server whose seeds decide nothing; "" of others."""
+    mend = f"start it with {server.dialect.WORDS.seeds}"
+    return "" if server.seeded else f"seeds decide nothing there, so no reply can be had again ({mend})"
 
 
 class Parity:
@@ -99,12 +95,14 @@ class Parity:
         has this edition and not the one before is then known by its label alone.
         """
         gaps: list[float] = []
+        # Without seeds the likeliest tokens alone are the same from every server.
+        sampling = self._sampling if server.seeded else replace(self._sampling, temperature=0.0)
         for place, ledger in enumerate(self._ledgers):
             urls = [picture_url(png(self._pixels)) for _ in ledger.pictures()]
-            body = wire.request(ledger, self._sampling, urls=urls, forbidden=self._forbidden, filters={})
-            reply = await server.post(GENERATE, body)
-            said = wire.completion(reply, ledger, self._sampling, server=server, seconds=0.0)
-            if edition and {each["version"] for each in reply["choices"][0]["weight_versions"]} != {edition}:
+            body = server.dialect.request(ledger, sampling, urls=urls, forbidden=self._forbidden, filters={})
+            reply = await server.post(server.dialect.GENERATE, body)
+            said = wire.completion(reply, ledger, sampling, server=server, seconds=0.0)
+            if edition and {label for label, _, _ in server.dialect.read(reply).spans} != {edition}:
                 raise Trouble(f"{server.url} answers from other weights than those that it was given last")
             ours = self._ours(edition, place, said.tokens)
             gaps += [abs(one - other) for one, other in zip(said.logprobs, ours, strict=False)]

@@ -18,17 +18,14 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from saccade.engines._vllm.greeting import Parity
-from saccade.engines._vllm.pool import Pool
-from saccade.engines._vllm.server import Server, Trouble
+from saccade.engines._served.greeting import Parity
+from saccade.engines._served.pool import Pool
+from saccade.engines._served.server import Pause, Server, Trouble
 from saccade.errors import BrokenEngineError, EngineError, boundary
 from saccade.model.backbone import Backbone
 
-Pause = Literal["keep", "wait"]  # what becomes of replies under way: they go on afterwards, or end first
 _MEMORY = Path("/dev/shm")
-_CACHES = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")  # one forgotten kills the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +63,6 @@ def write(backbone: Backbone, version: int, place: str) -> Edition:
 
 def _roomy(size: int) -> Path | None:
     return _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size else None
-
-
-async def load(server: Server, edition: Edition, pause: Pause = "wait") -> None:
-    """Let a server take weights. Raises Trouble where that fails; then it stays paused, and samples from no mixture.
-
-    With `pause="wait"` what it is sampling ends first, that of others included if the server is not ours alone.
-    """
-    await server.post("/pause", mode=pause, empty=True)
-    order: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(edition.folder)}}
-    await server.post("/collective_rpc", order, empty=True)
-    await server.post("/update_weight_version", {"new_version": edition.label}, empty=True)
-    for cache in _CACHES:
-        # A kept reply lets go of its keys and values, which are those of the old weights.
-        kept = {"reset_running_requests": "true"} if pause == "keep" and cache == _CACHES[0] else {}
-        done = await server.post(cache, empty=True, **kept)
-        if isinstance(done, dict) and done.get("success") is False:
-            raise Trouble(f"{server.url} could not empty its cache ({cache})")
-    await server.post("/resume", empty=True)
 
 
 class Weights:
@@ -136,7 +115,7 @@ class Weights:
 
     async def _load(self, server: Server, edition: Edition) -> None:
         server.versions = self._versions
-        await load(server, edition, self._pause)
+        await server.dialect.load(server, edition.folder, edition.label, self._pause)
 
     async def _take(self, pool: Pool, server: Server, edition: Edition) -> None:
         try:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.engines._vllm import greeting
-from saccade.engines._vllm.server import MEND, Server, Trouble, check_servers
+from saccade.engines._served import greeting
+from saccade.engines._served.server import Dialect, Server, Trouble, check_servers
 from saccade.errors import EngineError, SaccadeError
 from saccade.protocols import Needs
 
@@ -14,21 +14,21 @@ _SECONDS = 20.0  # for each answer
 _NOTES = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
-async def visit(needs: Needs, /, *, servers: Sequence[str], **_: Any) -> Mapping[str, str | Exception]:
-    """What each server is, by its address, or why it can't be used; see protocols.Remote. ConfigError without any."""
-    check_servers(servers)
-    return {url: await _visited(url, needs) for url in dict.fromkeys(servers)}
+async def visit(dialect: Dialect, needs: Needs, servers: Sequence[str]) -> Mapping[str, str | Exception]:
+    """What each server is, by its address, or why it can't be used. Raises ConfigError without any."""
+    check_servers(servers, dialect.WORDS)
+    return {url: await _visited(url, dialect, needs) for url in dict.fromkeys(servers)}
 
 
-async def _visited(url: str, needs: Needs) -> str | Exception:
+async def _visited(url: str, dialect: Dialect, needs: Needs) -> str | Exception:
     try:
-        server = Server(url, _SECONDS)
+        server = Server(url, _SECONDS, dialect)
         try:
             return await _about(server, needs)
         finally:
             await server.close()
     except Trouble as error:
-        return EngineError(f"{error}; {MEND}")
+        return EngineError(f"{error}; {dialect.WORDS.mend}")
     except SaccadeError as error:
         return error
 
@@ -39,12 +39,13 @@ async def _about(server: Server, needs: Needs) -> str:
     if other := next(_differences(Path(name), Path(needs.model)), None):
         raise EngineError(f"{server.url} serves another model, {name}: {other}; serve the checkpoint of this run")
     if needs.training:
-        await server.get("/is_paused")
+        await server.dialect.check_orders(server)
+    seen = "; ".join(filter(None, (f"serves {name}, {server.context} tokens", greeting.seeds(server))))
     if needs.renderer is None:
-        return f"serves {name}, {server.context} tokens; there is no model here to compare it with"
+        return f"{seen}; there is no model here to compare it with"
     await greeting.look(server, needs.renderer)
     await greeting.listen(server, needs.renderer)
-    return f"serves {name}, {server.context} tokens; whether its weights are the model's is compared when a run begins"
+    return f"{seen}; whether its weights are the model's is compared when a run begins"
 
 
 def _differences(served: Path, model: Path) -> Iterator[str]:

@@ -1,0 +1,141 @@
+"""What engines with servers share: requests that find a server, and new weights that find all of them.
+
+    rollouts ──generate──> a server of the pool ──> reply ──compared with the ledger──> Completion
+    trainer ───publish───> every server of the pool, in one transaction
+
+A request waits for its server, or for one to be up (`pool.py` draws who wakes whom); publishing waits for the servers,
+while new requests wait for it and replies under way end, or stand still (`weights.py`). A server that comes back is
+greeted and given the published weights before anybody asks it for anything.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade.engines._distribution import check_neutral
+from saccade.engines._served import greeting, wire
+from saccade.engines._served.pool import Pool
+from saccade.engines._served.server import Dialect, Pause, Server, Trouble, check_servers
+from saccade.engines._served.visit import visit
+from saccade.engines._served.weights import Weights
+from saccade.engines._urls import Urls
+from saccade.errors import EngineError
+from saccade.ledger import Ledger
+from saccade.model.backbone import Backbone
+from saccade.protocols import MediaLibrary, Needs
+from saccade.sections import Positive, Share, Whole
+from saccade.types import Completion, Sampling
+
+_ANY = ""  # no group's key
+_logger = logging.getLogger("saccade")
+
+
+class Served:
+    """Samples from servers that hold the weights of `backbone`, in conversations of up to `context` tokens.
+
+    `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long
+    no server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is
+    where new weights are handed over, visible to the servers too ("": memory), `pause` what replies under way do
+    then: "wait": end first; "keep": go on with the new weights. `top_p`, `top_k` (0: all) and `repetition_penalty`
+    are for evaluation: publishing, and so training, refuses them. `parity` compares a server's weights with the
+    backbone's when it is first met; after new weights that is always done.
+    """
+
+    own_weights = True
+    dialect: Dialect  # of the class
+
+    @classmethod
+    async def visit(cls, needs: Needs, /, *, servers: Sequence[str], **_: Any) -> Mapping[str, str | Exception]:
+        """What each server is, or why it can't be used; see protocols.Remote. Raises ConfigError without any."""
+        return await visit(cls.dialect, needs, servers)
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        media: MediaLibrary,
+        context: int = 0,
+        *,
+        servers: tuple[str, ...] = ("http://127.0.0.1:8000",),
+        seconds: Positive = 900.0,
+        retries: Whole = 4,
+        patience: Positive = 900.0,
+        wait: Positive = 0.5,
+        folder: str = "",
+        pause: Pause = "wait",
+        top_p: Share = 1.0,
+        top_k: Whole = 0,
+        repetition_penalty: Positive = 1.0,
+        parity: bool = True,
+    ) -> None:
+        check_servers(servers, self.dialect.WORDS)
+        self._backbone, self._renderer = backbone, backbone.renderer
+        self._context, self._retries, self._wait, self._meets = context, retries, wait, parity
+        self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
+        self._urls = Urls(media)
+        self._parity = greeting.Parity(backbone)
+        self._weights = Weights(backbone, self._parity, folder, pause)
+        found = [Server(url, seconds, self.dialect) for url in dict.fromkeys(servers)]
+        self._pool = Pool(found, self._greet, patience=patience, wait=wait)
+
+    @property
+    def version(self) -> int:
+        """The version that was published last; 0 before."""
+        return self._weights.version
+
+    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+        """Sample a continuation; see protocols.Engine.
+
+        Raises BrokenEngineError, which stops a run, where server and ledger disagree or no server can be used.
+        """
+        if not ledger.segments:
+            raise EngineError("an empty ledger can't be continued; render a prompt first")
+        forbidden = [self._renderer.decode([each]) for each in sampling.forbidden_ids]
+        urls = [self._urls(picture) for picture in ledger.pictures()]
+        body = self.dialect.request(ledger, sampling, urls=urls, forbidden=forbidden, filters=self._filters)
+        group, started = ledger.fork(1).keys()[0], time.perf_counter()
+        for attempt in range(self._retries + 1):
+            try:
+                async with self._pool.lend(group) as server:
+                    server.check_room(len(ledger) + sampling.max_tokens)
+                    said = await server.post(self.dialect.GENERATE, body)
+                    return wire.completion(said, ledger, sampling, server=server, seconds=time.perf_counter() - started)
+            except Trouble as error:
+                why = str(error)
+            await asyncio.sleep(self._wait * 2**attempt if attempt < self._retries else 0)
+        raise EngineError(f"{why} ({self._retries + 1} attempts)")
+
+    async def _greet(self, server: Server) -> None:
+        await greeting.look(server, self._renderer)
+        if not server.greeted and (caution := greeting.seeds(server)):
+            _logger.warning("%s: %s", server.url, caution)
+        server.check_room(self._context)
+        while True:
+            edition = await self._weights.give(server)
+            label = await greeting.listen(server, self._renderer)
+            if edition is None:
+                server.versions = {label: self.version}
+            if edition is not self._weights.current:
+                continue  # there are newer ones already
+            if self._meets or edition is not None:
+                await self._parity.check(server, edition.label if edition else "")
+            if edition is self._weights.current:
+                return  # and the server is up before anything else happens
+
+    async def publish(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Hand the backbone's weights to the servers, after these were loaded into it (None: it has them already).
+
+        See `weights.Weights.publish`; ConfigError for settings that training can't account for.
+        """
+        check_neutral(self._filters)
+        if weights is not None:
+            self._backbone.model.load_state_dict(weights)
+        await self._weights.publish(self._pool, version)
+        async with self._pool.lend(_ANY):
+            return  # one is up, and has them
+
+    async def close(self) -> None:
+        """Stop; what is in flight fails. The servers go on, with the weights that they have."""
+        await self._pool.close()
+        self._weights.drop()
