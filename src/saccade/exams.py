@@ -22,7 +22,7 @@ from saccade.evaluation.expansion import read_expansion
 from saccade.evaluation.merge import merge
 from saccade.evaluation.metrics import failed
 from saccade.evaluation.portions import EVERYTHING, Portion
-from saccade.evaluation.scorecard import CARD, Scorecard, conditions, cut, keep, read_card, scorecard
+from saccade.evaluation.scorecard import CARD, LIMITED, Scorecard, conditions, cut, keep, read_card, scorecard
 from saccade.evaluation.shards import Shard, of_shard, shard_path, shards_of
 from saccade.evaluation.verdicts import VERDICTS, Verdict, decided, read_verdicts
 from saccade.media import files
@@ -132,7 +132,9 @@ def examine(
     if referee.model:
         with writing(path):
             write_jsonl(path.with_suffix(VERDICTS), said)
-    known = {**conditions(recipe, weights or newest(folder)), **_judging(referee, said)}
+    known, expansion = conditions(recipe, weights or newest(folder)), portion.expansion(tasks)
+    if expansion is None:  # whatever the limit is, it left nothing out
+        known.pop(LIMITED, None)
     if len(tasks) != benchmark.count:
         known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
     card = scorecard(
@@ -141,9 +143,8 @@ def examine(
         decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor)),
         extractor=extractor,
         judge=referee.model,
-        known=known,
-        # a shard is not even over the rows of all
-        expansion=None if shard else portion.expansion(tasks),
+        known={**known, **_judging(referee, said)},
+        expansion=None if shard else expansion,  # a shard is not even over the rows of all
     )
     keep(path, card)
     return card

@@ -180,10 +180,10 @@ def _prepare(
     """Make the folder of the results, and write beside them what a limit and a shard are of."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    if expansion := portion.expansion(tasks):
-        expansion.keep(path)
-    else:
-        path.with_suffix(EXPANSION).unlink(missing_ok=True)
+        if expansion := portion.expansion(tasks):
+            expansion.keep(path)
+        else:
+            path.with_suffix(EXPANSION).unlink(missing_ok=True)
     # Before the first attempt: a shard that was killed must not pass for a whole one.
     if portion.shard is not None:
         _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
