@@ -120,7 +120,8 @@ def comparison(*names):
     estimate = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
     rows = [{"name": row, "accuracy": estimate, "floor": 0.2, "calls": 1.0} for row in ("at", "when")]
     numbers = {"calls": 1.0, "tool_share": 0.5, "visual_tokens": 12.0, "errors": 0, "unanswered": 1}
-    summary = {"accuracy": estimate, "floor": 0.2, "compliance": estimate, "tasks": 8, "episodes": 16, **numbers}
+    counts = {"tasks": 8, "episodes": 16, "whole_tasks": 32}
+    summary = {"accuracy": estimate, "whole": estimate, "floor": 0.2, "compliance": estimate, **counts, **numbers}
     delta = {**estimate, "better": 3, "worse": 1, "unpaired": 2}
     return {
         "summaries": {name: {**summary, "slices": {"question": rows}, "at_k": {"pass@2": 0.75}} for name in names},

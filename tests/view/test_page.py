@@ -60,6 +60,7 @@ def test_the_page_shows_what_happened():
     ):
         assert part in text, part
     assert "pass@2 0.75" in text
+    assert "of all 32 tasks" in text
     assert "holds zero" in text
 
 
