@@ -27,7 +27,6 @@ from _elsewhere import Elsewhere
 
 from saccade import stages
 from saccade.config import Recipe, load_recipe
-from saccade.data.rows import read_tasks
 from saccade.training import rl
 
 SEEDLING = (  # every group is learned from, whatever a model that knows nothing says
@@ -84,7 +83,7 @@ def trained(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> Took:
     stage = stages.load(recipe, weights)
     if not stage.engine.own_weights:
         stage = replace(stage, engine=Elsewhere(stage.backbone, wait))
-    tasks = read_tasks(stages.named(home, str(recipe.data.train), "data.train"))
+    tasks = stages.training_tasks(home, recipe)
     with tempfile.TemporaryDirectory() as folder:
         stages.finish(stage, rl.train(stage, tasks, folder=Path(folder), log=log))
     return Took(ends=ends, rows=rows)

@@ -255,7 +255,7 @@ def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = 
     `run` is the run of the folder where it is open already. Raises RunError where the folder's `sft` was stopped
     halfway.
     """
-    tasks = _training_tasks(folder, recipe)
+    tasks = training_tasks(folder, recipe)
     run = run or _begun(folder, recipe, resume, graded=True)
     check_start(run)
     return _learn("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
@@ -269,8 +269,8 @@ def check_start(run: Run) -> None:
         raise RunError(f"the SFT in {run.path} was stopped before its end; {mend}")
 
 
-def _training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
-    """The tasks to learn from: of one file, or of several mixed by weight."""
+def training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
+    """The tasks to learn from, of the run in `folder`: of one file, or of several mixed by weight."""
     train = recipe.data.train
     if isinstance(train, str) or not train:
         return read_tasks(named(folder, str(train or ""), "data.train"))
