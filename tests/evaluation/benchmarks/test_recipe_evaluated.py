@@ -43,7 +43,8 @@ def test_a_recipe_is_evaluated_and_gone_on_with(tmp_path, tiny_folder):
     said = good(*words, "--model", tiny_folder, "--tools", "off", "--name", "tools off", "--limit", 1)
     assert "vstar, tools off (official, a limited sample)" in " ".join(said.split())
     card = json.loads((home / "evaluations" / "vstar, tools off.report.json").read_text())
-    assert "no estimate" in card["conditions"]["a limited sample"]
+    assert "an estimate of the whole" in card["conditions"]["a limited sample"]
+    assert card["whole"]["questions"] > card["n"] == 1
     assert "vstar (official)" in good("eval", home, *words[2:-2])  # a run like any other
     assert "the recipe names no data.test" in bad("eval", *words[1:4], "--out", home, "--model", tiny_folder)
 
