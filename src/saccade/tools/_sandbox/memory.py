@@ -15,7 +15,7 @@ from saccade.tools._sandbox.limits import MIB
 
 ROOM = 512 * MIB  # what is left to others
 PATIENCE_SECONDS = 120.0  # attempts end meanwhile, and give back what they held
-_AGAIN_SECONDS, _FRESH_SECONDS = 0.25, 0.05
+_AGAIN_SECONDS, _FRESH_SECONDS = 0.25, 0.2
 _UNBOUNDED = 2**60  # older groups say so with a number near 2**63
 
 

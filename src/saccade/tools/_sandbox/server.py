@@ -131,7 +131,9 @@ class Server:
     def turns(self) -> asyncio.Semaphore:
         """Places for calls that run at the same time, twice as many as processors: waiting for one isn't charged."""
         loop = asyncio.get_running_loop()
-        return self._turns.setdefault(loop, asyncio.Semaphore(2 * (os.cpu_count() or 1)))
+        if loop not in self._turns:
+            self._turns[loop] = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        return self._turns[loop]
 
     async def spawn(self, limits: Limits, seed: int, shared: Sequence[int] = ()) -> Guest:
         """A new guest, locked up, with copies of the `shared` descriptors, when there is memory for one.
