@@ -77,7 +77,7 @@ def test_whoever_waits_goes_on_when_there_is_room(machine, monkeypatch):
         machine({}, available=ROOM + MIB)
         await asyncio.wait_for(waiting, 10)
         with pytest.raises(SandboxError, match=r"no memory is left for model-written code: 513 MiB are available"):
-            await short.room(2 * MIB, patience=0.1)
+            await short.room(lambda: 2 * MIB, patience=0.1)
 
     asyncio.run(body())
 

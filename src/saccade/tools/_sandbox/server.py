@@ -140,9 +140,9 @@ class Server:
 
         Raises SandboxError if it can't be.
         """
+        await MEMORY.room(lambda: (self._starting + 1) * NEW_BYTES)
         self._starting += 1
         try:
-            await MEMORY.room(self._starting * NEW_BYTES)
             return await self._spawned(json.dumps({"limits": asdict(limits), "seed": seed}).encode(), shared)
         finally:
             self._starting -= 1
