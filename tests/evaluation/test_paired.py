@@ -59,7 +59,9 @@ def test_visual_tokens_stand_side_by_side():
     assert found.visual_tokens == (64, 8)
     assert ("visual tokens per attempt", "64.0 / 8.0, 0.12 of the first") in grids(found)[0].rows
     blind = compare(("blind", seeing(BARE, 0)), ("code", seeing(LOOKED, 4)))
-    assert not [row for row in grids(blind)[0].rows if row[0].startswith("visual")]
+    assert ("visual tokens per attempt", "0.0 / 4.0") in grids(blind)[0].rows
+    neither = compare(("blind", seeing(BARE, 0)), ("blinder", seeing(LOOKED, 0)))
+    assert not [row for row in grids(neither)[0].rows if row[0].startswith("visual")]
 
 
 def test_without_a_control_nothing_is_said_of_tools():

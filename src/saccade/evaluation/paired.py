@@ -249,8 +249,9 @@ def grids(pair: Pair) -> list[Grid]:
             ("tool harm (of them, right only without)", ranged(pair.tools.harm)),
         ]
     old, new = pair.visual_tokens
-    if old and new:
-        rows.append(("visual tokens per attempt", f"{old:.1f} / {new:.1f}, {new / old:.2f} of the first"))
+    if old or new:
+        share = f", {new / old:.2f} of the first" if old else ""
+        rows.append(("visual tokens per attempt", f"{old:.1f} / {new:.1f}{share}"))
     if any(pair.undecided):
         rows.append(("undecided without a judge, counted as wrong", " / ".join(map(str, pair.undecided))))
     if pair.other:

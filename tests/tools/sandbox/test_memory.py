@@ -72,12 +72,12 @@ def test_whoever_waits_goes_on_when_there_is_room(machine, monkeypatch):
 
     async def body():
         waiting = asyncio.ensure_future(short.room())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         assert not waiting.done()
         machine({}, available=ROOM + MIB)
         await asyncio.wait_for(waiting, 10)
         with pytest.raises(SandboxError, match=r"no memory is left for model-written code: 513 MiB are available"):
-            await short.room(2 * MIB, patience=0.1)
+            await short.room(lambda: 2 * MIB, patience=0.1)
 
     asyncio.run(body())
 
@@ -94,7 +94,7 @@ def test_without_room_neither_interpreters_nor_calls_begin(server, machine, monk
             with pytest.raises(SandboxError, match="no memory is left"):
                 await Sandbox.open(PATIENT, host=server).__aenter__()
             machine({})
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
             return await box.run("print(2)")
 
     assert asyncio.run(body()).text == "2\n"

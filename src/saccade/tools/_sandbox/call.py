@@ -95,7 +95,8 @@ class Call:
         loop, printed, started = asyncio.get_running_loop(), Printed(self.limits.characters), time.monotonic()
         loop.add_reader(self.guest.text, self._drain, printed)
         self._after(self.limits.seconds, self._stop, started + self.limits.seconds + self.limits.grace)
-        self._after(LOOK_SECONDS, self._look)
+        if self.count_threads or self.guest.folder:
+            self._after(LOOK_SECONDS, self._look)
         try:
             verdict, error = await self._exchange(source, before)
             self._look()

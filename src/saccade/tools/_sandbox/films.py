@@ -83,6 +83,8 @@ class Still:
 
 def laid_out(pictures: Sequence[Image.Image]) -> list[Still]:
     """Pictures of any mode, side by side in one sheet."""
+    if not pictures:
+        return []
     sheet = Sheet(picture.convert("RGB").tobytes() for picture in pictures)
     found: list[Still] = []
     for picture in pictures:

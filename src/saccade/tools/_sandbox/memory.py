@@ -7,7 +7,7 @@ may stand in several nested groups, each with a bound of its own: the least that
 import asyncio
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from saccade.errors import SandboxError
@@ -15,7 +15,7 @@ from saccade.tools._sandbox.limits import MIB
 
 ROOM = 512 * MIB  # what is left to others
 PATIENCE_SECONDS = 120.0  # attempts end meanwhile, and give back what they held
-_AGAIN_SECONDS, _FRESH_SECONDS = 0.25, 0.05
+_AGAIN_SECONDS, _FRESH_SECONDS = 0.25, 0.2
 _UNBOUNDED = 2**60  # older groups say so with a number near 2**63
 
 
@@ -33,14 +33,15 @@ class Memory:
             self._seen, self._available = now, min([self._of_machine(), *self._of_groups()])
         return self._available
 
-    async def room(self, more: int = 0, patience: float = PATIENCE_SECONDS) -> None:
-        """Wait until `more` bytes (and some for others) are there. Raises SandboxError where that doesn't happen."""
+    async def room(self, more: Callable[[], int] = int, patience: float = PATIENCE_SECONDS) -> None:
+        """Wait until `more()` bytes (and some for others) are there. Raises SandboxError where that doesn't happen."""
         deadline = time.monotonic() + patience
-        while (left := self.available()) < ROOM + more:
+        while (left := self.available()) < ROOM + more():
             if time.monotonic() >= deadline:
                 raise SandboxError(
-                    f"no memory is left for model-written code: {left // MIB} MiB are available, and {ROOM // MIB} "
-                    "must remain for others; make fewer attempts at a time, or lower memory_mib of the tool python"
+                    f"no memory is left for model-written code: {left // MIB} MiB are available, of which "
+                    f"{ROOM // MIB} remain for others; make fewer attempts at a time, or lower memory_mib of the tool "
+                    "python"
                 )
             await asyncio.sleep(_AGAIN_SECONDS)
 

@@ -131,16 +131,18 @@ class Server:
     def turns(self) -> asyncio.Semaphore:
         """Places for calls that run at the same time, twice as many as processors: waiting for one isn't charged."""
         loop = asyncio.get_running_loop()
-        return self._turns.setdefault(loop, asyncio.Semaphore(2 * (os.cpu_count() or 1)))
+        if loop not in self._turns:
+            self._turns[loop] = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        return self._turns[loop]
 
     async def spawn(self, limits: Limits, seed: int, shared: Sequence[int] = ()) -> Guest:
         """A new guest, locked up, with copies of the `shared` descriptors, when there is memory for one.
 
         Raises SandboxError if it can't be.
         """
+        await MEMORY.room(lambda: (self._starting + 1) * NEW_BYTES)
         self._starting += 1
         try:
-            await MEMORY.room(self._starting * NEW_BYTES)
             return await self._spawned(json.dumps({"limits": asdict(limits), "seed": seed}).encode(), shared)
         finally:
             self._starting -= 1

@@ -87,8 +87,9 @@ def main(settings: str) -> NoReturn:
     control = socket.socket(fileno=given["control"])
     try:
         space = load(given["cache"], OPTIONAL if given["optional"] else ())
-        if threads() > 1 and given["optional"]:
-            # One of them started a thread, which a fork would leave behind in the middle of something: begin again.
+        if (threads() > 1 or shared_memory()) and given["optional"]:
+            # One of them started a thread, which a fork would leave behind in the middle of something, or made memory
+            # that all guests would share: begin again.
             again = json.dumps({**given, "optional": False})
             os.execv(sys.executable, [again if word == settings else word for word in sys.orig_argv])
         if threads() > 1:
