@@ -85,7 +85,7 @@ class Served:
         self.folder, self.context, self.seeded = str(folder), context, seeded
         self.lacks, self.behave, self.pace, self.blind = lacks, behave, pace, blind
         self.bodies, self.orders, self.refused, self.replies, self.told = [], [], [], [], 0
-        self.open, self.paused, self.label, self.url = 0, False, LABEL, ""
+        self.open, self.paused, self.label, self.url, self.sees = 0, False, LABEL, "", True
         self.changed, self.shown = threading.Condition(), Shown()
         self.backbone = Backbone(Model(path=self.folder, threads=1))
         ends = json.loads((Path(folder) / "generation_config.json").read_text())["eos_token_id"]
@@ -135,7 +135,8 @@ class Served:
                 self.changed.wait_for(lambda: self.paused or not self.open)
                 try:
                     with LOADING:
-                        weights = Backbone(Model(path=body["model_path"], threads=1)).model.state_dict()
+                        path = body["model_path"] if self.sees else "/nowhere"
+                        weights = Backbone(Model(path=path, threads=1)).model.state_dict()
                 except SaccadeError as error:
                     said = {"success": False, "message": f"Failed to get weights iterator: {error}."}
                     return 400, {**said, "num_paused_requests": 0}

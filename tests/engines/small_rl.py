@@ -1,4 +1,4 @@
-"""Six steps of RL through vLLM, so small that they take seconds."""
+"""Six steps of RL through servers, so small that they take seconds."""
 
 from saccade import stages
 from saccade.config import load_recipe
@@ -11,7 +11,7 @@ def variety(episode, task):
 """
 
 
-def small_rl(folder, model, url, *overrides):
+def small_rl(folder, model, url, *overrides, engine="vllm"):
     """The recipe, with its world in `folder` and its run to be in `folder/run`."""
     (folder / "variety.py").write_text(REWARD)
     recipe = load_recipe(
@@ -24,7 +24,7 @@ def small_rl(folder, model, url, *overrides):
             "rl={steps: 6, prompts: 2, group: 4, save_every: 6, optim: {lr: 1e-3, warmup: 0}}",
             "rl.select={min_spread: -1, drop_ends: []}",
             f"rewards={{{folder / 'variety.py'}: {{weight: 1.0}}}}",
-            "engine.name=vllm",
+            f"engine.name={engine}",
             f"engine.settings.servers=[{url}]",
             *overrides,
         ],

@@ -14,7 +14,6 @@ from small_rl import small_rl
 from saccade import stages
 from saccade.config import Model
 from saccade.engines._served import sglang_dialect
-from saccade.engines._served.process import free_port
 from saccade.engines.sglang import sglang
 from saccade.errors import BrokenEngineError, EngineError
 from saccade.ledger import Ledger, Picture
@@ -408,7 +407,6 @@ def test_a_server_that_comes_back_is_given_the_published_weights_first(tiny_fold
 
     async def body():
         with server(tiny_folder) as first:
-            port = int(first.url.rpartition(":")[2])
             async with engine_of(backbone, first, retries=40, patience=30.0) as engine:
                 move(backbone)
                 await engine.publish(None, 3)
@@ -418,9 +416,9 @@ def test_a_server_that_comes_back_is_given_the_published_weights_first(tiny_fold
                 await asyncio.sleep(0.2)
                 first.behave, first.label = None, "default"  # as after a restart
                 first.run(first.engine.publish(Backbone(Model(path=tiny_folder)).model.state_dict(), 0))
-                return port, before, await waiting
+                return before, await waiting
 
-    _, before, after = asyncio.run(body())
+    before, after = asyncio.run(body())
     assert (after.version, after.tokens, after.logprobs) == (3, before.tokens, before.logprobs)
 
 
@@ -428,25 +426,22 @@ def test_weights_that_the_server_can_not_read_are_not_published(tiny_folder, bac
     """Its own words reach the user; nothing is left behind."""
 
     async def body(served):
-        async with engine_of(backbone, served, folder=str(tmp_path), patience=0.5) as engine:
+        async with engine_of(backbone, served, folder=str(tmp_path)) as engine:
             await engine.generate(prompt(backbone.renderer, "?"), sampling_of(backbone.renderer))
-            served.lacks = ("/update_weights_from_disk",)
-            with pytest.raises(
-                BrokenEngineError, match=r"no SGLang server could be used.*takes SGLang 0\.5\.23 or newer"
-            ):
+            served.sees, engine._pool._patience = False, 0.5
+            with pytest.raises(BrokenEngineError, match=r"no SGLang server.*with 400: Failed to get weights iterator"):
                 await engine.publish(None, 1)
 
     with server(tiny_folder) as served:
         asyncio.run(body(served))
+    assert not list(tmp_path.glob("saccade-*"))
 
 
 def test_tiny_rl_trains_through_it(tiny_folder, tmp_path):
     """Two steps with new weights after each; engine and trainer agree about every token."""
-    port, rows = free_port(), []
-    overrides = ["engine.name=sglang", "rl.steps=2", "rl.save_every=2", "rl.prompts=1", "sampling.max_tokens=8"]
-    # The world first: it is made by forked processes, which a server's threads would not survive.
-    recipe = small_rl(tmp_path, Path(tiny_folder), f"http://127.0.0.1:{port}", *overrides)
-    with server(tiny_folder, port=port) as served:
+    overrides, rows = ["rl.steps=2", "rl.save_every=2", "rl.prompts=1", "sampling.max_tokens=8"], []
+    with server(tiny_folder) as served:
+        recipe = small_rl(tmp_path, Path(tiny_folder), served.url, *overrides, engine="sglang")
         stages.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 2
     assert min(row["grad_norm"] for row in rows) > 0

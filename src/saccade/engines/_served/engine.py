@@ -108,8 +108,6 @@ class Served:
 
     async def _greet(self, server: Server) -> None:
         await greeting.look(server, self._renderer)
-        if not server.greeted and (caution := greeting.seeds(server)):
-            _logger.warning("%s: %s", server.url, caution)
         server.check_room(self._context)
         while True:
             edition = await self._weights.give(server)
@@ -121,7 +119,10 @@ class Served:
             if self._meets or edition is not None:
                 await self._parity.check(server, edition.label if edition else "")
             if edition is self._weights.current:
-                return  # and the server is up before anything else happens
+                break
+        if not server.greeted and (caution := greeting.seeds(server)):
+            _logger.warning("%s: %s", server.url, caution)
+        # And the server is up before anything else happens.
 
     async def publish(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Hand the backbone's weights to the servers, after these were loaded into it (None: it has them already).

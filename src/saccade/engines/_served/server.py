@@ -216,8 +216,9 @@ def _message(reply: httpx.Response) -> str:
     """What the server says of its refusal, shortened, after a colon; nothing where it says nothing."""
     try:
         said = reply.json()
-        told = said["error"]["message"] if isinstance(said.get("error"), dict) else said.get("detail")
-        text = str(told or said.get("message") or said)
+        error = said.get("error")
+        told = error["message"] if isinstance(error, dict) else error or said.get("detail") or said.get("message")
+        text = str(told or said)
     except (ValueError, KeyError, AttributeError, RecursionError):
         text = reply.text
     text = " ".join(text.split())
