@@ -170,14 +170,14 @@ def times(action: Callable[[], Any], count: int) -> list[float]:
     return found
 
 
-async def awaited(action: Callable[[], Awaitable[Any]], count: int) -> list[float]:
-    """Milliseconds of `count` actions that are waited for, after one that isn't counted."""
-    await action()
-    found = []
-    for _ in range(count):
-        begun = time.perf_counter()
-        await action()
-        found.append(1e3 * (time.perf_counter() - begun))
+async def in_turns(actions: Sequence[Callable[[], Awaitable[Any]]], count: int) -> list[list[float]]:
+    """Milliseconds of `count` runs of each action, one of each after the other, the first round not counted."""
+    found: list[list[float]] = [[] for _ in actions]
+    for number in range(count + 1):
+        for action, own in zip(actions, found, strict=True):
+            begun = time.perf_counter()
+            await action()
+            own += [1e3 * (time.perf_counter() - begun)] if number else []
     return found
 
 
@@ -259,27 +259,28 @@ async def latencies(server: Server, rounds: int, media: Sequence[Media], picture
             ("a plot of 640x480", PLOT, "", rounds),
             ("a picture of 1000x1000", SHOW, "", rounds),
         ]:
-            found = await called(box, cell, count)
             # Published code loses what a picture's own show() shows.
             shown = "image" in cell
-            theirs = [] if shown else await awaited(lambda cell=cell: forked.ask(cell), count)
-            alone = [] if shown else times(lambda cell=cell: forked.run(cell), count)
+            found, theirs, alone = await called(box, cell, count, None if shown else forked)
             new = [] if shown else times(lambda cell=cell: fresh(cell), min(3, rounds))
             rows.append(row(name, found, bar=bar, fork=theirs, blocking=alone, new=new))
     forked.close()
     return rows
 
 
-async def called(box: Sandbox, cell: str, count: int) -> list[float]:
-    """Milliseconds of calls, the first not counted."""
+async def called(box: Sandbox, cell: str, count: int, forked: Forked | None) -> list[list[float]]:
+    """Milliseconds of calls: of the sandbox, of a worker that is waited for in a thread, and without one."""
     outcomes = []
 
     async def call() -> None:
         outcomes.append(await box.run(cell))
 
-    found = await awaited(call, count)
+    async def alone() -> None:
+        forked.run(cell)
+
+    found = await in_turns([call] if forked is None else [call, lambda: forked.ask(cell), alone], count)
     assert all(outcome.ok for outcome in outcomes), outcomes
-    return found
+    return [*found, [], []][:3]
 
 
 async def many(server: Server, count: int) -> list[Row]:

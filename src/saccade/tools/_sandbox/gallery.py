@@ -164,6 +164,8 @@ def rgb(picture: Image.Image) -> Image.Image:
         return Image.fromarray(_stretched(np.asarray(picture, dtype=np.float64))).convert("RGB")
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
+        if layer.getchannel("A").getextrema() == (255, 255):  # as figures mostly are
+            return layer.convert("RGB")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return picture.convert("RGB")
 

@@ -293,7 +293,8 @@ class Guest:
         with Caught():  # code may have closed it
             self._text.flush()
         self._line.sendall(Head(kind, a, b, c, len(payload)).packed(self._nonce))
-        self._line.sendall(payload)
+        if payload:
+            self._line.sendall(payload)
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)

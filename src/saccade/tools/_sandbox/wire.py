@@ -79,16 +79,19 @@ def unpack(data: bytes) -> tuple[bytes, Head]:
 def checked(data: bytes, nonce: bytes, limits: Limits, videos: int) -> Head:
     """The head of a guest's message, if an honest guest could have sent it. Raises BreachError."""
     said, head = unpack(data)
-    sizes = {
-        Kind.DONE: head.a in tuple(Verdict) and head.size <= ERROR_BYTES,
-        Kind.SHOWN: 0 < head.a * head.b <= limits.pixels and head.size == 3 * head.a * head.b,
-        Kind.ASK: head.a < videos and head.size % 4 == 0 and _frames_fit(head),
-    }
     if said != nonce:
         raise BreachError("a message bears another nonce")
-    if not sizes.get(Kind(head.kind) if head.kind in tuple(Kind) else Kind.RUN, False):
+    if not _plausible(head, limits, videos):
         raise BreachError(f"a message of kind {head.kind} with the numbers {head.a}, {head.b}, {head.c}, {head.size}")
     return head
+
+
+def _plausible(head: Head, limits: Limits, videos: int) -> bool:
+    if head.kind == Kind.DONE:
+        return head.a <= max(Verdict) and head.size <= ERROR_BYTES
+    if head.kind == Kind.SHOWN:
+        return 0 < head.a * head.b <= limits.pixels and head.size == 3 * head.a * head.b
+    return head.kind == Kind.ASK and head.a < videos and head.size % 4 == 0 and _frames_fit(head)
 
 
 def _frames_fit(head: Head) -> bool:
