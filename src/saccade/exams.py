@@ -127,8 +127,8 @@ def examine(
         portion=portion,
         on_done=on_done,
     )
-    path = shard_path(folder, name, shard)
-    said = referee.verdicts(results_of(benchmark, scored, extractor), told=on_judged)
+    path, results = shard_path(folder, name, shard), results_of(benchmark, scored, extractor)
+    said = referee.verdicts(results, told=on_judged)
     if referee.model:
         with writing(path):
             write_jsonl(path.with_suffix(VERDICTS), said)
@@ -140,7 +140,7 @@ def examine(
     card = scorecard(
         benchmark,
         scored,
-        decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor)),
+        decided(results, said, benchmark.rule(extractor)),
         extractor=extractor,
         judge=referee.model,
         known={**known, **_judging(referee, said)},

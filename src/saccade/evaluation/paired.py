@@ -74,10 +74,9 @@ class Pair:
 
     Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
     `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
-    tools. `other` names what else the two differ in, such as weights. `undecided` are the
-    answers that only a judge can tell right or wrong, and none did: they count as wrong. `visual_tokens` are those of
-    an attempt on average, overview and all that was shown later. `whole` is what the two say of all tasks, where a
-    limit chose theirs.
+    tools. `other` names what else the two differ in, such as weights. `undecided` are the answers that only a judge can
+    tell right or wrong, and none did: they count as wrong. `visual_tokens` are those of an attempt on average, overview
+    and all that was shown later. `whole` is what the two say of all tasks, where a limit chose theirs.
 
     >>> Pair.__dataclass_fields__["p_value"].type
     <class 'float'>
@@ -94,7 +93,7 @@ class Pair:
     other: tuple[str, ...] = ()
     undecided: tuple[int, int] = (0, 0)
     visual_tokens: tuple[float, float] = (0.0, 0.0)
-    whole: "Whole | None" = None
+    whole: Whole | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
