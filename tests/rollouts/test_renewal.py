@@ -45,9 +45,14 @@ def segment_is_main(ledger):
 
 def test_attempts_under_way_begin_anew_with_the_new_weights(renderer):
     async def body():
-        engine, renewal = Held(renderer), Renewal()
-        running = asyncio.create_task(run_group(task("a"), parallel, base(renderer, engine), size=4, run=renewal.run))
-        while engine.late < 4:
+        engine, renewal, ended = Held(renderer), Renewal(), []
+
+        async def run(*attempt):
+            ended.append(await renewal.run(*attempt))
+            return ended[-1]
+
+        running = asyncio.create_task(run_group(task("a"), parallel, base(renderer, engine), size=4, run=run))
+        while engine.late < 4 or len(ended) < 2:
             await asyncio.sleep(0.001)
         lost = sum(len(said.tokens) for _, said in engine.served)
         with renewal.renewed():
