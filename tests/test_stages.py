@@ -15,6 +15,8 @@ from saccade.evaluation import report
 from saccade.media.cache import Library
 from saccade.model.tiny import make_tiny
 from saccade.runlog import Run
+from saccade.tools._sandbox.walls import Walls
+from saccade.tools._sandbox.walls import report as report_on
 
 SHORT = ["sampling.max_tokens=8"]
 
@@ -265,6 +267,16 @@ def test_rewards_that_are_never_anything_but_0_are_refused(rewards):
     recipe = load_recipe("tiny/para_grpo").model_copy(update={"rewards": rewards})
     with pytest.raises(ConfigError, match="no term with a weight other than 0"):
         preflight.check(recipe)
+
+
+def test_a_machine_too_weak_for_a_recipe_is_refused_before_there_is_a_run(tmp_path, tiny_folder, world, monkeypatch):
+    weak = report_on(Walls(namespaces="", landlock=6, seccomp=True, own_user=False), {"namespaces": "not allowed"})
+    monkeypatch.setattr(preflight.server.Server, "start", lambda isolation: weak.check(isolation))
+    strict = ("tiny/pyvision_video", ["agent.settings.tools.python.isolation=strict"])
+    recipe = stages.with_paths(load_recipe(*strict), folder=tmp_path / "run", model=Path(tiny_folder), world=world)
+    with pytest.raises(ConfigError, match=r"isolation strict wants every wall, but namespaces are missing"):
+        stages.rl(tmp_path / "run", recipe, on_step=lambda *_: None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_family_that_is_not_there_is_refused_at_once():

@@ -284,13 +284,8 @@ def _servers(case: Case, renderer: ChatRenderer | None) -> Iterator[Finding]:
 
 def _sandbox(case: Case) -> Iterator[Finding]:
     """Which walls stand around a tool that runs code, and whether they are those that it wants."""
-    wanted: dict[str, Any] = {}
     try:
-        for recipe in case.used:
-            offered = settings_of("agents", recipe.agent).get("tools", {})
-            for name, own in offered.items():
-                given = settings_of("tools", Plugin(name=name, settings=dict(own)))
-                wanted |= {name: given["isolation"]} if "isolation" in given else {}
+        wanted = dict(pair for recipe in case.used for pair in preflight.isolations(recipe))
     except SaccadeError:
         return  # said above
 

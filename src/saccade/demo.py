@@ -22,7 +22,7 @@ from saccade.evaluation import report
 from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
 from saccade.evaluation.run import Tally, has_tools
 from saccade.media.cache import Library
-from saccade.rollouts.stage import trainable
+from saccade.rollouts.stage import examined, trainable
 from saccade.runlog import MAY_CHANGE, Run, writing
 from saccade.training.clock import memory
 from saccade.view.page import spent
@@ -60,7 +60,8 @@ def demo(folder: Path, recipe: Recipe, *, resume: bool = False, begin: Begin) ->
     before = Run(path=folder, recipe=recipe)
     ended = {part for part, mark in ENDS.items() if before.is_done(mark)}
     may_change = [key for key in MAY_CHANGE if key.split(".")[0] not in ended]
-    run = Run.create(folder, recipe, resume=resume, may_change=may_change)
+    facts = preflight.jails(recipe, examined(recipe))
+    run = Run.create(folder, recipe, resume=resume, may_change=may_change, facts=facts)
     job = Job(run=run)
     works = job.parts()
     for place, (name, (says, work)) in enumerate(works.items(), 1):

@@ -1,7 +1,7 @@
 """Before anything is made or loaded: whether a recipe's settings, its model and its device can be used here."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,16 @@ import torch
 
 from saccade import plugins
 from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.config import Recipe
+from saccade.config import Plugin, Recipe
 from saccade.engines._distribution import check_neutral
 from saccade.errors import ConfigError, boundary
 from saccade.model._adapters import check_adapters
 from saccade.model.files import check_weights
+from saccade.planning.talks import settings_of
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import examined
+from saccade.tools._sandbox import server
+from saccade.tools._sandbox.limits import Isolation
 from saccade.trackers._tell import check_trackers
 from saccade.training import rl as rl_training
 
@@ -87,3 +90,22 @@ def check_device(device: str) -> None:
         raise ConfigError(f"model.device={device}: there are {torch.cuda.device_count()} GPUs, counted from 0; {mend}")
     with boundary(ConfigError, f"model.device={device} can't be used ({mend})"):
         torch.zeros(1, device=device).item()
+
+
+def isolations(recipe: Recipe) -> Iterator[tuple[str, Isolation]]:
+    """The tools of a recipe's agent that run code, by name, and which isolation each wants."""
+    for name, own in settings_of("agents", recipe.agent).get("tools", {}).items():
+        settings = settings_of("tools", Plugin(name=name, settings=dict(own)))
+        if "isolation" in settings:
+            yield name, settings["isolation"]
+
+
+def jails(*recipes: Recipe) -> dict[str, str]:
+    """For each tool of the recipes' agents that runs code, what jails its code here, in words.
+
+    The jail of this process is started for it. Raises ConfigError where the machine is weaker than a recipe wants.
+    """
+    wanted = {pair for recipe in recipes for pair in isolations(recipe)}
+    return {
+        f"jail of {name}, {isolation}": server.shared(isolation).report.sentence for name, isolation in sorted(wanted)
+    }

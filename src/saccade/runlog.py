@@ -1,7 +1,7 @@
 """The run folder: everything a run leaves behind, written so that a killed run can be read and resumed.
 
 recipe.yaml      the resolved recipe, every default written out
-versions.json    one entry per start: seed, versions, platform, commit, and what the recipe changed since
+versions.json    one entry per start: seed, versions, platform, commit, what jails code, what the recipe changed since
 metrics.jsonl    one line per step, appended and flushed
 done/*.json      one mark per finished stage
 """
@@ -56,11 +56,18 @@ class Run:
 
     @classmethod
     def create(
-        cls, path: str | Path, recipe: Recipe, *, resume: bool = False, may_change: Collection[str] = MAY_CHANGE
+        cls,
+        path: str | Path,
+        recipe: Recipe,
+        *,
+        resume: bool = False,
+        may_change: Collection[str] = MAY_CHANGE,
+        facts: Mapping[str, str] | None = None,
     ) -> "Run":
         """Start a run, or go on with one; an existing run needs `resume` and the recipe that it was started with.
 
-        Only what lies at or below the keys `may_change` may differ; versions.json then says what did.
+        Only what lies at or below the keys `may_change` may differ; versions.json then says what did, and the `facts`
+        of this start.
         """
         run = cls(path=Path(path), recipe=recipe)
         exists = (run.path / "recipe.yaml").exists()
@@ -74,7 +81,7 @@ class Run:
             run.path.mkdir(parents=True, exist_ok=True)
         starts = run.read_json("versions.json") if exists else []
         note = {"changed": changed} if changed else {}
-        run.write_json("versions.json", [*starts, {"seed": recipe.seed, **versions(), **note}])
+        run.write_json("versions.json", [*starts, {"seed": recipe.seed, **versions(), **(facts or {}), **note}])
         if changed or not exists:  # last, since this file is what makes the folder a run
             run.write_text("recipe.yaml", dump(recipe))
         return run

@@ -24,7 +24,7 @@ from saccade.data.world.folder import SPLITS
 from saccade.data.world.make import FRAME_BUDGETS
 from saccade.errors import DataError, ModelError, RunError
 from saccade.model.tiny import make_tiny
-from saccade.preflight import check, check_device, check_model
+from saccade.preflight import check, check_device, check_model, jails
 from saccade.protocols import TextEngine
 from saccade.rollouts.stage import RolloutStage, Stage, examined, takes_text, trainable
 from saccade.runlog import Run, writing
@@ -284,7 +284,7 @@ def _begun(folder: Path, recipe: Recipe, resume: bool, *, graded: bool) -> Run:
     check_device(recipe.model.device)
     if newest(folder) is None:
         check_model(model_of(folder, recipe))
-    return Run.create(folder, recipe, resume=resume)
+    return Run.create(folder, recipe, resume=resume, facts=jails(recipe) if graded else {})
 
 
 def _learn(

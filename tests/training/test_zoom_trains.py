@@ -74,6 +74,13 @@ def test_what_is_trained_is_what_was_sampled(run):
     assert all(row["errors"] == 0 for row in rows)
 
 
+def test_a_run_says_what_jails_its_code(run):
+    start = run.read_json("versions.json")[-1]
+    jails = {name: said for name, said in start.items() if name.startswith("jail of ")}
+    assert list(jails) == (["jail of python, best_effort"] if run.recipe.agent.name == "code" else [])
+    assert all("model-written code is" in said for said in jails.values())
+
+
 def test_an_evaluation_counts_what_is_seen(run):
     tasks = run.path.parent / "world/train/tasks.jsonl"
     found = exams.evaluate(run.path, run.recipe, name="train", tasks=tasks, on_done=lambda *_: None)

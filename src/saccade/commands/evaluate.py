@@ -114,6 +114,7 @@ def _begun(place: Path, words: Sequence[str], home: Path, model: str | None) -> 
     """
     from saccade import preflight, stages
     from saccade.chat.render import load_renderer
+    from saccade.rollouts.stage import examined
 
     if place.is_dir():
         return place, *stages.aimed(load_recipe(str(Run.open(place).path / "recipe.yaml"), words), model)
@@ -126,7 +127,7 @@ def _begun(place: Path, words: Sequence[str], home: Path, model: str | None) -> 
     own = stages.with_paths(load_recipe(str(place)), folder=home, model=weights)
     if weights or not model:  # before there is a run, which a mistake would leave behind
         load_renderer(str(stages.model_of(home, own)))
-    Run.create(home, own, resume=(home / "recipe.yaml").exists())
+    Run.create(home, own, resume=(home / "recipe.yaml").exists(), facts=preflight.jails(examined(own)))
     return home, *stages.aimed(load_recipe(str(home / "recipe.yaml"), words), model)
 
 
