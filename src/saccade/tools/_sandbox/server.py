@@ -31,14 +31,17 @@ from saccade.errors import ConfigError, SandboxError
 from saccade.tools._sandbox import walls
 from saccade.tools._sandbox.jail import ENVIRONMENT
 from saccade.tools._sandbox.limits import MIB, Isolation, Limits
+from saccade.tools._sandbox.line import Line
 from saccade.tools._sandbox.memory import Memory
 from saccade.tools._sandbox.policy import machine
+from saccade.tools._sandbox.turns import Turn, Turns
 from saccade.tools._sandbox.walls import Report
 
 START_SECONDS = 180.0  # a second or two, on a machine that has nothing else to do
 SPAWN_SECONDS = 120.0  # milliseconds each, and hundreds may be asked for at once
 END_SECONDS = 10.0
 NEW_BYTES = 16 * MIB  # of a guest before the first call, which the machine doesn't count as taken at once
+SHORT, LONG = 2, 4  # cells that run at the same time, per processor
 MEMORY = Memory()
 _BOOT = """
 import json, sys
@@ -50,12 +53,12 @@ zygote.main(sys.argv[1])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A guest's ends in the host: `line` and `life` are sockets, `text` and `watch` (its pidfd) descriptors.
+    """A guest's ends in the host: `life` is a socket, `text` and `watch` (its pidfd) are descriptors.
 
     `folder` is its working folder on this machine's disk, "" where it has a file system of its own.
     """
 
-    line: socket.socket
+    line: Line
     life: socket.socket
     text: int
     watch: int
@@ -94,7 +97,7 @@ class Server:
         self.process, self.report = process, report
         self._control, self._owner = control, os.getpid()
         self._starting = 0
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 
     @classmethod
     def start(cls, isolation: Isolation = "best_effort", *, without: tuple[str, ...] = ()) -> "Server":
@@ -128,12 +131,14 @@ class Server:
             self.process.kill()
             self.process.wait()
 
-    def turns(self) -> asyncio.Semaphore:
-        """Places for calls that run at the same time, twice as many as processors: waiting for one isn't charged."""
+    def turn(self) -> Turn:
+        """A turn to run. Waiting for it isn't charged; too many at a time would end honest cells at their limit."""
         loop = asyncio.get_running_loop()
-        if loop not in self._turns:
-            self._turns[loop] = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-        return self._turns[loop]
+        turns = self._turns.get(loop)
+        if turns is None:
+            processors = os.cpu_count() or 1
+            turns = self._turns[loop] = Turns(SHORT * processors, LONG * processors)
+        return Turn(turns)
 
     async def spawn(self, limits: Limits, seed: int, shared: Sequence[int] = ()) -> Guest:
         """A new guest, locked up, with copies of the `shared` descriptors, when there is memory for one.
@@ -161,7 +166,7 @@ class Server:
             if not found:
                 raise _no_room()
             ours.pop_all()  # the guest's from here on
-        return Guest(line=line, life=life, text=text, watch=found[0], pid=data["pid"], folder=data["folder"])
+        return Guest(line=Line(line), life=life, text=text, watch=found[0], pid=data["pid"], folder=data["folder"])
 
     async def _send(self, request: bytes, places: list[int]) -> None:
         while True:

@@ -5,8 +5,8 @@ and the guest is replaced. A guest believes its host.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from saccade.tools._sandbox.limits import Limits
 
@@ -51,8 +51,7 @@ class BreachError(Exception):
     """A guest said what no honest guest says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The head of a message."""
 
     kind: int
