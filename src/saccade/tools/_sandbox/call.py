@@ -106,8 +106,8 @@ class Call:
         head = Head(Kind.RUN, self.number, self.left, size=len(payload)).packed(self.nonce)
         if not self.first and not line.silent():
             raise BreachError("the guest spoke before it was asked")
-        message, *others = *before, head + payload
-        rest = line.post(message)
+        first, *others = *before, head + payload
+        rest = line.post(first)
         self.guest.signal(signal.SIGCONT)
         self._after(min(SOON_SECONDS, self.limits.seconds), self._attend, printed)
         for message in (rest, *others):
@@ -120,11 +120,11 @@ class Call:
     async def _converse(self) -> tuple[Verdict, str]:
         """Take messages until the call is done: its verdict, and the text of its error."""
         while True:
-            data = bytes(await self.guest.line.exactly(HEAD.size))
+            data = await self.guest.line.exactly(HEAD.size)
             # Only before any code has run may a guest say so: whatever is the host's fault isn't held against a model.
             broken = self.first and data[:NONCE_BYTES] == NO_NONCE
             head = checked(data, NO_NONCE if broken else self.nonce, self.limits, len(self.films))
-            payload = bytes(await self.guest.line.exactly(head.size))
+            payload = bytes(await self.guest.line.exactly(head.size)) if head.size else b""
             if broken:
                 raise SandboxError(f"the sandbox can't lock up an interpreter: {payload.decode()}")
             if head.kind == Kind.DONE:

@@ -92,10 +92,11 @@ class Sandbox:
         """
         async with self._calling, self._server.turn() as turn:
             await server.MEMORY.room()
-            clues = clues or {}
-            self._later.update(clues)
-            self._next = max([self._next, *(number + 1 for number in clues)])
-            before = _hung(clues) if self._guest is not None else []
+            before = []
+            if clues:
+                self._later.update(clues)
+                self._next = max(self._next, *(number + 1 for number in clues))
+                before = _hung(clues) if self._guest is not None else []
             guest = self._guest or await self._begin()
             call = Call(
                 guest=guest,

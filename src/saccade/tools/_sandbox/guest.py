@@ -49,6 +49,7 @@ from saccade.tools._sandbox.wire import (
 
 TRACE_CHARACTERS = 6000
 _BALLAST = 4 * 2**20
+_AT_ONCE = 1 << 16  # bytes that are read ahead of their use
 _RECURSION = 1000
 _TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
 _compile, _execute = compile, exec  # code may change the built-in ones for itself
@@ -120,10 +121,11 @@ class Guest:
     """One interpreter and its connection."""
 
     def __init__(self, line: int, limits: Limits, seed: int, shared: Sequence[int] = ()) -> None:
-        self._line = socket.socket(fileno=line)
+        self._line, self._ahead = socket.socket(fileno=line), b""
         self._shared = shared
         self._nonce = b""
-        self._running = self._busy = self._late = False
+        self._running = False  # what the host may stop
+        self._busy = self._late = False
         self._turn = threading.Lock()
         self._next = self._left = self._refused = 0
         self._cells = -1  # the first is the host's, to see that all is well
@@ -148,7 +150,8 @@ class Guest:
         """Do what the host says until it hangs up."""
         self._settle()
         while True:
-            self._nonce, head = unpack(bytes(self._read(HEAD.size)))
+            self._ahead = self._ahead or self._line.recv(_AT_ONCE)
+            self._nonce, head = unpack(self._read(HEAD.size))
             if head.kind == Kind.FILM:
                 film = Film(head.a, self._facts, self._frames)
                 self.space[f"video_clue_{head.a}"] = VideoReader(film)
@@ -173,8 +176,12 @@ class Guest:
         name = f"<cell {self._cells}>"
         linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
         caught = Caught()
-        with caught, self._armed():
-            _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
+        with caught:
+            self._running = True
+            try:
+                _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of all this
+            finally:
+                self._running = False
         self._settle()
         verdict, text = Verdict.FINE, ""
         if caught.error is not None:
@@ -219,8 +226,12 @@ class Guest:
         """The verdict on how the code ended, and the text for the model."""
         # What an exception says of itself is code of the model's too, and may raise another or run for ever.
         caught, judged = Caught(), (Verdict.RAISED, "The code raised an exception that can't be described.")
-        with caught, self._armed():
-            judged = self._verdict(error)
+        with caught:
+            self._running = True
+            try:
+                judged = self._verdict(error)
+            finally:
+                self._running = False
         return (Verdict.INTERRUPTED, "") if type(caught.error) is Stopped else judged
 
     def _verdict(self, error: BaseException) -> tuple[Verdict, str]:
@@ -237,15 +248,6 @@ class Guest:
         if isinstance(error, PermissionError) and not self._hinted:
             self._hinted, text = True, f"{text}\n{FORBIDDEN_HINT}"
         return Verdict.MEMORY if memory else Verdict.RAISED, text or type(error).__name__
-
-    @contextmanager
-    def _armed(self) -> Iterator[None]:
-        """Let the host stop what runs in this block."""
-        self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -303,7 +305,7 @@ class Guest:
 
     def _answer(self) -> Head:
         """The head of the host's answer. Raises RuntimeError with the host's reason where it refuses."""
-        _, head = unpack(bytes(self._read(HEAD.size)))
+        _, head = unpack(self._read(HEAD.size))
         if head.kind == Kind.REFUSED:
             raise RuntimeError(self._read(head.size).decode())
         return head
@@ -330,6 +332,9 @@ class Guest:
         return data
 
     def _fill(self, view: memoryview) -> None:
+        here, self._ahead = self._ahead[: view.nbytes], self._ahead[view.nbytes :]
+        view[: len(here)] = here
+        view = view[len(here) :]
         while view.nbytes:
             count = self._line.recv_into(view)
             if not count:

@@ -7,14 +7,22 @@ second time that it is heard, listening ends until somebody waits: a guest that 
 """
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
+
+
+def pending(place: int) -> int:
+    """How many bytes can be read from a socket or a pipe at once; none at its end either."""
+    return int.from_bytes(fcntl.ioctl(place, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class Line:
     """The host's end, which doesn't block; bytes are sent and awaited by one task at a time."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
+        self._end, self._place = end, end.fileno()
         self._loop: asyncio.AbstractEventLoop | None = None  # which listens
         self._waiting: asyncio.Future[None] | None = None
         self._rest = memoryview(b"")  # what is to be filled
@@ -22,10 +30,7 @@ class Line:
 
     def silent(self) -> bool:
         """Whether nothing was said that nobody has read."""
-        try:
-            return not self._end.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, ConnectionError):
-            return True
+        return not pending(self._place)
 
     def post(self, data: bytes) -> memoryview:
         """Send as much as there is room for at once; what is left. Raises ConnectionError."""
@@ -42,7 +47,7 @@ class Line:
         """The next so many bytes. Raises EOFError where the line ends before, ConnectionError."""
         data = bytearray(size)
         self._rest = memoryview(data)
-        if not self._filled():
+        if not pending(self._place) or not self._filled():
             self._listen()
             self._waiting = asyncio.get_running_loop().create_future()
             try:
@@ -84,9 +89,9 @@ class Line:
         self._ignored = 0
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._end, self._hear)
+            self._loop.add_reader(self._place, self._hear)
 
     def _ignore(self) -> None:
         if self._loop is not None:
-            self._loop.remove_reader(self._end)
+            self._loop.remove_reader(self._place)
             self._loop = None

@@ -9,6 +9,7 @@ import asyncio
 import os
 
 from saccade.tools._sandbox.limits import MIB, bytes_more
+from saccade.tools._sandbox.line import pending
 
 _READ, _READS = 1 << 16, 16  # bytes at once, and times in a row
 _PAUSE = 0.01  # seconds between draughts of a flood
@@ -35,17 +36,12 @@ class Printed:
         if self._pause is not None:
             self._pause.cancel()
 
-    def empty(self) -> bool:
-        """Take what is in the pipe, as far as that ends; whether more may come."""
+    def empty(self) -> None:
+        """Take what is in the pipe, as far as that ends."""
         for _ in range(_READS):
-            try:
-                data = os.read(self._pipe, _READ)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self._add(data)
-        return True
+            if not pending(self._pipe):
+                return
+            self._add(os.read(self._pipe, _READ))
 
     def text(self) -> str:
         """What is kept, with a mark where something was left out."""
@@ -57,11 +53,11 @@ class Printed:
         return f"{shown}\n{bytes_more(more)}" if more else shown
 
     def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
-        more = self.empty()
-        flooded = self._dropped > MIB  # nobody will read it: the loop has better things to do
-        if flooded or not more:
+        if not pending(self._pipe):  # its end
             loop.remove_reader(self._pipe)
-        if flooded and more:
+        self.empty()
+        if self._dropped > MIB:  # nobody will read it: the loop has better things to do
+            loop.remove_reader(self._pipe)
             self._pause = loop.call_later(_PAUSE, self.listen)
 
     def _add(self, data: bytes) -> None:

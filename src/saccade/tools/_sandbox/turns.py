@@ -10,6 +10,7 @@ are places.
 """
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 
@@ -27,18 +28,29 @@ class Turns:
     """So many places for short cells, and so many for long ones; of one event loop."""
 
     def __init__(self, short: int, long: int) -> None:
-        self._short, self._most = asyncio.Semaphore(short), long
+        self._free, self._most = short, long
+        self._waiting: deque[asyncio.Future[None]] = deque()  # for short places
         self._long: dict[Turn, Cell] = {}
         self._paused: dict[Turn, Cell] = {}
 
     async def begin(self) -> None:
         """Wait for a short place."""
-        await self._short.acquire()
+        if self._free:
+            self._free -= 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # it was given one meanwhile
+                self._release()
+            raise
 
     def lapse(self, turn: "Turn", cell: Cell) -> None:
         """The cell has run for a while: it goes on in a long place, at once or when it is its turn again."""
         if turn not in self._long:
-            self._short.release()
+            self._release()
         elif not self._paused:
             return  # nobody else wants the place
         else:
@@ -53,8 +65,17 @@ class Turns:
     def end(self, turn: "Turn") -> None:
         """The turn is over, whatever place it had."""
         if self._long.pop(turn, None) is None and self._paused.pop(turn, None) is None:
-            self._short.release()
+            self._release()
         self._fill()
+
+    def _release(self) -> None:
+        """A short place is the next one's."""
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():  # who waited for it may have gone
+                place.set_result(None)
+                return
+        self._free += 1
 
     def _fill(self) -> None:
         while self._paused and len(self._long) < self._most:
