@@ -30,10 +30,8 @@ from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, Bre
 
 AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
 SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
-SHORT_SECONDS, LONG_SECONDS = (
-    0.1,
-    0.5,
-)  # for which a cell may run before others may want its place, as a short, a long one
+SHORT_SECONDS, LONG_SECONDS = 0.1, 0.5  # until others may want a short cell's place, and a long one's
+LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
 _FAULTS = {
     Verdict.FINE: None,
     Verdict.RAISED: Fault.RAISED,
@@ -71,6 +69,7 @@ class Call:
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     _begun: float = field(default_factory=time.monotonic)
     _paused: float | None = None  # since when
+    _waited: float = 0.0  # seconds for a processor, before anybody attended to it
 
     @property
     def seconds(self) -> float:
@@ -161,6 +160,7 @@ class Call:
 
     def _attend(self, printed: Printed) -> None:
         printed.listen()
+        self._waited = self.guest.waited()
         self._run_on(SHORT_SECONDS - SOON_SECONDS)
         if self.count_threads or self.guest.folder:
             self._after(LOOK_SECONDS, self._look)
@@ -190,6 +190,10 @@ class Call:
             self.guest.signal(signal.SIGCONT)
 
     def _expire(self) -> None:
+        lacking = owed(self.limits.seconds, self.seconds, self.guest.waited() - self._waited)
+        if lacking > 0:
+            self._after(max(lacking, SOON_SECONDS), self._expire)
+            return
         self._cancel(self._lapse)  # it shall be over soon
         self._late.set()
         self._stop(time.monotonic() + self.limits.grace)
@@ -281,6 +285,18 @@ def ended(status: int, *, spent: bool = False) -> tuple[Fault, str]:
     if number is signal.SIGKILL:  # not by its host: the kernel, for want of memory
         return Fault.MEMORY, ""
     return Fault.CRASHED, _SIGNALS.get(number, f"signal {number.name}")
+
+
+def owed(limit: float, ran: float, waited: float) -> float:
+    """Seconds that a cell may still run though it is at its limit, because others had the processors all the while.
+
+    `waited` are those of the seconds that it `ran` in which it stood in line for a processor. A busy machine shall not
+    end what needs an eighth of its limit.
+
+    >>> owed(8, 8, 7.5), owed(8, 8, 4), owed(8, 31.9, 31.8)
+    (0.5, -3.0, 0.10000000000000142)
+    """
+    return min(LEAST * limit - (ran - waited), MOST * limit - ran)
 
 
 def _answer(film: Film, width: int, height: int, numbers: list[int]) -> list[Any]:

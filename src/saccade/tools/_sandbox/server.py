@@ -75,11 +75,20 @@ class Guest:
     def threads(self) -> int:
         """How many threads it has, by the host's own count; 0 for one that has ended."""
         try:
-            fields = dict(line.split(":", 1) for line in _lines(f"/proc/self/fdinfo/{self.watch}"))
-            status = dict(line.split(":", 1) for line in _lines(f"/proc/{int(fields['Pid'])}/status"))
-            return int(status["Threads"])
+            return int(_fields(f"{self._proc()}/status")["Threads"])
         except OSError:
             return 0
+
+    def waited(self) -> float:
+        """Seconds for which its main thread has stood in line for a processor; 0 where the kernel doesn't say."""
+        try:
+            return int(Path(self._proc(), "schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
+    def _proc(self) -> str:
+        """Its folder in /proc, by the host's own count of processes."""
+        return f"/proc/{int(_fields(f'/proc/self/fdinfo/{self.watch}')['Pid'])}"
 
     def close(self) -> None:
         """Kill it and let go of everything."""
@@ -241,8 +250,8 @@ def _started(without: tuple[str, ...]) -> "tuple[subprocess.Popen[bytes], socket
     return process, control, walls.unpacked(data)
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
+def _fields(path: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
 
 
 def _launch(control: socket.socket, errors: int, without: tuple[str, ...]) -> "subprocess.Popen[bytes]":
