@@ -109,9 +109,10 @@ class Call:
         rest = line.post(first)
         self.guest.signal(signal.SIGCONT)
         self._after(min(SOON_SECONDS, self.limits.seconds), self._attend, printed)
-        for message in (rest, *others):
-            if message:
-                await line.send(message)
+        if rest:
+            await line.send(rest)
+        for message in others:
+            await line.send(message)
         return await self._converse()
 
     # ---- the line ----------------------------------------------------------------------------------------------------
