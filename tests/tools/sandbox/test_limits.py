@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import platform
 import time
 
 import numpy as np
@@ -210,6 +211,43 @@ def test_what_rests_can_sleep_on_be_cancelled_and_be_closed(server, monkeypatch)
     assert again.text == "False\n"
     assert asleep.text == "slept\n"
     assert asleep.seconds < 2  # it rested for a part of its sleep
+
+
+WAKER = """
+import ctypes
+call, number = ctypes.CDLL(None).syscall, (lambda *parts: b"".join(part.to_bytes(size, "little") for part, size in parts))
+event, timer = ctypes.create_string_buffer(number((0, 8), (18, 4), (0, 52))), ctypes.create_string_buffer(8)  # SIGCONT
+call(222, 1, event, timer)
+each = ctypes.create_string_buffer(number((0, 8), (10**7, 8), (0, 8), (10**7, 8)))
+call(223, int.from_bytes(timer.raw[:4], "little"), 0, each, None)
+import time
+try:
+    while True: sum(())
+finally: print(time.process_time())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the cell calls the kernel by x86-64's numbers")
+def test_a_cell_that_wakes_itself_is_charged_for_its_rest(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+
+    async def body():
+        async with Sandbox.open(PATIENT, host=server) as other, Sandbox.open(SHORT, host=server) as box:
+            await box.run("x = 5")
+            running = asyncio.ensure_future(other.run("import time; time.sleep(60)"))
+            await asyncio.sleep(0.3)
+            started = time.monotonic()
+            outcome = await box.run(WAKER)
+            elapsed = time.monotonic() - started
+            running.cancel()
+            return outcome, elapsed
+
+    outcome, elapsed = asyncio.run(body())
+    assert outcome.fault is Fault.TIMEOUT
+    if float(outcome.text) < 0.15 * outcome.seconds:
+        pytest.skip("others leave it hardly any processor to wake up on")
+    assert outcome.seconds > 0.85 * elapsed  # an honest one would have rested for half of the time
 
 
 @pytest.mark.slow

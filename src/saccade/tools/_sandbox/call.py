@@ -31,6 +31,7 @@ from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, Bre
 AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
 SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
 SHORT_SECONDS, LONG_SECONDS = 0.1, 0.5  # until others may want a short cell's place, and a long one's
+AWAKE_SECONDS = 0.03  # on processors while paused: it has a timer that wakes it, and is charged for the pause
 LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
 _FAULTS = {
     Verdict.FINE: None,
@@ -70,6 +71,7 @@ class Call:
     _begun: float = field(default_factory=time.monotonic)
     _paused: float | None = None  # since when
     _waited: float = 0.0  # seconds for a processor, before anybody attended to it
+    _spent: float = 0.0  # seconds on processors, before it was paused
 
     @property
     def seconds(self) -> float:
@@ -180,15 +182,18 @@ class Call:
         """Rest until `resume`: the time until then isn't charged."""
         self._cancel(self._lapse)
         self._cancel(self._expire)
-        self._paused = time.monotonic()
+        self._paused, self._spent = time.monotonic(), self.guest.spent()
         self.guest.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Go on."""
-        if self._paused is not None and not self.over:
-            self._begun, self._paused = self._begun + time.monotonic() - self._paused, None
-            self._run_on(LONG_SECONDS)
-            self.guest.signal(signal.SIGCONT)
+        if self._paused is None or self.over:
+            return
+        if self.guest.spent() - self._spent < AWAKE_SECONDS:
+            self._begun += time.monotonic() - self._paused
+        self._paused = None
+        self._run_on(LONG_SECONDS)
+        self.guest.signal(signal.SIGCONT)
 
     def _expire(self) -> None:
         lacking = owed(self.limits.seconds, self.seconds, self.guest.waited() - self._waited)

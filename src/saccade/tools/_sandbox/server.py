@@ -86,6 +86,14 @@ class Guest:
         except (OSError, IndexError):
             return 0.0
 
+    def spent(self) -> float:
+        """Seconds that its threads have spent on processors; 0 for one that has ended."""
+        try:
+            fields = Path(self._proc(), "stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            return 0.0
+
     def _proc(self) -> str:
         """Its folder in /proc, by the host's own count of processes."""
         return f"/proc/{int(_fields(f'/proc/self/fdinfo/{self.watch}')['Pid'])}"
