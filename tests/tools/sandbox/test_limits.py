@@ -2,14 +2,18 @@
 # ruff: noqa: E501 (a cell stands on one line)
 
 import asyncio
+import contextlib
+import platform
 import time
 
 import numpy as np
 import pytest
-from sandbox_cases import make_clip, pixels, play
+from sandbox_cases import PATIENT, make_clip, pixels, play
 
+from saccade.tools._sandbox import server as server_module
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.limits import AGAIN, Fault, Limits, bytes_more
+from saccade.tools._sandbox.turns import Turns
 from saccade.types import Media
 
 SHORT = Limits(seconds=2, grace=1.5)
@@ -155,6 +159,97 @@ def test_waiting_for_ones_turn_is_not_charged(server):
     outcomes = asyncio.run(body())
     assert all(outcome.ok for outcome in outcomes)
     assert sum(outcome.seconds for outcome in outcomes) < 8 * (time.monotonic() - started)
+
+
+@pytest.mark.slow
+def test_runaways_share_places_and_hold_up_nobody_else(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+    ended = []
+
+    async def play(cell, limits, times=1):
+        async with Sandbox.open(limits, host=server) as box:
+            await box.run("x = 5")
+            outcomes = [await box.run(cell) for _ in range(times)]
+            ended.append(times)
+            return [*outcomes, await box.run("print(x)")]
+
+    async def body():
+        hasty = [play("while True: pass", Limits(seconds=0.8, grace=30)) for _ in range(3)]
+        return await asyncio.gather(*hasty, play("s = sum(range(1000))", PATIENT, 20))
+
+    started = time.monotonic()
+    *runaways, others = asyncio.run(body())
+    assert all(outcome.ok for outcome in others)
+    assert ended[-1] == 1  # a runaway was the last to end
+    for outcome, after in runaways:
+        assert (outcome.fault, outcome.kept, after.text) == (Fault.TIMEOUT, True, "5\n")
+        assert outcome.seconds >= 0.8
+    # One at a time, whereas the clock of whoever rests stands still.
+    assert sum(outcome.seconds for outcome, _ in runaways) < 2 * (time.monotonic() - started)
+
+
+@pytest.mark.slow
+def test_what_rests_can_sleep_on_be_cancelled_and_be_closed(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+
+    async def body():
+        async with contextlib.AsyncExitStack() as stack:
+            boxes = [await stack.enter_async_context(Sandbox.open(PATIENT, host=server)) for _ in range(4)]
+            first = asyncio.ensure_future(boxes[0].run("while True: pass"))
+            await asyncio.sleep(0.3)
+            cell = "import time; time.sleep(2); print('slept')"
+            gone, asleep, _ = [asyncio.ensure_future(box.run(cell)) for box in boxes[1:]]
+            await asyncio.sleep(1)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            again = await boxes[1].run("print('time' in globals())")
+            first.cancel()
+            return again, await asleep  # the last one is closed while it rests
+
+    again, asleep = asyncio.run(body())
+    assert again.text == "False\n"
+    assert asleep.text == "slept\n"
+    assert asleep.seconds < 2  # it rested for a part of its sleep
+
+
+WAKER = """
+import ctypes, signal
+signal.signal(signal.SIGCONT, lambda *_: None)
+call, number = ctypes.CDLL(None).syscall, (lambda *parts: b"".join(part.to_bytes(size, "little") for part, size in parts))
+for n in range(1, 80):
+    event, timer = ctypes.create_string_buffer(number((0, 8), (18, 4), (0, 52))), ctypes.create_string_buffer(8)  # SIGCONT
+    call(222, 1, event, timer)
+    once = ctypes.create_string_buffer(number((0, 16), (n // 10, 8), (n % 10 * 10**8, 8)))
+    call(223, int.from_bytes(timer.raw[:4], "little"), 0, once, None)
+import time
+try:
+    while True: sum(())
+finally: print(time.process_time())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the cell calls the kernel by x86-64's numbers")
+def test_a_cell_that_wakes_itself_is_charged_for_its_rest(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+
+    async def body():
+        async with Sandbox.open(PATIENT, host=server) as other, Sandbox.open(SHORT, host=server) as box:
+            await box.run("x = 5")
+            running = asyncio.ensure_future(other.run("import time; time.sleep(60)"))
+            await asyncio.sleep(0.3)
+            started = time.monotonic()
+            outcome = await box.run(WAKER)
+            elapsed = time.monotonic() - started
+            running.cancel()
+            return outcome, elapsed
+
+    outcome, elapsed = asyncio.run(body())
+    assert outcome.fault is Fault.TIMEOUT
+    if float(outcome.text) < 0.1 * outcome.seconds:
+        pytest.skip("others leave it hardly any processor to wake up on")
+    assert outcome.seconds > 0.85 * elapsed  # an honest one would have rested for half of the time
 
 
 @pytest.mark.slow

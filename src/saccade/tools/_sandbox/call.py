@@ -1,17 +1,19 @@
 """One call on one guest: the conversation, its clock, and what is left when it is over.
 
     Call.make ──RUN──> guest ──SHOWN, ASK, DONE──> _converse, which alone reads the line
-       │                 └──text──> _drain, on the loop, all the time: what was printed outlives its guest
-       ├─ _stop   at the limit: SIGUSR1, again and again; after the grace SIGKILL, whereupon the line ends
-       └─ _look   every quarter of a second: threads and files, where the kernel doesn't count them
+       └─ _attend  to what isn't over at once:
+           ├─ Printed  is taken out of its pipe on the loop, all the time
+           ├─ _lapse   again and again: a cell that runs on gives way to others, and may be paused for them
+           ├─ _expire  at the limit -> _stop: SIGUSR1, again and again; after the grace SIGKILL, and the line ends
+           └─ _look    every quarter of a second: threads and files, where the kernel doesn't count them
 
-Between calls a guest is stopped (SIGSTOP): its threads can't run, print or write while the model thinks.
+Between calls a guest is stopped (SIGSTOP): its threads can't run, print or write while the model thinks. It is woken
+with its orders before it, and most calls are over before anybody has to attend to them.
 """
 
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +23,16 @@ from saccade.errors import MediaError, SandboxError
 from saccade.tools._sandbox import films, limits, scratch
 from saccade.tools._sandbox.films import Film
 from saccade.tools._sandbox.limits import Fault, Limits, Outcome, Shown
+from saccade.tools._sandbox.printed import Printed
 from saccade.tools._sandbox.server import Guest, heard, ready
+from saccade.tools._sandbox.turns import Turn
 from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, BreachError, Head, Kind, Verdict, checked
 
 AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
-_READ, _READS = 1 << 16, 16  # bytes at once, and times in a row
-_PAUSE = 0.01  # seconds between draughts of a flood
+SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
+SHORT_SECONDS, LONG_SECONDS = 0.1, 0.5  # until others may want a short cell's place, and a long one's
+AWAKE_SECONDS = 0.03  # on processors while paused: it has a timer that wakes it, and is charged for the pause
+LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
 _FAULTS = {
     Verdict.FINE: None,
     Verdict.RAISED: Fault.RAISED,
@@ -43,34 +49,9 @@ _SIGNALS = {
 }
 
 
-class Printed:
-    """What a call prints: the first characters are kept, the rest is counted."""
-
-    def __init__(self, characters: int) -> None:
-        self._most, self._held, self._dropped = characters, bytearray(), 0
-
-    def add(self, data: bytes) -> None:
-        """Take some more."""
-        room = 4 * self._most - len(self._held)  # a character has four bytes at most
-        self._held += data[:room]
-        self._dropped += max(0, len(data) - room)
-
-    @property
-    def flooded(self) -> bool:
-        """Whether far more was printed than anybody will read."""
-        return self._dropped > limits.MIB
-
-    def text(self) -> str:
-        """What is kept, with a mark where something was left out."""
-        text = self._held.decode("utf-8", "replace")
-        shown = text[: self._most]
-        more = self._dropped + len(text[self._most :].encode())
-        return f"{shown}\n{limits.bytes_more(more)}" if more else shown
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """One call; `number` is that of the next picture, `left` how many may still be shown."""
+    """One call; `number` is that of the next picture, `left` how many may still be shown, `turn` whose it is to run."""
 
     guest: Guest
     limits: Limits
@@ -78,6 +59,7 @@ class Call:
     number: int
     left: int
     count_threads: bool
+    turn: Turn | None = None  # None: nobody waits for its place
     first: bool = False  # of this guest: none of the model's code has run in it yet
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
     pictures: list[Shown] = field(default_factory=list)
@@ -86,19 +68,24 @@ class Call:
     over: bool = False
     _late: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    _begun: float = field(default_factory=time.monotonic)
+    _paused: float | None = None  # since when
+    _waited: float = 0.0  # seconds for a processor, before anybody attended to it
+    _spent: float = 0.0  # seconds on processors, before it was paused
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, pauses left out."""
+        return (time.monotonic() if self._paused is None else self._paused) - self._begun
 
     async def make(self, source: str, before: Sequence[bytes] = ()) -> Outcome:
         """Run the source and say what came of it; `before` are messages to send first.
 
         Raises SandboxError where the sandbox itself failed; the guest is then of no more use.
         """
-        loop, printed, started = asyncio.get_running_loop(), Printed(self.limits.characters), time.monotonic()
-        loop.add_reader(self.guest.text, self._drain, printed)
-        self._after(self.limits.seconds, self._stop, started + self.limits.seconds + self.limits.grace)
-        if self.count_threads or self.guest.folder:
-            self._after(LOOK_SECONDS, self._look)
+        printed = Printed(self.guest.text, self.limits.characters)
         try:
-            verdict, error = await self._exchange(source, before)
+            verdict, error = await self._exchange(source, before, printed)
             self._look()
         except BreachError:
             self._kill(Fault.PROTOCOL)
@@ -108,42 +95,38 @@ class Call:
             self.over = True
             for timer in self._timers.values():
                 timer.cancel()
-            loop.remove_reader(self.guest.text)
-        seconds = time.monotonic() - started
+            printed.hush()
         if self.lost:
-            return await self._farewell(printed, seconds)
+            return await self._farewell(printed, self.seconds)
         self.guest.signal(signal.SIGSTOP)
-        self._empty(printed)
-        return self._outcome(printed, seconds, verdict, error)
+        printed.empty()
+        return self._outcome(printed, self.seconds, verdict, error)
 
-    async def _exchange(self, source: str, before: Sequence[bytes]) -> tuple[Verdict, str]:
-        loop, payload = asyncio.get_running_loop(), source.encode("utf-8", "replace")
+    async def _exchange(self, source: str, before: Sequence[bytes], printed: Printed) -> tuple[Verdict, str]:
+        line, payload = self.guest.line, source.encode("utf-8", "replace")
         head = Head(Kind.RUN, self.number, self.left, size=len(payload)).packed(self.nonce)
-        self._expect_silence()
+        if not self.first and not line.silent():
+            raise BreachError("the guest spoke before it was asked")
+        first, *others = *before, head + payload
+        rest = line.post(first)
         self.guest.signal(signal.SIGCONT)
-        for message in (*before, head + payload):
-            await loop.sock_sendall(self.guest.line, message)
+        self._after(min(SOON_SECONDS, self.limits.seconds), self._attend, printed)
+        if rest:
+            await line.send(rest)
+        for message in others:
+            await line.send(message)
         return await self._converse()
 
     # ---- the line ----------------------------------------------------------------------------------------------------
 
-    def _expect_silence(self) -> None:
-        """Raises BreachError where the guest has spoken out of turn."""
-        try:
-            waiting = b"" if self.first else self.guest.line.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, ConnectionError):
-            return
-        if waiting:
-            raise BreachError("the guest spoke before it was asked")
-
     async def _converse(self) -> tuple[Verdict, str]:
         """Take messages until the call is done: its verdict, and the text of its error."""
         while True:
-            data = bytes(await self._exactly(HEAD.size))
+            data = await self.guest.line.exactly(HEAD.size)
             # Only before any code has run may a guest say so: whatever is the host's fault isn't held against a model.
             broken = self.first and data[:NONCE_BYTES] == NO_NONCE
             head = checked(data, NO_NONCE if broken else self.nonce, self.limits, len(self.films))
-            payload = bytes(await self._exactly(head.size))
+            payload = bytes(await self.guest.line.exactly(head.size)) if head.size else b""
             if broken:
                 raise SandboxError(f"the sandbox can't lock up an interpreter: {payload.decode()}")
             if head.kind == Kind.DONE:
@@ -156,17 +139,6 @@ class Call:
                 name = f"image_clue_{self.number + len(self.pictures)}"
                 self.pictures.append(Shown(name=name, width=head.a, height=head.b, rgb=payload))
 
-    async def _exactly(self, size: int) -> bytearray:
-        """So many bytes of the line. Raises EOFError where it ends before."""
-        loop, data = asyncio.get_running_loop(), bytearray(size)
-        view = memoryview(data)
-        while view.nbytes:
-            count = await loop.sock_recv_into(self.guest.line, view)
-            if not count:
-                raise EOFError
-            view = view[count:]
-        return data
-
     async def _serve(self, head: Head, payload: bytes) -> None:
         """Answer a request for frames, or for the facts of a video; at the limit, refuse at once."""
         loop, film = asyncio.get_running_loop(), self.films[head.a]
@@ -177,18 +149,62 @@ class Call:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         late.cancel()
         for part in work.result() if work.done() else _refusal("stopped"):
-            await loop.sock_sendall(self.guest.line, part)
+            await self.guest.line.send(part)
 
-    # ---- the clock, and what is printed ------------------------------------------------------------------------------
+    # ---- the clock ---------------------------------------------------------------------------------------------------
 
-    def _after(self, seconds: float, what: Callable[..., None], *arguments: float) -> None:
-        loop = asyncio.get_running_loop()
-        if what.__name__ in self._timers:
-            self._timers[what.__name__].cancel()
-        self._timers[what.__name__] = loop.call_later(seconds, what, *arguments)
+    def _after(self, seconds: float, what: Callable[..., None], *arguments: Any) -> None:
+        self._cancel(what)
+        self._timers[what.__name__] = asyncio.get_running_loop().call_later(seconds, what, *arguments)
+
+    def _cancel(self, what: Callable[..., None]) -> None:
+        if timer := self._timers.pop(what.__name__, None):
+            timer.cancel()
+
+    def _attend(self, printed: Printed) -> None:
+        printed.listen()
+        self._waited = self.guest.waited()
+        self._run_on(SHORT_SECONDS - SOON_SECONDS)
+        if self.count_threads or self.guest.folder:
+            self._after(LOOK_SECONDS, self._look)
+
+    def _run_on(self, seconds: float) -> None:
+        """Let it run for so many more seconds before others may want its place."""
+        self._after(self.limits.seconds - self.seconds, self._expire)
+        if self.turn is not None:
+            self._after(seconds, self._lapse, self.turn)
+
+    def _lapse(self, turn: Turn) -> None:
+        self._after(LONG_SECONDS, self._lapse, turn)
+        turn.lapse(self)
+
+    def pause(self) -> None:
+        """Rest until `resume`: the time until then isn't charged."""
+        self._cancel(self._lapse)
+        self._cancel(self._expire)
+        self._paused, self._spent = time.monotonic(), self.guest.spent()
+        self.guest.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Go on."""
+        if self._paused is None or self.over:
+            return
+        if self.guest.spent() - self._spent < AWAKE_SECONDS:
+            self._begun += time.monotonic() - self._paused
+        self._paused = None
+        self._run_on(LONG_SECONDS)
+        self.guest.signal(signal.SIGCONT)
+
+    def _expire(self) -> None:
+        lacking = owed(self.limits.seconds, self.seconds, self.guest.waited() - self._waited)
+        if lacking > 0:
+            self._after(max(lacking, SOON_SECONDS), self._expire)
+            return
+        self._cancel(self._lapse)  # it shall be over soon
+        self._late.set()
+        self._stop(time.monotonic() + self.limits.grace)
 
     def _stop(self, deadline: float) -> None:
-        self._late.set()
         if time.monotonic() >= deadline:
             self._kill(Fault.TIMEOUT)
             return
@@ -210,36 +226,6 @@ class Call:
         self.blame, self.lost = self.blame or blame, True
         self.guest.signal(signal.SIGKILL)
 
-    def _drain(self, printed: Printed) -> None:
-        for _ in range(_READS):
-            try:
-                data = os.read(self.guest.text, _READ)
-            except BlockingIOError:
-                return
-            if not data:
-                asyncio.get_running_loop().remove_reader(self.guest.text)
-                return
-            printed.add(data)
-        if printed.flooded:  # nobody will read it: the loop has better things to do
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self.guest.text)
-            loop.call_later(_PAUSE, self._listen_again, printed)
-
-    def _listen_again(self, printed: Printed) -> None:
-        if not self.over:
-            asyncio.get_running_loop().add_reader(self.guest.text, self._drain, printed)
-
-    def _empty(self, printed: Printed) -> None:
-        """Take what is still in the pipe of a guest that no longer runs."""
-        for _ in range(_READS):
-            try:
-                data = os.read(self.guest.text, _READ)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            printed.add(data)
-
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     async def _expect_death(self) -> None:
@@ -257,7 +243,7 @@ class Call:
         said, _ = await heard(self.guest.life)
         fault, detail = ended(int(said["status"]), spent=said["cpu"] >= self.limits.cpu_seconds)
         fault = self.blame or fault
-        self._empty(printed)
+        printed.empty()
         late = fault is Fault.TIMEOUT
         error = limits.stopped(self.limits, kept=False) if late else limits.restarted(fault, self.limits, detail)
         return Outcome(
@@ -305,6 +291,18 @@ def ended(status: int, *, spent: bool = False) -> tuple[Fault, str]:
     if number is signal.SIGKILL:  # not by its host: the kernel, for want of memory
         return Fault.MEMORY, ""
     return Fault.CRASHED, _SIGNALS.get(number, f"signal {number.name}")
+
+
+def owed(limit: float, ran: float, waited: float) -> float:
+    """Seconds that a cell may still run though it is at its limit, because others had the processors all the while.
+
+    `waited` are those of the seconds that it `ran` in which it stood in line for a processor. A busy machine shall not
+    end what needs an eighth of its limit.
+
+    >>> owed(8, 8, 7.5), owed(8, 8, 4), owed(8, 31.9, 31.8)
+    (0.5, -3.0, 0.10000000000000142)
+    """
+    return min(LEAST * limit - (ran - waited), MOST * limit - ran)
 
 
 def _answer(film: Film, width: int, height: int, numbers: list[int]) -> list[Any]:

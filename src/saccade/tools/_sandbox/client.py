@@ -46,7 +46,7 @@ class Sandbox:
         self._later: dict[int, Shown] = {}  # pictures that came after the first ones, by number
         self._count = 0  # of those that were shown here
         self._guest: Guest | None = None
-        self._turn = asyncio.Lock()
+        self._calling = asyncio.Lock()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -90,12 +90,13 @@ class Sandbox:
 
         `clues` are pictures that were shown elsewhere meanwhile, by number: `image_clue_<number>` from here on.
         """
-        async with self._turn, self._server.turns():
+        async with self._calling, self._server.turn() as turn:
             await server.MEMORY.room()
-            clues = clues or {}
-            self._later.update(clues)
-            self._next = max([self._next, *(number + 1 for number in clues)])
-            before = _hung(clues) if self._guest is not None else []
+            before = []
+            if clues:
+                self._later.update(clues)
+                self._next = max(self._next, *(number + 1 for number in clues))
+                before = _hung(clues) if self._guest is not None else []
             guest = self._guest or await self._begin()
             call = Call(
                 guest=guest,
@@ -104,6 +105,7 @@ class Sandbox:
                 number=self._next,
                 left=self.pictures_left,
                 count_threads=not self._server.report.walls.own_user,
+                turn=turn,
             )
             outcome = await self._made(call, source, before)
             self._later.update(enumerate(outcome.pictures, self._next))

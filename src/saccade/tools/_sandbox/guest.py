@@ -7,6 +7,7 @@ The code shares this process and may damage anything in it. That can only hurt i
 nothing that it can't check, and replaces a guest that breaks the rules.
 """
 
+import _signal  # what `signal` wraps around these calls takes longer than a short cell
 import base64
 import builtins
 import gc
@@ -33,10 +34,22 @@ from PIL import Image, ImageFile
 from saccade.tools._sandbox import gallery
 from saccade.tools._sandbox.limits import FORBIDDEN_HINT, Limits
 from saccade.tools._sandbox.reader import Facts, Film, VideoReader, cpu
-from saccade.tools._sandbox.wire import ASK_BYTES, ASK_FRAMES, FACTS, HEAD, PART, Head, Kind, Verdict, unpack
+from saccade.tools._sandbox.wire import (
+    ASK_BYTES,
+    ASK_FRAMES,
+    ERROR_BYTES,
+    FACTS,
+    HEAD,
+    PART,
+    Head,
+    Kind,
+    Verdict,
+    unpack,
+)
 
 TRACE_CHARACTERS = 6000
 _BALLAST = 4 * 2**20
+_AT_ONCE = 1 << 16  # bytes that are read ahead of their use
 _RECURSION = 1000
 _TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
 _compile, _execute = compile, exec  # code may change the built-in ones for itself
@@ -57,6 +70,15 @@ class Caught:
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> bool:
         self.error = error
         return True
+
+
+class Text(io.TextIOWrapper):
+    """What is printed; whatever is changed about it leaves something in its `vars`."""
+
+    def reconfigure(self, **changes: Any) -> None:
+        """Change how it is written."""
+        vars(self)["changed"] = True
+        super().reconfigure(**changes)
 
 
 class Window(io.RawIOBase):
@@ -99,10 +121,11 @@ class Guest:
     """One interpreter and its connection."""
 
     def __init__(self, line: int, limits: Limits, seed: int, shared: Sequence[int] = ()) -> None:
-        self._line = socket.socket(fileno=line)
+        self._line, self._ahead = socket.socket(fileno=line), b""
         self._shared = shared
         self._nonce = b""
-        self._running = self._busy = self._late = False
+        self._running = False  # what the host may stop
+        self._busy = self._late = False
         self._turn = threading.Lock()
         self._next = self._left = self._refused = 0
         self._cells = -1  # the first is the host's, to see that all is well
@@ -110,7 +133,8 @@ class Guest:
         self._sizes: dict[int, tuple[int, int]] = {}
         self._hinted = False
         self._ballast: NDArray[np.uint8] | None = np.empty(_BALLAST, np.uint8)  # never touched
-        self._builtins = dict(vars(builtins))
+        self._builtins, self._known = vars(builtins), dict(vars(builtins))
+        self._names = frozenset(self._known)
         self._main = ModuleType("__main__")
         sys.modules["__main__"] = self._main
         self.space = vars(self._main)
@@ -124,8 +148,10 @@ class Guest:
 
     def serve(self) -> NoReturn:
         """Do what the host says until it hangs up."""
+        self._settle()
         while True:
-            self._nonce, head = unpack(bytes(self._read(HEAD.size)))
+            self._ahead = self._ahead or self._line.recv(_AT_ONCE)
+            self._nonce, head = unpack(self._read(HEAD.size))
             if head.kind == Kind.FILM:
                 film = Film(head.a, self._facts, self._frames)
                 self.space[f"video_clue_{head.a}"] = VideoReader(film)
@@ -146,16 +172,22 @@ class Guest:
     # ---- a call ----------------------------------------------------------------------------------------------------
 
     def _run(self, source: str) -> None:
-        self._settle()
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
         caught = Caught()
-        with caught, self._armed():
-            _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of the whole folder
+        with caught:
+            self._running = True
+            try:
+                _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of all this
+            finally:
+                self._running = False
         self._settle()
-        verdict, text = self._judged(caught.error)
-        caught.error = None
+        verdict, text = Verdict.FINE, ""
+        if caught.error is not None:
+            verdict, text = self._judged(caught.error)
+            caught.error = None
+            self._settle()  # what an exception says, and what ends with it, is code too
         if self._refused:
             self._text.write(f"[{self._refused} further images not shown, limit {self._pictures}]\n")
         if self._ballast is None:
@@ -165,9 +197,9 @@ class Guest:
         self._send(Kind.DONE, verdict, payload=text.encode("utf-8", "backslashreplace"))
 
     def _settle(self) -> None:
-        """Take back what code may have changed for itself, as far as the next call needs it."""
-        signal.signal(signal.SIGUSR1, self._stop)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        """Take back what code may have changed for itself, as far as the end of its call and the next one need it."""
+        _signal.signal(signal.SIGUSR1, self._stop)
+        _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1,))
         sys.settrace(None)
         sys.setprofile(None)
         sys.setrecursionlimit(_RECURSION)
@@ -175,12 +207,14 @@ class Guest:
         self.space["__builtins__"] = builtins
         gc.callbacks.clear()
         sys.unraisablehook, threading.excepthook = self._ignore, self._ignore
-        vars(builtins).update({name: each for name, each in self._builtins.items() if name not in vars(builtins)})
+        for name in self._names.difference(self._builtins):
+            self._builtins[name] = self._known[name]
         self._line.setblocking(True)
         if self._text.closed:
             self._text = self._open_text()
-        vars(self._text).clear()
-        self._text.reconfigure(**_TEXT)
+        if vars(self._text):
+            self._text.reconfigure(**_TEXT)
+            vars(self._text).clear()
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._text  # type: ignore[misc]
 
     def _ignore(self, failed: Any) -> None:
@@ -188,17 +222,19 @@ class Guest:
         if failed.exc_value is not None and not isinstance(failed.exc_value, Stopped | SystemExit):
             self._text.write(f"{told(failed.exc_value)}\n")
 
-    def _judged(self, error: BaseException | None) -> tuple[Verdict, str]:
+    def _judged(self, error: BaseException) -> tuple[Verdict, str]:
         """The verdict on how the code ended, and the text for the model."""
         # What an exception says of itself is code of the model's too, and may raise another or run for ever.
         caught, judged = Caught(), (Verdict.RAISED, "The code raised an exception that can't be described.")
-        with caught, self._armed():
-            judged = self._verdict(error)
+        with caught:
+            self._running = True
+            try:
+                judged = self._verdict(error)
+            finally:
+                self._running = False
         return (Verdict.INTERRUPTED, "") if type(caught.error) is Stopped else judged
 
-    def _verdict(self, error: BaseException | None) -> tuple[Verdict, str]:
-        if error is None:
-            return Verdict.FINE, ""
+    def _verdict(self, error: BaseException) -> tuple[Verdict, str]:
         if isinstance(error, Stopped):
             return Verdict.INTERRUPTED, ""
         if isinstance(error, SystemExit):
@@ -212,15 +248,6 @@ class Guest:
         if isinstance(error, PermissionError) and not self._hinted:
             self._hinted, text = True, f"{text}\n{FORBIDDEN_HINT}"
         return Verdict.MEMORY if memory else Verdict.RAISED, text or type(error).__name__
-
-    @contextmanager
-    def _armed(self) -> Iterator[None]:
-        """Let the host stop what runs in this block."""
-        self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -278,23 +305,26 @@ class Guest:
 
     def _answer(self) -> Head:
         """The head of the host's answer. Raises RuntimeError with the host's reason where it refuses."""
-        _, head = unpack(bytes(self._read(HEAD.size)))
+        _, head = unpack(self._read(HEAD.size))
         if head.kind == Kind.REFUSED:
             raise RuntimeError(self._read(head.size).decode())
         return head
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
 
-    def _open_text(self) -> io.TextIOWrapper:
+    def _open_text(self) -> "Text":
         raw = io.FileIO(1, "w", closefd=False)
-        return io.TextIOWrapper(io.BufferedWriter(raw), **_TEXT)
+        return Text(io.BufferedWriter(raw), **_TEXT)
 
     def _send(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
         with Caught():  # code may have closed it
             self._text.flush()
-        self._line.sendall(Head(kind, a, b, c, len(payload)).packed(self._nonce))
-        if payload:
+        head = Head(kind, a, b, c, len(payload)).packed(self._nonce)
+        if len(payload) > ERROR_BYTES:
+            self._line.sendall(head)
             self._line.sendall(payload)
+        else:  # at once: the host is woken once
+            self._line.sendall(head + payload)
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
@@ -302,6 +332,9 @@ class Guest:
         return data
 
     def _fill(self, view: memoryview) -> None:
+        here, self._ahead = self._ahead[: view.nbytes], self._ahead[view.nbytes :]
+        view[: len(here)] = here
+        view = view[len(here) :]
         while view.nbytes:
             count = self._line.recv_into(view)
             if not count:

@@ -15,9 +15,10 @@ MIB = 2**20
 class Limits:
     """The bounds of one guest; each ends in a sentence for the model.
 
-    `seconds` of one call, then `grace` seconds between asking it to stop and killing it; `cpu_seconds` of all its
-    calls, on so many `processors`; MiB of memory beyond the libraries, of all files and of one file; `threads`;
-    `characters` of text per call; `pictures` of the whole episode and the most `pixels` of one.
+    `seconds` of one call (more where other processes left it less than an eighth of them), then `grace` seconds between
+    asking it to stop and killing it; `cpu_seconds` of all its calls, on so many `processors`; MiB of memory beyond the
+    libraries, of all files and of one file; `threads`; `characters` of text per call; `pictures` of the whole episode
+    and the most `pixels` of one.
     """
 
     seconds: float = 30.0

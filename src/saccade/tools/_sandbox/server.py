@@ -31,14 +31,17 @@ from saccade.errors import ConfigError, SandboxError
 from saccade.tools._sandbox import walls
 from saccade.tools._sandbox.jail import ENVIRONMENT
 from saccade.tools._sandbox.limits import MIB, Isolation, Limits
+from saccade.tools._sandbox.line import Line
 from saccade.tools._sandbox.memory import Memory
 from saccade.tools._sandbox.policy import machine
+from saccade.tools._sandbox.turns import Turn, Turns
 from saccade.tools._sandbox.walls import Report
 
 START_SECONDS = 180.0  # a second or two, on a machine that has nothing else to do
 SPAWN_SECONDS = 120.0  # milliseconds each, and hundreds may be asked for at once
 END_SECONDS = 10.0
 NEW_BYTES = 16 * MIB  # of a guest before the first call, which the machine doesn't count as taken at once
+SHORT, LONG = 2, 4  # cells that run at the same time, per processor
 MEMORY = Memory()
 _BOOT = """
 import json, sys
@@ -50,12 +53,12 @@ zygote.main(sys.argv[1])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A guest's ends in the host: `line` and `life` are sockets, `text` and `watch` (its pidfd) descriptors.
+    """A guest's ends in the host: `life` is a socket, `text` and `watch` (its pidfd) are descriptors.
 
     `folder` is its working folder on this machine's disk, "" where it has a file system of its own.
     """
 
-    line: socket.socket
+    line: Line
     life: socket.socket
     text: int
     watch: int
@@ -72,11 +75,28 @@ class Guest:
     def threads(self) -> int:
         """How many threads it has, by the host's own count; 0 for one that has ended."""
         try:
-            fields = dict(line.split(":", 1) for line in _lines(f"/proc/self/fdinfo/{self.watch}"))
-            status = dict(line.split(":", 1) for line in _lines(f"/proc/{int(fields['Pid'])}/status"))
-            return int(status["Threads"])
+            return int(_fields(f"{self._proc()}/status")["Threads"])
         except OSError:
             return 0
+
+    def waited(self) -> float:
+        """Seconds for which its main thread has stood in line for a processor; 0 where the kernel doesn't say."""
+        try:
+            return int(Path(self._proc(), "schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
+    def spent(self) -> float:
+        """Seconds that its threads have spent on processors; 0 for one that has ended."""
+        try:
+            fields = Path(self._proc(), "stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            return 0.0
+
+    def _proc(self) -> str:
+        """Its folder in /proc, by the host's own count of processes."""
+        return f"/proc/{int(_fields(f'/proc/self/fdinfo/{self.watch}')['Pid'])}"
 
     def close(self) -> None:
         """Kill it and let go of everything."""
@@ -94,7 +114,7 @@ class Server:
         self.process, self.report = process, report
         self._control, self._owner = control, os.getpid()
         self._starting = 0
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 
     @classmethod
     def start(cls, isolation: Isolation = "best_effort", *, without: tuple[str, ...] = ()) -> "Server":
@@ -128,12 +148,14 @@ class Server:
             self.process.kill()
             self.process.wait()
 
-    def turns(self) -> asyncio.Semaphore:
-        """Places for calls that run at the same time, twice as many as processors: waiting for one isn't charged."""
+    def turn(self) -> Turn:
+        """A turn to run. Waiting for it isn't charged; too many at a time would end honest cells at their limit."""
         loop = asyncio.get_running_loop()
-        if loop not in self._turns:
-            self._turns[loop] = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-        return self._turns[loop]
+        turns = self._turns.get(loop)
+        if turns is None:
+            processors = os.cpu_count() or 1
+            turns = self._turns[loop] = Turns(SHORT * processors, LONG * processors)
+        return Turn(turns)
 
     async def spawn(self, limits: Limits, seed: int, shared: Sequence[int] = ()) -> Guest:
         """A new guest, locked up, with copies of the `shared` descriptors, when there is memory for one.
@@ -161,7 +183,7 @@ class Server:
             if not found:
                 raise _no_room()
             ours.pop_all()  # the guest's from here on
-        return Guest(line=line, life=life, text=text, watch=found[0], pid=data["pid"], folder=data["folder"])
+        return Guest(line=Line(line), life=life, text=text, watch=found[0], pid=data["pid"], folder=data["folder"])
 
     async def _send(self, request: bytes, places: list[int]) -> None:
         while True:
@@ -236,8 +258,8 @@ def _started(without: tuple[str, ...]) -> "tuple[subprocess.Popen[bytes], socket
     return process, control, walls.unpacked(data)
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
+def _fields(path: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
 
 
 def _launch(control: socket.socket, errors: int, without: tuple[str, ...]) -> "subprocess.Popen[bytes]":

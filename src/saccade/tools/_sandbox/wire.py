@@ -5,8 +5,8 @@ and the guest is replaced. A guest believes its host.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from saccade.tools._sandbox.limits import Limits
 
@@ -51,8 +51,7 @@ class BreachError(Exception):
     """A guest said what no honest guest says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The head of a message."""
 
     kind: int
@@ -66,7 +65,7 @@ class Head:
         return HEAD.pack(nonce, self.kind, self.a, self.b, self.c, self.size)
 
 
-def unpack(data: bytes) -> tuple[bytes, Head]:
+def unpack(data: bytes | bytearray) -> tuple[bytes, Head]:
     """(nonce, head) of HEAD.size bytes; believes them.
 
     >>> unpack(Head(Kind.SHOWN, 2, 1, 0, 6).packed(b"12345678"))
@@ -76,7 +75,7 @@ def unpack(data: bytes) -> tuple[bytes, Head]:
     return nonce, Head(*numbers)
 
 
-def checked(data: bytes, nonce: bytes, limits: Limits, videos: int) -> Head:
+def checked(data: bytes | bytearray, nonce: bytes, limits: Limits, videos: int) -> Head:
     """The head of a guest's message, if an honest guest could have sent it. Raises BreachError."""
     said, head = unpack(data)
     if said != nonce:
