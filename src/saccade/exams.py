@@ -132,11 +132,7 @@ def examine(
     )
     path, results = shard_path(folder, name, shard), results_of(benchmark, scored, extractor)
     said = referee.verdicts(results, told=on_judged)
-    with writing(path):
-        if referee.model:
-            write_jsonl(path.with_suffix(VERDICTS), said)
-        else:  # an earlier judge's say would be another score than this card's; `judge.cache` keeps it
-            path.with_suffix(VERDICTS).unlink(missing_ok=True)
+    _keep_verdicts(path, said if referee.model else None)
     known, expansion = conditions(recipe, weights or newest(folder)), portion.expansion(tasks)
     if expansion is None:  # whatever the limit is, it left nothing out
         known.pop(LIMITED, None)
@@ -153,6 +149,18 @@ def examine(
     )
     keep(path, card)
     return card
+
+
+def _keep_verdicts(results: Path, said: Sequence[Verdict] | None) -> None:
+    """Write what a judge said beside the results; where none judges, what an earlier one said goes.
+
+    It would be another score than the card's. Judges' own caches keep it.
+    """
+    with writing(results):
+        if said is None:
+            results.with_suffix(VERDICTS).unlink(missing_ok=True)
+        else:
+            write_jsonl(results.with_suffix(VERDICTS), said)
 
 
 def _judging(referee: Referee, said: Sequence[Verdict]) -> dict[str, str]:
