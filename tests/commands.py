@@ -1,5 +1,7 @@
 """The command line in this process, and settings so small that a whole run takes seconds."""
 
+import socket
+
 from typer.testing import CliRunner
 
 from saccade import cli
@@ -27,3 +29,10 @@ def bad(*arguments):
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.output
     return done.stderr
+
+
+def free_port():
+    """A port of 127.0.0.1 that nobody uses just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

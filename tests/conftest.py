@@ -48,7 +48,9 @@ def renderer(tiny_folder):
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory):
     """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file."""
-    from saccade.engines._served.process import Process, Wanted, free_port
+    from commands import free_port
+
+    from saccade.engines._served.process import Process, Wanted
     from saccade.model.tiny import make_tiny
 
     python = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"

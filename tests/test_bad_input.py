@@ -262,10 +262,10 @@ def emptied(folder, name):
     ("command", "spoil", "words"),
     [
         ("sft", lambda folder: shutil.rmtree(folder / "train"), "traces.jsonl: there is no such file"),
-        ("sft", lambda folder: emptied(folder, "train/traces.jsonl"), "the file holds no demonstration"),
-        ("train", lambda folder: emptied(folder, "train/tasks.jsonl"), "the file holds no task"),
+        ("sft", lambda folder: emptied(folder, "train/traces.jsonl"), "the file holds no row"),
+        ("train", lambda folder: emptied(folder, "train/tasks.jsonl"), "the file holds no row"),
         ("train", lambda folder: shutil.rmtree(folder / "train" / "clips"), "is missing"),
-        ("train", lambda folder: (folder / "train/tasks.jsonl").write_text("{}\n"), "tasks.jsonl, line 1"),
+        ("train", lambda folder: (folder / "train/tasks.jsonl").write_text("{}\n"), "tasks.jsonl, row 1"),
     ],
     ids=["no world", "no traces", "no tasks", "no clips", "no task"],
 )

@@ -108,7 +108,7 @@ def test_data_that_can_not_be_used(tmp_path, model, world):
     clip = Path(read_tasks(own / "train" / "tasks.jsonl")[0].media[0].path)
     clip.write_bytes(b"no film")
     problems = wrong(found("tiny/para_grpo", folder=tmp_path / "run", model=model, world=own))
-    assert "the file holds no demonstration" in problems["data.traces"]
+    assert "the file holds no row" in problems["data.traces"]
     assert str(clip) in problems["data.train"]
     assert "there is no such file" in problems["data.test"]
     clip.unlink()

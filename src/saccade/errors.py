@@ -77,4 +77,6 @@ def boundary(kind: type[SaccadeError], what: str) -> Iterator[None]:
         raise
     except Exception as error:  # the only broad except of the package
         text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror and error.filename and str(error.filename) in what:
+            text = error.strerror.lower()  # the file is named in `what`
         raise kind(f"{what}: {text}") from error

@@ -47,12 +47,14 @@ def evaluate(
     score: tuple[str, Scorer] | None = None,
     portion: Portion = EVERYTHING,
     at_once: int = 512,
+    known: bool = False,
     on_done: Callable[[evaluation_run.Tally], None],
 ) -> list[Scored]:
     """Evaluate weights (a run's newest by default) on a `portion` of tasks (of the recipe's test split by default),
     `at_once` at a time.
 
-    `score`, with what it is called, is asked in place of the recipe's rewards. The episodes are kept in
+    `score`, with what it is called, is asked in place of the recipe's rewards; a `known` recipe's server was asked
+    before what model it has (`met`). The episodes are kept in
     `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
     Raises DataError for a name that is no file's, and RunError where no attempt could be graded or every one broke.
     """
@@ -60,7 +62,7 @@ def evaluate(
         raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
     given = tasks or named(folder, recipe.data.test, "data.test")
     rows = read_tasks(given) if isinstance(given, Path) else given
-    recipe = met(examined(recipe))
+    recipe = examined(recipe if known else met(recipe))
     chosen = weights_for(folder, recipe, weights)
     stage = attempting(recipe, chosen)
     stage.media.made = str(folder.resolve() / PICTURES)
@@ -125,13 +127,12 @@ def examine(
         tasks=tasks,
         score=(f"{benchmark.name} official", scorer(benchmark, "official")),
         portion=portion,
+        known=True,
         on_done=on_done,
     )
     path, results = shard_path(folder, name, shard), results_of(benchmark, scored, extractor)
     said = referee.verdicts(results, told=on_judged)
-    if referee.model:
-        with writing(path):
-            write_jsonl(path.with_suffix(VERDICTS), said)
+    _keep_verdicts(path, said if referee.model else None)
     known, expansion = conditions(recipe, weights or newest(folder)), portion.expansion(tasks)
     if expansion is None:  # whatever the limit is, it left nothing out
         known.pop(LIMITED, None)
@@ -148,6 +149,18 @@ def examine(
     )
     keep(path, card)
     return card
+
+
+def _keep_verdicts(results: Path, said: Sequence[Verdict] | None) -> None:
+    """Write what a judge said beside the results; where none judges, what an earlier one said goes.
+
+    It would be another score than the card's. Judges' own caches keep it.
+    """
+    with writing(results):
+        if said is None:
+            results.with_suffix(VERDICTS).unlink(missing_ok=True)
+        else:
+            write_jsonl(results.with_suffix(VERDICTS), said)
 
 
 def _judging(referee: Referee, said: Sequence[Verdict]) -> dict[str, str]:

@@ -107,10 +107,11 @@ def test_answers_that_lean_are_worth_a_note(folder):
 def test_a_row_that_is_none_doesnt_hide_the_others(folder):
     write_tasks(folder / "a.jsonl", [task(1), task(2)])
     lines = (folder / "a.jsonl").read_text().splitlines()
-    (folder / "a.jsonl").write_text("\n".join([lines[0], '{"id": "x"}', lines[0], lines[1]]))
+    (folder / "a.jsonl").write_text("\n".join([lines[0], '{"id": "x"}', '{"id', lines[0], lines[1]]))
     (split,) = check([folder / "a.jsonl"])
-    assert split.findings["row"] == 1
+    assert split.findings["row"] == 2
     assert "row 2, field question" in split.examples["row"][0]
+    assert "line 3: not valid JSON" in split.examples["row"][1]
     assert split.findings["id"] == 1
 
 

@@ -294,6 +294,19 @@ def test_bad_calls_are_one_sentence(tmp_path, root):
     assert "would be two" in bad("data", "materialize", tmp_path / "a.csv", "--root", tmp_path / "a,b", *out)
     source.write_bytes(b'{"a": "\xff"}\n')
     assert "not UTF-8" in bad("data", "materialize", source, "--root", root, *out)
+    assert "is a folder" in bad("data", "materialize", root, "--root", root, *out)
+
+
+def test_a_file_that_was_cut_off_is_told_by_its_line(tmp_path, root, monkeypatch):
+    monkeypatch.setattr(module, "SHARD_ROWS", 10)
+    source = published(tmp_path / "rows.jsonl", 45)
+    full = source.read_bytes()
+    source.write_bytes(full[:-20])
+    said = bad("data", "materialize", source, "--root", root, "--out", tmp_path / "out")
+    assert f"{source}, line 45: not valid JSON; mend it or download it again" in said
+    assert not (tmp_path / "out" / "rows.jsonl").exists()
+    source.write_bytes(b"\xef\xbb\xbf" + full)  # a mark at the head is no fault
+    good("data", "materialize", source, "--root", root, "--out", tmp_path / "out")
 
 
 def test_parquet_goes_on_where_it_was(tmp_path, root, monkeypatch):

@@ -1,7 +1,9 @@
+import json
 from dataclasses import replace
 
 import pytest
 
+from saccade.data.record import plain
 from saccade.data.rows import read_demos, read_tasks, write_tasks
 from saccade.errors import DataError
 from saccade.types import Demo, Kind, Media, Task
@@ -50,10 +52,10 @@ def test_demonstrations_are_located_too(folder):
     assert back[0].task.media[0].path == str(folder / "clips" / "a.mp4")
 
 
-@pytest.mark.parametrize(("read", "what"), [(read_tasks, "no task"), (read_demos, "no demonstration")])
-def test_an_empty_file_is_an_error(folder, read, what):
+@pytest.mark.parametrize("read", [read_tasks, read_demos])
+def test_an_empty_file_is_an_error(folder, read):
     (folder / "rows.jsonl").write_text("\n")
-    with pytest.raises(DataError, match=what):
+    with pytest.raises(DataError, match="the file holds no row"):
         read(folder / "rows.jsonl")
 
 
@@ -80,3 +82,39 @@ def test_a_task_that_cant_be_used_is_named(folder, changes, message):
     write_tasks(folder / "tasks.jsonl", [task(), task(**{"id": "t2", **changes})])
     with pytest.raises(DataError, match=message):
         read_tasks(folder / "tasks.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row | {"glod": "x"}, r"row 2, field glod: a Task has no such field; did you mean 'gold'\?"),
+        (lambda row: row | {"media": [{**row["media"][0], "start": 3}]}, "row 2, media, field start: a Media has no"),
+        (lambda row: {"task": {**row, "answer": "x"}, "frames": 4, "replies": []}, "row 2, task, field answer"),
+        (lambda row: {"task": row, "frames": 4, "replies": [], "child": []}, "field child: .* mean 'children'"),
+    ],
+)
+def test_a_field_of_an_unknown_name_is_named(folder, change, message):
+    fair, wrong = plain(task()), change(plain(task(id="t2")))
+    read, first = (read_demos, {"task": fair, "frames": 4, "replies": ["x"]}) if "task" in wrong else (read_tasks, fair)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, wrong)))
+    with pytest.raises(DataError, match=message):
+        read(folder / "rows.jsonl")
+
+
+def test_a_column_of_an_unknown_name_is_named(folder):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[parquet]'")
+    write_tasks(folder / "a.parquet", [task()])
+    table = parquet.read_table(folder / "a.parquet")
+    parquet.write_table(table.append_column("answer", [["red"]]), folder / "b.parquet")
+    with pytest.raises(DataError, match="row 1, field answer: a Task has no such field"):
+        read_tasks(folder / "b.parquet")
+
+
+def test_why_a_file_cant_be_read(folder):
+    (folder / "rows.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"rows\.jsonl is a folder; name a file"):
+        read_tasks(folder / "rows.jsonl")
+    with pytest.raises(DataError, match=r"none\.jsonl: there is no such file"):
+        read_tasks(folder / "none.jsonl")
+    with pytest.raises(DataError, match=r"can't be read: .*name too long"):
+        read_tasks(folder / ("x" * 300 + ".jsonl"))

@@ -296,6 +296,31 @@ def test_bad_rows_are_named_or_left_out(table, tmp_path):
     assert len(read_tasks(tmp_path / "tasks.jsonl")) == 6
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a.jsonl", ['{"media": "a.mp4", "question": "Q?", "answer": "x"}', '{"media": "a.m', "[1]"]),
+        ("a.csv", ["media,question,answer", "a.mp4,Q?,x", "a.mp4,Q?,x,y"]),
+    ],
+)
+def test_a_broken_line_is_named_or_left_out_like_any_bad_row(tmp_path, name, lines):
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    (tmp_path / name).write_text("\n".join([*lines, lines[-3 if name == "a.jsonl" else 1]]) + "\n")
+    words = ["data", "import", "plain", tmp_path / name, "--out", tmp_path / "tasks.jsonl"]
+    assert f"{name}, line {2 if name == 'a.jsonl' else 3}: " in bad(*words)
+    said = good(*words, "--on-bad", "skip")
+    count = len(lines) - (1 if name == "a.jsonl" else 2)
+    assert f"{count} rows can't be read" in said
+    assert [task.id for task in read_tasks(tmp_path / "tasks.jsonl")] == ["a-00000001", f"a-{count + 2:08d}"]
+
+
+def test_a_kind_of_all_rows_that_is_none_is_refused(table, tmp_path):
+    words = ["data", "import", "plain", table, "--root", tmp_path / "media", "--out", tmp_path / "tasks.jsonl"]
+    assert "'judge' can't be 'chioce': input should be 'choice', 'open'" in bad(*words, "judge=chioce")
+    good(*words, "--on-missing", "skip", "judge=number")
+    assert {task.kind for task in read_tasks(tmp_path / "tasks.jsonl")} == {Kind.NUMBER}
+
+
 def test_ids_stay_unique(tmp_path):
     (tmp_path / "a.mp4").write_bytes(b"x")
     row = {"id": "one", "media": "a.mp4", "question": "Q?", "answer": "x"}

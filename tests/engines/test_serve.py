@@ -15,11 +15,11 @@ from generate_server import server
 from small_rl import small_rl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from commands import bad
+from commands import bad, free_port
 
 from saccade import stages
 from saccade.engines._served import process as vllm_process
-from saccade.engines._served.process import Process, Wanted, free_port
+from saccade.engines._served.process import Process, Wanted
 from saccade.errors import EngineError
 from saccade.model.tiny import make_tiny
 

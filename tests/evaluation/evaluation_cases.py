@@ -22,7 +22,7 @@ from saccade.types import (
 EVENTS = [[4.0, 6.0, "red"], [20.0, 22.0, "blue"]]
 
 
-def task(name, *, question="at", kind=Kind.OPEN, gold="red", second=5.0):
+def task(name, *, question="at", kind=Kind.OPEN, gold="red", second=5.0, clip=None):
     extras = {
         "question": question,
         "target": None,
@@ -34,7 +34,12 @@ def task(name, *, question="at", kind=Kind.OPEN, gold="red", second=5.0):
         "event_seconds": 2.0,
     }
     return Task(
-        id=name, question=f"Question {name}?", media=(Media(path="clip.mp4"),), kind=kind, gold=gold, extras=extras
+        id=name,
+        question=f"Question {name}?",
+        media=(Media(path=f"{clip or name}.mp4"),),
+        kind=kind,
+        gold=gold,
+        extras=extras,
     )
 
 

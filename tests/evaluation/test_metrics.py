@@ -1,6 +1,7 @@
 """Numbers worked out by hand, fixed denominators, intervals that know about tasks."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from evaluation_cases import scored, task
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import DataError
-from saccade.evaluation.metrics import at_k, estimate, paired_difference, step_metrics, summarize
+from saccade.evaluation.intervals import estimate
+from saccade.evaluation.metrics import at_k, paired_difference, step_metrics, summarize, units_of
 from saccade.types import End, Group, Kind
 
 
@@ -29,6 +31,27 @@ def test_repeats_of_a_task_do_not_narrow_the_interval():
     assert thrice == once
     pretended = estimate(values * 3, [str(i) for i in range(60)])
     assert pretended.high - pretended.low < once.high - once.low
+
+
+def test_questions_about_one_clip_do_not_narrow_the_interval():
+    values = [1.0, 0.0] * 10
+    once = estimate(values, [str(i) for i in range(20)])
+    tasks = [f"{i}.{question}" for question in range(3) for i in range(20)]
+    clips = {task: task.split(".")[0] for task in tasks}
+    assert estimate(values * 3, tasks, units=clips) == replace(once, n=60)
+
+
+def test_an_evaluation_and_a_difference_are_drawn_by_clip():
+    before, after = (
+        [scored(task(f"w-{i}", clip=f"clip{i % 4}"), float(right(i % 4))) for i in range(12)]
+        for right in (lambda clip: 0, lambda clip: clip < 2)
+    )
+    four = estimate([1.0, 1.0, 0.0, 0.0], ["a", "b", "c", "d"])
+    assert summarize(after).accuracy == replace(four, n=12)
+    assert summarize(after).slices["kind"][0].accuracy == replace(four, n=12)
+    found = paired_difference(before, after)
+    assert (found.mean, found.low, found.high, found.n) == (0.5, four.low, four.high, 12)
+    assert paired_difference(before, after, units={each: each for each in units_of(before)}).low > four.low
 
 
 @pytest.mark.slow

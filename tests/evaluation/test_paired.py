@@ -8,6 +8,7 @@ import pytest
 from commands import bad, good
 from evaluation_cases import scored, task
 
+from saccade.commands.bench import unit_of_results
 from saccade.data.record import append
 from saccade.errors import DataError
 from saccade.evaluation.expansion import Expansion
@@ -35,6 +36,30 @@ def test_a_pair_in_numbers():
     assert found.difference.low < 0.3 < found.difference.high
     assert (found.only_first, found.only_second) == (1, 4)
     assert found.p_value == pytest.approx(2 * (1 + 5) / 32)
+
+
+def test_tasks_about_one_clip_are_drawn_together():
+    clips = [task(f"w-{i}", clip=f"clip{i % 2}") for i in range(10)]
+    apart, together = (
+        compare(("bare", rows([0] * 10, tasks=tasks)), ("looked", rows([0, 1] * 5, tasks=tasks, calls=range(10))))
+        for tasks in (TASKS, clips)
+    )
+    assert (apart.units, together.units) == (10, 2)
+    assert apart.difference.low > 0
+    found = [together.difference, together.accuracy[1], together.tools.gain]
+    assert [(each.low, each.high, each.n) for each in found] == [(0.0, 1.0, 10)] * 3
+    table = dict(grids(together)[0].rows)
+    assert table["difference, paired"].endswith("over 10 tasks, drawn as the 2 files or problems that they are about")
+    assert table["McNemar's exact test"].endswith("if tasks were independent")
+    assert dict(grids(apart)[0].rows)["difference, paired"].endswith("over 10 tasks")
+
+
+def test_what_a_benchmark_takes_together_is_drawn_together(tmp_path):
+    variant = replace(task("v"), extras={"seed": "7"})
+    assert unit_of_results(tmp_path / "dynamath, tools off.jsonl")(variant) == "7"
+    assert unit_of_results(tmp_path / "test.jsonl")(variant) == unit_of_results(tmp_path / "mlvu.jsonl")(variant)
+    with pytest.raises(DataError, match=r"dynamath\.jsonl is called after the benchmark dynamath, but holds other"):
+        unit_of_results(tmp_path / "dynamath.jsonl")(task("v"))
 
 
 def test_what_tools_gain_and_harm_is_over_the_tasks_with_calls():

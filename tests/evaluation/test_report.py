@@ -119,7 +119,7 @@ def test_evaluations_of_a_run_are_read_by_name(tmp_path):
     assert set(found) == {"a second", "b first"}
     assert [each.score for each in found["b first"]] == [each.score for each in evaluation(2)]
     media = {each.episode.task.media[0].path for each in found["b first"]}
-    assert media == {str(tmp_path / "evaluations" / "clip.mp4")}  # as seen from the file
+    assert str(tmp_path / "evaluations" / "w-0.mp4") in media  # as seen from the file
 
 
 @pytest.mark.slow

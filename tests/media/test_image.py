@@ -35,6 +35,15 @@ def test_no_side_becomes_nothing():
         fit(0, 20, 32, Budget(min_pixels=0, max_pixels=50176))
 
 
+def test_what_is_no_picture_is_told_with_its_path_named_once(tmp_path):
+    (tmp_path / "a.png").write_text("no picture")
+    with pytest.raises(MediaError, match="those of no picture") as found:
+        read(str(tmp_path / "a.png"))
+    with pytest.raises(MediaError, match="no such file") as missing:
+        read(str(tmp_path / "b.png"))
+    assert [str(each.value).count(str(tmp_path)) for each in (found, missing)] == [1, 1]
+
+
 def pixel(path, picture, **settings):
     picture.save(path, **settings)
     return np.asarray(read(str(path)))[1, 1].tolist()

@@ -11,12 +11,13 @@ from saccade.commands._terminal import out, show
 from saccade.config import Recipe
 from saccade.data.archives import Told, archives, by_hand, complete, foreign_in, packed_in, unpack
 from saccade.data.hub import HUB, MAIN, MARK, Hub, below, check_installed
-from saccade.errors import ConfigError, DataError
+from saccade.errors import ConfigError, DataError, boundary
 from saccade.view.live import Advance, lines, say
 
 if TYPE_CHECKING:
     from saccade.doctor import Finding
     from saccade.evaluation.run import Tally
+    from saccade.types import Task
 
 # Names for the settings of a file that holds two benchmarks.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -145,6 +146,22 @@ def _bound(names: Sequence[str]) -> list[tuple[str, Any]]:
             raise ConfigError(f"there is no benchmark {name!r}; {plugins.nearest(name, known)}")
     found = [VARIANTS.get(name, (name, {})) for name in wanted]
     return [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
+
+
+def unit_of_results(path: Path) -> Callable[["Task"], str]:
+    """What tasks of a results file go together: those that its benchmark says, else those about the same files."""
+    from saccade.evaluation.intervals import same_media
+
+    name = path.stem.partition(", ")[0]
+    if name not in {*plugins.names("evaluation.benchmarks"), *VARIANTS}:
+        return same_media
+    own: Callable[[Task], str] = _bound([name])[0][1].unit
+
+    def unit(task: "Task") -> str:
+        with boundary(DataError, f"{path} is called after the benchmark {name}, but holds other tasks; rename it"):
+            return own(task)
+
+    return unit
 
 
 def title(benchmark: str, called: str) -> str:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from saccade.commands._terminal import MODEL_OR_SERVER, RunFolder, Settings, out, progress, show
-from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks
+from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks, unit_of_results
 from saccade.config import Recipe, load_recipe, recipe_names
 from saccade.data.hub import HUB
 from saccade.errors import ConfigError, DataError, RunError
@@ -175,7 +175,7 @@ def compare(
         if not path.is_file():
             raise DataError(f"there is no evaluation {path}; name a results file, or a run and --name")
         files.append(path)
-    pair = compare_files(*files)
+    pair = compare_files(files[0], files[1], unit=unit_of_results(files[0]))
     show(grids(pair))
     if json_file is not None:
         write_text(json_file, json.dumps(pair.as_dict(), indent=1) + "\n")

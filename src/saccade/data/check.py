@@ -3,6 +3,7 @@
 Each file is a split. Of every row only marks of eight bytes are kept, so that large files can be checked.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data import native
-from saccade.data.raw import Row, read_rows
+from saccade.data.raw import Row, each_row
 from saccade.data.rows import problem_of
 from saccade.errors import DataError, MediaError
 from saccade.media import files, image, video
@@ -76,9 +77,9 @@ def check(
         kind = native.kind_of(source)
         ids: set[int] = set()
         try:
-            for row in read_rows(source):
+            for place, row in enumerate(each_row(source), start=1):
                 work.row(row, kind, number, split, ids)
-                told(source.name, row.number)
+                told(source.name, place)
         except DataError as error:  # what comes behind can't be read
             split.found("row", str(error))
         _lean(split)
@@ -104,8 +105,10 @@ class _Check:
     splits_of: dict[int, set[int]] = field(default_factory=dict)  # mark of a file -> splits
     answered: dict[int, tuple[int, int]] = field(default_factory=dict)  # mark of a question -> split, mark of files
 
-    def row(self, row: Row, kind: type[Any], number: int, split: Split, ids: set[int]) -> None:
+    def row(self, row: Row | DataError, kind: type[Any], number: int, split: Split, ids: set[int]) -> None:
         """One row, as a task and against those before it."""
+        if isinstance(row, DataError):
+            return split.found("row", str(row))
         try:
             item = native.of_row(row, kind)
         except DataError as error:
@@ -182,7 +185,7 @@ def _mark(value: Any) -> int:
 
 
 def _opened(path: str, kind: MediaKind, *, look: bool) -> _Known:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         return _Known(mark=_mark(path), problem=("missing", f"there is no file {path}"))
     if not look:
         return _Known(mark=_mark(path))
@@ -197,7 +200,7 @@ def _opened(path: str, kind: MediaKind, *, look: bool) -> _Known:
 
 
 def _said(path: str, *, look: bool) -> tuple[str, str] | None:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         return "missing", f"there is no file {path}"
     try:
         if look:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.data.draft import Draft
-from saccade.data.raw import Row, kept, read_rows
-from saccade.data.record import seen_from
+from saccade.data.raw import Row, each_row, kept
+from saccade.data.record import need_file, seen_from
 from saccade.data.rows import problem_of
 from saccade.errors import DataError
 from saccade.types import Demo, Media, Task
@@ -61,9 +61,8 @@ def gather(
     become files in `<target>.media/`. Where `identity` says what the source is (JSON: its name, its settings), the next
     call of the same identity goes on where one was stopped, and ends with the same file. Raises DataError.
     """
-    absent = [str(file) for file in files if not file.is_file()]
-    if absent:
-        raise DataError(f"{absent[0]}: there is no such file")
+    for file in files:
+        need_file(file)
     if target.suffix not in (".jsonl", ".parquet"):
         raise DataError(f"{target}: a file of tasks ends in .jsonl or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -126,10 +125,10 @@ class _Work:
         """Write what the rows of the file at this place give, but for those that were read before."""
         folder = file.parent if self.root is None else self.root
         report = reports[place]
-        for row in itertools.islice(read_rows(file, self.keep), report.rows, None):
+        for row in itertools.islice(each_row(file, self.keep), report.rows, None):
             report.rows += 1
             for item in self.made(row, report):
-                located = self.located(row, item, folder, report)
+                located = self.located(item, folder, report)
                 if located is not None:
                     report.written += 1
                     self.draft.add(located)
@@ -137,9 +136,11 @@ class _Work:
             if report.rows % NOTED == 0:
                 self.draft.mark({"place": place, "reports": [_plain(each) for each in reports]})
 
-    def made(self, row: Row, report: Found) -> list[Task | Demo]:
+    def made(self, row: Row | DataError, report: Found) -> list[Task | Demo]:
         """What the source makes of a row, sound and with ids of their own."""
         try:
+            if isinstance(row, DataError):
+                raise row
             items = list(self.source(row))
             for item in items:
                 self.check(row, item)
@@ -164,7 +165,7 @@ class _Work:
             raise DataError(f"{row.file}, row {row.number}: the id {task.id!r} was used before")
         self.ids.add(mark)
 
-    def located(self, row: Row, item: Task | Demo, folder: Path, report: Found) -> Task | Demo | None:
+    def located(self, item: Task | Demo, folder: Path, report: Found) -> Task | Demo | None:
         """The item with its files as seen from the target's folder; None, and noted, where one is missing."""
         task = item.task if isinstance(item, Demo) else item
         paths = {one.path: os.path.join(folder, one.path) for one in task.media}
@@ -173,7 +174,7 @@ class _Work:
             report.missing_rows += 1
             report.missing_files.update(bucket_of(path) for path in gone)
             report.missing_ids += [task.id] if len(report.missing_ids) < SHOWN else []
-            self.draft.lack({"file": str(row.file), "row": row.number, "id": task.id, "paths": gone})
+            self.draft.lack({"file": report.file, "row": report.rows, "id": task.id, "paths": gone})
             return None
         home = self.target.parent
         media = tuple(Media(path=seen_from(home, paths[one.path], home), kind=one.kind) for one in task.media)

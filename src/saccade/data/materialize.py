@@ -23,13 +23,14 @@ from saccade.data.archives import sha256
 from saccade.data.cells import Cells
 from saccade.data.gather import bucket_of
 from saccade.data.raw import read_rows
-from saccade.data.record import whole, write_jsonl
+from saccade.data.record import need_file, whole, write_jsonl
 from saccade.errors import DataError
 from saccade.media import files
 
 SENTINELS = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
 SHARD_ROWS = 8192
-TEXTS = (".jsonl", ".ndjson", ".json")
+LINES = (".jsonl", ".ndjson")
+TEXTS = (*LINES, ".json")
 TABLES = {".csv": ",", ".tsv": "\t"}  # what stands between their cells
 
 
@@ -196,8 +197,7 @@ def materialize(
 
 
 def _check(source: Path, folder: Path, times: int) -> None:
-    if not source.is_file():
-        raise DataError(f"{source}: there is no such file")
+    need_file(source)
     if source.suffix not in (*TEXTS, *TABLES, ".parquet"):
         raise DataError(f"{source}: paths are changed in files that end in {', '.join((*TEXTS, *TABLES))} or .parquet")
     if times > 1:
@@ -240,7 +240,7 @@ class _Job:
             if note is None:
                 # the shards that were finished before are the first ones: from here on the file is read once
                 feed = feed or (parquet.Feed(self.source, rows) if self.source.suffix == ".parquet" else None)
-                note = self.shard(part, at, feed)
+                note = self.shard(part, rows, at, feed)
             rows, at, more = rows + note["rows"], note["at"], note["more"]
             total.update(note["paths"])
             missing.update(note["missing"])
@@ -262,8 +262,11 @@ class _Job:
         shutil.rmtree(self.place)
         return done
 
-    def shard(self, part: Path, at: int, feed: parquet.Feed | None) -> dict[str, Any]:
-        """Write one shard, and once it is whole a note on it: of a text it begins at a byte, else the feed goes on."""
+    def shard(self, part: Path, rows: int, at: int, feed: parquet.Feed | None) -> dict[str, Any]:
+        """Write the shard behind so many rows, and once it is whole a note on it.
+
+        Of a text it begins at a byte, else the feed goes on.
+        """
         paths = Paths(root=self.root, sentinels=self.sentinels, back=self.back)
         with whole(part) as partial:
             if feed is not None:
@@ -272,21 +275,23 @@ class _Job:
                 for row in parquet.iterate(partial) if {"media", "extras"} <= {*feed.schema.names} else ():
                     paths.subtitles(row)
             else:
-                count, at = self.lines(partial, paths, at)
+                count, at = self.lines(partial, paths, rows, at)
                 more = at < self.source.stat().st_size
         note = {"rows": count, "at": at, "more": more, "paths": paths.paths}
         note |= {"missing": sorted(paths.missing), "media": sorted(paths.media)}
         _write(part.with_suffix(".note"), note)
         return note
 
-    def lines(self, target: Path, paths: Paths, at: int) -> tuple[int, int]:
-        """Copy lines, or rows of a table, from byte `at` on; how many, and the byte behind them."""
+    def lines(self, target: Path, paths: Paths, rows: int, at: int) -> tuple[int, int]:
+        """Copy lines, or rows of a table, from byte `at` on, before which are so many; how many, the byte behind."""
         cells = Cells(mark=TABLES[self.source.suffix]) if self.source.suffix in TABLES else None
         count = -1 if cells and not at else 0  # the names of the columns are no row
         with self.source.open("rb") as file, target.open("wb") as out:
             file.seek(at)
             lines = map(self.decoded, file)
             for text in itertools.islice(cells.rows(lines) if cells else lines, SHARD_ROWS - count):
+                if self.source.suffix in LINES:
+                    _whole(text, f"{self.source}, line {rows + count + 1}")
                 done = self.changed(text, cells, paths)
                 out.write(done.encode())
                 if '"subtitles"' in done and cells is None:
@@ -317,6 +322,14 @@ class _Job:
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, out)
         return None
+
+
+def _whole(line: str, where: str) -> None:
+    """Raises DataError for a line that is no JSON: a file that was cut off must not pass for a whole one."""
+    try:
+        json.loads(line.removeprefix("\ufeff")) if line.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON; mend it or download it again: {error}") from error
 
 
 def _again(folder: Path, entry: dict[str, Any], root: str, back: bool) -> Done:

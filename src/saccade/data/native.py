@@ -4,6 +4,7 @@ Parquet has the columns `id`, `question`, `kind` and `choices`, and as JSON `med
 differ from row to row; demonstrations besides `frames`, `replies`, `children` and `main`.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -13,9 +14,10 @@ from typing import Any, TypeVar
 
 from saccade.data import parquet
 from saccade.data.raw import Row, read_rows
-from saccade.data.record import iterate_jsonl, plain, typed, whole, write_jsonl
+from saccade.data.record import plain, typed, whole, write_jsonl
 from saccade.errors import DataError
-from saccade.types import Demo, Task
+from saccade.plugins import nearest
+from saccade.types import Demo, Media, Task
 
 Noun = TypeVar("Noun", Task, Demo)
 
@@ -29,13 +31,8 @@ def iterate(path: str | os.PathLike[str], kind: type[Noun]) -> Iterator[Noun]:
 
     Raises DataError, naming file, row and field, for anything that isn't a `kind`.
     """
-    source = Path(path)
-    if source.suffix != ".parquet":
-        yield from iterate_jsonl(source, kind)
-        return
-    for number, row in enumerate(parquet.iterate(source), start=1):
-        where = f"{source}, row {number}"
-        yield typed(_noun(row, kind, where), kind, where)
+    for row in read_rows(Path(path)):
+        yield of_row(row, kind)
 
 
 def find(path: Path, number: int, id: str | None = None) -> Task | Demo:
@@ -56,7 +53,10 @@ def of_row(row: Row, kind: type[Noun]) -> Noun:
     """A row of a native file as what it is. Raises DataError, naming file, row and field."""
     where = f"{row.file}, row {row.number}"
     value = dict(row.values)
-    return typed(_noun(value, kind, where) if row.file.suffix.lower() == ".parquet" else value, kind, where)
+    if row.file.suffix.lower() == ".parquet":
+        value = _noun(value, kind, where)
+    _known(value, kind, where)
+    return typed(value, kind, where)
 
 
 def write(path: str | os.PathLike[str], items: Iterable[Any]) -> int:
@@ -82,6 +82,19 @@ def kind_of(path: str | os.PathLike[str]) -> type[Task] | type[Demo]:
     if {"question", "gold"} <= first.values.keys():
         return Task
     raise DataError(f"{path} holds neither tasks nor demonstrations; turn it into them with `saccade data import`")
+
+
+def _known(value: Any, kind: type[Any], where: str) -> None:
+    """Raises DataError for a field that a noun, or one inside it, doesn't have: a slip in a name would go unnoticed."""
+    if not isinstance(value, Mapping):
+        return
+    names = {each.name for each in dataclasses.fields(kind)}
+    other = next((str(name) for name in value if name not in names), None)
+    if other is not None:
+        raise DataError(f"{where}, field {other}: a {kind.__name__} has no such field; {nearest(other, names)}")
+    for name, inner in (("task", [value.get("task")]), ("media", value.get("media"))):
+        for each in inner if name in names and isinstance(inner, list) else ():
+            _known(each, {"task": Task, "media": Media}[name], f"{where}, {name}")
 
 
 def _row(item: Task | Demo) -> dict[str, Any]:

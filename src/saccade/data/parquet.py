@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saccade.data.record import need_file
 from saccade.errors import ConfigError, DataError, boundary
 
 BUFFER = 2**20  # bytes of a column that are read at a time
@@ -23,8 +24,7 @@ def _pyarrow() -> Any:
 
 
 def _opened(path: Path) -> Any:
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
+    need_file(path)
     pyarrow = _pyarrow()
     with boundary(DataError, f"{path} can't be read as Parquet; download it again"):
         # with a buffer columns are read as they are needed, else a whole row group is

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from saccade.data import parquet
-from saccade.data.record import whole
+from saccade.data.record import need_file, whole
 from saccade.errors import DataError
 from saccade.types import Media, MediaKind
 
@@ -200,19 +200,31 @@ def read_rows(path: str | Path, keep: Keep = _nowhere, readers: Mapping[str, Rea
 
     Raises DataError where the file can't be read as its ending says.
     """
+    for row in each_row(path, keep, readers):
+        if isinstance(row, DataError):
+            raise row
+        yield row
+
+
+def each_row(
+    path: str | Path, keep: Keep = _nowhere, readers: Mapping[str, Reader] | None = None
+) -> Iterator[Row | DataError]:
+    """Like `read_rows`, but a row that is broken alone is the error that says so, and the next ones follow."""
     file, known = Path(path), {**_READERS, **(readers or {})}
     reader = known.get(file.suffix.lower())
     if reader is None:
         *others, last = known
         raise DataError(f"{file}: files of rows end in {', '.join(others)} or {last}")
-    if not file.is_file():
-        raise DataError(f"{file}: there is no such file")
+    need_file(file)
     number = 0
     try:
         for number, values in enumerate(reader(file), start=1):
-            if not isinstance(values, Mapping):
-                raise DataError(f"{file}, row {number}: it should be a mapping of fields, not {_short(values)}")
-            yield Row(file=file, number=number, values=values, keep=keep)
+            if isinstance(values, DataError):
+                yield values
+            elif not isinstance(values, Mapping):
+                yield DataError(f"{file}, row {number}: it should be a mapping of fields, not {_short(values)}")
+            else:
+                yield Row(file=file, number=number, values=values, keep=keep)
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise DataError(f"{file}, after row {number}: the file can't be read: {error}") from error
     if not number:
@@ -227,9 +239,7 @@ def _jsonl(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{path}, line {number}: not valid JSON; mend it or download it again: {error}"
-                ) from error
+                yield DataError(f"{path}, line {number}: not valid JSON; mend it or download it again: {error}")
 
 
 def json_list(path: Path) -> Iterator[Any]:
@@ -280,9 +290,8 @@ def _table(path: Path) -> Iterator[Any]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         for values in reader:
-            if None in values:
-                raise DataError(f"{path}, line {reader.line_num}: it has more cells than the header has names")
-            yield values
+            wide = DataError(f"{path}, line {reader.line_num}: it has more cells than the header has names")
+            yield wide if None in values else values
 
 
 _READERS: Mapping[str, Reader] = {

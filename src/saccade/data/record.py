@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,20 @@ def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     """Write one line per item. The file appears complete or not at all."""
     with whole(Path(path)) as partial, partial.open("wb") as file:
         file.writelines(line(item) for item in items)
+
+
+def need_file(path: str | os.PathLike[str]) -> None:
+    """Raises DataError, which says why, where a path isn't that of a file that can be read."""
+    try:
+        folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {(error.strerror or str(error)).lower()}") from error
+    if folder:
+        raise DataError(f"{path} is a folder; name a file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} can't be read: permission denied")
 
 
 @contextlib.contextmanager
@@ -62,8 +77,7 @@ def read_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool
 def iterate_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool = False) -> Iterator[Noun]:
     """Like `read_jsonl`, one item at a time."""
     source = Path(path)
-    if not source.is_file():
-        raise DataError(f"{source}: there is no such file")
+    need_file(source)
     with source.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip() or (torn_end and _torn(line)):

@@ -26,8 +26,6 @@ def read_tasks(path: str | os.PathLike[str], *, most: int | None = None) -> list
     """
     source = Path(path)
     tasks = list(itertools.islice(native.iterate(source, Task), most))
-    if not tasks:
-        raise DataError(f"{source}: the file holds no task")
     known: set[str] = set()
     for task in tasks:
         problem = problem_of(task)
@@ -46,8 +44,6 @@ def read_demos(path: str | os.PathLike[str], *, most: int | None = None) -> list
     """
     source = Path(path)
     demos = list(itertools.islice(native.iterate(source, Demo), most))
-    if not demos:
-        raise DataError(f"{source}: the file holds no demonstration")
     tasks = _found([demo.task for demo in demos], source)
     return [replace(demo, task=task) for demo, task in zip(demos, tasks, strict=True)]
 

@@ -1,9 +1,7 @@
 """What episodes say about a model: means with intervals, tables by slice, and one line of numbers per training step.
 
 Pure: the same episodes give the same numbers, in any order. Denominators are fixed: an episode that broke scores 0 and
-is counted, and so is one without an answer. Intervals are 95 % percentile bootstraps over TASKS (Efron & Tibshirani
-1993, section 13.3): all attempts at a task are drawn together, so repeats don't make an interval narrower than they
-may. Where every task scores the same, the bootstrap knows no spread and the interval is a point; read it with n.
+is counted, and so is one without an answer. Intervals are over files: see `intervals`.
 """
 
 import math
@@ -16,29 +14,14 @@ import numpy as np
 
 from saccade.algorithms.anchoring import rewards, worth
 from saccade.errors import DataError
+from saccade.evaluation.intervals import Estimate, estimate, same_media
 from saccade.evaluation.options import published
 from saccade.types import End, Episode, Form, Group, Scored, Task
 
-RESAMPLES = 2000
-SEED = 20605  # of every bootstrap, so that a report is reproducible to the digit
 RIGHT = 0.5  # an accuracy from here on counts as solved
 BROKEN = frozenset({End.TOOL_BROKEN, End.ABORTED})
 
 Slice = Callable[[Scored], str | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A mean with its 95 % interval, over `n` tasks.
-
-    >>> Estimate(mean=0.5, low=0.25, high=0.75, n=8).n
-    8
-    """
-
-    mean: float
-    low: float
-    high: float
-    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,44 +140,17 @@ def undecided(scored: Scored) -> bool:
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def estimate(
-    values: Sequence[float],
-    clusters: Sequence[str],
-    *,
-    resamples: int = RESAMPLES,
-    weights: Mapping[str, float] | None = None,
-) -> Estimate:
-    """The mean of all values with its interval; `clusters[i]` is the task of `values[i]`. DataError if empty.
-
-    `weights` says, by task, how often its values count (once by default).
-
-    >>> estimate([1.0, 1.0, 0.0, 0.0], ["a", "b", "c", "d"])
-    Estimate(mean=0.5, low=0.0, high=1.0, n=4)
-    """
-    if not values:
-        raise DataError("there is no episode to take a mean over")
-    by_task: defaultdict[str, list[float]] = defaultdict(list)
-    for value, cluster in zip(values, clusters, strict=True):
-        by_task[cluster].append(value)
-    times = np.array([weights[task] if weights else 1 for task in sorted(by_task)])
-    sums = times * [math.fsum(by_task[task]) for task in sorted(by_task)]
-    counts = times * [len(by_task[task]) for task in sorted(by_task)]
-    # One resample at a time: an index matrix of all of them would take gigabytes on a large benchmark.
-    draws = np.random.default_rng(SEED)
-    means = np.empty(resamples)
-    for i in range(resamples):
-        drawn = draws.integers(0, len(sums), len(sums))
-        means[i] = sums[drawn].sum() / counts[drawn].sum()
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Estimate(mean=float(sums.sum() / counts.sum()), low=float(low), high=float(high), n=len(sums))
-
-
 def paired_difference(
-    before: Sequence[Scored], after: Sequence[Scored], *, weights: Mapping[str, float] | None = None
+    before: Sequence[Scored],
+    after: Sequence[Scored],
+    *,
+    weights: Mapping[str, float] | None = None,
+    units: Mapping[str, str] | None = None,
 ) -> Difference:
-    """The difference in accuracy, after minus before, by a bootstrap over the tasks of both.
+    """The difference in accuracy, after minus before, by a bootstrap over the units of the tasks of both.
 
-    Attempts at one task are averaged first; `weights` are those of `estimate`. DataError where no task is in both.
+    Attempts at one task are averaged first; `weights` and `units` are those of `estimate`; tasks about the same files
+    are a unit by default. DataError where no task is in both.
     """
     # Pairing takes out what makes some tasks harder than others, which is most of the variance.
     old, new = _task_means(before), _task_means(after)
@@ -202,7 +158,7 @@ def paired_difference(
     if not shared:
         raise DataError("the two evaluations share no task, so there is no paired difference")
     deltas = [new[task] - old[task] for task in shared]
-    found = estimate(deltas, shared, weights=weights)
+    found = estimate(deltas, shared, weights=weights, units=units or units_of(before))
     return Difference(
         mean=found.mean,
         low=found.low,
@@ -216,6 +172,11 @@ def paired_difference(
 
 def _task_means(scored: Iterable[Scored]) -> dict[str, float]:
     return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in by_task(scored).items()}
+
+
+def units_of(scored: Iterable[Scored], unit: Callable[[Task], str] = same_media) -> dict[str, str]:
+    """What each task is drawn with, by its digest: by default all tasks about the same files."""
+    return {task_of(each): unit(published(each.episode.task)) for each in scored}
 
 
 def by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
@@ -240,7 +201,7 @@ def summarize(
     frame budget: a function names the row an episode belongs to, or None. `ungraded` attempts are counted, and in none
     of the means. DataError where there is no episode.
     """
-    tasks = list(map(task_of, scored))
+    tasks, units = list(map(task_of, scored)), units_of(scored)
     cut: dict[str, Slice] = {
         "kind": lambda each: each.episode.task.kind.value,
         "question": lambda each: question_of(each.episode.task),
@@ -251,9 +212,9 @@ def summarize(
     return Summary(
         tasks=len(set(tasks)),
         episodes=len(scored),
-        accuracy=estimate([accuracy_of(each) for each in scored], tasks),
+        accuracy=_accuracy(scored),
         floor=_floor(scored, known),
-        compliance=estimate([each.score.parts.get("compliance", 0.0) for each in scored], tasks),
+        compliance=estimate([each.score.parts.get("compliance", 0.0) for each in scored], tasks, units=units),
         slices={name: table(scored, by, known) for name, by in cut.items()},
         at_k=at_k(scored),
         ends=_ends(scored),
@@ -278,12 +239,16 @@ def table(scored: Sequence[Scored], by: Slice, floors: Mapping[str, float]) -> t
     return tuple(
         Row(
             name=name,
-            accuracy=estimate([accuracy_of(each) for each in rows[name]], list(map(task_of, rows[name]))),
+            accuracy=_accuracy(rows[name]),
             floor=_floor(rows[name], floors),
             calls=fmean(calls_made(each.episode) for each in rows[name]),
         )
         for name in sorted(rows, key=lambda name: (len(name) if name.startswith("K=") else 0, name))
     )
+
+
+def _accuracy(scored: Sequence[Scored]) -> Estimate:
+    return estimate(list(map(accuracy_of, scored)), list(map(task_of, scored)), units=units_of(scored))
 
 
 def _floor(scored: Sequence[Scored], floors: Mapping[str, float]) -> float | None:

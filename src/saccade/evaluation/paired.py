@@ -3,7 +3,7 @@
 Every number is over tasks: attempts at one are averaged first, and a task is right from an average of one half on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -11,21 +11,21 @@ from typing import Any
 
 from saccade.errors import DataError
 from saccade.evaluation.expansion import Expansion, read_expansion
+from saccade.evaluation.intervals import Estimate, estimate, same_media
 from saccade.evaluation.metrics import (
     RIGHT,
     Difference,
-    Estimate,
     accuracy_of,
     by_task,
     calls_made,
-    estimate,
     paired_difference,
     undecided,
+    units_of,
 )
 from saccade.evaluation.report import Grid, gained, ranged, weights_of
 from saccade.evaluation.run import differences, read_records
 from saccade.evaluation.verdicts import judged, read_verdicts
-from saccade.types import Scored, Unscored
+from saccade.types import Scored, Task, Unscored
 
 UNSURE = 0.05  # a p-value from here on is no evidence of a difference
 
@@ -74,9 +74,11 @@ class Pair:
 
     Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
     `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
-    tools. `other` names what else the two differ in, such as weights. `undecided` are the answers that only a judge can
-    tell right or wrong, and none did: they count as wrong. `visual_tokens` are those of an attempt on average, overview
-    and all that was shown later. `whole` is what the two say of all tasks, where a limit chose theirs.
+    tools. Tasks that go together, such as those about one clip, make as many `units`, and intervals are over these;
+    McNemar's test takes tasks for independent. `other` names what else the two differ in, such as weights. `undecided`
+    are the answers that only a judge can tell right or wrong, and none did: they count as wrong. `visual_tokens` are
+    those of an attempt on average, overview and all that was shown later. `whole` is what the two say of all tasks,
+    where a limit chose theirs.
 
     >>> Pair.__dataclass_fields__["p_value"].type
     <class 'float'>
@@ -86,6 +88,7 @@ class Pair:
     second: str
     accuracy: tuple[Estimate, Estimate]
     difference: Difference
+    units: int
     only_first: int
     only_second: int
     p_value: float
@@ -102,45 +105,53 @@ class Pair:
 
 
 def compare(
-    first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]], *, expansion: Expansion | None = None
+    first: tuple[str, Sequence[Scored]],
+    second: tuple[str, Sequence[Scored]],
+    *,
+    expansion: Expansion | None = None,
+    unit: Callable[[Task], str] = same_media,
 ) -> Pair:
-    """Two evaluations, each with its name; `expansion` says how the tasks of a limit stand for the whole.
+    """Two evaluations, each with its name; `expansion` says how the tasks of a limit stand for the whole. Tasks of one
+    `unit` aren't independent of each other, and intervals are over units.
 
     Raises DataError where their tasks are not the same.
     """
     (old_name, old), (new_name, new) = first, second
     _check_tasks(first, second)
-    before, after = _right(old), _right(new)
+    before, after, units = _right(old), _right(new), units_of(old, unit)
     only = [sum(one[task] and not other[task] for task in one) for one, other in ((before, after), (after, before))]
     return Pair(
         first=old_name,
         second=new_name,
-        accuracy=(_accuracy(old), _accuracy(new)),
-        difference=paired_difference(old, new),
+        accuracy=(_accuracy(old, units), _accuracy(new, units)),
+        difference=paired_difference(old, new, units=units),
+        units=len({*units.values()}),
         only_first=only[0],
         only_second=only[1],
         p_value=mcnemar(*only),
-        tools=_tools(first, second),
+        tools=_tools(first, second, units),
         undecided=(sum(map(undecided, old)), sum(map(undecided, new))),
         visual_tokens=(_visual_tokens(old), _visual_tokens(new)),
-        whole=_whole(old, new, expansion),
+        whole=_whole(old, new, expansion, units),
     )
 
 
-def _whole(old: Sequence[Scored], new: Sequence[Scored], expansion: Expansion | None) -> Whole | None:
+def _whole(
+    old: Sequence[Scored], new: Sequence[Scored], expansion: Expansion | None, units: Mapping[str, str]
+) -> Whole | None:
     weights = weights_of(old, expansion)
     if expansion is None or not weights:
         return None
     return Whole(
         tasks=expansion.whole,
         unseen=expansion.unseen,
-        accuracy=(_accuracy(old, weights), _accuracy(new, weights)),
-        difference=paired_difference(old, new, weights=weights),
+        accuracy=(_accuracy(old, units, weights), _accuracy(new, units, weights)),
+        difference=paired_difference(old, new, weights=weights, units=units),
     )
 
 
-def compare_files(first: Path, second: Path) -> Pair:
-    """Two results files, with the verdicts of judges that are kept beside them.
+def compare_files(first: Path, second: Path, *, unit: Callable[[Task], str] = same_media) -> Pair:
+    """Two results files, with the verdicts of judges that are kept beside them; see `compare`.
 
     Raises DataError where one holds no result, or their tasks are not the same.
     """
@@ -155,7 +166,8 @@ def compare_files(first: Path, second: Path) -> Pair:
             raise DataError(f"{path} holds no result{f': {lost[0]}' if lost else ''}; evaluate it first")
         found.append((name, judged(scored, read_verdicts(path))))
     # They are of the same tasks, and so of the same sample of the whole.
-    pair = compare(found[0], found[1], expansion=read_expansion(first) or read_expansion(second))
+    expansion = read_expansion(first) or read_expansion(second)
+    pair = compare(found[0], found[1], expansion=expansion, unit=unit)
     other = differences(records[0][0].under, records[1][0].under)
     judges = [bool(read_verdicts(path)) for path in (first, second)]
     return replace(pair, other=(*other, *(["a judge in one of them alone"] if judges[0] != judges[1] else [])))
@@ -178,9 +190,11 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def _accuracy(scored: Sequence[Scored], weights: Mapping[str, float] | None = None) -> Estimate:
+def _accuracy(
+    scored: Sequence[Scored], units: Mapping[str, str], weights: Mapping[str, float] | None = None
+) -> Estimate:
     means = {task: fmean(map(accuracy_of, attempts)) for task, attempts in by_task(scored).items()}
-    return estimate(list(means.values()), list(means), weights=weights)
+    return estimate(list(means.values()), list(means), weights=weights, units=units)
 
 
 def _visual_tokens(scored: Sequence[Scored]) -> float:
@@ -206,7 +220,9 @@ def _check_tasks(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequenc
         raise DataError(f"{why}; compare evaluations of the same tasks (--limit, --shard and --tasks choose them)")
 
 
-def _tools(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]]) -> Tools | None:
+def _tools(
+    first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]], units: Mapping[str, str]
+) -> Tools | None:
     """What tools are worth; None unless they ran in one of the two evaluations alone."""
     # Calls can be written without any tool there; that something was executed says that there were tools.
     ran = [any(result.executed for each in scored for result in each.episode.results) for _, scored in (first, second)]
@@ -215,9 +231,14 @@ def _tools(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scor
     (name, using), (_, bare) = (first, second) if ran[0] else (second, first)
     right, control = _right(using), _right(bare)
     called = [task for task, each in by_task(using).items() if any(calls_made(one.episode) for one in each)]
-    gain = estimate([float(right[task] and not control[task]) for task in called], called)
-    harm = estimate([float(control[task] and not right[task]) for task in called], called)
+    gain = estimate([float(right[task] and not control[task]) for task in called], called, units=units)
+    harm = estimate([float(control[task] and not right[task]) for task in called], called, units=units)
     return Tools(with_tools=name, called=len(called), gain=gain, harm=harm)
+
+
+def _over(pair: Pair) -> str:
+    together = f", drawn as the {pair.units} files or problems that they are about"
+    return f"{pair.difference.n} tasks{together if pair.units < pair.difference.n else ''}"
 
 
 # ---- as tables -----------------------------------------------------------------------------------------------------
@@ -226,12 +247,13 @@ def _tools(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scor
 def grids(pair: Pair) -> list[Grid]:
     """The pair as a table."""
     verdict = "no evidence of a difference" if pair.p_value >= UNSURE else "evidence of a difference"
+    alone = " if tasks were independent" if pair.units < pair.difference.n else ""
     rows = [
         (f"accuracy of {pair.first}", ranged(pair.accuracy[0])),
         (f"accuracy of {pair.second}", ranged(pair.accuracy[1])),
-        ("difference, paired", f"{gained(pair.difference)} over {pair.difference.n} tasks"),
+        ("difference, paired", f"{gained(pair.difference)} over {_over(pair)}"),
         (f"right in {pair.first} alone / in {pair.second} alone", f"{pair.only_first} / {pair.only_second}"),
-        ("McNemar's exact test", f"p = {pair.p_value:.3g}, {verdict}"),
+        ("McNemar's exact test", f"p = {pair.p_value:.3g}, {verdict}{alone}"),
     ]
     if pair.whole is not None:
         rows.insert(0, ("a limited sample", f"{pair.difference.n} of {pair.whole.tasks} tasks, even over strata"))

@@ -15,18 +15,18 @@ from saccade.data.world.floors import blind_floor
 from saccade.data.world.questions import visible
 from saccade.errors import DataError
 from saccade.evaluation.expansion import Expansion, read_expansion
+from saccade.evaluation.intervals import Estimate, estimate
 from saccade.evaluation.metrics import (
     Difference,
-    Estimate,
     Row,
     Summary,
     accuracy_of,
-    estimate,
     overview_times,
     paired_difference,
     question_of,
     summarize,
     task_of,
+    units_of,
 )
 from saccade.evaluation.run import read_ungraded
 from saccade.evaluation.verdicts import read_judged, results_files
@@ -119,7 +119,8 @@ def _expanded(summary: Summary, scored: Sequence[Scored], expansion: Expansion |
     weights = weights_of(scored, expansion)
     if expansion is None or not weights:
         return summary
-    whole = estimate(list(map(accuracy_of, scored)), list(map(task_of, scored)), weights=weights)
+    tasks = list(map(task_of, scored))
+    whole = estimate(list(map(accuracy_of, scored)), tasks, weights=weights, units=units_of(scored))
     return replace(summary, whole=whole, whole_tasks=expansion.whole)
 
 
@@ -190,7 +191,7 @@ def grids(comparison: Comparison) -> list[Grid]:
 
 def markdown(comparison: Comparison) -> str:
     """The comparison as Markdown."""
-    parts = ["Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over tasks."]
+    parts = ["Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over files (all questions about one together)."]
     for grid in grids(comparison):
         parts += [f"### {inert(grid.title)}", drawn(grid)]
     return "\n\n".join(parts) + "\n"

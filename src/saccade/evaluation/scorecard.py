@@ -33,7 +33,8 @@ from saccade.evaluation.benchmarks._benchmark import (
     report,
 )
 from saccade.evaluation.expansion import Expansion
-from saccade.evaluation.metrics import SEED, calls_made, estimate
+from saccade.evaluation.intervals import SEED, estimate
+from saccade.evaluation.metrics import calls_made
 from saccade.rollouts.stage import takes_text
 from saccade.runlog import write_text
 from saccade.types import Scored, digest_of

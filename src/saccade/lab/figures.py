@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.evaluation.metrics import RESAMPLES, SEED
+from saccade.evaluation.intervals import RESAMPLES, SEED
 from saccade.lab.design import Exam
 from saccade.lab.plan import Lab, arm_folder
 from saccade.runlog import Run

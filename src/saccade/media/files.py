@@ -19,7 +19,8 @@ def identity(path: str) -> tuple[str, int, int]:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        raise MediaError(f"{path} can't be opened ({error}); check the path in the task's media") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise MediaError(f"{path} can't be opened ({reason.lower()}); check the path in the task's media") from error
     if not stat.S_ISREG(status.st_mode):
         raise MediaError(f"{path} is not a file; give the path of a video or a picture")
     if not status.st_size:

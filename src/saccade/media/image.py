@@ -8,7 +8,7 @@ import secrets
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from saccade.errors import MediaError, boundary
 from saccade.media import files
@@ -49,10 +49,17 @@ def read(path: str) -> Image.Image:
     """
     files.identity(path)
     what = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
-    with boundary(MediaError, what), Image.open(path) as file:
+    with boundary(MediaError, what), _opened(path) as file:
         if file.width * file.height > MOST_PIXELS:
             raise MediaError(f"{path} has {file.width}x{file.height} pixels; scale it down below {MOST_PIXELS}")
         return _rgb(ImageOps.exif_transpose(file))
+
+
+def _opened(path: str) -> Image.Image:
+    try:
+        return Image.open(path)
+    except UnidentifiedImageError as error:  # Pillow's own sentence is about the path once more
+        raise ValueError("its first bytes are those of no picture") from error
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

@@ -59,7 +59,7 @@ def _facts(one: Media) -> str:
             return f" ({picture.width}x{picture.height})"
         clip = video.probe(one.path)
     except MediaError as error:
-        return f" (can't be opened: {error})"
+        return f" ({str(error).removeprefix(f'{one.path} ')})"
     return f" ({clip.width}x{clip.height}, {clip.duration:.1f} s, {clip.frames} frames)"
 
 

@@ -223,7 +223,8 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     assert (after["judge"], after["metrics"]) == ("j", before["at_most"])
     assert "judge mathverse 2/2 accuracy 1.000" in said
     assert after["conditions"]["marked by"] == "rules, and the judge j, which reads, then compares what they leave open"
-    assert len((folder / "evaluations" / "mathverse.verdicts.jsonl").read_text().splitlines()) == before["undecided"]
+    verdicts = folder / "evaluations" / "mathverse.verdicts.jsonl"
+    assert len(verdicts.read_text().splitlines()) == before["undecided"]
     # shards keep what was said, and once they are joined nobody is asked again
     named = [*words, "--name", "in parts"]
     with server(lambda number, prompt: "yes") as judge:
@@ -235,4 +236,7 @@ def test_a_judge_decides_what_the_rule_leaves_open(run, tmp_path):
     assert {key: joined[key] for key in joined if key != "costs"} == {
         key: after[key] for key in after if key != "costs"
     }
+    good(*words)  # without a judge it is as if there had never been one, in the report and in a comparison
+    assert json.loads(path.read_text())["undecided"] == before["undecided"]
+    assert not verdicts.exists()
     assert "did you mean 'model'" in bad(*words, "evaluation.judge.url=http://x", "evaluation.judge.modle=j")

@@ -13,7 +13,7 @@ from saccade.config import load_recipe
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._benchmark import Answer, Mark, Result, accuracy, grade
 from saccade.evaluation.benchmarks._episodes import results_of
-from saccade.evaluation.metrics import estimate
+from saccade.evaluation.intervals import estimate
 from saccade.evaluation.scorecard import (
     RESAMPLES,
     SHOWN,

@@ -8,7 +8,7 @@ from typing import Any
 from saccade.data.answers import judged
 from saccade.data.raw import LETTERS, Row
 from saccade.data.talks import PLACEHOLDER, extras_of
-from saccade.types import MediaKind, Task
+from saccade.types import Kind, MediaKind, Task
 
 
 def plain(
@@ -20,7 +20,7 @@ def plain(
     choices: str = "choices",
     kind: str = "kind",
     id: str = "id",
-    judge: str | None = None,
+    judge: Kind | None = None,
     first: int | None = None,
     media_kind: MediaKind | None = None,
 ) -> Iterator[Task]:
@@ -33,7 +33,7 @@ def plain(
     said: Any = row.get(answer)
     if first is not None:
         said = _counted(row, answer, first, len(choice_list))
-    declared = row.text(kind) if row.has(kind) else judge
+    declared = row.text(kind) if row.has(kind) else judge and judge.value
     asked = PLACEHOLDER.sub("", row.text(question)).strip()
     found = judged(row, asked, said, where=answer, declared=declared, choices=choice_list)
     yield Task(

@@ -21,6 +21,7 @@ from saccade.data.raw import Row
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks._answers import final_answer
 from saccade.evaluation.benchmarks._rows import Copy
+from saccade.evaluation.intervals import same_media
 from saccade.evaluation.metrics import rates_at_k
 from saccade.media.subtitles import subtitles_path
 from saccade.types import Task
@@ -87,11 +88,6 @@ class Result:
 Rule = Callable[[str, Task], Mark]
 Names = Callable[[Task], str | Sequence[str] | None]
 Metrics = Callable[[Sequence[Result]], dict[str, float]]
-
-
-def same_media(task: Task) -> str:
-    """The unit of a task whose questions share files; a task without one stands alone."""
-    return "\n".join(media.path for media in task.media) or task.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
