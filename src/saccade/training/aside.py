@@ -11,8 +11,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
+
+from saccade.waiting import apart
 
 T = TypeVar("T")
 Going = Callable[[], None]  # raises Halted where the run is being stopped
@@ -26,21 +27,13 @@ class Halted(Exception):
 
 async def aside(work: Callable[[Going], T], what: str) -> T:
     """What the work gives; it calls `going` now and then. `what` it is, in words, for whoever has to wait for it."""
-    halt, future = threading.Event(), Future[T]()
-    future.set_running_or_notify_cancel()  # from here on nobody but the thread settles it
+    halt = threading.Event()
 
     def going() -> None:
         if halt.is_set():
             raise Halted
 
-    def run() -> None:
-        try:
-            future.set_result(work(going))
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="saccade-aside", daemon=True).start()
-    waiting = asyncio.wrap_future(future)
+    waiting = apart(lambda: work(going), "saccade-aside")
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
