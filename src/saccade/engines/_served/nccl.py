@@ -49,7 +49,7 @@ def _library() -> Any:
             f"engine.settings.transfer=nccl takes NCCL, and this torch brings no {_LIBRARY}; leave transfer at files"
         ) from error
     for name, arguments in _SIGNATURES.items():
-        found[name].argtypes = arguments
+        getattr(found, name).argtypes = arguments  # not found[name], which is another one each time
     found.ncclGetErrorString.restype = ctypes.c_char_p
     return found
 
@@ -64,7 +64,7 @@ class Nccl:
         self._stream: Any = None
 
     def _call(self, name: str, *arguments: Any) -> None:
-        if code := self._nccl[name](*arguments):
+        if code := getattr(self._nccl, name)(*arguments):
             why = self._nccl.ncclGetErrorString(code).decode(errors="replace")
             raise RuntimeError(f"NCCL's {name} failed: {why} (all processes must have the same version of NCCL)")
 
