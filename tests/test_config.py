@@ -43,6 +43,24 @@ def test_overrides_are_yaml_and_come_last():
     assert recipe.rl.optim.warmup == 10
 
 
+SERVERS, NAME = "engine.settings.servers=[http://a:1]", "engine.name=vllm"
+
+
+@pytest.mark.parametrize(
+    "order", [[SERVERS, NAME], [NAME, SERVERS], [SERVERS, "seed=3", NAME], ["seed=3", NAME, SERVERS]]
+)
+def test_settings_are_those_of_the_name_beside_them_in_whatever_order(order):
+    recipe = config.load_recipe("tiny/para_grpo", order)
+    assert (recipe.engine.name, recipe.engine.settings) == ("vllm", {"servers": ["http://a:1"]})
+
+
+def test_another_name_drops_what_was_written_for_the_one_before():
+    engine = config.load_recipe("tiny/para_grpo", [NAME, SERVERS, "engine.name=local"]).engine
+    assert (engine.name, engine.settings) == ("local", {})
+    whole = "engine={name: vllm, settings: {retries: 2}}"
+    assert config.load_recipe("tiny/para_grpo", [whole, "engine.name=sglang"]).engine.settings == {}
+
+
 def test_null_drops_a_reward_term():
     assert set(config.load_recipe("tiny/para_grpo", ["rewards.tools=null"]).rewards) == {"accuracy", "format"}
 

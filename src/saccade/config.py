@@ -247,7 +247,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     1e-06
     """
     merged = _resolved(recipe_path(name_or_path), ())
-    for override in overrides:
+    for override in _names_first(overrides):
         merged = _merged(merged, _override(override))
     try:
         return Recipe.model_validate(merged)
@@ -314,6 +314,23 @@ def _resolved(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
     for base in bases:
         merged = _merged(merged, _resolved(recipe_path(base, beside=path.parent), (*below, path)))
     return _merged(merged, own)
+
+
+def _names_first(overrides: Sequence[str]) -> list[str]:
+    """The overrides, but a plugin's name before settings that were written ahead of it, which are meant for it.
+
+    >>> _names_first(["engine.settings.seconds=9", "seed=1", "engine.name=vllm"])
+    ['engine.name=vllm', 'engine.settings.seconds=9', 'seed=1']
+    """
+    ordered: list[str] = []
+    for text in overrides:
+        owner, _, last = text.partition("=")[0].rpartition(".")
+        settings, others = (f"{owner}.settings.", f"{owner}.settings="), (f"{owner}.name=", f"{owner}=")
+        at = len(ordered)
+        if last == "name" and not any(each.startswith(others) for each in ordered):
+            at = next((place for place, each in enumerate(ordered) if each.startswith(settings)), at)
+        ordered.insert(at, text)
+    return ordered
 
 
 def _override(text: str) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Waiting: for several at once, for what may or may not have to be waited for, and only so long."""
+"""Waiting: for several at once, for what may or may not have to be waited for, for a thread, and only so long."""
 
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +31,21 @@ async def until(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
         for each in (running, signal):
             each.cancel()
         await asyncio.gather(running, signal, return_exceptions=True)
+
+
+def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """The result of work in a thread of its own, a daemon: nobody has to wait for it, nor does Python at its end."""
+    future = Future[T]()
+    future.set_running_or_notify_cancel()  # from here on nobody but the thread settles it
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 async def settled(value: T | Awaitable[T]) -> T:

@@ -1,7 +1,8 @@
 """A server for tests that speaks vLLM's endpoints: a real one, on a port of its own, that behaves as it is told.
 
-Its weights are a label. With `pace` it takes so many seconds for each token, and a reply may see several labels: while
-it is paused no token is made ("keep"), or it pauses when all replies have ended ("wait").
+Its weights are a label, and what its workers took (`workers.py`), if it has any. With `pace` it takes so many seconds
+for each token, and a reply may see several labels: while it is paused no token is made ("keep"), or it pauses when all
+replies have ended ("wait").
 """
 
 import base64
@@ -20,10 +21,12 @@ ORDERS = ["/pause", "/collective_rpc", "/update_weight_version", *RESETS, "/resu
 
 class Served:
     """What a server saw: bodies of requests, how many at a time, orders for its weights; `sick` makes it answer 500 to
-    everything, `refuses` to one order, `deaf` makes it keep its label.
+    everything, `refuses` to one order, `deaf` makes it keep its label. `mixed` counts what was sampled from weights
+    that its workers had in part.
     """
 
-    def __init__(self):
+    def __init__(self, workers=None):
+        self.workers, self.mixed = workers, 0
         self.url = ""
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
         self.sick, self.refuses, self.deaf = False, "", False
@@ -42,9 +45,21 @@ class Served:
         ends = [*edges[1:], count]
         return [{"version": labels[start], "start": start, "end": end} for start, end in zip(edges, ends, strict=True)]
 
+    def restart(self):
+        """As a new process, which has the weights that it was started with."""
+        self.workers.restart()
+        self.label, self.paused, self.sick = LABEL, False, False
+
     def obey(self, path, body):
-        """An order for its weights: what is answered, or None where it is none."""
+        """An order for its weights: status and answer, or None where it is none."""
         path, _, query = path.partition("?")
+        if self.workers and (said := self.workers.obey(path, body)):
+            with self.lock:
+                self.orders += [(path, query)] if not self.orders or self.orders[-1][0] != path else []
+                self.sick |= self.workers.dead
+                if path == "/finish_weight_update" and said[0] == 200:
+                    self.label = body["weight_version"]
+            return said
         if path not in ORDERS:
             return None
         with self.lock:
@@ -54,7 +69,7 @@ class Served:
             self.paused = path == "/pause" or (self.paused and path != "/resume")
             self.label = body["new_version"] if path == "/update_weight_version" and not self.deaf else self.label
             self.lock.notify_all()
-        return {"success": True}
+        return 200, {"success": True}
 
 
 def reply_to(body, renderer, **changes):
@@ -83,7 +98,9 @@ def reply_to(body, renderer, **changes):
 
 
 @contextmanager
-def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0, root="models/m"):
+def server(
+    renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0, root="models/m", workers=None
+):
     """`behave(number, body)` gives None (well), a dict (the reply), bytes (a reply that is no JSON), a number (the
     status), or seconds as a float (that it takes); "hang up" closes the connection. The n-th request is number n.
     """
@@ -92,6 +109,8 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
         def do_GET(self):
             if served.sick or self.path in lacks:
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
+            if served.workers and (said := served.workers.get(self.path, served.label)):
+                return self.answer(said)
             return self.answer({"data": [{"id": "m", "root": root, "max_model_len": context}]})
 
         def do_POST(self):
@@ -103,10 +122,11 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
             if served.refuses and self.path.startswith(served.refuses):
                 return self.answer({"error": {"message": "told to refuse"}}, 500)
             if (done := served.obey(self.path, body)) is not None:
-                return self.answer(done)
+                return self.act(body, "hang up") if served.sick else self.answer(done[1], done[0])
             if "allowed_token_ids" in body["sampling_params"]:  # a greeting
                 return self.answer(reply_to(body, renderer, weight_versions=served.spans(1, 0.0)))
             with served.lock:
+                served.mixed += bool(served.workers and served.workers.mixed and not served.paused)
                 number = len(served.bodies)
                 served.bodies.append(body)
                 served.open += 1
@@ -135,6 +155,6 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
         def answer(self, content, status=200):
             served.left += not self.send(status, content)
 
-    served = Served()
+    served = Served(workers)
     with http_server.listening(Handler, port) as served.url:
         yield served

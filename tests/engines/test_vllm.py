@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from small_rl import small_rl
 
 from saccade import stages
 from saccade.config import Model
+from saccade.engines._served import vllm_transfer
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError
 from saccade.ledger import Ledger, Picture
@@ -144,14 +146,15 @@ def test_a_stop_id_ends_a_reply_and_is_part_of_it(vllm_server, backbone):
     assert ended.stop is Stop.STOP
 
 
-def test_new_weights_are_taken_while_it_runs(vllm_server, backbone):
+@pytest.mark.parametrize("transfer", ["files", "gloo"])
+def test_new_weights_are_taken_while_it_runs(vllm_server, backbone, transfer):
     """Six times, with pictures in every cache; each version's tokens are as likely to the trainer as it says."""
     renderer, pixels = backbone.renderer, PaintedMedia().pixels
     first = {name: value.clone() for name, value in backbone.model.state_dict().items()}
     ledger = prompt(renderer, frame(random.Random(1), renderer.factor), "What?")
 
     async def body():
-        engine = engine_of(backbone, vllm_server)
+        engine = engine_of(backbone, vllm_server, transfer=transfer)
         likely = []
         for version in range(1, 7):
             with torch.no_grad():
@@ -169,13 +172,14 @@ def test_new_weights_are_taken_while_it_runs(vllm_server, backbone):
     assert len(set(asyncio.run(body()))) == 6
 
 
-def test_new_weights_that_the_server_has_otherwise_are_taken_back(vllm_server, backbone):
+@pytest.mark.parametrize("transfer", ["files", "gloo"])
+def test_new_weights_that_the_server_has_otherwise_are_taken_back(vllm_server, backbone, transfer):
     renderer = backbone.renderer
     ledger = prompt(renderer, "What?")
     greedy = sampling_of(renderer, max_tokens=8, temperature=0.0)
 
     async def body():
-        engine = engine_of(backbone, vllm_server)
+        engine = engine_of(backbone, vllm_server, transfer=transfer)
         await engine.publish(None, 1)
         before = await engine.generate(ledger, greedy)
         check = engine._parity.check
@@ -245,6 +249,33 @@ def test_a_server_that_comes_back_is_given_the_published_weights_first(vllm_serv
     said = asyncio.run(body())
     assert said.version == 3
     assert max(gaps_of(backbone, pixels, ledger, said)) <= 1e-3
+
+
+def test_a_server_that_failed_halfway_is_not_sampled_from_until_it_has_whole_weights(vllm_server, backbone):
+    """Nobody can start it again here: files, which it reads as a whole, are what mends it for the tests after this."""
+    ledger, wanted = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
+
+    async def body():
+        engine = engine_of(backbone, vllm_server, transfer="gloo", patience=5.0)
+        await engine.publish(None, 1)
+        before = await engine.generate(ledger, wanted)
+        expect = vllm_transfer.expect
+
+        async def broken(server, values):
+            await expect(server, {f"nobodys.{name}": value for name, value in values.items()})
+
+        engine._weights._make.__self__._orders = SimpleNamespace(**{**vars(vllm_transfer), "expect": broken})
+        with pytest.raises(BrokenEngineError, match="a part of new weights, and is not used before it was started"):
+            await engine.publish(None, 2)
+        await engine.close()
+        other = engine_of(backbone, vllm_server)
+        await other.publish(None, 3)
+        after = await other.generate(ledger, wanted)
+        await other.close()
+        return before, after
+
+    before, after = asyncio.run(body())
+    assert (after.tokens, after.logprobs) == (before.tokens, pytest.approx(before.logprobs, abs=1e-5))
 
 
 def test_a_server_of_other_weights_is_refused(vllm_server, backbone):
@@ -450,9 +481,11 @@ def test_pixels_survive_the_journey():
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
 
 
-def test_tiny_rl_trains_through_it(vllm_server, tmp_path):
+@pytest.mark.parametrize("transfer", ["files", "gloo"])
+def test_tiny_rl_trains_through_it(vllm_server, tmp_path, transfer):
     """Six steps with six new editions of the weights; engine and trainer agree about every token of every step."""
-    recipe, rows = small_rl(tmp_path, vllm_server.wanted.model, vllm_server.wanted.url), []
+    given = f"engine.settings.transfer={transfer}"
+    recipe, rows = small_rl(tmp_path, vllm_server.wanted.model, vllm_server.wanted.url, given), []
     stages.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6
     # The weights moved in every step: an engine that had kept old ones would have been found out.

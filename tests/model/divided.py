@@ -1,6 +1,7 @@
 """One of two processes among which a model's weights are divided (FSDP2): `divided.py RANK MODEL OUT STORE LORA_RANK`.
 
-Writes the weights to OUT a layer at a time, and says as JSON how many bytes were whole at once, and those of a layer.
+Writes the weights to OUT a layer at a time and copies them, and says as JSON how many bytes were whole at once, and
+those of a layer.
 """
 
 import json
@@ -9,6 +10,7 @@ import weakref
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,6 +30,13 @@ def opened(model: str, lora_rank: int):
         for value in _adapters.adapters(found).values():
             value.add_(torch.randn_like(value))
     return found
+
+
+def load(folder: str, name: str) -> torch.Tensor:
+    """A weight that was written."""
+    places = json.loads((Path(folder) / "model.safetensors.index.json").read_text())["weight_map"]
+    with safe_open(Path(folder) / places[name], framework="pt") as file:
+        return file.get_tensor(name)
 
 
 def main(rank: int, path: str, out: str, store: str, lora_rank: int) -> None:
@@ -53,7 +62,9 @@ def main(rank: int, path: str, out: str, store: str, lora_rank: int) -> None:
     layerwise.whole = counted
     layerwise.write(model, Path(out), file=FILE)
     sizes = [sum(value.nbytes for value in values) for values in parts]
-    print(json.dumps({**live, "largest": max(sizes), "all": sum(sizes)}))
+    copies = {name: value for each in layerwise.copied(model) for name, value in each.items()}
+    assert all(torch.equal(value, load(out, name)) for name, value in copies.items())
+    print(json.dumps({**live, "copied": len(copies), "largest": max(sizes), "all": sum(sizes)}))
     distributed.destroy_process_group()
 
 

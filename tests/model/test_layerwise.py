@@ -69,6 +69,17 @@ def test_many_files_are_the_same_weights(folder, tmp_path, file):
         assert index["metadata"]["total_size"] == sum(value.nbytes for value in read(tmp_path).values())
 
 
+def test_a_copy_is_what_a_file_would_hold_and_stays_so(folder):
+    backbone = opened(folder)
+    layers = layerwise.copied(backbone.model)
+    with torch.no_grad():
+        for parameter in backbone.parameters:
+            parameter.add_(1.0)
+    whole = {name: value for layer in layers for name, value in layer.items()}
+    assert sum(map(len, layers)) == len(whole)
+    assert equal(whole, read(folder))
+
+
 def test_a_layer_is_gathered_once_and_in_its_place(folder):
     backbone = opened(folder)
     layers = [[layerwise.layer_of(name) for name in layer.parts] for layer in layerwise.layers(backbone.model)]
@@ -93,6 +104,7 @@ def test_two_processes_write_what_one_would(tmp_path, tied, lora_rank):
     else:
         assert equal(found, alone)
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
+    assert [each["copied"] for each in told] == [len(alone), 0]
     for each in told:
         assert each["now"] == 0
         layer = each["largest"] * (2 if lora_rank else 1)  # what is added to an adapted one as well

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from saccade.training import aside as module
-from saccade.training.aside import Halted, aside
+from saccade.training.aside import Halted, announced, aside
 
 
 def test_it_gives_what_the_work_gives():
@@ -94,3 +94,38 @@ def test_a_second_ctrl_c_waits_for_nothing():
         process.kill()
     assert "seconds for the update to end" in said
     assert "KeyboardInterrupt" in said
+
+
+def test_work_in_the_runs_own_thread_ends_first_and_says_so(caplog):
+    done = []
+
+    async def body():
+        with announced("the update"):
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("worked")
+        await asyncio.sleep(60)
+
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(body())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    assert done == ["worked"]
+    assert caplog.text.count("Stopping: waiting for the update to end; Ctrl-C again doesn't wait") == 1
+
+
+def test_a_second_ctrl_c_ends_it_at_once():
+    async def body():
+        with announced("the update"):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("it went on")
+
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(body())
+    finally:
+        signal.signal(signal.SIGINT, kept)

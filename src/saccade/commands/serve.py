@@ -24,6 +24,7 @@ def serve(
     pictures: Annotated[int, typer.Option(help="Pictures of a conversation.", min=1)] = 128,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16: the recipe's model.dtype.")] = "float32",
     memory: Annotated[int, typer.Option(help="GiB for keys and values, where there is no GPU.", min=1)] = 4,
+    transfer: Annotated[str, typer.Option(help="files, or nccl to take new weights from GPU to GPU, too.")] = "files",
     seconds: Annotated[float, typer.Option(help="How long it may take to be ready.", min=1)] = 1800.0,
     restarts: Annotated[int, typer.Option(help="How often it is started again if it dies.", min=0)] = 3,
     log: Annotated[Path, typer.Option(help="Where vLLM's own words go.")] = Path("vllm.log"),
@@ -47,6 +48,7 @@ def serve(
         pictures=pictures,
         dtype=dtype,
         memory=memory,
+        transfer=transfer,
         more=tuple(more or ()),
     )
     check(wanted)

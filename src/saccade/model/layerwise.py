@@ -1,4 +1,4 @@
-"""Weights as files, a layer at a time: no process ever holds a second model, however its weights are divided.
+"""Weights as files or as a copy, a layer at a time: no device holds a second model, however its weights are divided.
 
     layer ──whole──> held ── enough for a file? ──> model-00001-of-00009.safetensors ── dropped ──> the next layer
 
@@ -102,6 +102,24 @@ def write(model: Any, folder: Path, *, file: int = FILE) -> None:
         writer.end()
     if _together():
         distributed.barrier()
+
+
+def copied(model: Any) -> tuple[dict[str, Tensor], ...]:
+    """A copy of a model's layers in this machine's memory, in order, each whole and by the names of a checkpoint.
+
+    Of several processes the first gets them, the others lend their parts and get nothing.
+    """
+    found: list[dict[str, Tensor]] = []
+    for layer in layers(model):
+        values = layer.whole()
+        if is_first():
+            found.append({name: _here(value) for name, value in values.items()})
+        del values  # before the next
+    return tuple(found)
+
+
+def _here(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype).copy_(value)
 
 
 def is_first() -> bool:

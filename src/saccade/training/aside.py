@@ -4,15 +4,20 @@
      │ cancelled (Ctrl-C)   │
      └──halt, says so──────>│ `going()` raises at the next micro-batch; after `_PATIENCE` seconds nobody waits for it
 
-The thread is a daemon: Python doesn't wait for it either.
+The thread is a daemon: Python doesn't wait for it either. Work in the run's own thread can't be left before it ends; it
+is `announced`, so that whoever stops the run is told.
 """
 
 import asyncio
+import contextlib
 import logging
+import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TypeVar
+
+from saccade.waiting import apart
 
 T = TypeVar("T")
 Going = Callable[[], None]  # raises Halted where the run is being stopped
@@ -26,21 +31,13 @@ class Halted(Exception):
 
 async def aside(work: Callable[[Going], T], what: str) -> T:
     """What the work gives; it calls `going` now and then. `what` it is, in words, for whoever has to wait for it."""
-    halt, future = threading.Event(), Future[T]()
-    future.set_running_or_notify_cancel()  # from here on nobody but the thread settles it
+    halt = threading.Event()
 
     def going() -> None:
         if halt.is_set():
             raise Halted
 
-    def run() -> None:
-        try:
-            future.set_result(work(going))
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="saccade-aside", daemon=True).start()
-    waiting = asyncio.wrap_future(future)
+    waiting = apart(lambda: work(going), "saccade-aside")
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
@@ -51,3 +48,24 @@ async def aside(work: Callable[[Going], T], what: str) -> T:
         if not waiting.cancel():  # it has ended
             waiting.exception()  # which nobody wants to hear of
         raise
+
+
+@contextlib.contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Inside, whoever presses Ctrl-C is told that it is heard when the block has ended. `what` that is, in words."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = before
+
+    def told(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, heard)
+        _logger.warning("Stopping: waiting for %s to end; Ctrl-C again doesn't wait", what)
+        heard(number, frame)
+
+    signal.signal(signal.SIGINT, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heard)

@@ -35,7 +35,7 @@ from saccade.rollouts.renewal import Renewal
 from saccade.rollouts.stage import Stage
 from saccade.training import checkpoint
 from saccade.training.ahead import Ahead
-from saccade.training.aside import Going, aside
+from saccade.training.aside import Going, announced, aside
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.clock import Clock
 from saccade.training.credit import samples_of
@@ -122,7 +122,8 @@ async def learned(
 
     if stage.recipe.rl.max_staleness:
         return await aside(update, "the update under way")
-    return update(lambda: None)
+    with announced("the update under way"):
+        return update(lambda: None)
 
 
 async def publish(stage: Stage, version: int, renewal: Renewal) -> None:

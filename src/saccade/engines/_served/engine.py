@@ -12,16 +12,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
+
 from saccade.engines._distribution import check_neutral
-from saccade.engines._served import greeting, wire
+from saccade.engines._served import files, greeting, wire
 from saccade.engines._served.pool import Pool
-from saccade.engines._served.server import Dialect, Pause, Server, Trouble, check_servers
+from saccade.engines._served.server import Dialect, Orders, Pause, Server, Trouble, check_servers
+from saccade.engines._served.transfer import Sender, Transfer, orders_for
 from saccade.engines._served.visit import visit
-from saccade.engines._served.weights import Weights
+from saccade.engines._served.weights import Make, Weights
 from saccade.engines._urls import Urls
-from saccade.errors import EngineError
+from saccade.errors import ConfigError, EngineError
 from saccade.ledger import Ledger
 from saccade.model.backbone import Backbone
 from saccade.protocols import MediaLibrary, Needs
@@ -36,20 +40,25 @@ class Served:
     """Samples from servers that hold the weights of `backbone`, in conversations of up to `context` tokens.
 
     `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long
-    no server may be up before the run stops, `wait` the first pause before a server is asked again. `folder` is
-    where new weights are handed over, visible to the servers too ("": memory), `pause` what replies under way do
-    then: "wait": end first; "keep": go on with the new weights. `top_p`, `top_k` (0: all) and `repetition_penalty`
-    are for evaluation: publishing, and so training, refuses them. `parity` compares a server's weights with the
-    backbone's when it is first met; after new weights that is always done.
+    no server may be up before the run stops, `wait` the first pause before a server is asked again. `transfer` is
+    how new weights are handed over: as "files", in a `folder` that the servers see, too ("": memory), or from GPU to
+    GPU ("nccl"; not run on GPUs yet; "gloo" is the same between CPUs, for servers of one's own that know it). `pause`
+    is what replies under way do then: "wait": end first; "keep": go on with the new weights. `top_p`, `top_k` (0: all)
+    and `repetition_penalty` are for evaluation: publishing, and so training, refuses them. `parity` compares a
+    server's weights with the backbone's when it is first met; after new weights that is always done.
     """
 
     own_weights = True
     dialect: Dialect  # of the class
+    orders: Orders | None = None  # of the class: how its servers take weights that are no files, if they do
 
     @classmethod
-    async def visit(cls, needs: Needs, /, *, servers: Sequence[str], **_: Any) -> Mapping[str, str | Exception]:
+    async def visit(
+        cls, needs: Needs, /, *, servers: Sequence[str], transfer: Transfer = "files", **_: Any
+    ) -> Mapping[str, str | Exception]:
         """What each server is, or why it can't be used; see protocols.Remote. Raises ConfigError without any."""
-        return await visit(cls.dialect, needs, servers)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return await visit(cls.dialect, needs, servers, orders_for(transfer, cls.orders, cls.dialect.WORDS, device))
 
     def __init__(
         self,
@@ -62,6 +71,7 @@ class Served:
         retries: Whole = 4,
         patience: Positive = 900.0,
         wait: Positive = 0.5,
+        transfer: Transfer = "files",
         folder: str = "",
         pause: Pause = "wait",
         top_p: Share = 1.0,
@@ -75,7 +85,13 @@ class Served:
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
         self._urls = Urls(media)
         self._parity = greeting.Parity(backbone)
-        self._weights = Weights(backbone, self._parity, folder, pause)
+        orders = orders_for(transfer, self.orders, self.dialect.WORDS, backbone.device)
+        if orders is not None and folder:
+            raise ConfigError("engine.settings.folder is for transfer=files; leave out one of the two")
+        self._sender = Sender(backbone, orders, transfer, pause, seconds) if orders and transfer != "files" else None
+        written: Make = partial(files.write, backbone, folder, pause)
+        make = self._sender.edition if self._sender else written
+        self._weights = Weights(make, self._parity, pause)
         found = [Server(url, seconds, self.dialect) for url in dict.fromkeys(servers)]
         self._pool = Pool(found, self._greet, patience=patience, wait=wait)
 
@@ -140,3 +156,5 @@ class Served:
         """Stop; what is in flight fails. The servers go on, with the weights that they have."""
         await self._pool.close()
         self._weights.drop()
+        if self._sender is not None:
+            self._sender.close()

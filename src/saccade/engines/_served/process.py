@@ -30,6 +30,7 @@ from saccade.errors import ConfigError, EngineError
 from saccade.model.files import check_weights
 from saccade.runlog import writing
 
+_TRANSFERS = ("files", "nccl")
 _DTYPES = ("float32", "bfloat16")  # of which the engine knows how far a server may differ from the trainer
 # A CPU's generator of random numbers can't be set back, which vLLM 0.32 tries where a prompt with a seed of its own is
 # worked on in parts, and dies; so on a CPU prompts are worked on as a whole.
@@ -41,7 +42,10 @@ _NOISE = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be served, and how; `memory` (GiB) is for keys and values on a CPU, `more` goes to vLLM as it is."""
+    """What is to be served, and how; `memory` (GiB) is for keys and values on a CPU, `more` goes to vLLM as it is.
+
+    `transfer` is how it can be given new weights: "files" always, "nccl" besides.
+    """
 
     model: Path
     python: Path
@@ -51,6 +55,7 @@ class Wanted:
     pictures: int = 128
     dtype: str = "float32"
     memory: int = 4
+    transfer: str = "files"
     more: tuple[str, ...] = ()
 
     @property
@@ -66,6 +71,7 @@ class Wanted:
             *("--max-model-len", str(self.context), "--limit-mm-per-prompt", f'{{"image":{self.pictures},"video":0}}'),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *(_CPU if _is_cpu_build(self.python) else ()),
+            *(("--weight-transfer-config", '{"backend":"nccl"}') if self.transfer == "nccl" else ()),
             *self.more,
         ]
 
@@ -88,6 +94,10 @@ def check(wanted: Wanted) -> None:
     check_weights(wanted.model)
     if wanted.dtype not in _DTYPES:
         raise ConfigError(f"--dtype can't be {wanted.dtype!r}: give the recipe's model.dtype, {' or '.join(_DTYPES)}")
+    if wanted.transfer not in _TRANSFERS:
+        raise ConfigError(f"--transfer can't be {wanted.transfer!r}: give {' or '.join(_TRANSFERS)}")
+    if wanted.transfer == "nccl" and _is_cpu_build(wanted.python):
+        raise ConfigError("--transfer nccl takes GPUs, and this vLLM is built for CPUs; leave it at files")
     longest = _longest(wanted.model)
     if wanted.context > longest:
         raise ConfigError(f"--context {wanted.context} is more than {wanted.model} can take; give {longest} or less")

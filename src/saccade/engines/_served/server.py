@@ -1,7 +1,7 @@
 """One server over HTTP: requests that end in a reply or in words for people."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -109,6 +109,35 @@ class Dialect(Protocol):
 
         With `pause="wait"` what it is sampling ends first, that of others included if the server is not ours alone.
         Raises Trouble or EngineError where that fails; then it samples no mixture.
+        """
+
+
+class Orders(Protocol):
+    """How servers of a kind are told to take weights through a group of processes; a module with these names is one.
+
+    All raise Trouble or EngineError.
+    """
+
+    async def check(self, server: "Server") -> None:
+        """See that it was started so that its processes can join a group; nothing of it is changed."""
+
+    async def label(self, server: "Server") -> str:
+        """The label of its weights. Trouble where they are a part of some and a part of others."""
+
+    async def processes(self, server: "Server") -> int:
+        """How many of its processes hold weights."""
+
+    async def join(self, server: "Server", invitation: Mapping[str, Any], size: int) -> None:
+        """Let these join a group of `size`, all but the first of which are its own; returns when all are there."""
+
+    async def expect(self, server: "Server", values: Mapping[str, Any]) -> None:
+        """Let it receive these tensors, in this order; returns when it has them."""
+
+    async def load(self, server: "Server", label: str, pause: Pause, send: Callable[[], Awaitable[None]]) -> None:
+        """Let it take all weights while `send` sends them, know them by a label, and forget what it made of the old.
+
+        `pause` is that of Dialect.load. Where it fails in the middle the server is known by its label, and not used
+        before it was started again.
         """
 
 

@@ -1,5 +1,6 @@
 """SGLang's words, by the source of its version 0.5.23: /generate, and the orders that its documentation gives to RL."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,20 @@ async def check_orders(server: Server) -> None:
 
 async def load(server: Server, folder: Path, label: str, pause: Pause) -> None:
     """See Dialect. Unless it is paused, SGLang waits for what is under way before it takes weights."""
-    if pause == "keep":
-        await server.post(_ORDERS[0], {"mode": "retract"})  # what is under way gives up its keys and values
+    try:
+        if pause == "keep":
+            await server.post(_ORDERS[0], {"mode": "retract"})  # what is under way gives up its keys and values
+        await _take(server, folder, label)
+    except asyncio.CancelledError:
+        await server.post(_ORDERS[2], {})
+        raise
+    await server.post(_ORDERS[2], {})
+
+
+async def _take(server: Server, folder: Path, label: str) -> None:
     try:
         await server.post(_LOAD, {"model_path": str(folder), "weight_version": label, "flush_cache": True})
     except EngineError as error:
-        raise Trouble(str(error)) from error  # it answers with 400 where it failed, too
-    await server.post("/continue_generation", {})
+        # It answers with 400 where it failed, too; then it has put back what it had, and what it keeps may go on.
+        await server.post(_ORDERS[2], {})
+        raise Trouble(str(error)) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.engines._served import greeting
-from saccade.engines._served.server import Dialect, Server, Trouble, check_servers
+from saccade.engines._served.server import Dialect, Orders, Server, Trouble, check_servers
 from saccade.errors import EngineError, SaccadeError
 from saccade.protocols import Needs
 
@@ -14,17 +14,22 @@ _SECONDS = 20.0  # for each answer
 _NOTES = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
-async def visit(dialect: Dialect, needs: Needs, servers: Sequence[str]) -> Mapping[str, str | Exception]:
-    """What each server is, by its address, or why it can't be used. Raises ConfigError without any."""
+async def visit(
+    dialect: Dialect, needs: Needs, servers: Sequence[str], orders: Orders | None
+) -> Mapping[str, str | Exception]:
+    """What each server is, by its address, or why it can't be used; `orders` are those that it must know besides.
+
+    Raises ConfigError without any.
+    """
     check_servers(servers, dialect.WORDS)
-    return {url: await _visited(url, dialect, needs) for url in dict.fromkeys(servers)}
+    return {url: await _visited(url, dialect, needs, orders) for url in dict.fromkeys(servers)}
 
 
-async def _visited(url: str, dialect: Dialect, needs: Needs) -> str | Exception:
+async def _visited(url: str, dialect: Dialect, needs: Needs, orders: Orders | None) -> str | Exception:
     try:
         server = Server(url, _SECONDS, dialect)
         try:
-            return await _about(server, needs)
+            return await _about(server, needs, orders)
         finally:
             await server.close()
     except Trouble as error:
@@ -33,13 +38,15 @@ async def _visited(url: str, dialect: Dialect, needs: Needs) -> str | Exception:
         return error
 
 
-async def _about(server: Server, needs: Needs) -> str:
+async def _about(server: Server, needs: Needs, orders: Orders | None) -> str:
     name = await greeting.about(server)
     server.check_room(needs.context)
     if other := next(_differences(Path(name), Path(needs.model)), None):
         raise EngineError(f"{server.url} serves another model, {name}: {other}; serve the checkpoint of this run")
     if needs.training:
         await server.dialect.check_orders(server)
+        if orders is not None:
+            await orders.check(server)
     seen = "; ".join(filter(None, (f"serves {name}, {server.context} tokens", greeting.seeds(server))))
     if needs.renderer is None:
         return f"{seen}; there is no model here to compare it with"

@@ -22,6 +22,7 @@ WORDS = Words(
         GENERATE: "start it with vLLM's flag --enable-scale-out, as `saccade serve` does",
         "/pause": _DEV_MODE,
         "/is_paused": _DEV_MODE,
+        "/init_weight_transfer_engine": f"it takes vLLM 0.32 or newer; {_DEV_MODE}",
     },
 )
 _CACHES = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")  # one forgotten kills the server
@@ -101,6 +102,11 @@ async def load(server: Server, folder: Path, label: str, pause: Pause) -> None:
     order: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     await server.post("/collective_rpc", order, empty=True)
     await server.post("/update_weight_version", {"new_version": label}, empty=True)
+    await resume(server, pause)
+
+
+async def resume(server: Server, pause: Pause) -> None:
+    """Let it forget what it made of the old weights, and go on. Raises Trouble or EngineError; then it stays paused."""
     for cache in _CACHES:
         # A kept reply lets go of its keys and values, which are those of the old weights.
         kept = {"reset_running_requests": "true"} if pause == "keep" and cache == _CACHES[0] else {}

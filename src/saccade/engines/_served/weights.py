@@ -1,6 +1,6 @@
-"""New weights for running servers: a folder on disk, then one transaction per server that ends in a comparison.
+"""New weights for running servers: an edition of them, then one transaction per server that ends in a comparison.
 
-    trainer ──publish──> write a folder ──> every server that is up: pause, reload, label, empty caches, resume, compare
+    trainer ──publish──> make an edition ──> every server that is up: pause, load, label, empty caches, resume, compare
                                                │
     a server that comes back ──give──> the same ──> is the edition still the current one? if not, again ──> up
 
@@ -14,62 +14,44 @@ its label is unknown.
 """
 
 import secrets
-import shutil
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from typing import Protocol
 
 from saccade.engines._served.greeting import Parity
 from saccade.engines._served.pool import Pool
 from saccade.engines._served.server import Pause, Server, Trouble
-from saccade.errors import BrokenEngineError, EngineError, boundary
-from saccade.model.backbone import Backbone
-
-_MEMORY = Path("/dev/shm")
+from saccade.errors import BrokenEngineError, EngineError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edition:
-    """Weights that were written: their version, the label that servers know them by, and where they lie."""
+class Edition(Protocol):
+    """Weights as they were when they were published, for as long as servers may want them."""
 
-    version: int
-    label: str
-    folder: Path
+    @property
+    def version(self) -> int:
+        """Their version."""
+
+    @property
+    def label(self) -> str:
+        """What servers know them by."""
+
+    async def load(self, server: Server) -> None:
+        """Let a server take them; see Dialect.load. Raises Trouble or EngineError."""
 
     def drop(self) -> None:
-        """Delete the files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Nobody will want them any more."""
 
 
-def write(backbone: Backbone, version: int, place: str) -> Edition:
-    """Write the backbone's weights as safetensors into a folder of their own in `place`.
-
-    "" is memory where the system offers some that has room for them twice (the old ones stay until the new are taken),
-    else the folder for temporary files. Raises EngineError where there is no room.
-    """
-    size = sum(each.nbytes for each in backbone.model.state_dict().values())
-    # A label that no other run has: whoever else publishes to the server is found out.
-    label = f"saccade-{version}-{secrets.token_hex(4)}"
-    with boundary(EngineError, "the weights can't be written for the servers; name a folder with room for them"):
-        folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=place or _roomy(2 * size)))
-        edition = Edition(version=version, label=label, folder=folder)
-        try:
-            backbone.save(folder)
-        except BaseException:
-            edition.drop()
-            raise
-    return edition
-
-
-def _roomy(size: int) -> Path | None:
-    return _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size else None
+Make = Callable[[int, str], Edition]
 
 
 class Weights:
-    """What is published: the current edition, and how servers come by it. `place` is the folder for editions."""
+    """What is published: the current edition, and how servers come by it.
 
-    def __init__(self, backbone: Backbone, parity: Parity, place: str, pause: Pause) -> None:
-        self._backbone, self._parity, self._place, self._pause = backbone, parity, place, pause
+    `make` makes an edition of a version, under a label, from the weights as they are; EngineError where it can't.
+    """
+
+    def __init__(self, make: Make, parity: Parity, pause: Pause) -> None:
+        self._make, self._parity, self._pause = make, parity, pause
         self._versions: dict[str, int] = {}  # of every label that was published: a reply may have begun long ago
         self.current: Edition | None = None
 
@@ -89,7 +71,8 @@ class Weights:
             await self._publish(pool, version)
 
     async def _publish(self, pool: Pool, version: int) -> None:
-        old, new = self.current, write(self._backbone, version, self._place)
+        # A label that no other run has: whoever else publishes to the server is found out.
+        old, new = self.current, self._make(version, f"saccade-{version}-{secrets.token_hex(4)}")
         self.current, self._versions[new.label] = new, version
         try:
             for server in pool.up:
@@ -115,7 +98,7 @@ class Weights:
 
     async def _load(self, server: Server, edition: Edition) -> None:
         server.versions = self._versions
-        await server.dialect.load(server, edition.folder, edition.label, self._pause)
+        await edition.load(server)
 
     async def _take(self, pool: Pool, server: Server, edition: Edition) -> None:
         try:
@@ -140,6 +123,6 @@ class Weights:
             raise BrokenEngineError(f"new weights were not taken: {error}") from error
 
     def drop(self) -> None:
-        """Delete what is published; servers keep it in their memory."""
+        """Let go of what is published; servers keep it in their memory."""
         if self.current is not None:
             self.current.drop()
