@@ -150,7 +150,7 @@ def test_an_evaluation_of_videos_that_are_none(judged):
     ("words", "said"),
     [
         (["--tasks", "{}/none.jsonl"], "none.jsonl: there is no such file"),
-        (["--tasks", "{}/run/recipe.yaml"], "recipe.yaml, line 1: not valid JSON"),
+        (["--tasks", "{}/run/recipe.yaml"], "recipe.yaml: files of rows end in .jsonl"),
         (["--model", "{}/none"], "none is not a model: it has no config.json"),
         (["evaluation.limits=3"], "did you mean evaluation.limit"),
         (["--name", ""], "an evaluation can't be called ''"),
