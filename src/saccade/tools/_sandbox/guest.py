@@ -148,7 +148,6 @@ class Guest:
 
     def serve(self) -> NoReturn:
         """Do what the host says until it hangs up."""
-        self._settle()
         while True:
             self._ahead = self._ahead or self._line.recv(_AT_ONCE)
             self._nonce, head = unpack(self._read(HEAD.size))
@@ -172,6 +171,7 @@ class Guest:
     # ---- a call ----------------------------------------------------------------------------------------------------
 
     def _run(self, source: str) -> None:
+        self._settle()  # threads of earlier code may have run since
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
@@ -197,7 +197,7 @@ class Guest:
         self._send(Kind.DONE, verdict, payload=text.encode("utf-8", "backslashreplace"))
 
     def _settle(self) -> None:
-        """Take back what code may have changed for itself, as far as the end of its call and the next one need it."""
+        """Take back what code may have changed for itself, as far as the next call needs it."""
         _signal.signal(signal.SIGUSR1, self._stop)
         _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1,))
         sys.settrace(None)
