@@ -9,12 +9,12 @@ import torch
 
 from saccade import plugins
 from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.config import Plugin, Recipe
+from saccade.config import Recipe
 from saccade.engines._distribution import check_neutral
 from saccade.errors import ConfigError, boundary
 from saccade.model._adapters import check_adapters
 from saccade.model.files import check_weights
-from saccade.planning.talks import settings_of
+from saccade.planning.talks import settings_of, tools_of
 from saccade.rewards._compose import compose
 from saccade.rollouts.stage import examined
 from saccade.tools._sandbox import server
@@ -94,8 +94,7 @@ def check_device(device: str) -> None:
 
 def isolations(recipe: Recipe) -> Iterator[tuple[str, Isolation]]:
     """The tools of a recipe's agent that run code, by name, and which isolation each wants."""
-    for name, own in settings_of("agents", recipe.agent).get("tools", {}).items():
-        settings = settings_of("tools", Plugin(name=name, settings=dict(own)))
+    for name, settings in tools_of(settings_of("agents", recipe.agent)).items():
         if "isolation" in settings:
             yield name, settings["isolation"]
 

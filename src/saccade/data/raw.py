@@ -290,8 +290,10 @@ def _table(path: Path) -> Iterator[Any]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         for values in reader:
-            wide = DataError(f"{path}, line {reader.line_num}: it has more cells than the header has names")
-            yield wide if None in values else values
+            if None in values:
+                yield DataError(f"{path}, line {reader.line_num}: it has more cells than the header has names")
+            else:
+                yield values
 
 
 _READERS: Mapping[str, Reader] = {

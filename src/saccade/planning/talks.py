@@ -102,11 +102,16 @@ def settings_of(folder: str, plugin: Plugin) -> dict[str, Any]:
     return {**defaults, **plugins.bind(folder, plugin.name, plugin.settings).keywords}
 
 
+def tools_of(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of each tool that an agent with such settings offers, by name."""
+    offered = given.get("tools", {})
+    return {name: settings_of("tools", Plugin(name=name, settings=dict(own))) for name, own in offered.items()}
+
+
 def attempt_of(recipe: Recipe, sizes: Sizes, assumed: Assumed) -> Attempt:
     """The conversations of one attempt. Raises ConfigError where a prompt leaves no room for a reply."""
     given, tokens = settings_of("agents", recipe.agent), counter(recipe, sizes)
-    offered = given.get("tools", {})
-    tools = {name: settings_of("tools", Plugin(name=name, settings=dict(own))) for name, own in offered.items()}
+    tools = tools_of(given)
     turns = given.get("max_turns", 0) if tools else 0
     calls = 1 if given.get("dispatch") == "sequential" else given.get("max_calls", 1)
     calls = calls if assumed.calls is None else min(calls, assumed.calls)
