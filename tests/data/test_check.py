@@ -90,6 +90,8 @@ def test_a_clip_in_two_splits_leaks_whatever_it_is_called(folder):
     assert findings(folder, [task(1)], [task(2), task(3)]) == [{}, {"leak": 1}]
     assert findings(folder, [task(1)], [task(2, "copy.mp4")]) == [{}, {"leak": 1}]
     assert findings(folder, [task(1)], [task(2, "copy.mp4")], look=False) == [{}, {}]
+    *_, leaky = check([folder / f"split{number}.jsonl" for number in (0, 1)])
+    assert leaky.examples == {"leak": [f"{folder / 'copy.mp4'} (t2), as in {folder / 'split0.jsonl'}"]}
 
 
 def test_a_question_in_two_splits_is_worth_a_note(folder):

@@ -70,7 +70,7 @@ def check(
     Where `look`, every file of media is opened and known by its content, else by its path. Raises DataError where a
     file of rows isn't there or holds neither.
     """
-    work = _Check(look=look)
+    work = _Check(look=look, names=[str(source) for source in sources])
     splits = []
     for number, source in enumerate(sources):
         split = Split(file=str(source))
@@ -99,6 +99,7 @@ class _Known:
 @dataclass(slots=True)
 class _Check:
     look: bool
+    names: Sequence[str]  # of the splits
     files: dict[str, _Known] = field(default_factory=dict)
     said: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # what is wrong with files of subtitles
     asked: set[int] = field(default_factory=set)  # marks of files, question and split
@@ -152,7 +153,7 @@ class _Check:
             split.media += 1
             split.seconds += known.seconds
             if seen and known.problem is None:
-                split.found("leak", f"{name} ({task.id})")
+                split.found("leak", f"{name} ({task.id}), as in {self.names[min(seen)]}")
         seen.add(number)
         if known.problem is not None:
             split.found(known.problem[0], f"{task.id}: {known.problem[1]}")
@@ -177,7 +178,7 @@ class _Check:
         alike = _mark([words, task.gold])
         before, others = self.answered.setdefault(alike, (number, media))
         if before != number and others != media:
-            split.found("shared question", f"{task.id}: {task.question[:80]!r}")
+            split.found("shared question", f"{task.id}: {task.question[:80]!r}, as in {self.names[before]}")
 
 
 def _mark(value: Any) -> int:
