@@ -352,12 +352,12 @@ def late_end(cell: str) -> float:
 
 
 HOST = """
-import asyncio
+import asyncio, contextlib
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.server import Server
 async def main():
-    server = Server.start()
-    boxes = [await Sandbox.open(host=server).__aenter__() for _ in range(8)]
+    server, kept = Server.start(), contextlib.AsyncExitStack()
+    boxes = [await kept.enter_async_context(Sandbox.open(host=server)) for _ in range(8)]
     running = [asyncio.ensure_future(box.run("while True: pass")) for box in boxes[4:]]
     await asyncio.sleep(0.2)
     print(server.process.pid, flush=True)
