@@ -30,7 +30,7 @@ from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, Bre
 
 AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
 SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
-SHORT_SECONDS, LONG_SECONDS = 0.1, 0.5  # until others may want a short cell's place, and a long one's
+SHORT_SECONDS, LONG_SECONDS = 0.05, 0.5  # until others may want a short cell's place, and a long one's
 AWAKE_SECONDS = 0.03  # on processors while paused: it has a timer that wakes it, and is charged for the pause
 LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
 _FAULTS = {

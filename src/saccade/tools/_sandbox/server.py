@@ -41,7 +41,7 @@ START_SECONDS = 180.0  # a second or two, on a machine that has nothing else to 
 SPAWN_SECONDS = 120.0  # milliseconds each, and hundreds may be asked for at once
 END_SECONDS = 10.0
 NEW_BYTES = 16 * MIB  # of a guest before the first call, which the machine doesn't count as taken at once
-SHORT, LONG = 2, 4  # cells that run at the same time, per processor
+SHORT, LONG = 4, 4  # cells that run at the same time, per processor
 MEMORY = Memory()
 _BOOT = """
 import json, sys
