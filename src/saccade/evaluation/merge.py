@@ -9,7 +9,7 @@ from saccade.data.record import relocated, seen_from, write_jsonl
 from saccade.errors import RunError
 from saccade.evaluation.expansion import EXPANSION, read_expansion
 from saccade.evaluation.run import Record, differences, newest_records
-from saccade.evaluation.shards import Cut, of_shard, shard_path, shards_of
+from saccade.evaluation.shards import Cut, evaluations_in_shards, of_shard, shard_path, shards_of
 from saccade.evaluation.verdicts import VERDICTS, read_verdicts
 from saccade.runlog import writing
 
@@ -25,7 +25,10 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     places = dict.fromkeys(place.resolve() for place in (folder, *others))
     cuts = {path: Cut.read(path) for place in places for path in shards_of(place, name)}
     if not cuts:
-        raise RunError(f"{folder} holds no shard of {name!r}; evaluate with --shard 1/n to n/n first, on any machines")
+        there = sorted({evaluation for place in places for evaluation in evaluations_in_shards(place)})
+        also = f", but some of {', '.join(map(repr, there))} (--name)" if there else ""
+        mend = "evaluate with --shard 1/n to n/n first, on any machines"
+        raise RunError(f"{folder} holds no shard of {name!r}{also}; {mend}")
     said = [each for path in cuts for each in read_verdicts(of_shard(path, ".jsonl"))]
     cuts = _once(cuts)
     _check(cuts, name)

@@ -16,6 +16,7 @@ from saccade.errors import ConfigError, RunError
 from saccade.runlog import write_text
 
 CUT = ".cut.json"
+SHARDS = Path("evaluations", "shards")
 Key = tuple[str, int | None, int]  # what was attempted: task, frames and repeat of a results file's line
 
 
@@ -78,8 +79,7 @@ class Cut:
 
 def shard_path(folder: Path, name: str, shard: Shard | None) -> Path:
     """The results file of an evaluation, or of a shard of it, of the run in `folder`."""
-    place = folder / "evaluations"
-    return place / f"{name}.jsonl" if shard is None else place / "shards" / name / f"{shard.stem}.jsonl"
+    return folder / "evaluations" / f"{name}.jsonl" if shard is None else folder / SHARDS / name / f"{shard.stem}.jsonl"
 
 
 def of_shard(cut: Path, suffix: str) -> Path:
@@ -89,4 +89,9 @@ def of_shard(cut: Path, suffix: str) -> Path:
 
 def shards_of(folder: Path, name: str) -> Sequence[Path]:
     """The cuts of an evaluation that lie in a run."""
-    return sorted((folder / "evaluations" / "shards" / name).glob(f"*{CUT}"))
+    return sorted((folder / SHARDS / name).glob(f"*{CUT}"))
+
+
+def evaluations_in_shards(folder: Path) -> set[str]:
+    """The names of the evaluations of which a run holds shards."""
+    return {cut.parent.name for cut in (folder / SHARDS).glob(f"*/*{CUT}")}
