@@ -304,8 +304,8 @@ async def many(server: Server, count: int) -> list[Row]:
     return [*rows, row("MB of an idle one, unshared", memory, bar="<= 10", fork=forked_memory)] if memory else rows
 
 
-async def crowd(server: Server, count: int, calls: int) -> list[Row]:
-    """Calls per second of many sandboxes at once; then with every tenth a runaway."""
+async def crowd(server: Server, rounds: int, count: int, calls: int) -> list[Row]:
+    """Calls per second of many sandboxes at once, and of forks, in turns; then with every tenth a runaway."""
     limits = Limits(seconds=LIMIT)
     rows = []
     async with opened(server, count, limits) as boxes:
@@ -316,15 +316,17 @@ async def crowd(server: Server, count: int, calls: int) -> list[Row]:
                 cells = ["while True: pass"] if bad else [CELL] * calls
                 return [await box.run(cell) for cell in cells]
 
-            begun = time.perf_counter()
-            played = await asyncio.gather(*(play(box, bool(bad)) for box, bad in zip(boxes, kinds, strict=True)))
-            seconds = time.perf_counter() - begun
-            good = sum(len(outcomes) for outcomes, bad in zip(played, kinds, strict=True) if not bad)
-            assert all(
-                outcome.ok for outcomes, bad in zip(played, kinds, strict=True) if not bad for outcome in outcomes
-            )
-            forked, new = forked_crowd(count, calls, runaway), fresh_crowd(min(20, count), runaway)
-            rows.append(row(f"calls per second of {count}, {name}", [good / seconds], fork=[forked], new=[new]))
+            ours, forked = list[float](), list[float]()
+            for _ in range(rounds):
+                begun = time.perf_counter()
+                played = await asyncio.gather(*(play(box, bool(bad)) for box, bad in zip(boxes, kinds, strict=True)))
+                seconds = time.perf_counter() - begun
+                good = [outcome for outcomes, bad in zip(played, kinds, strict=True) if not bad for outcome in outcomes]
+                assert all(outcome.ok for outcome in good)
+                ours.append(len(good) / seconds)
+                forked.append(forked_crowd(count, calls, runaway))
+            new = fresh_crowd(min(20, count), runaway)
+            rows.append(row(f"calls per second of {count}, {name}", ours, fork=forked, new=[new]))
     return rows
 
 
@@ -429,7 +431,7 @@ async def measure(chosen: Any, media: Sequence[Media], picture: np.ndarray) -> l
     try:
         rows += await latencies(server, chosen.rounds, media, picture)
         rows += await runaways(server, max(1, chosen.rounds // 5))
-        rows += await crowd(server, chosen.boxes, chosen.calls)
+        rows += await crowd(server, max(1, chosen.rounds // 10), chosen.boxes, chosen.calls)
         rows += await many(server, chosen.alive)
         rows.append(host_death(max(1, chosen.rounds // 10)))
         if chosen.soak:

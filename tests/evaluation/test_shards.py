@@ -135,7 +135,7 @@ def test_what_cannot_be_joined_is_said_in_a_sentence(renderer, tmp_path):
     with pytest.raises(RunError, match="holds no shard of 'test'; evaluate with --shard"):
         merge(one, "test")
     shard(renderer, one, "2/4")
-    with pytest.raises(RunError, match=r"holds no shard of 'else', but some of 'test' \(--name\); evaluate with"):
+    with pytest.raises(RunError, match="holds no shard of 'else', but some of 'test'"):
         merge(one, "else")
     with pytest.raises(RunError, match="these shards are missing: 1/4, 3/4, 4/4"):
         merge(one, "test")

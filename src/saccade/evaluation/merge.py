@@ -26,9 +26,9 @@ def merge(folder: Path, name: str, others: Sequence[Path] = ()) -> Path:
     cuts = {path: Cut.read(path) for place in places for path in shards_of(place, name)}
     if not cuts:
         there = sorted({evaluation for place in places for evaluation in evaluations_in_shards(place)})
-        also = f", but some of {', '.join(map(repr, there))} (--name)" if there else ""
+        also = f", but some of {', '.join(map(repr, there))} (--name, or --bench for a benchmark's)" if there else ""
         mend = "evaluate with --shard 1/n to n/n first, on any machines"
-        raise RunError(f"{folder} holds no shard of {name!r}{also}; {mend}")
+        raise RunError(f"{', '.join(map(str, (folder, *others)))} holds no shard of {name!r}{also}; {mend}")
     said = [each for path in cuts for each in read_verdicts(of_shard(path, ".jsonl"))]
     cuts = _once(cuts)
     _check(cuts, name)

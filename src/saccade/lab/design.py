@@ -118,7 +118,7 @@ class Set(Section):
     asks: str  # what the conditions are for
     settings: Settings = ()
     steps: Count
-    rolled: Count = 64  # attempts that a step of RL makes, for the plan alone
+    rolled: Count = 64  # attempts that a step of RL costs as much as, for the plan alone
     baseline: str
     starts: dict[str, Start] = Field(default_factory=lambda: {"usual": Start()})
     conditions: dict[str, Condition]
