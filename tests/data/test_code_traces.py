@@ -77,6 +77,24 @@ def test_videos_are_searched_coarsely_then_finely(tmp_path, renderer):
         assert all(colour_in(pixels) == name for pixels, name in zip(shown, wanted, strict=True) if name)
 
 
+@pytest.mark.slow
+def test_a_dense_overview_is_only_read(tmp_path, renderer):
+    found = played("tiny/dense_overview", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
+    asked = [episode.task.extras.get("question", "drill") for episode, *_ in found]
+    assert asked.count("drill") == len(asked) / 2
+    for episode, score, library in found:
+        assert episode.end is End.ANSWERED
+        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+        assert not episode.results
+        assert episode.usage.visual_tokens == len(episode.ledger.pictures()) == 64
+        if not episode.task.extras:
+            seconds = [int(word) for word in episode.task.question.removesuffix("?").split()[3:]]
+            frames = [library.pixels(episode.ledger.pictures()[second]) for second in seconds]
+            wanted = [None if word == "none" else word for word in episode.task.gold.split()]
+            assert len(frames) == len(wanted)
+            assert all(colour_in(pixels) == name for pixels, name in zip(frames, wanted, strict=True) if name)
+
+
 def colours_of(episode):
     """What each frame shows that the trace looks at: a colour, or None; by the labels alone."""
     task = episode.task

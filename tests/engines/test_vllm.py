@@ -12,8 +12,8 @@ import pytest
 import torch
 from small_rl import small_rl
 
-from saccade import stages
-from saccade.config import Model
+from saccade import checkup, stages
+from saccade.config import Model, load_recipe
 from saccade.engines._served import vllm_transfer
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError
@@ -304,6 +304,31 @@ def test_a_server_of_another_vocabulary_is_refused(vllm_server, tmp_path):
         await engine.close()
 
     asyncio.run(body())
+
+
+def test_doctor_tells_what_a_run_would_stumble_over(vllm_server, tmp_path):
+    """`saccade doctor RECIPE`, before any weights are loaded, of a server that will do and of two that won't."""
+    from saccade.model.tiny import make_tiny
+
+    url, model = vllm_server.wanted.url, vllm_server.wanted.model
+    make_tiny(tmp_path / "other", vocabulary_text=("quite other words make another vocabulary",), tied=False)
+
+    def asked(*settings, model=model):
+        more = ("engine.name=vllm", f"engine.settings.servers=[{url}]", *settings)
+        recipe = stages.with_paths(load_recipe("tiny/para_grpo", more), folder=tmp_path / "run", model=model)
+        case = checkup.Case(recipe=recipe, folder=tmp_path / "run", stages=("rl",))
+        (found,) = [each for each in checkup.examine(case) if each.name == f"server {url}"]
+        return found.good, found.found
+
+    fine, said = asked()
+    assert fine, said
+    assert f"serves {model}, 4096 tokens" in said
+    fine, said = asked("agent.settings.context_tokens=8192")
+    assert not fine
+    assert "takes 4096 tokens, and a conversation may have 8192; start it with --context 8192" in said
+    fine, said = asked(model=tmp_path / "other")
+    assert not fine
+    assert "vocabulary is another" in said
 
 
 def test_a_conversation_beyond_the_context_says_so(vllm_server, backbone):

@@ -218,6 +218,30 @@ def test_the_hosts_end_is_everybodys_end(without, end):
 
 
 @pytest.mark.slow
+def test_time_in_which_the_host_stood_still_is_not_charged(server):
+    """As by Ctrl-Z: guests go on meanwhile, and are not told that they were late. Who never ends is stopped later."""
+
+    async def body():
+        limits = Limits(seconds=1.5)
+        async with Sandbox.open(host=server, limits=limits) as box:
+            for code in ("time.sleep(1); print('fine')", "while True: pass"):
+                asyncio.get_running_loop().call_later(0.3, time.sleep, 5)
+                yield await box.run(f"import time\n{code}")
+            assert (await box.run("print(time.__name__)")).text == "time\n"
+
+    fine, late = asyncio.run(listed(body()))
+    assert fine.ok
+    assert fine.text == "fine\n"
+    assert late.fault is Fault.TIMEOUT
+    assert late.kept
+
+
+async def listed(rows):
+    """What an asynchronous generator gives."""
+    return [each async for each in rows]
+
+
+@pytest.mark.slow
 def test_a_zygote_that_dies_is_the_hosts_failure_not_the_models():
     async def body():
         server = Server.start()

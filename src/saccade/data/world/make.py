@@ -114,10 +114,11 @@ def demos_of(tasks: list[Task], world: World, *, seed: int, budgets: Sequence[in
     """The demonstrations of a split, in the language of the world's traces."""
     if world.traces == "calls":
         return traces_of(tasks, seed=seed, budgets=budgets)
-    if world.traces == "answers":
-        return [seen(task) for task in tasks]
-    drills = [drilled(task, random.Random(seed_of("drill", seed, task.id)), world.fps) for task in tasks]
-    return [each for pair in zip((coded(task, world.fps) for task in tasks), drills, strict=True) for each in pair]
+    code = world.traces == "code"
+    whole = [coded(task, world.fps) if code else seen(task) for task in tasks]
+    # As many questions that only ask what is there: seeing is learned from them first.
+    drills = [drilled(task, random.Random(seed_of("drill", seed, task.id)), world.fps if code else None) for task in tasks]
+    return [each for pair in zip(whole, drills, strict=True) for each in pair]
 
 
 def traces_of(

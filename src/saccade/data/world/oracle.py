@@ -100,10 +100,11 @@ def coded(task: Task, fps: float) -> Demo:
     return Demo(task=task, frames=None, replies=(*replies, phrases.answering(end.think, end.answer)))
 
 
-def drilled(task: Task, rng: random.Random, fps: float, *, dense: float = 0.8) -> Demo:
-    """What colour is at each of five moments of the task's clip, by code: a question for learning to see, never asked.
+def drilled(task: Task, rng: random.Random, fps: float | None, *, dense: float = 0.8) -> Demo:
+    """What colour is at each of five moments of the task's clip: a question for learning to see, never asked.
 
-    A moment shows an event with probability `dense`.
+    By code, of a clip of so many frames per second; without `fps` from the dense overview of `seen`. A moment shows an
+    event with probability `dense`.
     """
     events, seconds = events_of(task), _moments(task, rng, dense)
     shown = [next((event.colour for event in events if event.holds(at)), phrases.NOTHING) for at in seconds]
@@ -111,8 +112,9 @@ def drilled(task: Task, rng: random.Random, fps: float, *, dense: float = 0.8) -
     asked = replace(
         task, id=f"{task.id}-drill", question=phrases.drill(seconds), kind=Kind.OPEN, gold=said, choices=(), extras={}
     )
-    replies = phrases.coding(phrases.LOOK, phrases.finely(seconds, fps)), phrases.answering(f"I see: {said}", said)
-    return Demo(task=asked, frames=None, replies=replies)
+    looks = () if fps is None else (phrases.coding(phrases.LOOK, phrases.finely(seconds, fps)),)
+    frames = _each_second(task) if fps is None else None
+    return Demo(task=asked, frames=frames, replies=(*looks, phrases.answering(f"I see: {said}", said)))
 
 
 def begins(events: Sequence[Event], seconds: float) -> list[float]:
@@ -123,9 +125,13 @@ def begins(events: Sequence[Event], seconds: float) -> list[float]:
 
 def seen(task: Task) -> Demo:
     """An attempt that only reads a dense overview, one frame per second: what looking closer is measured against."""
-    frames = max(1, round(task.extras["seconds"]))
+    frames = _each_second(task)
     end = _end(task, uniform_times(task.extras["seconds"], frames), (), _wanted(task))
     return Demo(task=task, frames=frames, replies=(phrases.answering(end.think, end.answer),))
+
+
+def _each_second(task: Task) -> int:
+    return max(1, round(task.extras["seconds"]))
 
 
 def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:

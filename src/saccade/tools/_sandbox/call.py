@@ -32,6 +32,7 @@ AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
 SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
 SHORT_SECONDS, LONG_SECONDS = 0.05, 0.5  # until others may want a short cell's place, and a long one's
 AWAKE_SECONDS = 0.03  # on processors while paused: it has a timer that wakes it, and is charged for the pause
+STILL_SECONDS = 2.0  # behind its time: whoever keeps the clock stood still meanwhile, as by Ctrl-Z
 LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
 _FAULTS = {
     Verdict.FINE: None,
@@ -69,6 +70,7 @@ class Call:
     _late: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     _begun: float = field(default_factory=time.monotonic)
+    _due: float = 0.0  # when it shall be stopped
     _paused: float | None = None  # since when
     _waited: float = 0.0  # seconds for a processor, before anybody attended to it
     _spent: float = 0.0  # seconds on processors, before it was paused
@@ -170,7 +172,7 @@ class Call:
 
     def _run_on(self, seconds: float) -> None:
         """Let it run for so many more seconds before others may want its place."""
-        self._after(self.limits.seconds - self.seconds, self._expire)
+        self._expire_after(self.limits.seconds - self.seconds)
         if self.turn is not None:
             self._after(seconds, self._lapse, self.turn)
 
@@ -195,10 +197,18 @@ class Call:
         self._run_on(LONG_SECONDS)
         self.guest.signal(signal.SIGCONT)
 
+    def _expire_after(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+        self._after(seconds, self._expire)
+
     def _expire(self) -> None:
+        if time.monotonic() - self._due > STILL_SECONDS:  # what it said meanwhile has yet to be heard
+            self._begun = time.monotonic()
+            self._expire_after(self.limits.seconds)
+            return
         lacking = owed(self.limits.seconds, self.seconds, self.guest.waited() - self._waited)
         if lacking > 0:
-            self._after(max(lacking, SOON_SECONDS), self._expire)
+            self._expire_after(max(lacking, SOON_SECONDS))
             return
         self._cancel(self._lapse)  # it shall be over soon
         self._late.set()

@@ -1,7 +1,8 @@
 """What a perfect agent would say about a picture, as text: the traces of the SFT cold start.
 
-It answers at once where the overview is enough, which is where cards are counted whatever is on them; otherwise it
-looks at just the cards that the question is about, several at the same time, and copies what it sees.
+It first says which cards the overview shows, and where. It answers at once where that is enough, which is where cards
+are counted whatever is on them; otherwise it looks at just the cards that the question is about, several at the same
+time, and copies what it sees.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +21,12 @@ def demo(task: Task, *, look: Look = phrases.zooming) -> Demo:
     """A right attempt at a task; `look` writes the replies that look closer, in the language of an agent's tools."""
     cards, side = cards_of(task), int(task.extras["width"])
     seen = [cards[place] for place in task.extras["looks"]]
-    replies = [look(phrases.LOOK, [card.box for card in some], side) for some in _turns(seen)]
-    think = phrases.sees(seen) if seen else phrases.spots(cards)
+    thoughts = [phrases.spots(cards, side), *(phrases.LOOK for _ in _turns(seen)[1:])]
+    replies = [
+        look(thought, [card.box for card in some], side)
+        for thought, some in zip(thoughts, _turns(seen), strict=False)
+    ]
+    think = phrases.sees(seen) if seen else thoughts[0]
     return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
 
 

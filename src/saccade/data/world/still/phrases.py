@@ -41,7 +41,9 @@ PIECES = (
     "Where is the ",
     " card?",
     " dot",
+    "Cards: ",
     "I see: ",
+    " 0.",
     ", ",
     "\nA. ",
     "\nB. ",
@@ -92,9 +94,17 @@ def sees(cards: Sequence[Card]) -> str:
     return f"I see: {', '.join(f'{card.colour} {mark(card)}' for card in cards) or NOTHING}"
 
 
-def spots(cards: Sequence[Card]) -> str:
-    """What is thought before an answer that the overview is enough for: colours alone."""
-    return f"I see: {' '.join(card.colour for card in cards) or NOTHING}"
+def spots(cards: Sequence[Card], pixels: int) -> str:
+    """What the overview of a picture of so many pixels a side tells: each card's colour, its left and its top.
+
+    By colour, so that what comes first is a question of what is there, not of what is above what.
+
+    >>> spots([Card(left=96, top=32, side=32, colour="red", mark="digit", sign="7")], 320)
+    'Cards: red 0.3 0.1'
+    """
+    ordered = sorted(cards, key=lambda card: COLOURS.index(card.colour))
+    places = [(card.colour, *shares(card.box, pixels)[:2]) for card in ordered]
+    return f"Cards: {', '.join(f'{colour} {left:g} {top:g}' for colour, left, top in places) or NOTHING}"
 
 
 def shares(box: Sides, pixels: int) -> Box:
