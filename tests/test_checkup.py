@@ -231,6 +231,13 @@ def test_a_server_of_another_model(tmp_path, model, world, renderer):
     assert f"serves another model, {other}: its text_config.num_hidden_layers is" in said
 
 
+def test_a_server_whose_checkpoint_lies_elsewhere_is_not_said_to_be_compared(tmp_path, model, world, renderer):
+    with server(renderer, root="Qwen/Qwen3-VL-4B-Instruct") as served:
+        fine, said = of_server(tmp_path, model, world, served)
+    assert fine
+    assert "its config doesn't lie here, so that it can't be compared" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "fine", "sentence"),

@@ -6,7 +6,8 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any, Optional, TypeVar
 
 T = TypeVar("T")
 
@@ -74,9 +75,11 @@ class PausableClock:
             if when is not None:
                 self._limits[limit] = when
                 self._schedule(limit)
+            known = _BOUNDING.set(self)
             try:
                 yield limit
             finally:
+                _BOUNDING.reset(known)
                 self._limits.pop(limit, None)
 
     @contextlib.contextmanager
@@ -96,3 +99,14 @@ class PausableClock:
         for limit in limits:
             if not limit.expired():
                 limit.reschedule(None if self._pauses else self._limits[limit] + self._paused)
+
+
+_BOUNDING: ContextVar[Optional["PausableClock"]] = ContextVar("bounding", default=None)
+
+
+@contextlib.contextmanager
+def uncharged() -> Iterator[None]:
+    """Inside, the clock that bounds whoever is here stands still, if there is one."""
+    clock = _BOUNDING.get()
+    with clock.paused() if clock else contextlib.nullcontext():
+        yield

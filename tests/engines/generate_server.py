@@ -7,6 +7,8 @@ replies have ended ("wait").
 
 import base64
 import io
+import json
+import select
 import threading
 import time
 from contextlib import contextmanager
@@ -21,8 +23,8 @@ ORDERS = ["/pause", "/collective_rpc", "/update_weight_version", *RESETS, "/resu
 
 class Served:
     """What a server saw: bodies of requests, how many at a time, orders for its weights; `sick` makes it answer 500 to
-    everything, `refuses` to one order, `deaf` makes it keep its label. `mixed` counts what was sampled from weights
-    that its workers had in part.
+    everything, `refuses` to one order (its path, or what its body holds), `deaf` makes it keep its label. `mixed`
+    counts what was sampled from weights that its workers had in part.
     """
 
     def __init__(self, workers=None):
@@ -33,16 +35,18 @@ class Served:
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
 
-    def spans(self, count, pace):
-        """Make so many tokens, each at its time: the labels that they have."""
+    def spans(self, count, pace, gone=lambda: False):
+        """Make so many tokens, each at its time, until whoever asked is `gone`: the labels that they have."""
         labels = []
         for _ in range(count):
+            if gone():
+                break
             time.sleep(pace)
             with self.lock:
                 self.lock.wait_for(lambda: not self.paused)
                 labels.append(self.label)
-        edges = [place for place in range(count) if not place or labels[place] != labels[place - 1]]
-        ends = [*edges[1:], count]
+        edges = [place for place in range(len(labels)) if not place or labels[place] != labels[place - 1]]
+        ends = [*edges[1:], len(labels)]
         return [{"version": labels[start], "start": start, "end": end} for start, end in zip(edges, ends, strict=True)]
 
     def restart(self):
@@ -119,7 +123,7 @@ def server(
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if self.path == "/detokenize":
                 return self.answer({"prompt": words or renderer.decode(body["tokens"])})
-            if served.refuses and self.path.startswith(served.refuses):
+            if served.refuses and (self.path.startswith(served.refuses) or served.refuses in json.dumps(body)):
                 return self.answer({"error": {"message": "told to refuse"}}, 500)
             if (done := served.obey(self.path, body)) is not None:
                 return self.act(body, "hang up") if served.sick else self.answer(done[1], done[0])
@@ -148,9 +152,12 @@ def server(
             if isinstance(does, int):
                 return self.answer({"error": {"message": f"told to say {does}"}}, does)
             if does is None:
-                spans = served.spans(body["sampling_params"]["max_tokens"], pace)
+                spans = served.spans(body["sampling_params"]["max_tokens"], pace, self.gone)
                 does = reply_to(body, renderer, weight_versions=spans)
             return self.answer(does)
+
+        def gone(self):
+            return bool(select.select([self.connection], [], [], 0)[0])  # nobody says more than one thing at a time
 
         def answer(self, content, status=200):
             served.left += not self.send(status, content)

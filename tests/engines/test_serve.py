@@ -222,6 +222,22 @@ def test_a_server_that_dies_is_started_again_some_times(model, tmp_path, serving
 
 
 @pytest.mark.slow
+def test_a_start_that_fails_is_not_the_last(model, tmp_path, serving):
+    """It was ready once, so what keeps it from starting again may pass."""
+    starts = tmp_path / "starts"
+    starts.touch()
+    counted = f"open({str(starts)!r}, 'a').write('x')\nif open({str(starts)!r}).read() == 'xx': sys.exit(3)"
+    python = python_that(tmp_path, f"{counted}\n{ANSWERS}")
+    process = serving(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log", "--restarts", "2")
+    os.killpg(ready(process), signal.SIGKILL)
+    pid = ready(process)
+    assert starts.read_text() == "xxx"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) in (0, 130)
+    assert not group_of(pid)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_outlives_its_server(tmp_path, serving):
     """The real server is killed in the middle of a step; it is started again, and the run ends as if nothing had been.

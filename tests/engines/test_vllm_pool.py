@@ -19,6 +19,7 @@ from saccade.ledger import Ledger, Picture
 from saccade.model.backbone import Backbone
 from saccade.testing import PaintedMedia
 from saccade.types import Message, Sampling, Stop
+from saccade.waiting import PausableClock
 
 pytestmark = pytest.mark.slow  # together some twenty seconds, most of it in servers that are slow on purpose
 
@@ -298,6 +299,57 @@ def test_a_run_waits_for_a_server_and_goes_on(backbone, caplog):
     assert "answers again; the run goes on" in caplog.text
 
 
+def test_a_server_that_is_lost_is_told_of(backbone, caplog):
+    renderer = backbone.renderer
+
+    async def body(one, other):
+        async with engine_of(backbone, one.url, other.url) as engine:
+            await engine.generate(prompt(renderer, "warm"), sampling_of(renderer))
+            while len(engine._pool.up) < 2:
+                await asyncio.sleep(0.01)
+            one.sick = True
+            for number in range(8):
+                await engine.generate(prompt(renderer, f"{number}"), sampling_of(renderer))
+            assert [each.url for each in engine._pool.up] == [other.url]
+            one.sick = False
+            while len(engine._pool.up) < 2:
+                await asyncio.sleep(0.01)
+
+    with server(renderer) as one, server(renderer) as other:
+        asyncio.run(body(one, other))
+    assert caplog.text.count(f"{one.url} is out (") == 1
+    assert "; 1 of 2 go on" in caplog.text
+    assert f"{one.url} answers again" in caplog.text
+
+
+def test_an_attempt_is_not_charged_for_a_server_that_is_away(backbone):
+    renderer, clock = backbone.renderer, PausableClock()
+
+    async def body(served):
+        async with engine_of(backbone, served.url, retries=8) as engine:
+            await engine.generate(prompt(renderer, "before"), sampling_of(renderer))
+            served.sick = True
+            asyncio.get_running_loop().call_later(1.0, setattr, served, "sick", False)
+            begun = time.monotonic()
+            async with clock.timeout_at(clock.time() + 0.5):
+                said = await engine.generate(prompt(renderer, "during"), sampling_of(renderer))
+            return said, time.monotonic() - begun
+
+    with server(renderer) as served:
+        said, took = asyncio.run(body(served))
+    assert said.tokens
+    assert took >= 1.0
+
+
+def test_a_server_that_is_named_twice_is_one(backbone):
+    async def body(url):
+        async with engine_of(backbone, url, f"{url}/") as engine:
+            return len(engine._pool.servers)
+
+    with server(backbone.renderer) as served:
+        assert asyncio.run(body(served.url)) == 1
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
@@ -418,7 +470,7 @@ def test_it_is_quiet_when_replies_have_ended_and_until_the_block_does(backbone):
             early = asyncio.create_task(ask("early"))
             while not engine._pool.servers[0].load:
                 await asyncio.sleep(0.001)
-            async with asyncio.timeout(10), engine._pool.quiet():
+            async with asyncio.timeout(10), engine._pool.quiet(5.0):
                 assert seen == ["warm", "early"], "a reply was still under way"
                 late = asyncio.create_task(ask("late"))
                 await asyncio.sleep(0.3)

@@ -1,6 +1,7 @@
 """New weights for servers that are in the middle of a reply: it goes on, or it ends first; nothing is mixed up."""
 
 import asyncio
+import time
 
 import pytest
 from generate_server import RESETS, server
@@ -178,3 +179,54 @@ def test_a_server_that_can_not_take_weights_is_given_them_again_and_its_replies_
         said = asyncio.run(body(served))
     assert set(said.versions) == {1, 2}
     assert len(said.versions) == 20
+
+
+def test_a_reply_that_takes_too_long_begins_anew_with_the_new_weights(backbone, engine_at, caplog):
+    """Whoever learns doesn't wait for the longest reply, nor do those whose next reply waits for the weights."""
+    renderer = backbone.renderer
+
+    async def body(served):
+        engine = engine_at(served, pause="wait", drain=0.3)
+        await engine.publish(None, 1)
+        long, short = Sampling(max_tokens=100), Sampling(max_tokens=5)
+        tasks = [asyncio.create_task(engine.generate(prompt(renderer), each)) for each in (long, short)]
+        while served.open < 2:
+            await asyncio.sleep(0.001)
+        begun = time.monotonic()
+        await engine.publish(None, 2)
+        took = time.monotonic() - begun
+        said = await asyncio.gather(*tasks)
+        await engine.close()
+        return took, said
+
+    with server(renderer, pace=0.02) as served:
+        took, (long, short) = asyncio.run(body(served))
+    assert 0.3 <= took < 1.5
+    assert (short.version, short.versions) == (1, ())
+    assert (long.version, long.versions, len(long.tokens)) == (2, (), 100)
+    assert len(served.bodies) == 3
+    assert "1 replies had not ended 0.3 seconds later" in caplog.text
+
+
+def test_weights_that_no_server_can_take_are_taken_back(backbone, engine_at):
+    """The run stops; its servers don't stand still, and have the weights of before."""
+    renderer = backbone.renderer
+
+    async def body(served):
+        engine = engine_at(served, patience=3.0)
+        await engine.publish(None, 1)
+        served.refuses = "saccade-2-"
+        with pytest.raises(BrokenEngineError, match=r"no vLLM server could be used for 3 seconds .*told to refuse"):
+            await engine.publish(None, 2)
+        found = engine.version, served.paused, served.label
+        while not engine._pool.up:
+            await asyncio.sleep(0.01)
+        said = await engine.generate(prompt(renderer), Sampling(max_tokens=3))
+        await engine.close()
+        return found, said
+
+    with server(renderer) as served:
+        (version, paused, label), said = asyncio.run(body(served))
+    assert (version, paused) == (1, False)
+    assert label.startswith("saccade-1-")
+    assert (said.version, said.versions) == (1, ())

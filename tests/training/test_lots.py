@@ -224,6 +224,9 @@ def test_attempts_that_had_ended_are_not_cancelled_with_their_group(home):
     places = (place, *[each for each in range(12) if each != place][:3])
     lot, _ = lot_of(replace(stage, engine=engine), home, Prompts(cursor=12, front=places))
     assert (lot.measured["groups/cancelled"], lot.measured["episodes/cancelled"]) == (1.0, 1.0)
+    assert lot.measured["episodes/discarded"] == 1.0
+    kept = sum(member.episode.usage.sampled_tokens for group in lot.kept for member in group.members)
+    assert lot.tokens > kept, "what had been sampled for the attempt that ended is not counted"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from training_cases import Recorder, equal, turns, weights, with_score
 
 from saccade.algorithms.advantages import credit
 from saccade.config import Advantage
-from saccade.errors import DataError, EngineError
+from saccade.errors import BrokenEngineError, DataError, EngineError
 from saccade.training import checkpoint, rl
 from saccade.training import learn as learn_module
 from saccade.training.credit import samples_of
@@ -161,6 +161,24 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(home, schooled, whole
     resumed = spread(home.stage(weights=last.folder if last else schooled))
     assert home.rl(resumed, tmp_path) == rows[saved:]
     assert equal(weights(resumed), weights(stage))
+
+
+def test_an_engine_that_fails_loses_no_finished_step(home, schooled, whole, tmp_path):
+    """Between two checkpoints no server is left: what was learned until then is kept, and gone on from."""
+
+    class Failing(Recorder):
+        async def generate(self, ledger, sampling):
+            if self.version == 3:
+                raise BrokenEngineError("no server could be used")
+            return await super().generate(ledger, sampling)
+
+    _, rows, _ = whole
+    failing = spread(home.stage(weights=schooled))
+    with pytest.raises(BrokenEngineError, match="no server"):
+        home.rl(replace(failing, engine=Failing(failing.engine)), tmp_path)
+    last = checkpoint.newest(tmp_path)
+    assert last.step == 3
+    assert home.rl(spread(home.stage(weights=last.folder)), tmp_path) == rows[3:]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
@@ -349,7 +367,7 @@ REPORTED = """
     sampled_tokens entropy grad_norm approx_kl clip_fraction logprob_gap_mean logprob_gap_max importance_mean
     importance_max importance_truncated staleness_mean staleness_max punished groups/kept groups/dropped/ends
     groups/dropped/survivors groups/dropped/spread groups/dropped/target groups/cancelled episodes/cancelled ungraded
-    episodes/restarted tokens_lost rounds lr loss tokens trained_tokens
+    episodes/discarded episodes/restarted tokens_lost rounds lr loss tokens trained_tokens
 """
 
 

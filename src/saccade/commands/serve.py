@@ -60,13 +60,20 @@ def serve(
     for left in range(restarts, -1, -1):
         if not wanted.model.is_dir():
             raise EngineError(f"{wanted.model} is gone, so it can't be served again: serve a copy of a checkpoint")
-        with Process(wanted, log.absolute()) as process:
-            _await(process, seconds)
-            say(out, f"Ready: {wanted.url} serves {wanted.model} (pid {process.pid}); Ctrl-C stops it", style="bold")
-            say(out, f"A recipe uses it with engine.name=vllm 'engine.settings.servers=[\"{wanted.url}\"]'")
-            code = process.wait()
+        try:
+            with Process(wanted, log.absolute()) as process:
+                _await(process, seconds)
+                say(
+                    out, f"Ready: {wanted.url} serves {wanted.model} (pid {process.pid}); Ctrl-C stops it", style="bold"
+                )
+                say(out, f"A recipe uses it with engine.name=vllm 'engine.settings.servers=[\"{wanted.url}\"]'")
+                ended = f"vLLM ended with exit code {process.wait()}: {process.last_words()}"
+        except EngineError as error:
+            if left in (0, restarts):  # what never was ready will not be
+                raise
+            ended = str(error)
         again = f"it is started again ({left} more times)" if left else f"see {log}"
-        say(out, f"vLLM ended with exit code {code}: {process.last_words()}; {again}")
+        say(out, f"{ended}; {again}")
     raise EngineError(f"vLLM ended {restarts + 1} times; see {log}")
 
 

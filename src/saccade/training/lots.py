@@ -11,11 +11,12 @@ what it costs is rolling the group out anew, and what it saves is the prompt, wh
 
 With `overlaunch` above 1 a round begins more groups than it waits for. The last to end are cancelled, whole: a step
 doesn't wait for its slowest conversation. Long attempts are then learned from less often than short ones. Attempts of
-such a group that had ended are lost with it, but not counted as cancelled.
+such a group that had ended are lost with it; they are counted apart from those that are cancelled, and so are their
+tokens. How much had been sampled of the others only the engine knew.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from saccade.types import Episode, Group, Task, seed_of
 from saccade.waiting import together, until
 
 Seen = Callable[[int, Sequence[Group]], None]
+Ended = defaultdict[int, list[Episode]]  # by place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ async def draw_lot(
     settings = stage.recipe.rl
     found: dict[int, Group] = {}
     late: list[int] = []
-    ended: Counter[int] = Counter()
+    ended: Ended = defaultdict(list)
     wanted, rounds, chosen = settings.prompts, 0, select([], settings.select, target=settings.prompts)
     while chosen.missing and rounds < settings.select.max_rounds:
         awaited, begun = settings.select.launched(wanted)
@@ -88,10 +90,15 @@ async def draw_lot(
         seen(number, groups)
     if settings.select.spare == "requeue":
         prompts = prompts.again([*_places_of(chosen.spare, found), *late])
-    unfinished = sum(settings.group - ended[place] for place in late)
-    cancelled = {"groups/cancelled": float(len(late)), "episodes/cancelled": float(unfinished)}
+    lost = [episode for place in late for episode in ended[place]]
+    cancelled = {
+        "groups/cancelled": float(len(late)),
+        "episodes/cancelled": float(settings.group * len(late) - len(lost)),
+        "episodes/discarded": float(len(lost)),
+    }
     measured = {**step_metrics(groups), **_selection(chosen), **cancelled, "rounds": float(rounds)}
-    tokens = sum(member.episode.usage.sampled_tokens for group in groups for member in group.members)
+    lost += [member.episode for group in groups for member in group.members]
+    tokens = sum(episode.usage.sampled_tokens for episode in lost)
     return Lot(number=number, kept=chosen.kept, missing=chosen.missing, tokens=tokens, measured=measured), prompts
 
 
@@ -104,11 +111,11 @@ async def roll_out(
     earlier: Collection[int] = (),
     enough: int | None = None,
     run: Run = run_episode,
-    ended: Counter[int] | None = None,
+    ended: Ended | None = None,
 ) -> dict[int, Group]:
     """A group per place, for step `number`, in the order of the places; `earlier` are those it rolled out before.
 
-    Once `enough` of them have ended (None: all) the others are cancelled. `ended` counts the attempts that end, by
+    Once `enough` of them have ended (None: all) the others are cancelled. `ended` keeps the attempts that end, by
     place. Each prompt has the frame budget of its own epoch. A task that is drawn again in the same step is attempted
     with other seeds than the first time.
     """
@@ -127,8 +134,8 @@ async def roll_out(
         if len(found) == enough:
             full.set()
 
-    counts = Counter() if ended is None else ended
-    rolling = [_part(stage, tasks, part, number, *key, keep, run, counts) for key, part in parts.items()]
+    attempts: Ended = defaultdict(list) if ended is None else ended
+    rolling = [_part(stage, tasks, part, number, *key, keep, run, attempts) for key, part in parts.items()]
     await until(full, together(rolling))
     return {place: found[place] for place in places if place in found}
 
@@ -142,7 +149,7 @@ async def _part(
     again: int,
     keep: Callable[[int, Group], None],
     run: Run,
-    ended: Counter[int],
+    ended: Ended,
 ) -> None:
     """The groups of places of one epoch whose tasks differ, each drawn for the `again`-th time in this step."""
     settings, seed, budgets = stage.recipe.rl, stage.recipe.seed, stage.recipe.gating.frames
@@ -151,7 +158,7 @@ async def _part(
 
     async def watched(task: Task, agent: Agent, ctx: Context) -> Episode:
         episode = await run(task, agent, ctx)
-        ended[place_of[task.digest]] += 1
+        ended[place_of[task.digest]].append(episode)
         return episode
 
     await collect(

@@ -29,7 +29,7 @@ from saccade.algorithms.advantages import anchor_credit, credit, is_punished, pu
 from saccade.algorithms.select import forgiven
 from saccade.config import Recipe
 from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
-from saccade.errors import ConfigError, DataError, RunError, boundary
+from saccade.errors import ConfigError, DataError, RunError, SaccadeError, boundary
 from saccade.protocols import Engine
 from saccade.rollouts.renewal import Renewal
 from saccade.rollouts.stage import Stage
@@ -92,7 +92,11 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             optimizer.begin(at.done)
             sampled = ahead.tokens
             clock.begin()
-            lot = await ahead.take()
+            try:
+                lot = await ahead.take()
+            except SaccadeError:  # such as no server for as long as the engine is patient
+                save_unsaved(folder, stage, optimizer, at)
+                raise
             clock.lap("rollout")
             if lot.missing and settings.select.on_short == "stop":
                 save_unsaved(folder, stage, optimizer, at)

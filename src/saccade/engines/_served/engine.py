@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ import torch
 from saccade.engines._distribution import check_neutral
 from saccade.engines._served import files, greeting, wire
 from saccade.engines._served.pool import Pool
-from saccade.engines._served.server import Dialect, Orders, Pause, Server, Trouble, check_servers
+from saccade.engines._served.server import Cut, Dialect, Orders, Pause, Server, Trouble, check_servers
 from saccade.engines._served.transfer import Sender, Transfer, orders_for
 from saccade.engines._served.visit import visit
 from saccade.engines._served.weights import Make, Weights
@@ -32,7 +31,6 @@ from saccade.protocols import MediaLibrary, Needs
 from saccade.sections import Positive, Share, Whole
 from saccade.types import Completion, Sampling
 
-_ANY = ""  # no group's key
 _logger = logging.getLogger("saccade")
 
 
@@ -43,9 +41,10 @@ class Served:
     no server may be up before the run stops, `wait` the first pause before a server is asked again. `transfer` is
     how new weights are handed over: as "files", in a `folder` that the servers see, too ("": memory), or from GPU to
     GPU ("nccl"; not run on GPUs yet; "gloo" is the same between CPUs, for servers of one's own that know it). `pause`
-    is what replies under way do then: "wait": end first; "keep": go on with the new weights. `top_p`, `top_k` (0: all)
-    and `repetition_penalty` are for evaluation: publishing, and so training, refuses them. `parity` compares a
-    server's weights with the backbone's when it is first met; after new weights that is always done.
+    is what replies under way do then: "wait": end first, or begin anew with the new weights where they would take
+    longer than `drain` seconds; "keep": go on with the new weights. `top_p`, `top_k` (0: all) and
+    `repetition_penalty` are for evaluation: publishing, and so training, refuses them. `parity` compares a server's
+    weights with the backbone's when it is first met; after new weights that is always done.
     """
 
     own_weights = True
@@ -74,6 +73,7 @@ class Served:
         transfer: Transfer = "files",
         folder: str = "",
         pause: Pause = "wait",
+        drain: Positive = 60.0,
         top_p: Share = 1.0,
         top_k: Whole = 0,
         repetition_penalty: Positive = 1.0,
@@ -89,10 +89,9 @@ class Served:
         if orders is not None and folder:
             raise ConfigError("engine.settings.folder is for transfer=files; leave out one of the two")
         self._sender = Sender(backbone, orders, transfer, pause, seconds) if orders and transfer != "files" else None
-        written: Make = partial(files.write, backbone, folder, pause)
-        make = self._sender.edition if self._sender else written
-        self._weights = Weights(make, self._parity, pause)
-        found = [Server(url, seconds, self.dialect) for url in dict.fromkeys(servers)]
+        make: Make = self._sender.edition if self._sender else files.Writer(backbone, folder, pause).write
+        self._weights = Weights(make, self._parity, pause, drain)
+        found = [Server(url, seconds, self.dialect) for url in dict.fromkeys(each.rstrip("/") for each in servers)]
         self._pool = Pool(found, self._greet, patience=patience, wait=wait)
 
     @property
@@ -111,16 +110,20 @@ class Served:
         urls = [self._urls(picture) for picture in ledger.pictures()]
         body = self.dialect.request(ledger, sampling, urls=urls, forbidden=forbidden, filters=self._filters)
         group, started = ledger.fork(1).keys()[0], time.perf_counter()
-        for attempt in range(self._retries + 1):
+        failed = 0
+        while True:
             try:
                 async with self._pool.lend(group) as server:
                     server.check_room(len(ledger) + sampling.max_tokens)
                     said = await server.post(self.dialect.GENERATE, body)
                     return wire.completion(said, ledger, sampling, server=server, seconds=time.perf_counter() - started)
+            except Cut:  # at most once for each new version
+                continue
             except Trouble as error:
-                why = str(error)
-            await asyncio.sleep(self._wait * 2**attempt if attempt < self._retries else 0)
-        raise EngineError(f"{why} ({self._retries + 1} attempts)")
+                failed += 1
+                if failed > self._retries:
+                    raise EngineError(f"{error} ({failed} attempts)") from error
+            await asyncio.sleep(self._wait * 2 ** (failed - 1))
 
     async def _greet(self, server: Server) -> None:
         await greeting.look(server, self._renderer)
@@ -149,8 +152,6 @@ class Served:
         if weights is not None:
             self._backbone.model.load_state_dict(weights)
         await self._weights.publish(self._pool, version)
-        async with self._pool.lend(_ANY):
-            return  # one is up, and has them
 
     async def close(self) -> None:
         """Stop; what is in flight fails. The servers go on, with the weights that they have."""

@@ -30,22 +30,30 @@ class Files:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def write(backbone: Backbone, place: str, pause: Pause, version: int, label: str) -> Files:
-    """Write the backbone's weights as safetensors into a folder of their own in `place`.
+class Writer:
+    """Writes the backbone's weights as safetensors, each time into a folder of their own in `place`.
 
     "" is memory where the system offers some that has room for them twice (the old ones stay until the new are taken),
-    else the folder for temporary files. Raises EngineError where there is no room.
+    else the folder for temporary files: for all of them where it is for the first.
     """
-    size = sum(each.nbytes for each in backbone.model.state_dict().values())
-    with boundary(EngineError, "the weights can't be written for the servers; name a folder with room for them"):
-        folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=place or _roomy(2 * size)))
-        edition = Files(version=version, label=label, folder=folder, pause=pause)
-        try:
-            backbone.save(folder)
-        except BaseException:
-            edition.drop()
-            raise
-    return edition
+
+    def __init__(self, backbone: Backbone, place: str, pause: Pause) -> None:
+        self._backbone, self._place, self._pause = backbone, place, pause
+
+    def write(self, version: int, label: str) -> Files:
+        """An edition of the weights as they are. Raises EngineError where there is no room."""
+        with boundary(EngineError, "the weights can't be written for the servers; name a folder with room for them"):
+            if not self._place:
+                size = sum(each.nbytes for each in self._backbone.model.state_dict().values())
+                self._place = str(_roomy(2 * size) or tempfile.gettempdir())
+            folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=self._place))
+            edition = Files(version=version, label=label, folder=folder, pause=self._pause)
+            try:
+                self._backbone.save(folder)
+            except BaseException:
+                edition.drop()
+                raise
+        return edition
 
 
 def _roomy(size: int) -> Path | None:

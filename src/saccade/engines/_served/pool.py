@@ -7,7 +7,8 @@
                           └── news <── revive: one task per server that is down: greet it, wait, greet it again …
 
 Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. New weights shut them;
-whoever wants it `quiet` waits for the replies under way besides. Nobody who has a server waits for doors, so all end.
+whoever wants it `quiet` waits for the replies under way besides, and gives those up that take too long. Nobody who has
+a server waits for doors, so all end. What waits for news isn't charged for it: an attempt has as long as before.
 Only a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model).
 Revive tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is
 broken and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
@@ -18,9 +19,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from saccade.engines._served.server import Busy, Server, Trouble
+from saccade.engines._served.server import Busy, Cut, Server, Trouble
 from saccade.errors import BrokenEngineError, SaccadeError, boundary
 from saccade.media.cache import Lru
+from saccade.waiting import uncharged
 
 _LONGEST = 15.0  # seconds between two greetings
 _STICKY = 65536  # groups whose server is remembered
@@ -44,6 +46,8 @@ class Pool:
         self._broken: BrokenEngineError | None = None
         self._dark_since: float | None = None
         self._told = False
+        self._missed: set[Server] = set()
+        self._limits: set[asyncio.Timeout] = set()  # of the requests under way
         self._words = self.servers[0].dialect.WORDS
 
     @property
@@ -56,13 +60,22 @@ class Pool:
         """A server for a request of the group `key`, counted against its load inside; with Trouble it is lost.
 
         A request that began before the server was greeted anew says nothing of how it is now. Raises BrokenEngineError
-        where no server was up for `patience` seconds, or one can't be used at all.
+        where no server was up for `patience` seconds, or one can't be used at all, Cut where others want it `quiet`.
         """
         server = await self._choose(key)
         server.load += 1
         known = server.greeted
         try:
-            yield server
+            async with asyncio.timeout(None) as limit:
+                self._limits.add(limit)
+                try:
+                    yield server
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Cut from None
         except Busy:
             raise
         except Trouble as error:
@@ -84,13 +97,25 @@ class Pool:
             self._doors.set()
 
     @contextlib.asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
-        """No request is under way inside: those that were have ended, new ones wait until the block does."""
+    async def quiet(self, seconds: float) -> AsyncIterator[None]:
+        """No request is under way inside: those that were have ended, or were cut after so many seconds; new ones wait
+        until the block ends.
+        """
         async with self.shut():
-            while self._load:
-                self._idle.clear()
-                await self._idle.wait()
+            late = asyncio.get_running_loop().call_later(seconds, self._cut, seconds)
+            try:
+                while self._load:
+                    self._idle.clear()
+                    await self._idle.wait()
+            finally:
+                late.cancel()
             yield
+
+    def _cut(self, seconds: float) -> None:
+        count, now = len(self._limits), asyncio.get_running_loop().time()
+        _logger.warning("%d replies had not ended %g seconds later; they begin anew with new weights", count, seconds)
+        for limit in self._limits:
+            limit.reschedule(now)
 
     @property
     def _load(self) -> int:
@@ -98,9 +123,12 @@ class Pool:
 
     def lose(self, server: Server, why: str) -> None:
         """Use a server no more until it was greeted anew; whoever is in the middle of a request there finds out."""
-        server.up, server.reason = False, why
+        known, server.up, server.reason = server.up, False, why
         if self._broken is not None:
             return
+        if known and self.up:  # where none is, `_tell` says so
+            self._missed.add(server)
+            _logger.warning("%s is out (%s); %d of %d go on", server.url, why, len(self.up), len(self.servers))
         task = self._tasks.get(server)
         if task is None or task.done():
             self._tasks[server] = asyncio.create_task(self._revive(server))
@@ -115,17 +143,22 @@ class Pool:
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, key: str) -> Server:
+    async def any_up(self) -> list[Server]:
+        """The servers that are up, of which there is one at least. Raises BrokenEngineError; see `lend`."""
         for server in self.servers if not self._tasks else ():
             self.lose(server, server.reason)
         while True:
-            while not self._doors.is_set():  # they may be shut again before whoever was woken goes on
-                await self._doors.wait()
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
             if up := self.up:
-                break
+                return up
             await self._wait_for_news()
+
+    async def _choose(self, key: str) -> Server:
+        up = await self.any_up()
+        while not self._doors.is_set():  # they may be shut again before whoever was woken goes on
+            await self._doors.wait()
+            up = await self.any_up()
         home = self._homes.get(key)
         if home is None or not home.up:  # the prefix cache of its home is gone with it
             home = min(up, key=lambda server: server.load)
@@ -138,8 +171,9 @@ class Pool:
             self._dark_since = clock()
         left = self._dark_since + self._patience - clock()
         try:
-            async with asyncio.timeout(max(left, 0.0)):
-                await news.wait()
+            with uncharged():
+                async with asyncio.timeout(max(left, 0.0)):
+                    await news.wait()
         except TimeoutError:
             raise BrokenEngineError(
                 f"no {self._words.name} server could be used for {self._patience:g} seconds ({self._reasons()}); "
@@ -164,9 +198,10 @@ class Pool:
             self._break(error if isinstance(error, BrokenEngineError) else BrokenEngineError(str(error)))
             return
         server.up, server.greeted, self._dark_since = True, server.greeted + 1, None
-        if self._told:
+        if self._told or server in self._missed:
             _logger.warning("%s answers again; the run goes on", server.url)
             self._told = False
+            self._missed.discard(server)
         self._spread()
 
     async def _greeted(self, server: Server) -> bool:

@@ -14,7 +14,7 @@ from saccade.protocols import Renderer
 from saccade.types import Sampling
 
 Pause = Literal["keep", "wait"]  # what becomes of replies under way when new weights come: they go on, or end first
-_BUSY = frozenset({408, 425, 429, 503})
+_BUSY = frozenset({408, 425, 429})  # not 503: a proxy says so where there is no server behind it
 
 
 class Trouble(Exception):
@@ -23,6 +23,10 @@ class Trouble(Exception):
 
 class Busy(Trouble):
     """The server is well and has too much to do."""
+
+
+class Cut(Exception):
+    """The reply was given up so that new weights could come; with them it may begin anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from saccade.engines._served.server import Dialect, Orders, Server, Trouble, che
 from saccade.errors import EngineError, SaccadeError
 from saccade.protocols import Needs
 
-_SECONDS = 20.0  # for each answer
+_SECONDS = 60.0  # for each answer: the first that a server gives takes longest
 _NOTES = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
@@ -52,7 +52,8 @@ async def _about(server: Server, needs: Needs, orders: Orders | None) -> str:
         return f"{seen}; there is no model here to compare it with"
     await greeting.look(server, needs.renderer)
     await greeting.listen(server, needs.renderer)
-    return f"{seen}; whether its weights are the model's is compared when a run begins"
+    elsewhere = "" if _config(Path(name)) else "its config doesn't lie here, so that it can't be compared; "
+    return f"{seen}; {elsewhere}whether its weights are the model's is compared when a run begins"
 
 
 def _differences(served: Path, model: Path) -> Iterator[str]:

@@ -4,15 +4,17 @@
                                                │
     a server that comes back ──give──> the same ──> is the edition still the current one? if not, again ──> up
 
-Publishing waits for the servers that are up and for nobody else. A server that is being greeted meanwhile finds at the
-end that its edition is no longer the current one, and takes that: nothing happens between this look and its being up.
+Publishing waits for the servers that are up and, where none of them took the weights, for one that does. A server that
+is being greeted meanwhile finds at the end that its edition is no longer the current one, and takes that: nothing
+happens between this look and its being up.
 
-A reply under way ends first ("wait"), or is kept by its server ("keep"), which stands still while it takes the weights,
-empties its caches, and then reads the reply so far anew: what comes next is sampled as if the new weights had read all
-of it, and each token has the label of its own. A reply with tokens of an edition that was taken back is thrown away:
-its label is unknown.
+A reply under way ends first ("wait"; one that takes too long begins anew with the new weights), or is kept by its
+server ("keep"), which stands still while it takes the weights, empties its caches, and then reads the reply so far
+anew: what comes next is sampled as if the new weights had read all of it, and each token has the label of its own. A
+reply with tokens of an edition that was taken back is thrown away: its label is unknown.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Protocol
@@ -42,16 +44,19 @@ class Edition(Protocol):
 
 
 Make = Callable[[int, str], Edition]
+_BACK_SECONDS = 60.0  # in which a server that was lost must have taken the old weights again
 
 
 class Weights:
     """What is published: the current edition, and how servers come by it.
 
     `make` makes an edition of a version, under a label, from the weights as they are; EngineError where it can't.
+    Where replies end first they have `drain` seconds for it.
     """
 
-    def __init__(self, make: Make, parity: Parity, pause: Pause) -> None:
-        self._make, self._parity, self._pause = make, parity, pause
+    def __init__(self, make: Make, parity: Parity, pause: Pause, drain: float) -> None:
+        self._make, self._parity, self._pause, self._drain = make, parity, pause, drain
+        self._one_at_a_time: dict[Server, asyncio.Lock] = {}
         self._versions: dict[str, int] = {}  # of every label that was published: a reply may have begun long ago
         self.current: Edition | None = None
 
@@ -61,29 +66,32 @@ class Weights:
         return self.current.version if self.current else 0
 
     async def publish(self, pool: Pool, version: int) -> None:
-        """Give every server that is up the backbone's weights, or none of them.
+        """Give every server that is up the backbone's weights, or none of them; one has them on return.
 
-        Where a server samples from others than the trainer's afterwards, all go back to those of before, and
-        BrokenEngineError is raised; without any before they are used no more. New requests wait meanwhile. Replies
-        under way go on afterwards, each token with its version, or end first, by the setting `pause`.
+        Where a server samples from others than the trainer's afterwards, or no server could take them while the pool
+        was patient, all go back to those of before, and BrokenEngineError is raised; without any before they are used
+        no more. New requests wait meanwhile. Replies under way go on afterwards, each token with its version, or end
+        first, by the setting `pause`.
         """
-        async with pool.shut() if self._pause == "keep" else pool.quiet():
+        async with pool.shut() if self._pause == "keep" else pool.quiet(self._drain):
             await self._publish(pool, version)
 
     async def _publish(self, pool: Pool, version: int) -> None:
         # A label that no other run has: whoever else publishes to the server is found out.
         old, new = self.current, self._make(version, f"saccade-{version}-{secrets.token_hex(4)}")
         self.current, self._versions[new.label] = new, version
+        asked = pool.up
         try:
-            for server in pool.up:
+            for server in asked:
                 await self._take(pool, server, new)
                 if server.up:
                     await self._compare(pool, server, new)
+            await pool.any_up()
         except BaseException:  # cancelled halfway, too: no server may keep what others don't have
             self.current = old
             del self._versions[new.label]
             new.drop()
-            for server in pool.up:
+            for server in dict.fromkeys((*pool.up, *asked)):
                 await self._go_back(pool, server, old)
             raise
         if old is not None:
@@ -97,8 +105,9 @@ class Weights:
         return edition
 
     async def _load(self, server: Server, edition: Edition) -> None:
-        server.versions = self._versions
-        await edition.load(server)
+        async with self._one_at_a_time.setdefault(server, asyncio.Lock()):
+            server.versions = self._versions
+            await edition.load(server)
 
     async def _take(self, pool: Pool, server: Server, edition: Edition) -> None:
         try:
@@ -110,9 +119,13 @@ class Weights:
         try:
             if old is None:
                 raise Trouble("it has weights that were taken back")
-            await self._load(server, old)
+            # One that was lost may hang; if not, it shall not be left standing still, or with new weights.
+            async with asyncio.timeout(None if server.up else _BACK_SECONDS):
+                await self._load(server, old)
         except (Trouble, EngineError) as error:
             pool.lose(server, str(error))
+        except TimeoutError:
+            pool.lose(server, f"it did not take the weights of before within {_BACK_SECONDS:g} seconds")
 
     async def _compare(self, pool: Pool, server: Server, edition: Edition) -> None:
         try:

@@ -23,8 +23,7 @@ def demo(task: Task, *, look: Look = phrases.zooming) -> Demo:
     seen = [cards[place] for place in task.extras["looks"]]
     thoughts = [phrases.spots(cards, side), *(phrases.LOOK for _ in _turns(seen)[1:])]
     replies = [
-        look(thought, [card.box for card in some], side)
-        for thought, some in zip(thoughts, _turns(seen), strict=False)
+        look(thought, [card.box for card in some], side) for thought, some in zip(thoughts, _turns(seen), strict=False)
     ]
     think = phrases.sees(seen) if seen else thoughts[0]
     return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
