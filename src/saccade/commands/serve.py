@@ -77,8 +77,10 @@ def serve(
     raise EngineError(f"vLLM ended {restarts + 1} times; see {log}")
 
 
-def _await(process: Any, seconds: float) -> None:
+def _await(process: Any, wanted: Any, seconds: float) -> None:
     begun = time.monotonic()
     with progress("seconds", int(seconds)) as advance:
         for words in process.ready(seconds):
             advance(int(time.monotonic() - begun), words[:100])
+    say(out, f"Ready: {wanted.url} serves {wanted.model} (pid {process.pid}); Ctrl-C stops it", style="bold")
+    say(out, f"A recipe uses it with engine.name=vllm 'engine.settings.servers=[\"{wanted.url}\"]'")
