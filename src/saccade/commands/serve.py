@@ -62,11 +62,7 @@ def serve(
             raise EngineError(f"{wanted.model} is gone, so it can't be served again: serve a copy of a checkpoint")
         try:
             with Process(wanted, log.absolute()) as process:
-                _await(process, seconds)
-                say(
-                    out, f"Ready: {wanted.url} serves {wanted.model} (pid {process.pid}); Ctrl-C stops it", style="bold"
-                )
-                say(out, f"A recipe uses it with engine.name=vllm 'engine.settings.servers=[\"{wanted.url}\"]'")
+                _await(process, wanted, seconds)
                 ended = f"vLLM ended with exit code {process.wait()}: {process.last_words()}"
         except EngineError as error:
             if left in (0, restarts):  # what never was ready will not be
