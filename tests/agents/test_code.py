@@ -1,6 +1,7 @@
 """The code agent: real pictures and clips, a jailed interpreter, what it shows, and how episodes end."""
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import replace
@@ -291,6 +292,23 @@ def test_settings_are_checked_before_anything_runs():
             plugins.bind("agents", "code", wrong)
     both = {"python": {"isolation": "strict"}, "crop_video": None}
     plugins.bind("agents", "code", {"tools": both, "video": "overview+runtime", "max_turns": 30})
+
+
+@pytest.mark.slow
+def test_python_and_crop_video_in_one_episode(renderer, files):
+    """Code looks for a place, a sub-agent looks there; each in its own form of call."""
+    asked = {"start_time": 0, "end_time": 4, "question": "Which colour?"}
+    crop = f"<tool_call>{json.dumps({'name': 'crop_video', 'arguments': asked})}</tool_call>"
+    tools = {"python": PYTHON, "crop_video": {"pixels": (256, 1024)}}
+    replies = (block("print(len(video_clue_0))"), crop, "<answer>black</answer>", ANSWER)
+    episode = attempt(renderer, task(files, "clip.mp4"), *replies, tools=tools)
+    assert (episode.end, len(episode.turns), len(episode.children)) == (End.ANSWERED, 3, 1)
+    code_result, crop_result = episode.results
+    assert (code_result.text, code_result.ok) == ("32", True)
+    assert crop_result.ok
+    assert "black" in crop_result.text
+    assert episode.children[0].ledger.pictures()
+    assert '"crop_video"' in prompt(renderer, episode)
 
 
 def test_the_interpreters_words():

@@ -48,6 +48,9 @@ async def code(
 ) -> Episode:
     """Attempt a task with at most `max_turns` turns of `max_calls` code blocks; further blocks of a turn are refused.
 
+    The published environment runs the last block of a turn, or a fence outside of one; here nothing is passed over in
+    silence, and a fence alone is text.
+
     Still pictures are shown and can be processed. Of a video the prompt holds size, length and rate alone (`runtime`)
     or frames as well (`overview+runtime`: `overview_frames`, or `ctx.frames`); those are named and bound like images.
     Subtitles stand beside frames, as in `parallel`; where there are none, all of them, thinned to `subtitle_tokens`.
