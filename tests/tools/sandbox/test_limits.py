@@ -213,6 +213,38 @@ def test_what_rests_can_sleep_on_be_cancelled_and_be_closed(server, monkeypatch)
     assert asleep.seconds < 2  # it rested for a part of its sleep
 
 
+NAMES = [b"\xff\xfe", b") R 1 1 1 1", b"a\nThreads:\t1\nb"]  # a guest may call itself anything
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_that_a_cell_gives_itself_frees_it_of_its_limit(server, monkeypatch, name):
+    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+    hostile = (
+        f"import ctypes, time\nfor _ in range(10**6): ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); time.sleep(0.001)"
+    )
+
+    async def body():
+        async with contextlib.AsyncExitStack() as stack:
+            boxes = [await stack.enter_async_context(Sandbox.open(SHORT, host=server)) for _ in range(2)]
+            cells = [hostile, "import time; time.sleep(1); print('fine')"]
+            async with asyncio.timeout(30):
+                return await asyncio.gather(*(box.run(cell) for box, cell in zip(boxes, cells, strict=True)))
+
+    bad, good = asyncio.run(body())
+    assert (bad.fault, bad.kept, bad.error) == (Fault.TIMEOUT, True, KEPT)
+    assert (good.error, good.text) == (None, "fine\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_are_counted_under_any_name(servers, name):
+    code = f"import ctypes, threading, time; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)\n"
+    code += "for _ in range(60): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
+    outcome = ended(servers("namespaces", "own user"), code, Limits(seconds=20, threads=32))
+    assert (outcome.fault, outcome.kept) == (Fault.THREADS, False)
+
+
 WAKER = """
 import ctypes, signal
 signal.signal(signal.SIGCONT, lambda *_: None)

@@ -182,10 +182,11 @@ class Call:
 
     def pause(self) -> None:
         """Rest until `resume`: the time until then isn't charged."""
-        self._cancel(self._lapse)
-        self._cancel(self._expire)
-        self._paused, self._spent = time.monotonic(), self.guest.spent()
+        self._spent = self.guest.spent()
         self.guest.signal(signal.SIGSTOP)
+        self._paused = time.monotonic()
+        self._cancel(self._lapse)  # last: no failure leaves a cell running without its clock
+        self._cancel(self._expire)
 
     def resume(self) -> None:
         """Go on."""
