@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from sandbox_cases import PATIENT, make_clip, pixels, play
+from sandbox_cases import PATIENT, SHADE, make_clip, pixels, play
 
 from saccade.tools._sandbox import server as server_module
 from saccade.tools._sandbox.client import Sandbox
@@ -475,6 +475,26 @@ def test_ends_are_told_apart(server, code, detail):
     outcome = ended(server, f"import os; {code}")
     assert detail in outcome.error
     assert outcome.error.endswith(f"and it was restarted. {AGAIN}")
+
+
+@pytest.mark.slow
+def test_threads_that_read_frames_when_a_cell_ends_go_on_in_the_next(server, tmp_path):
+    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+    begin = "from concurrent.futures import ThreadPoolExecutor as T\nt = T(8); asked = []"
+    ask = "asked += [t.submit(video_clue_0.__getitem__, n) for n in range(60)]"
+    last = f"print([round(f.result().mean() / {SHADE}) for f in asked] == list(range(60)) * 20)"
+    outcomes = play(server, begin, *[ask] * 20, last, media=media)
+    assert [outcome.error for outcome in outcomes] == [None] * 22
+    assert outcomes[-1].text == "True\n"
+
+
+@pytest.mark.slow
+def test_a_runaway_whose_threads_read_frames_is_stopped(server, tmp_path):
+    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+    code = "import threading\ndef f():\n    while True:\n        try: video_clue_0.get_batch(range(60))\n        except RuntimeError: pass\n"
+    code += "for _ in range(8): threading.Thread(target=f, daemon=True).start()\nwhile True: pass"
+    outcome = ended(server, code, media=media)
+    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
 
 
 @pytest.mark.slow
