@@ -4,12 +4,14 @@
 import asyncio
 import contextlib
 import platform
+import threading
 import time
 
 import numpy as np
 import pytest
 from sandbox_cases import PATIENT, SHADE, make_clip, pixels, play
 
+from saccade.tools._sandbox import films
 from saccade.tools._sandbox import server as server_module
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.limits import AGAIN, Fault, Limits, bytes_more
@@ -495,6 +497,50 @@ def test_a_runaway_whose_threads_read_frames_is_stopped(server, tmp_path):
     code += "for _ in range(8): threading.Thread(target=f, daemon=True).start()\nwhile True: pass"
     outcome = ended(server, code, media=media)
     assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
+
+
+def without_decoders(server, folder, *cells, limits, seconds=60):
+    """The outcomes of cells, the first of them run while nobody's request for frames is attended to, at most so long."""
+    done, media = threading.Event(), (Media(path=make_clip(folder / "clip.mp4")),)
+
+    async def body():
+        async with Sandbox.open(limits, media=media, host=server) as box:
+            for _ in range(films.pool()._max_workers):
+                films.pool().submit(done.wait, seconds)
+            first = await box.run(cells[0])
+            queued = films.pool()._work_queue.qsize()
+            done.set()
+            return queued, [first, *[await box.run(cell) for cell in cells[1:]]]
+
+    try:
+        return asyncio.run(body())
+    finally:
+        done.set()
+
+
+@pytest.mark.slow
+def test_requests_after_the_limit_are_not_even_queued(server, tmp_path):
+    code = "n = 0\nwhile True:\n    try: video_clue_0[0]\n    except: n += 1; print(n)"
+    queued, (outcome,) = without_decoders(server, tmp_path, code, limits=Limits(seconds=0.2, grace=1))
+    assert outcome.fault is Fault.TIMEOUT
+    assert outcome.text.startswith("1\n2\n3\n")
+    assert queued <= 1
+
+
+@pytest.mark.slow
+def test_waiting_for_a_decoder_is_not_charged(server, tmp_path):
+    cells = ["len(video_clue_0)", "print(len(video_clue_0))"]
+    _, (first, second) = without_decoders(server, tmp_path, *cells, limits=SHORT, seconds=4)
+    assert (first.error, second.text) == (None, "60\n")
+    assert first.seconds < 2
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_decoder_for_ever(server, tmp_path):
+    cells = ["x = 5; video_clue_0[0]", "print(x)"]
+    queued, (outcome, after) = without_decoders(server, tmp_path, *cells, limits=Limits(seconds=0.5))
+    assert (outcome.fault, outcome.kept, after.text) == (Fault.TIMEOUT, True, "5\n")
+    assert queued <= 1
 
 
 @pytest.mark.slow
