@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from sandbox_cases import PATIENT, SHADE, make_clip, pixels, play
 
-from saccade.tools._sandbox import films
+from saccade.tools._sandbox import call, films
+from saccade.tools._sandbox import limits as limits_module
 from saccade.tools._sandbox import server as server_module
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.limits import AGAIN, Fault, Limits, bytes_more
@@ -471,7 +472,13 @@ def test_pictures_survive_the_loss_of_their_interpreter(server):
 
 @pytest.mark.parametrize(
     ("code", "detail"),
-    [("os._exit(7)", "exit code 7"), ("os.abort()", "abort"), ("os.kill(os.getpid(), 14)", "signal SIGALRM")],
+    [
+        ("os._exit(7)", "exit code 7"),
+        ("os.abort()", "abort"),
+        ("os.kill(os.getpid(), 14)", "signal SIGALRM"),
+        ("os.kill(os.getpid(), 40)", "signal 40"),
+        ("os.kill(os.getpid(), 9)", "was killed, by its own code or because the machine had no memory left,"),
+    ],
 )
 def test_ends_are_told_apart(server, code, detail):
     outcome = ended(server, f"import os; {code}")
@@ -499,6 +506,22 @@ def test_a_runaway_whose_threads_read_frames_is_stopped(server, tmp_path):
     assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
 
 
+BROKEN_FIGURES = [
+    "plt.title(r'$\\frac{1$'); plt.show()",
+    "f = plt.figure(); f.text(0, 0, r'$\\frac{1$'); f.show()",
+    "class F(type(plt.figure())):\n    def draw(self, renderer):\n        while True: pass\nplt.close(); plt.figure(FigureClass=F); plt.show()",
+]
+
+
+@pytest.mark.parametrize(
+    "code", [BROKEN_FIGURES[0], BROKEN_FIGURES[1], pytest.param(BROKEN_FIGURES[2], marks=pytest.mark.slow)]
+)
+def test_a_figure_that_cannot_be_drawn_is_not_in_the_way_of_others(server, code):
+    bad, good = play(server, code, "plt.figure(figsize=(3, 2)); plt.plot([1]); plt.show()", limits=SHORT)
+    assert (bad.fault in (Fault.RAISED, Fault.TIMEOUT), bad.kept) == (True, True)
+    assert (good.error, [(shown.width, shown.height) for shown in good.pictures]) == (None, [(300, 200)])
+
+
 def without_decoders(server, folder, *cells, limits, seconds=60):
     """The outcomes of cells, the first of them run while nobody's request for frames is attended to, at most so long."""
     done, media = threading.Event(), (Media(path=make_clip(folder / "clip.mp4")),)
@@ -516,6 +539,14 @@ def without_decoders(server, folder, *cells, limits, seconds=60):
         return asyncio.run(body())
     finally:
         done.set()
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_every_signal_is_told(number):
+    fault, detail = call.ended(number)
+    assert fault in (Fault.CRASHED, Fault.CPU, Fault.KILLED)
+    assert bool(detail) == (fault is Fault.CRASHED)
+    assert limits_module.restarted(fault, SHORT, detail).endswith(f"and it was restarted. {AGAIN}")
 
 
 @pytest.mark.slow

@@ -306,18 +306,21 @@ def ended(status: int, *, spent: bool = False) -> tuple[Fault, str]:
 
     >>> ended(3 << 8)
     (<Fault.EXITED: 'exited'>, 'exit code 3')
+    >>> ended(40)
+    (<Fault.CRASHED: 'crashed'>, 'signal 40')
     """
     code = os.waitstatus_to_exitcode(status)
     if code == BROKEN:
         return Fault.BROKEN, ""
     if code >= 0:
         return Fault.EXITED, f"exit code {code}"
-    number = signal.Signals(-code)
-    if number is signal.SIGXCPU or (number is signal.SIGKILL and spent):  # it may ignore the former
+    number = -code
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and spent):  # it may ignore the former
         return Fault.CPU, ""
-    if number is signal.SIGKILL:  # not by its host: the kernel, for want of memory
-        return Fault.MEMORY, ""
-    return Fault.CRASHED, _SIGNALS.get(number, f"signal {number.name}")
+    if number == signal.SIGKILL:  # not by its host: by itself, or by the kernel for want of memory
+        return Fault.KILLED, ""
+    named = number in set(signal.Signals)  # those for the program's own use have no names
+    return Fault.CRASHED, _SIGNALS.get(number, f"signal {signal.Signals(number).name if named else number}")
 
 
 def _answered(film: Film, width: int, height: int, numbers: list[int]) -> list[Any]:
