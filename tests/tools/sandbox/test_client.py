@@ -16,6 +16,8 @@ from PIL import Image
 from sandbox_cases import PATIENT, play
 
 from saccade.errors import ConfigError, MediaError, SandboxError
+from saccade.media.cache import Lru
+from saccade.tools._sandbox import films
 from saccade.tools._sandbox import server as server_module
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.limits import Fault, Limits
@@ -319,6 +321,17 @@ def test_many_pictures_leave_room_for_files(any_server, tmp_path):
     (outcome,) = play(any_server, cell, media=media)
     assert (outcome.error, outcome.text) == (None, f"{[*range(40), *range(210)]}\n")
     assert descriptors() <= before + 212  # files are held for a while, for the others of a group
+
+
+def test_pictures_that_are_held_for_others_leave_descriptors_to_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(films, "_stills", Lru(films._SHARED_BYTES))
+    monkeypatch.setattr(films, "_MOST_STILLS", 16)
+    before = descriptors()
+    for number in range(40):
+        path = tmp_path / f"{number}.png"
+        Image.new("RGB", (3, 2), (number, 0, 0)).save(path)
+        assert films.still(str(path), "image_clue_0").pixels()[0] == number
+    assert descriptors() <= before + 16
 
 
 def test_a_picture_is_read_by_many_at_once(server, tmp_path):
