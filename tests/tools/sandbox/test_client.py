@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -561,6 +562,49 @@ def test_libraries_may_lie_in_the_temporary_folder(server):
         command = [sys.executable, "-c", ELSEWHERE, cases, repr(server.report.walls)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(place)})
     assert done.stdout.splitlines()[:2] == ["True", "7 ['x']"], done.stderr
+
+
+INSTALLED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import saccade
+from sandbox_cases import said
+from saccade.tools._sandbox.server import Server
+server = Server.start(without=tuple(sys.argv[2:]))
+print(saccade.__file__)
+print(said(server, CELL))
+server.close()
+"""
+SPY = """
+import glob, importlib, os, special
+os.makedirs('a/b'); open('a/c', 'w').write('7'); os.rename('a/c', 'a/b/c')
+found, place = [special.x, int(open('a/b/c').read())], os.path.dirname(special.__file__)
+for path in (place, os.path.realpath(place)):
+    for file in glob.glob(path + '/saccade/**/*.*', recursive=True):
+        try: found.append(open(file).read())
+        except OSError: pass
+for name in ('saccade.data.world', 'saccade.cli'):
+    try: importlib.import_module(name); found.append(name)
+    except (ImportError, OSError): pass
+print(found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [(), ("namespaces",), ("Landlock",), ("namespaces", "own user")])
+def test_a_package_that_is_installed_is_read_no_more_than_one_that_is_not(without):
+    """It may lie beside the libraries; with what made the world's data, a guest could make its labels anew."""
+    with tempfile.TemporaryDirectory(prefix="saccade-test-") as folder:
+        place = Path(folder) / "real" / "site-packages"
+        shutil.copytree(Path(films.__file__).parents[2], place / "saccade", ignore=shutil.ignore_patterns("*.pyc"))
+        (place / "special.py").write_text("x = 5")
+        Path(folder).chmod(0o755)
+        (Path(folder) / "link").symlink_to("real")
+        path = str(Path(folder) / "link" / "site-packages")
+        script = INSTALLED.replace("CELL", repr(SPY))
+        command = [sys.executable, "-c", script, str(Path(__file__).parent), *without]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout.splitlines()[:2] == [f"{path}/saccade/__init__.py", "[5, 7]"], done.stderr
 
 
 def test_the_report_says_what_each_layer_means(server):
