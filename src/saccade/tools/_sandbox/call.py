@@ -41,7 +41,7 @@ _FAULTS = {
     Verdict.INTERRUPTED: Fault.TIMEOUT,
     Verdict.MEMORY: Fault.MEMORY,
 }
-_SIGNALS = {
+_SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
     signal.SIGFPE: "arithmetic fault",
