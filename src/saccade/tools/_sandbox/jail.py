@@ -98,7 +98,7 @@ def libraries() -> tuple[str, ...]:
 def sources(readable: Iterable[str]) -> tuple[str, ...]:
     """The folders of this package among those places: with what lies there, a guest could make labels anew."""
     package = Path(__file__).parents[2]
-    folders = {os.path.realpath(each) for each in (package, *(f"{path}/{package.name}" for path in sys.path))}
+    folders = {os.path.realpath(each) for each in (str(package), *(f"{path}/{package.name}" for path in sys.path))}
     places = [os.path.realpath(place) for place in readable]
     return tuple(each for each in folders if os.path.isdir(each) and any(within(each, place) for place in places))
 
