@@ -497,6 +497,16 @@ def test_threads_that_read_frames_when_a_cell_ends_go_on_in_the_next(server, tmp
     assert outcomes[-1].text == "True\n"
 
 
+def test_threads_show_no_more_pictures_than_are_left(server):
+    code = "import threading\npicture, wait = Image.new('RGB', (300, 300)), threading.Barrier(16)\ndef f():\n    wait.wait()\n    for _ in range(5): picture.show()\n"
+    code += (
+        "t = [threading.Thread(target=f) for _ in range(16)]\nfor each in t: each.start()\nfor each in t: each.join()"
+    )
+    (outcome,) = play(server, code, limits=Limits(seconds=60, pictures=30))
+    assert (outcome.error, len(outcome.pictures)) == (None, 30)
+    assert outcome.text == "[50 further images not shown, limit 30]\n"
+
+
 @pytest.mark.slow
 def test_a_runaway_whose_threads_read_frames_is_stopped(server, tmp_path):
     media = (Media(path=make_clip(tmp_path / "clip.mp4")),)

@@ -280,10 +280,10 @@ class Guest:
 
     def _hang(self, picture: Image.Image) -> None:
         """Send a picture that was shown; from here on it is a variable too."""
-        if self._left <= 0:
-            self._refused += 1
-            return
         with self._undisturbed():
+            if self._left <= 0:
+                self._refused += 1
+                return
             self._send(Kind.SHOWN, *picture.size, payload=picture.tobytes())
             self.space[f"image_clue_{self._next}"] = picture
             self._next, self._left = self._next + 1, self._left - 1
