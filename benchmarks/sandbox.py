@@ -33,6 +33,7 @@ import numpy as np
 from _common import machine, parser, show
 from PIL import Image
 
+from saccade.data.world.film import write_clip
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.limits import Fault, Limits, Outcome
 from saccade.tools._sandbox.server import Server
@@ -44,6 +45,7 @@ from matplotlib import pyplot as plt  # before the fork, which so has it already
 Row = dict[str, Any]
 PLOT = "plt.figure(figsize=(6.4, 4.8)); plt.plot([1, 2, 3]); plt.title('a'); plt.show()"
 SHOW = "image_clue_0.show()"
+FRAME = "Image.fromarray(video_clue_0[7]).show()"
 CELL, LIMIT = "s = sum(range(1000))", 1.0  # of a crowd: what is called, and seconds for it
 HOSTILE = (
     "while True: pass",
@@ -389,14 +391,32 @@ def host_death(rounds: int) -> Row:
 
 
 async def soak(server: Server, episodes: int, *, seed: int = 0, at_once: int = 8) -> dict[str, float]:
-    """Episodes of five calls, one call in ten hostile: what has grown from the first tenth to the end."""
-    draw, places = random.Random(seed), asyncio.Semaphore(at_once)
-    limits = Limits(seconds=0.5, grace=0.5, memory_mib=256, pictures=8)
-    plans = [[draw.choice(HOSTILE) if draw.random() < 0.1 else PLOT for _ in range(5)] for _ in range(episodes)]
+    """Episodes of five calls, one call in ten hostile: what has grown from the first tenth to the end.
 
-    async def episode(cells: Sequence[str]) -> int:
-        async with places, Sandbox.open(limits, host=server) as box:
-            return len([await box.run(cell) for cell in cells])
+    `calls` are counted from the beginning, and `frames` of their video that they showed. Each episode has a picture of
+    its own, and a file with a picture and a video in common with all.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        picture, clip = Path(folder) / "picture.png", Path(folder) / "clip.mp4"
+        Image.new("RGB", (64, 48)).save(picture)
+        write_clip(clip, (np.full((48, 64, 3), 8 * number, np.uint8) for number in range(16)), 4)
+        media = [Media(path=str(picture), kind=MediaKind.IMAGE), Media(path=str(clip), kind=MediaKind.VIDEO)]
+        return await _soaked(server, episodes, media, random.Random(seed), asyncio.Semaphore(at_once))
+
+
+async def _soaked(
+    server: Server, episodes: int, media: Sequence[Media], draw: random.Random, places: asyncio.Semaphore
+) -> dict[str, float]:
+    limits = Limits(seconds=0.5, grace=0.5, memory_mib=256, pictures=8)
+    harmless = (PLOT, SHOW, FRAME)
+    plans = [[draw.choice(HOSTILE if draw.random() < 0.1 else harmless) for _ in range(5)] for _ in range(episodes)]
+
+    async def episode(cells: Sequence[str]) -> np.ndarray:
+        own = Image.new("RGB", (48, 64))
+        async with places, Sandbox.open(limits, media=[own, *media], host=server) as box:
+            outcomes = [await box.run(cell) for cell in cells]
+        shown = [bool(outcome.pictures) for outcome, cell in zip(outcomes, cells, strict=True) if cell == FRAME]
+        return np.array([len(outcomes), sum(shown)])
 
     [zygote] = children(server.process.pid)
 
@@ -416,11 +436,12 @@ async def soak(server: Server, episodes: int, *, seed: int = 0, at_once: int = 8
         }
 
     first = max(1, episodes // 10)
-    calls = sum(await asyncio.gather(*(episode(plan) for plan in plans[:first])))
+    done = await asyncio.gather(*(episode(plan) for plan in plans[:first]))
     before = await state()
-    calls += sum(await asyncio.gather(*(episode(plan) for plan in plans[first:])))
+    done += await asyncio.gather(*(episode(plan) for plan in plans[first:]))
     after = await state()
-    return {"calls": calls, **{name: after[name] - before[name] for name in after}}
+    calls, frames = (int(count) for count in np.sum(done, axis=0))
+    return {"calls": calls, "frames": frames, **{name: after[name] - before[name] for name in after}}
 
 
 async def measure(chosen: Any, media: Sequence[Media], picture: np.ndarray) -> list[Row]:

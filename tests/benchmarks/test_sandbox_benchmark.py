@@ -47,6 +47,7 @@ def test_a_soak_leaves_nothing_behind(sandbox, without):
     grown = asyncio.run(sandbox.soak(server, 12))
     server.close()
     assert grown["calls"] == 5 * 12
+    assert grown["frames"] > 0
     assert (grown["guests"], grown["descriptors"], grown["folders"]) == (0, 0, 0)
     assert grown["host MB"] < 200
     assert grown["zygote MB"] < 20

@@ -27,7 +27,8 @@ breach(ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffe
     "memory by brk": "_libc.sbrk.restype=ctypes.c_void_p; breach(_libc.sbrk(ctypes.c_long(1<<38)) not in (None, 2**64-1))",
     "a stack of a terabyte": "threading.stack_size(1<<40); t=threading.Thread(target=int); t.start(); breach()",
     "timers without number": "n=0\nwhile n < 5000 and sysc(222, 1, None, ctypes.create_string_buffer(8)) == 0: n += 1\nbreach(n if n >= 5000 else 0)",
-    "the trainer's root": "breach(os.listdir('/proc/{host}/root')); breach(os.listdir('/proc/1/cwd'))",
+    "the trainer's root": "breach(os.listdir('/proc/{host}/root'))",
+    "the first process's folder": "breach(os.listdir('/proc/1/cwd'))",
     "the trainer's descriptors": "breach(open('/proc/{host}/fd/0', 'rb'))",
     "threads of the trainer": "breach(os.listdir('/proc/{host}/task'))",
     "a lease": "import fcntl; open('a','w').close(); fd=os.open('a', os.O_RDONLY); fcntl.fcntl(fd, 1024, 1); breach()",
@@ -42,7 +43,8 @@ breach(ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffe
     "a pipe with a name": "os.mkfifo('p'); breach()",
     "a socket with a name of its own": "s=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]; s.bind('s'); breach()",
     "more processors": "os.sched_setaffinity(0, range(os.cpu_count())); breach()",
-    "a quieter end": "open('/proc/self/oom_score_adj','w').write('-1000'); breach(); breach(os.open('/proc/self/coredump_filter', os.O_WRONLY))",
+    "a quieter end": "open('/proc/self/oom_score_adj','w').write('-1000'); breach()",
+    "a fuller dump": "breach(os.open('/proc/self/coredump_filter', os.O_WRONLY))",
     "groups of processes": "os.makedirs('/sys/fs/cgroup/mine'); breach()",
     "names that are no text": """
 os.mkdir(b'\\xff\\xfe'); os.mkdir(b'a\\nb'); os.mkdir('x' * 255); os.symlink('/' * 4000, 'l'); open(b'\\xff\\xfe/\\x80', 'w').write('x' * 9999)

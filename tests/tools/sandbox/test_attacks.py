@@ -1,5 +1,6 @@
 """Attacks: none gets out, none reaches the trainer, and the sandbox works on after each of them."""
 
+import ast
 import json
 import os
 import secrets
@@ -150,3 +151,18 @@ def test_an_ordinary_user_is_as_safe(outside, refused):
 
 def test_there_are_enough_attacks():
     assert len(SIMPLE) + len(OWN) + len(PROTOCOL) >= 60
+
+
+NEVER_RAISE = {"breach", "sysc", "create_string_buffer", "prctl", "fileno"}  # whatever the kernel says
+
+
+def called(statement):
+    return {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(statement) if isinstance(node, ast.Call)}
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_every_part_of_an_attack_is_tried(outside, name):
+    """What can raise may do so once: nothing after it would be tried."""
+    statements = ast.parse(SIMPLE[name].format(**outside.names)).body
+    attempts = [called(each) for each in statements if "breach" in called(each)]
+    assert all(each <= NEVER_RAISE for each in attempts[:-1]), attempts

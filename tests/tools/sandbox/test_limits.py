@@ -4,12 +4,15 @@
 import asyncio
 import contextlib
 import platform
+import threading
 import time
 
 import numpy as np
 import pytest
-from sandbox_cases import PATIENT, make_clip, pixels, play
+from sandbox_cases import PATIENT, SHADE, make_clip, pixels, play
 
+from saccade.tools._sandbox import call, films
+from saccade.tools._sandbox import limits as limits_module
 from saccade.tools._sandbox import server as server_module
 from saccade.tools._sandbox.client import Sandbox
 from saccade.tools._sandbox.limits import AGAIN, Fault, Limits, bytes_more
@@ -211,6 +214,38 @@ def test_what_rests_can_sleep_on_be_cancelled_and_be_closed(server, monkeypatch)
     assert again.text == "False\n"
     assert asleep.text == "slept\n"
     assert asleep.seconds < 2  # it rested for a part of its sleep
+
+
+NAMES = [b"\xff\xfe", b") R 1 1 1 1", b"a\nThreads:\t1\nb"]  # a guest may call itself anything
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_that_a_cell_gives_itself_frees_it_of_its_limit(server, monkeypatch, name):
+    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+    hostile = (
+        f"import ctypes, time\nfor _ in range(10**6): ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); time.sleep(0.001)"
+    )
+
+    async def body():
+        async with contextlib.AsyncExitStack() as stack:
+            boxes = [await stack.enter_async_context(Sandbox.open(SHORT, host=server)) for _ in range(2)]
+            cells = [hostile, "import time; time.sleep(1); print('fine')"]
+            async with asyncio.timeout(30):
+                return await asyncio.gather(*(box.run(cell) for box, cell in zip(boxes, cells, strict=True)))
+
+    bad, good = asyncio.run(body())
+    assert (bad.fault, bad.kept, bad.error) == (Fault.TIMEOUT, True, KEPT)
+    assert (good.error, good.text) == (None, "fine\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_are_counted_under_any_name(servers, name):
+    code = f"import ctypes, threading, time; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)\n"
+    code += "for _ in range(60): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
+    outcome = ended(servers("namespaces", "own user"), code, Limits(seconds=20, threads=32))
+    assert (outcome.fault, outcome.kept) == (Fault.THREADS, False)
 
 
 WAKER = """
@@ -437,12 +472,116 @@ def test_pictures_survive_the_loss_of_their_interpreter(server):
 
 @pytest.mark.parametrize(
     ("code", "detail"),
-    [("os._exit(7)", "exit code 7"), ("os.abort()", "abort"), ("os.kill(os.getpid(), 14)", "signal SIGALRM")],
+    [
+        ("os._exit(7)", "exit code 7"),
+        ("os.abort()", "abort"),
+        ("os.kill(os.getpid(), 14)", "signal SIGALRM"),
+        ("os.kill(os.getpid(), 40)", "signal 40"),
+        ("os.kill(os.getpid(), 9)", "was killed, by its own code or because the machine had no memory left,"),
+    ],
 )
 def test_ends_are_told_apart(server, code, detail):
     outcome = ended(server, f"import os; {code}")
     assert detail in outcome.error
     assert outcome.error.endswith(f"and it was restarted. {AGAIN}")
+
+
+@pytest.mark.slow
+def test_threads_that_read_frames_when_a_cell_ends_go_on_in_the_next(server, tmp_path):
+    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+    begin = "from concurrent.futures import ThreadPoolExecutor as T\nt = T(8); asked = []"
+    ask = "asked += [t.submit(video_clue_0.__getitem__, n) for n in range(60)]"
+    last = f"print([round(f.result().mean() / {SHADE}) for f in asked] == list(range(60)) * 20)"
+    outcomes = play(server, begin, *[ask] * 20, last, media=media)
+    assert [outcome.error for outcome in outcomes] == [None] * 22
+    assert outcomes[-1].text == "True\n"
+
+
+def test_threads_show_no_more_pictures_than_are_left(server):
+    code = "import threading\npicture, wait = Image.new('RGB', (300, 300)), threading.Barrier(16)\ndef f():\n    wait.wait()\n    for _ in range(5): picture.show()\n"
+    code += (
+        "t = [threading.Thread(target=f) for _ in range(16)]\nfor each in t: each.start()\nfor each in t: each.join()"
+    )
+    (outcome,) = play(server, code, limits=Limits(seconds=60, pictures=30))
+    assert (outcome.error, len(outcome.pictures)) == (None, 30)
+    assert outcome.text == "[50 further images not shown, limit 30]\n"
+
+
+@pytest.mark.slow
+def test_a_runaway_whose_threads_read_frames_is_stopped(server, tmp_path):
+    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+    code = "import threading\ndef f():\n    while True:\n        try: video_clue_0.get_batch(range(60))\n        except RuntimeError: pass\n"
+    code += "for _ in range(8): threading.Thread(target=f, daemon=True).start()\nwhile True: pass"
+    outcome = ended(server, code, media=media)
+    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
+
+
+BROKEN_FIGURES = [
+    "plt.title(r'$\\frac{1$'); plt.show()",
+    "f = plt.figure(); f.text(0, 0, r'$\\frac{1$'); f.show()",
+    "class F(type(plt.figure())):\n    def draw(self, renderer):\n        while True: pass\nplt.close(); plt.figure(FigureClass=F); plt.show()",
+]
+
+
+@pytest.mark.parametrize(
+    "code", [BROKEN_FIGURES[0], BROKEN_FIGURES[1], pytest.param(BROKEN_FIGURES[2], marks=pytest.mark.slow)]
+)
+def test_a_figure_that_cannot_be_drawn_is_not_in_the_way_of_others(server, code):
+    bad, good = play(server, code, "plt.figure(figsize=(3, 2)); plt.plot([1]); plt.show()", limits=SHORT)
+    assert (bad.fault in (Fault.RAISED, Fault.TIMEOUT), bad.kept) == (True, True)
+    assert (good.error, [(shown.width, shown.height) for shown in good.pictures]) == (None, [(300, 200)])
+
+
+def without_decoders(server, folder, *cells, limits, seconds=60):
+    """The outcomes of cells, the first of them run while nobody's request for frames is attended to, at most so long."""
+    done, media = threading.Event(), (Media(path=make_clip(folder / "clip.mp4")),)
+
+    async def body():
+        async with Sandbox.open(limits, media=media, host=server) as box:
+            for _ in range(films.pool()._max_workers):
+                films.pool().submit(done.wait, seconds)
+            first = await box.run(cells[0])
+            queued = films.pool()._work_queue.qsize()
+            done.set()
+            return queued, [first, *[await box.run(cell) for cell in cells[1:]]]
+
+    try:
+        return asyncio.run(body())
+    finally:
+        done.set()
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_every_signal_is_told(number):
+    fault, detail = call.ended(number)
+    assert fault in (Fault.CRASHED, Fault.CPU, Fault.KILLED)
+    assert bool(detail) == (fault is Fault.CRASHED)
+    assert limits_module.restarted(fault, SHORT, detail).endswith(f"and it was restarted. {AGAIN}")
+
+
+@pytest.mark.slow
+def test_requests_after_the_limit_are_not_even_queued(server, tmp_path):
+    code = "n = 0\nwhile True:\n    try: video_clue_0[0]\n    except: n += 1; print(n)"
+    queued, (outcome,) = without_decoders(server, tmp_path, code, limits=Limits(seconds=0.2, grace=1))
+    assert outcome.fault is Fault.TIMEOUT
+    assert outcome.text.startswith("1\n2\n3\n")
+    assert queued <= 1
+
+
+@pytest.mark.slow
+def test_waiting_for_a_decoder_is_not_charged(server, tmp_path):
+    cells = ["len(video_clue_0)", "print(len(video_clue_0))"]
+    _, (first, second) = without_decoders(server, tmp_path, *cells, limits=SHORT, seconds=4)
+    assert (first.error, second.text) == (None, "60\n")
+    assert first.seconds < 2
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_decoder_for_ever(server, tmp_path):
+    cells = ["x = 5; video_clue_0[0]", "print(x)"]
+    queued, (outcome, after) = without_decoders(server, tmp_path, *cells, limits=Limits(seconds=0.5))
+    assert (outcome.fault, outcome.kept, after.text) == (Fault.TIMEOUT, True, "5\n")
+    assert queued <= 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 import asyncio
 import random
 
+import pytest
+
 from saccade.tools._sandbox.turns import Turn, Turns
 
 
@@ -127,6 +129,29 @@ def test_who_gives_up_waiting_takes_no_place():
         assert await settled(last) == [True]
         assert last.cancelled()
         assert await settled(asyncio.ensure_future(begun(turns))) == [True]
+
+    asyncio.run(body())
+
+
+def test_a_cell_that_cannot_be_paused_keeps_its_place_and_no_other():
+    class Stubborn(Recorded):
+        def pause(self):
+            raise ValueError("no")
+
+    async def body():
+        turns = Turns(1, 1)
+        first, cell = await begun(turns)
+        first.lapse(cell)
+        second, stubborn = (await begun(turns))[0], Stubborn()
+        with pytest.raises(ValueError, match="no"):
+            second.lapse(stubborn)
+        later = [asyncio.ensure_future(begun(turns)) for _ in range(2)]
+        assert await settled(*later) == [False, False]
+        await ended(second)
+        await ended(first)
+        assert await settled(*later) == [True, False]
+        await ended((await later[0])[0])
+        await ended((await later[1])[0])
 
     asyncio.run(body())
 

@@ -4,7 +4,8 @@
        └─ _attend  to what isn't over at once:
            ├─ Printed  is taken out of its pipe on the loop, all the time
            ├─ _lapse   again and again: a cell that runs on gives way to others, and may be paused for them
-           ├─ _expire  at the limit -> _stop: SIGUSR1, again and again; after the grace SIGKILL, and the line ends
+           ├─ _expire  looks at its clock (clock.py) twice a second, and at the limit
+           │    └─ _stop: SIGUSR1, again and again; after the grace SIGKILL, and the line ends
            └─ _look    every quarter of a second: threads and files, where the kernel doesn't count them
 
 Between calls a guest is stopped (SIGSTOP): its threads can't run, print or write while the model thinks. It is woken
@@ -21,6 +22,7 @@ from typing import Any
 
 from saccade.errors import MediaError, SandboxError
 from saccade.tools._sandbox import films, limits, scratch
+from saccade.tools._sandbox.clock import Clock
 from saccade.tools._sandbox.films import Film
 from saccade.tools._sandbox.limits import Fault, Limits, Outcome, Shown
 from saccade.tools._sandbox.printed import Printed
@@ -29,18 +31,17 @@ from saccade.tools._sandbox.turns import Turn
 from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, BreachError, Head, Kind, Verdict, checked
 
 AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
+BEAT_SECONDS = 0.5  # between two looks at the clock
 SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
 SHORT_SECONDS, LONG_SECONDS = 0.05, 0.5  # until others may want a short cell's place, and a long one's
 AWAKE_SECONDS = 0.03  # on processors while paused: it has a timer that wakes it, and is charged for the pause
-STILL_SECONDS = 2.0  # behind its time: whoever keeps the clock stood still meanwhile, as by Ctrl-Z
-LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
 _FAULTS = {
     Verdict.FINE: None,
     Verdict.RAISED: Fault.RAISED,
     Verdict.INTERRUPTED: Fault.TIMEOUT,
     Verdict.MEMORY: Fault.MEMORY,
 }
-_SIGNALS = {
+_SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
     signal.SIGFPE: "arithmetic fault",
@@ -69,16 +70,12 @@ class Call:
     over: bool = False
     _late: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-    _begun: float = field(default_factory=time.monotonic)
-    _due: float = 0.0  # when it shall be stopped
-    _paused: float | None = None  # since when
-    _waited: float = 0.0  # seconds for a processor, before anybody attended to it
+    _clock: Clock = field(init=False)
+    _heard_out: bool = False
     _spent: float = 0.0  # seconds on processors, before it was paused
 
-    @property
-    def seconds(self) -> float:
-        """How long it has run, pauses left out."""
-        return (time.monotonic() if self._paused is None else self._paused) - self._begun
+    def __post_init__(self) -> None:
+        self._clock = Clock(self.limits.seconds)
 
     async def make(self, source: str, before: Sequence[bytes] = ()) -> Outcome:
         """Run the source and say what came of it; `before` are messages to send first.
@@ -99,10 +96,10 @@ class Call:
                 timer.cancel()
             printed.hush()
         if self.lost:
-            return await self._farewell(printed, self.seconds)
+            return await self._farewell(printed, self._clock.seconds)
         self.guest.signal(signal.SIGSTOP)
         printed.empty()
-        return self._outcome(printed, self.seconds, verdict, error)
+        return self._outcome(printed, self._clock.seconds, verdict, error)
 
     async def _exchange(self, source: str, before: Sequence[bytes], printed: Printed) -> tuple[Verdict, str]:
         line, payload = self.guest.line, source.encode("utf-8", "replace")
@@ -142,16 +139,30 @@ class Call:
                 self.pictures.append(Shown(name=name, width=head.a, height=head.b, rgb=payload))
 
     async def _serve(self, head: Head, payload: bytes) -> None:
-        """Answer a request for frames, or for the facts of a video; at the limit, refuse at once."""
-        loop, film = asyncio.get_running_loop(), self.films[head.a]
+        """Answer a request for frames, or for the facts of a video; after the limit, refuse."""
         numbers = memoryview(payload).cast("I").tolist()
-        work = loop.run_in_executor(films.pool(), _answer, film, head.b, head.c, numbers)
-        late = loop.create_task(self._late.wait())
-        either: list[asyncio.Future[Any]] = [work, late]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        late.cancel()
-        for part in work.result() if work.done() else _refusal("stopped"):
+        parts = await self._answer(head, numbers) if not self._late.is_set() else _refusal("stopped")
+        for part in parts:
             await self.guest.line.send(part)
+
+    async def _answer(self, head: Head, numbers: list[int]) -> list[Any]:
+        """A decoder's answer, as parts to be sent. To wait for a decoder isn't charged; at the limit, nobody waits."""
+        loop, film = asyncio.get_running_loop(), self.films[head.a]
+
+        def answer() -> list[Any]:
+            self._clock.serve()
+            return _answered(film, head.b, head.c, numbers)
+
+        self._clock.ask()
+        work, late = loop.run_in_executor(films.pool(), answer), loop.create_task(self._late.wait())
+        either: list[asyncio.Future[Any]] = [work, late]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else _refusal("stopped")
+        finally:
+            self._clock.serve()
+            for part in either:
+                part.cancel()
 
     # ---- the clock ---------------------------------------------------------------------------------------------------
 
@@ -165,14 +176,14 @@ class Call:
 
     def _attend(self, printed: Printed) -> None:
         printed.listen()
-        self._waited = self.guest.waited()
+        self._clock.begin(self._behind(self._attend), self.guest.waited())
         self._run_on(SHORT_SECONDS - SOON_SECONDS)
         if self.count_threads or self.guest.folder:
             self._after(LOOK_SECONDS, self._look)
 
     def _run_on(self, seconds: float) -> None:
         """Let it run for so many more seconds before others may want its place."""
-        self._expire_after(self.limits.seconds - self.seconds)
+        self._expire_after(self._clock.lacking)
         if self.turn is not None:
             self._after(seconds, self._lapse, self.turn)
 
@@ -182,44 +193,50 @@ class Call:
 
     def pause(self) -> None:
         """Rest until `resume`: the time until then isn't charged."""
-        self._cancel(self._lapse)
-        self._cancel(self._expire)
-        self._paused, self._spent = time.monotonic(), self.guest.spent()
+        self._spent = self.guest.spent()
         self.guest.signal(signal.SIGSTOP)
+        self._clock.beat(self._behind(self._expire), self.guest.waited())
+        self._clock.pause()
+        self._cancel(self._lapse)  # last: no failure leaves a cell running without its clock
+        self._cancel(self._expire)
 
     def resume(self) -> None:
         """Go on."""
-        if self._paused is None or self.over:
+        if not self._clock.paused or self.over:
             return
-        if self.guest.spent() - self._spent < AWAKE_SECONDS:
-            self._begun += time.monotonic() - self._paused
-        self._paused = None
+        self._clock.resume(charged=self.guest.spent() - self._spent >= AWAKE_SECONDS)
         self._run_on(LONG_SECONDS)
         self.guest.signal(signal.SIGCONT)
 
     def _expire_after(self, seconds: float) -> None:
-        self._due = time.monotonic() + seconds
-        self._after(seconds, self._expire)
+        self._after(min(max(seconds, SOON_SECONDS), BEAT_SECONDS), self._expire)
+
+    def _behind(self, what: Callable[..., None]) -> float:
+        """How late a timer is by now (seconds); 0 where there is none."""
+        timer = self._timers.get(what.__name__)
+        return 0.0 if timer is None else asyncio.get_running_loop().time() - timer.when()
 
     def _expire(self) -> None:
-        if time.monotonic() - self._due > STILL_SECONDS:  # what it said meanwhile has yet to be heard
-            self._begun = time.monotonic()
-            self._expire_after(self.limits.seconds)
-            return
-        lacking = owed(self.limits.seconds, self.seconds, self.guest.waited() - self._waited)
+        self._clock.beat(self._behind(self._expire), self.guest.waited())
+        lacking = self._clock.lacking
         if lacking > 0:
-            self._expire_after(max(lacking, SOON_SECONDS))
-            return
-        self._cancel(self._lapse)  # it shall be over soon
-        self._late.set()
-        self._stop(time.monotonic() + self.limits.grace)
+            self._expire_after(lacking)
+        elif not self._heard_out and not self.guest.line.silent():  # it may have said that it is done
+            self._heard_out = True
+            self._expire_after(SOON_SECONDS)
+        else:
+            self._cancel(self._lapse)  # it shall be over soon
+            self._late.set()
+            self._stop(time.monotonic() + self.limits.grace)
 
     def _stop(self, deadline: float) -> None:
-        if time.monotonic() >= deadline:
+        deadline += self._clock.beat(self._behind(self._stop), self.guest.waited())
+        left = deadline - time.monotonic()
+        if left <= 0:
             self._kill(Fault.TIMEOUT)
             return
         self.guest.signal(signal.SIGUSR1)
-        self._after(min(AGAIN_SECONDS, max(0.0, deadline - time.monotonic())), self._stop, deadline)
+        self._after(min(AGAIN_SECONDS, left), self._stop, deadline)
 
     def _look(self) -> None:
         """Kill a guest with too many threads or files, where the kernel doesn't see to it."""
@@ -289,33 +306,24 @@ def ended(status: int, *, spent: bool = False) -> tuple[Fault, str]:
 
     >>> ended(3 << 8)
     (<Fault.EXITED: 'exited'>, 'exit code 3')
+    >>> ended(40)
+    (<Fault.CRASHED: 'crashed'>, 'signal 40')
     """
     code = os.waitstatus_to_exitcode(status)
     if code == BROKEN:
         return Fault.BROKEN, ""
     if code >= 0:
         return Fault.EXITED, f"exit code {code}"
-    number = signal.Signals(-code)
-    if number is signal.SIGXCPU or (number is signal.SIGKILL and spent):  # it may ignore the former
+    number = -code
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and spent):  # it may ignore the former
         return Fault.CPU, ""
-    if number is signal.SIGKILL:  # not by its host: the kernel, for want of memory
-        return Fault.MEMORY, ""
-    return Fault.CRASHED, _SIGNALS.get(number, f"signal {number.name}")
+    if number == signal.SIGKILL:  # not by its host: by itself, or by the kernel for want of memory
+        return Fault.KILLED, ""
+    named = number in set(signal.Signals)  # those for the program's own use have no names
+    return Fault.CRASHED, _SIGNALS.get(number, f"signal {signal.Signals(number).name if named else number}")
 
 
-def owed(limit: float, ran: float, waited: float) -> float:
-    """Seconds that a cell may still run though it is at its limit, because others had the processors all the while.
-
-    `waited` are those of the seconds that it `ran` in which it stood in line for a processor. A busy machine shall not
-    end what needs an eighth of its limit.
-
-    >>> owed(8, 8, 7.5), owed(8, 8, 4), owed(8, 31.9, 31.8)
-    (0.5, -3.0, 0.10000000000000142)
-    """
-    return min(LEAST * limit - (ran - waited), MOST * limit - ran)
-
-
-def _answer(film: Film, width: int, height: int, numbers: list[int]) -> list[Any]:
+def _answered(film: Film, width: int, height: int, numbers: list[int]) -> list[Any]:
     """The answer to a guest's request, as parts to be sent."""
     try:
         if not numbers:

@@ -23,6 +23,7 @@ from saccade.tools._sandbox.wire import ASK_BYTES, FACTS
 
 MOST_PIXELS, MOST_SCALED = 2**26, 2**22  # of one frame: as it is, and when it is enlarged
 _SHARED_BYTES = 256 * 2**20
+_MOST_STILLS = 512  # held at a time: each has a descriptor
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _frames: Lru[tuple[str, int, int, int], NDArray[np.uint8]] = Lru(_SHARED_BYTES)
@@ -100,7 +101,7 @@ def still(path: str, name: str) -> Still:
         held = _stills.get(key)
         if held is None:
             [held] = laid_out([image.read(path)])
-            _stills.put(key, held, held.size)
+            _stills.put(key, held, max(held.size, _SHARED_BYTES // _MOST_STILLS))
         return held
 
 

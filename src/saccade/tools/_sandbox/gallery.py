@@ -37,13 +37,14 @@ class Gallery:
         def show_all(*args: Any, **kwargs: Any) -> None:
             """Show every open figure, and close it."""
             for number in plt.get_fignums():
-                self.figure(plt.figure(number))
-            plt.close("all")
+                show_one(plt.figure(number))
 
         def show_one(figure: Figure, *args: Any, **kwargs: Any) -> None:
-            """Show this figure, and close it."""
-            self.figure(figure)
-            plt.close(figure)
+            """Show this figure, and close it, even if it can't be drawn: it would be in the way of those to come."""
+            try:
+                self.figure(figure)
+            finally:
+                plt.close(figure)
 
         def show_managed(manager: FigureManagerBase) -> None:
             """Show the figure of this window, and close it."""

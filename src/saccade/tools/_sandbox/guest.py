@@ -126,7 +126,8 @@ class Guest:
         self._nonce = b""
         self._running = False  # what the host may stop
         self._busy = self._late = False
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # to speak on the line: the server's own but while code runs
+        self._me = threading.get_ident()
         self._next = self._left = self._refused = 0
         self._cells = -1  # the first is the host's, to see that all is well
         self._pictures = limits.pictures
@@ -148,6 +149,7 @@ class Guest:
 
     def serve(self) -> NoReturn:
         """Do what the host says until it hangs up."""
+        self._turn.acquire()
         while True:
             self._ahead = self._ahead or self._line.recv(_AT_ONCE)
             self._nonce, head = unpack(self._read(HEAD.size))
@@ -176,6 +178,7 @@ class Guest:
         name = f"<cell {self._cells}>"
         linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
         caught = Caught()
+        self._turn.release()  # to threads of earlier code too, which have waited for it
         with caught:
             self._running = True
             try:
@@ -188,6 +191,7 @@ class Guest:
             verdict, text = self._judged(caught.error)
             caught.error = None
             self._settle()  # what an exception says, and what ends with it, is code too
+        self._turn.acquire()  # a thread may be in the middle of an exchange
         if self._refused:
             self._text.write(f"[{self._refused} further images not shown, limit {self._pictures}]\n")
         if self._ballast is None:
@@ -252,6 +256,10 @@ class Guest:
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Exchange messages with the host; a stop waits until the exchange is over."""
+        if threading.get_ident() != self._me:  # which alone is stopped
+            with self._turn:
+                yield
+            return
         self._busy = True
         try:
             with self._turn:
@@ -272,10 +280,10 @@ class Guest:
 
     def _hang(self, picture: Image.Image) -> None:
         """Send a picture that was shown; from here on it is a variable too."""
-        if self._left <= 0:
-            self._refused += 1
-            return
         with self._undisturbed():
+            if self._left <= 0:
+                self._refused += 1
+                return
             self._send(Kind.SHOWN, *picture.size, payload=picture.tobytes())
             self.space[f"image_clue_{self._next}"] = picture
             self._next, self._left = self._next + 1, self._left - 1

@@ -1,6 +1,6 @@
 """Locking up: the walls of a zygote (once) and of each guest, in the order in which they must be raised.
 
-zygote   namespaces -> a root of its own, read-only, with the libraries alone
+zygote   namespaces -> a root of its own, read-only, with the libraries alone; without: nothing of this package is read
 guest    own mounts and a private folder -> own user -> not traceable, no new privileges -> Landlock
          -> no capabilities -> limits -> dies with the zygote -> seccomp, last, since it forbids all of the above
 """
@@ -12,7 +12,7 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Jail:
 
     walls: Walls
     readable: tuple[str, ...]
+    hidden: tuple[str, ...]  # folders in them that it may not
     space: int
     zygote: int  # its process id as its guests see it
     user_block: int
@@ -92,6 +93,14 @@ def libraries() -> tuple[str, ...]:
             places.add(str(Path("/" + name).parent))
     found = {path for place in places for path in (place, os.path.realpath(place)) if os.path.exists(path)}
     return tuple(sorted(path for path in found if not any(within(path, other) for other in found - {path})))
+
+
+def sources(readable: Iterable[str]) -> tuple[str, ...]:
+    """The folders of this package among those places: with what lies there, a guest could make labels anew."""
+    package = Path(__file__).parents[2]
+    folders = {os.path.realpath(each) for each in (str(package), *(f"{path}/{package.name}" for path in sys.path))}
+    places = [os.path.realpath(place) for place in readable]
+    return tuple(each for each in folders if os.path.isdir(each) and any(within(each, place) for place in places))
 
 
 def within(path: str, folder: str) -> bool:
@@ -133,11 +142,34 @@ def change_root(jail: Jail) -> None:
     kernel.mount("tmpfs", place, "tmpfs", kernel.NO_SUID, "size=1m,mode=755")
     for path in readable:
         _show(path, place + path)
+        real = os.path.realpath(path)
+        for folder in jail.hidden:
+            if within(folder, real):
+                kernel.cover(place + path + folder[len(real) :])
     for path in _DEVICES:
         if os.path.exists(path):
             _show(path, place + path, writable=True)
     os.makedirs(place + jail.work, 0o755, exist_ok=True)
     kernel.enter_root(place)
+
+
+def hide_sources(jail: Jail) -> None:
+    """Read nothing of this package any more, neither this process nor its children: for who has no root of its own."""
+    kernel.give_up_privileges()
+    places = [part for path in jail.readable for part in _parts(os.path.realpath(path), jail.hidden)]
+    devices = [path for path in _DEVICES if os.path.exists(path)]
+    rights = {**dict.fromkeys([*places, *devices], kernel.READ), jail.base: kernel.KEEP}
+    kernel.restrict_reading(rights, jail.walls.landlock)
+
+
+def _parts(place: str, hidden: Sequence[str]) -> Iterator[str]:
+    """What there is in a place, in as few parts as possible, but for the hidden folders."""
+    if not any(within(folder, place) for folder in hidden):
+        yield place
+    elif place not in hidden:
+        for entry in os.scandir(place):
+            if not entry.is_symlink():  # what it leads to has a place of its own
+                yield from _parts(entry.path, hidden)
 
 
 def _show(path: str, target: str, *, writable: bool = False) -> None:

@@ -24,6 +24,7 @@ def settle(walls: Walls, space: int, base: str, keep: Keep) -> jail.Jail:
     in whichever of the two was refused something.
     """
     block, readable = os.getpid() & 0x3FFF, jail.libraries()
+    hidden = jail.sources(readable)
     if walls.namespaces:
         jail.leave_namespaces(walls)
     child = os.fork()
@@ -34,6 +35,7 @@ def settle(walls: Walls, space: int, base: str, keep: Keep) -> jail.Jail:
     found = jail.Jail(
         walls=walls,
         readable=readable,
+        hidden=hidden,
         space=space,
         zygote=os.getpid(),
         user_block=block,
@@ -42,6 +44,8 @@ def settle(walls: Walls, space: int, base: str, keep: Keep) -> jail.Jail:
     )
     if walls.namespaces:
         jail.change_root(found)
+    elif hidden:
+        jail.hide_sources(found)
     return found
 
 

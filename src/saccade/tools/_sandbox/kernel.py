@@ -93,6 +93,11 @@ def _protect(target: str) -> None:
         mount("none", target, flags=_BIND | _REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | held)
 
 
+def cover(target: str) -> None:
+    """Let nothing be seen of what lies in a folder."""
+    mount("tmpfs", target, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC, "size=4k,mode=755")
+
+
 def enter_root(folder: str) -> None:
     """Make `folder`, a mount, the root, read-only; the old one is gone for this process and its children."""
     mount("none", folder, flags=_BIND | _REMOUNT | READ_ONLY | NO_SUID)
@@ -179,8 +184,18 @@ def restrict_files(rights: Mapping[str, int], version: int) -> None:
         handled |= right if version >= since else 0
     network, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
     fields = struct.pack("=QQQ", handled, network, scopes)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    rules = _call("landlock_create_ruleset", ctypes.create_string_buffer(fields, 24), size, 0)
+    _restrict(rights, handled, fields[: 24 if version >= 6 else 16 if version >= 4 else 8])
+
+
+def restrict_reading(rights: Mapping[str, int], version: int) -> None:
+    """Forbid to read any file but those beneath the given paths; `restrict_files` may forbid more later."""
+    # Moving files from folder to folder is forbidden by all rules that don't allow it.
+    handled = _READ_FILE | (_REFER if version >= 2 else 0)
+    _restrict(rights, handled, struct.pack("=Q", handled))
+
+
+def _restrict(rights: Mapping[str, int], handled: int, fields: bytes) -> None:
+    rules = _call("landlock_create_ruleset", ctypes.create_string_buffer(fields, len(fields)), len(fields), 0)
     try:
         for path, granted in rights.items():
             _allow_beneath(rules, path, granted & handled)

@@ -46,6 +46,7 @@ class Fault(StrEnum):
     DISK = "disk"
     EXITED = "exited"
     CRASHED = "crashed"
+    KILLED = "killed"  # by its own code, or by the kernel for want of memory: nobody can tell
     BROKEN = "broken"  # the code damaged what the interpreter needs
     PROTOCOL = "protocol"  # the code damaged its own connection
 
@@ -104,7 +105,7 @@ def stopped(limits: Limits, *, kept: bool) -> str:
 def restarted(fault: Fault, limits: Limits, detail: str = "") -> str:
     """The sentence for a guest that had to be replaced."""
     reasons = {
-        Fault.MEMORY: f"Out of memory (limit {limits.memory_mib} MiB)",
+        Fault.KILLED: "The interpreter was killed, by its own code or because the machine had no memory left,",
         Fault.CPU: f"Out of CPU time (limit {limits.cpu_seconds} s for all calls together)",
         Fault.THREADS: f"Too many threads (limit {limits.threads})",
         Fault.DISK: f"Too many or too large files (limit {limits.disk_mib} MiB in {limits.files} files)",

@@ -29,8 +29,8 @@ class Line:
         self._ignored = 0
 
     def silent(self) -> bool:
-        """Whether nothing was said that nobody has read."""
-        return not pending(self._place)
+        """Whether nothing was said that nobody has taken."""
+        return not pending(self._place) and (self._waiting is None or not self._waiting.done())
 
     def post(self, data: bytes) -> memoryview:
         """Send as much as there is room for at once; what is left. Raises ConnectionError."""

@@ -93,15 +93,16 @@ class VideoReader:
         return found
 
     def _frame(self, number: int) -> Frames:
-        if number not in self._held:
+        held = self._held  # another thread may put others there
+        if number not in held:
             # Each step forward in a row doubles what is fetched; a jump begins anew.
             self._run = min(self._run * 2, AHEAD_FRAMES) if number == self._last + 1 else 1
             width, height = self._size if self._size[0] else self._film.facts.size
             most = max(1, min(self._run, AHEAD_BYTES // (3 * width * height), len(self) - number))
             numbers = list(range(number, number + most))
-            self._held = dict(zip(numbers, self._film.ask(self._film.number, *self._size, numbers), strict=True))
+            self._held = held = dict(zip(numbers, self._film.ask(self._film.number, *self._size, numbers), strict=True))
         self._last = number
-        return self._held[number].copy().view(Frames)
+        return held[number].copy().view(Frames)
 
     def get_batch(self, indices: Any) -> Frames:
         """The frames of these numbers, in their order: uint8 [n, height, width, 3]."""

@@ -57,7 +57,11 @@ def _without_files(folder: str) -> list[str]:
 
 
 def used(folder: str, most: int) -> tuple[int, int]:
-    """(bytes, entries) below a folder that somebody may be changing meanwhile; counting ends at `most` entries."""
+    """(bytes, entries) below a folder that somebody may be changing meanwhile; counting ends at `most` entries.
+
+    Files that have lost their names but are still open or mapped aren't seen: of a process that can't be traced, the
+    kernel shows them to nobody without that right.
+    """
     total = count = 0
     for size in _sizes(folder, None, _DEPTH):
         total, count = total + size, count + 1

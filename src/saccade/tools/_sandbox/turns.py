@@ -49,18 +49,15 @@ class Turns:
 
     def lapse(self, turn: "Turn", cell: Cell) -> None:
         """The cell has run for a while: it goes on in a long place, at once or when it is its turn again."""
-        if turn not in self._long:
-            self._release()
-        elif not self._paused:
+        if turn in self._long and not self._paused:
             return  # nobody else wants the place
-        else:
-            del self._long[turn]
-        if self._paused or len(self._long) == self._most:
-            cell.pause()
-            self._paused[turn] = cell
-            self._fill()
-        else:
-            self._long[turn] = cell
+        full = bool(self._paused) or len(self._long) == self._most
+        if full:
+            cell.pause()  # first: should it fail, all places are as they were
+        if self._long.pop(turn, None) is None:
+            self._release()
+        (self._paused if full else self._long)[turn] = cell
+        self._fill()
 
     def end(self, turn: "Turn") -> None:
         """The turn is over, whatever place it had."""
