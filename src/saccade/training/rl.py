@@ -21,7 +21,7 @@ who was faster.
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -92,11 +92,8 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             optimizer.begin(at.done)
             sampled = ahead.tokens
             clock.begin()
-            try:
+            with kept(folder, stage, optimizer, at):
                 lot = await ahead.take()
-            except SaccadeError:  # such as no server for as long as the engine is patient
-                save_unsaved(folder, stage, optimizer, at)
-                raise
             clock.lap("rollout")
             if lot.missing and settings.select.on_short == "stop":
                 save_unsaved(folder, stage, optimizer, at)
@@ -104,11 +101,11 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             samples, measured = samples_from(lot, stage)
             report = await learned(stage, samples, optimizer, reference) if samples else None
             clock.lap("train")
-            await publish(stage, at.done + 1, renewal)
+            with kept(folder, stage, optimizer, at, learned=ahead):
+                await publish(stage, at.done + 1, renewal)
             ahead.published(at.done + 1)
             clock.lap("publish")
-            prompts, lots = ahead.state
-            at = replace(at, done=at.done + 1, prompts=prompts, lots=lots)
+            at = learned_from(at, ahead)
             measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
             costs = clock.metrics(stage.backbone.device, ahead.tokens - sampled)
             log({"step": at.done, **lot.measured, **measured, **renewal.lost(), **costs})
@@ -206,6 +203,27 @@ def begin(stage: Stage, last: Checkpoint | None, optimizer: Optimizer) -> Progre
         # As seen from the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.
         start = (last.folder.parent / str(notes["start"])).resolve()
         return Progress(done=last.step, prompts=row, lots=lots, start=str(start))
+
+
+def learned_from(at: Progress, ahead: Ahead) -> Progress:
+    """Where a run stands that has learned from one more lot."""
+    prompts, lots = ahead.state
+    return replace(at, done=at.done + 1, prompts=prompts, lots=lots)
+
+
+@contextlib.contextmanager
+def kept(
+    folder: Path, stage: Stage, optimizer: Optimizer, at: Progress, learned: Ahead | None = None
+) -> Iterator[None]:
+    """Where the block fails, as it does where no server can be used for too long, what was learned is kept.
+
+    That is what was when the run stood `at`, and with `learned` one lot more.
+    """
+    try:
+        yield
+    except SaccadeError:
+        save_unsaved(folder, stage, optimizer, learned_from(at, learned) if learned else at)
+        raise
 
 
 def save_unsaved(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
