@@ -94,10 +94,9 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             clock.begin()
             with kept(folder, stage, optimizer, at):
                 lot = await ahead.take()
+                if lot.missing and settings.select.on_short == "stop":
+                    raise RunError(too_few(lot, settings.prompts))
             clock.lap("rollout")
-            if lot.missing and settings.select.on_short == "stop":
-                save_unsaved(folder, stage, optimizer, at)
-                raise RunError(too_few(lot, settings.prompts))
             samples, measured = samples_from(lot, stage)
             report = await learned(stage, samples, optimizer, reference) if samples else None
             clock.lap("train")
@@ -222,14 +221,11 @@ def kept(
     try:
         yield
     except SaccadeError:
-        save_unsaved(folder, stage, optimizer, learned_from(at, learned) if learned else at)
+        if learned:
+            save(folder, stage, optimizer, learned_from(at, learned))
+        elif at.done % stage.recipe.rl.save_every:  # else it was saved, or there is nothing to save
+            save(folder, stage, optimizer, at)
         raise
-
-
-def save_unsaved(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
-    """Write a checkpoint of a run that stops between two of them."""
-    if at.done % stage.recipe.rl.save_every:  # else it was saved, or there is nothing to save
-        save(folder, stage, optimizer, at)
 
 
 def save(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
