@@ -328,7 +328,8 @@ def test_doctor_tells_what_a_run_would_stumble_over(vllm_server, tmp_path):
     assert "takes 4096 tokens, and a conversation may have 8192; start it with --context 8192" in said
     fine, said = asked(model=tmp_path / "other")
     assert not fine
-    assert "vocabulary is another" in said
+    assert "serves another model" in said
+    assert "serve the checkpoint of this run" in said
 
 
 def test_a_conversation_beyond_the_context_says_so(vllm_server, backbone):
