@@ -22,9 +22,9 @@ ORDERS = ["/pause", "/collective_rpc", "/update_weight_version", *RESETS, "/resu
 
 
 class Served:
-    """What a server saw: bodies of requests, how many at a time, orders for its weights; `sick` makes it answer 500 to
-    everything, `refuses` to one order (its path, or what its body holds), `deaf` makes it keep its label. `mixed`
-    counts what was sampled from weights that its workers had in part.
+    """What a server saw: bodies of requests, how many at a time, orders for its weights; `well` cleared makes it hang,
+    `sick` answer 500 to everything, `refuses` to one order (its path, or what its body holds), `deaf` makes it keep its
+    label. `mixed` counts what was sampled from weights that its workers had in part.
     """
 
     def __init__(self, workers=None):
@@ -32,6 +32,8 @@ class Served:
         self.url = ""
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
         self.sick, self.refuses, self.deaf = False, "", False
+        self.well = threading.Event()
+        self.well.set()
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
 
@@ -111,6 +113,7 @@ def server(
 
     class Handler(http_server.Handler):
         def do_GET(self):
+            served.well.wait()
             if served.sick or self.path in lacks:
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if served.workers and (said := served.workers.get(self.path, served.label)):
@@ -119,6 +122,7 @@ def server(
 
         def do_POST(self):
             body = self.body()
+            served.well.wait()
             if served.sick or self.path in lacks:
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if self.path == "/detokenize":

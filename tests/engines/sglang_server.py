@@ -106,6 +106,8 @@ class Served:
     # ---- what it is asked ------------------------------------------------------------------------------------------
 
     def get(self, path):
+        if path == "/health":
+            return 200, {}
         if path in self.lacks or path not in ("/server_info", *ACCEPTED):
             return 404, {"detail": "Not Found"}
         if path != "/server_info":

@@ -11,7 +11,7 @@ from generate_server import reply_to, server
 
 from saccade.agents._loop import act
 from saccade.config import Model
-from saccade.engines._served import vllm_dialect, wire
+from saccade.engines._served import pool, vllm_dialect, wire
 from saccade.engines._served.server import Server
 from saccade.engines.vllm import vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
@@ -320,6 +320,30 @@ def test_a_server_that_is_lost_is_told_of(backbone, caplog):
     assert caplog.text.count(f"{one.url} is out (") == 1
     assert "; 1 of 2 go on" in caplog.text
     assert f"{one.url} answers again" in caplog.text
+
+
+def test_a_server_that_hangs_is_lost_long_before_its_requests_are_late(backbone, monkeypatch, caplog):
+    """It takes connections and says nothing: what it was asked is asked of another."""
+    monkeypatch.setattr(pool, "_LOOK", 0.3)
+    renderer = backbone.renderer
+
+    async def body(one, other):
+        async with engine_of(backbone, one.url, other.url, seconds=60.0) as engine:
+            await engine.generate(prompt(renderer, "warm"), sampling_of(renderer))
+            while len(engine._pool.up) < 2:
+                await asyncio.sleep(0.01)
+            one.well.clear()
+            begun = time.monotonic()
+            asked = [engine.generate(prompt(renderer, f"{number}"), sampling_of(renderer)) for number in range(8)]
+            said = await asyncio.gather(*asked)
+            one.well.set()
+            return said, time.monotonic() - begun
+
+    with server(renderer) as one, server(renderer) as other:
+        said, took = asyncio.run(body(one, other))
+    assert all(each.tokens for each in said)
+    assert took < 20
+    assert f"{one.url} hangs" in caplog.text
 
 
 def test_an_attempt_is_not_charged_for_a_server_that_is_away(backbone):

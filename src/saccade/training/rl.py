@@ -27,7 +27,7 @@ from pathlib import Path
 
 from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
 from saccade.algorithms.select import forgiven
-from saccade.config import Recipe
+from saccade.config import Recipe, Rl
 from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
 from saccade.errors import ConfigError, DataError, RunError, SaccadeError, boundary
 from saccade.protocols import Engine
@@ -93,9 +93,7 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             sampled = ahead.tokens
             clock.begin()
             with kept(folder, stage, optimizer, at):
-                lot = await ahead.take()
-                if lot.missing and settings.select.on_short == "stop":
-                    raise RunError(too_few(lot, settings.prompts))
+                lot = long_enough(await ahead.take(), settings)
             clock.lap("rollout")
             samples, measured = samples_from(lot, stage)
             report = await learned(stage, samples, optimizer, reference) if samples else None
@@ -180,11 +178,15 @@ def samples_from(lot: Lot, stage: Stage) -> tuple[list[Sample], dict[str, float]
     return samples, measured
 
 
-def too_few(lot: Lot, wanted: int) -> str:
-    """Why a step of which groups are missing stops the run."""
-    found = f"step {lot.number + 1} found {wanted - lot.missing} of {wanted} groups to learn from"
-    mend = "raise rl.select.oversample or rl.select.max_rounds, or set rl.select.on_short=go_on"
-    return f"{found} in {lot.measured['rounds']:.0f} rounds; {mend}"
+def long_enough(lot: Lot, settings: Rl) -> Lot:
+    """The lot; RunError where groups are missing and that is to stop the run."""
+    if lot.missing and settings.select.on_short == "stop":
+        found = (
+            f"step {lot.number + 1} found {settings.prompts - lot.missing} of {settings.prompts} groups to learn from"
+        )
+        mend = "raise rl.select.oversample or rl.select.max_rounds, or set rl.select.on_short=go_on"
+        raise RunError(f"step {lot.number + 1} found {found} in {lot.measured['rounds']:.0f} rounds; {mend}")
+    return lot
 
 
 # ---- stopping and going on -------------------------------------------------------------------------------------------

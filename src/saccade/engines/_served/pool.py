@@ -9,6 +9,7 @@
 Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. New weights shut them;
 whoever wants it `quiet` waits for the replies under way besides, and gives those up that take too long. Nobody who has
 a server waits for doors, so all end. What waits for news isn't charged for it: an attempt has as long as before.
+A watch looks at the health of the servers that are up: one that hangs is lost, and the requests that it has are cut.
 Only a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model).
 Revive tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is
 broken and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
@@ -20,11 +21,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from saccade.engines._served.server import Busy, Cut, Server, Trouble
-from saccade.errors import BrokenEngineError, SaccadeError, boundary
+from saccade.errors import BrokenEngineError, EngineError, SaccadeError, boundary
 from saccade.media.cache import Lru
 from saccade.waiting import uncharged
 
 _LONGEST = 15.0  # seconds between two greetings
+_LOOK = 30.0  # seconds between two looks at a server's health, and for its answer
 _STICKY = 65536  # groups whose server is remembered
 _logger = logging.getLogger("saccade")
 
@@ -47,7 +49,8 @@ class Pool:
         self._dark_since: float | None = None
         self._told = False
         self._missed: set[Server] = set()
-        self._limits: set[asyncio.Timeout] = set()  # of the requests under way
+        self._limits: dict[asyncio.Timeout, Server] = {}  # of the requests under way
+        self._watching: asyncio.Task[None] | None = None
         self._words = self.servers[0].dialect.WORDS
 
     @property
@@ -60,18 +63,19 @@ class Pool:
         """A server for a request of the group `key`, counted against its load inside; with Trouble it is lost.
 
         A request that began before the server was greeted anew says nothing of how it is now. Raises BrokenEngineError
-        where no server was up for `patience` seconds, or one can't be used at all, Cut where others want it `quiet`.
+        where no server was up for `patience` seconds, or one can't be used at all, Cut where others want it `quiet` or
+        the server hangs.
         """
         server = await self._choose(key)
         server.load += 1
         known = server.greeted
         try:
             async with asyncio.timeout(None) as limit:
-                self._limits.add(limit)
+                self._limits[limit] = server
                 try:
                     yield server
                 finally:
-                    self._limits.discard(limit)
+                    del self._limits[limit]
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -102,7 +106,7 @@ class Pool:
         until the block ends.
         """
         async with self.shut():
-            late = asyncio.get_running_loop().call_later(seconds, self._cut, seconds)
+            late = asyncio.get_running_loop().call_later(seconds, self._drained, seconds)
             try:
                 while self._load:
                     self._idle.clear()
@@ -111,10 +115,14 @@ class Pool:
                 late.cancel()
             yield
 
-    def _cut(self, seconds: float) -> None:
-        count, now = len(self._limits), asyncio.get_running_loop().time()
+    def _drained(self, seconds: float) -> None:
+        count = len(self._limits)
         _logger.warning("%d replies had not ended %g seconds later; they begin anew with new weights", count, seconds)
-        for limit in self._limits:
+        self._cut(self.servers)
+
+    def _cut(self, servers: Sequence[Server]) -> None:
+        now = asyncio.get_running_loop().time()
+        for limit in [limit for limit, server in self._limits.items() if server in servers]:
             limit.reschedule(now)
 
     @property
@@ -136,17 +144,20 @@ class Pool:
     async def close(self) -> None:
         """Stop greeting, let go of the servers, and fail whoever waits."""
         self._break(BrokenEngineError("the engine is closed"))
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self.servers))
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
     async def any_up(self) -> list[Server]:
         """The servers that are up, of which there is one at least. Raises BrokenEngineError; see `lend`."""
-        for server in self.servers if not self._tasks else ():
-            self.lose(server, server.reason)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+            for server in self.servers:
+                self.lose(server, server.reason)
         while True:
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
@@ -182,6 +193,23 @@ class Pool:
 
     def _reasons(self) -> str:
         return "; ".join(server.reason for server in self.servers if not server.up)
+
+    # ---- going away ------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            await asyncio.gather(*(self._look_at(server) for server in self.up))
+
+    async def _look_at(self, server: Server) -> None:
+        try:
+            async with asyncio.timeout(_LOOK):
+                await server.check_path("/health")
+        except (Trouble, EngineError) as error:
+            self.lose(server, str(error))
+        except TimeoutError:
+            self.lose(server, f"{server.url} hangs: it said nothing of its health for {_LOOK:g} seconds")
+            self._cut([server])
 
     # ---- coming back -----------------------------------------------------------------------------------------------
 
