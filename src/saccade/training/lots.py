@@ -97,8 +97,8 @@ async def draw_lot(
         "episodes/discarded": float(len(lost)),
     }
     measured = {**step_metrics(groups), **_selection(chosen), **cancelled, "rounds": float(rounds)}
-    lost += [member.episode for group in groups for member in group.members]
-    tokens = sum(episode.usage.sampled_tokens for episode in lost)
+    sampled = [*lost, *(member.episode for group in groups for member in group.members)]
+    tokens = sum(episode.usage.sampled_tokens for episode in sampled)
     return Lot(number=number, kept=chosen.kept, missing=chosen.missing, tokens=tokens, measured=measured), prompts
 
 

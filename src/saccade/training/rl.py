@@ -23,6 +23,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
@@ -98,14 +99,14 @@ async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, 
             samples, measured = samples_from(lot, stage)
             report = await learned(stage, samples, optimizer, reference) if samples else None
             clock.lap("train")
-            with kept(folder, stage, optimizer, at, learned=ahead):
+            measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
+            row = {"step": at.done + 1, **lot.measured, **measured}
+            with kept(folder, stage, optimizer, at, learned=ahead, tell=partial(log, row)):
                 await publish(stage, at.done + 1, renewal)
             ahead.published(at.done + 1)
             clock.lap("publish")
             at = learned_from(at, ahead)
-            measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
-            costs = clock.metrics(stage.backbone.device, ahead.tokens - sampled)
-            log({"step": at.done, **lot.measured, **measured, **renewal.lost(), **costs})
+            log({**row, **renewal.lost(), **clock.metrics(stage.backbone.device, ahead.tokens - sampled)})
             if at.done % settings.save_every == 0 or at.done == settings.steps:
                 save(folder, stage, optimizer, at)
 
@@ -181,9 +182,7 @@ def samples_from(lot: Lot, stage: Stage) -> tuple[list[Sample], dict[str, float]
 def long_enough(lot: Lot, settings: Rl) -> Lot:
     """The lot; RunError where groups are missing and that is to stop the run."""
     if lot.missing and settings.select.on_short == "stop":
-        found = (
-            f"step {lot.number + 1} found {settings.prompts - lot.missing} of {settings.prompts} groups to learn from"
-        )
+        found = f"{settings.prompts - lot.missing} of {settings.prompts} groups to learn from"
         mend = "raise rl.select.oversample or rl.select.max_rounds, or set rl.select.on_short=go_on"
         raise RunError(f"step {lot.number + 1} found {found} in {lot.measured['rounds']:.0f} rounds; {mend}")
     return lot
@@ -214,16 +213,23 @@ def learned_from(at: Progress, ahead: Ahead) -> Progress:
 
 @contextlib.contextmanager
 def kept(
-    folder: Path, stage: Stage, optimizer: Optimizer, at: Progress, learned: Ahead | None = None
+    folder: Path,
+    stage: Stage,
+    optimizer: Optimizer,
+    at: Progress,
+    *,
+    learned: Ahead | None = None,
+    tell: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Where the block fails, as it does where no server can be used for too long, what was learned is kept.
 
-    That is what was when the run stood `at`, and with `learned` one lot more.
+    That is what was when the run stood `at`, and with `learned` one lot more, of which `tell` writes its line.
     """
     try:
         yield
     except SaccadeError:
         if learned:
+            tell()
             save(folder, stage, optimizer, learned_from(at, learned))
         elif at.done % stage.recipe.rl.save_every:  # else it was saved, or there is nothing to save
             save(folder, stage, optimizer, at)

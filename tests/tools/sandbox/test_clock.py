@@ -41,15 +41,41 @@ def test_pauses_are_not_charged_unless_they_shall_be(times):
 
 def test_time_in_which_the_host_stood_still_is_left_out_each_time_and_no_more_than_that(times):
     clock = Clock(10)
-    clock.begin(0, 50)
+    clock.begin(0, 50, 7)
     for number in range(1, 6):
         times.now += 1 + 20  # of which 20 are too many
-        assert clock.beat(20, 50 + 20 * number) == 20
+        assert clock.beat(20, 50 + 20 * number, 7) == 20
         assert (clock.seconds, clock.lacking) == (number, 10 - number)
     times.now += 6
-    assert clock.beat(STILL_SECONDS, 150) == 0  # a busy machine
+    assert clock.beat(STILL_SECONDS, 150, 7) == 0  # a busy machine
     assert clock.seconds == 11
     assert clock.lacking <= 0  # the seconds for a processor while it stood still are no reason to go on
+
+
+def test_what_a_cell_spends_while_its_host_stands_still_is_charged(times):
+    clock = Clock(10)
+    clock.begin(0, 0, 3)
+    times.now += 20
+    assert clock.beat(20, 0, 3 + 15) == 5
+    assert clock.seconds == 15
+    assert clock.lacking <= 0
+
+
+@pytest.mark.parametrize("served_at", [3.0, None])
+def test_a_host_that_stands_still_while_a_decoder_is_awaited_is_left_out_once(times, served_at):
+    clock = Clock(10)
+    clock.begin(0, 0, 0)
+    clock.ask()
+    times.now += served_at or 100
+    if served_at:
+        clock.serve()
+        times.now += 97
+    clock.beat(99.5, 0, 0)
+    assert 0 <= clock.seconds <= 0.5
+    times.now += 1
+    clock.serve()
+    times.now += 2
+    assert 2 <= clock.seconds <= 3.5
 
 
 def test_waiting_for_a_decoder_is_not_charged_and_decoding_is(times):

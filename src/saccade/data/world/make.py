@@ -116,7 +116,7 @@ def demos_of(tasks: list[Task], world: World, *, seed: int, budgets: Sequence[in
         return traces_of(tasks, seed=seed, budgets=budgets)
     code = world.traces == "code"
     whole = [coded(task, world.fps) if code else seen(task) for task in tasks]
-    # As many questions that only ask what is there: seeing is learned from them first.
+    # As many questions that only ask what is there: a model learns from them to see.
     fps = world.fps if code else None
     drills = [drilled(task, random.Random(seed_of("drill", seed, task.id)), fps) for task in tasks]
     return [each for pair in zip(whole, drills, strict=True) for each in pair]

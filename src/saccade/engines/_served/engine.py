@@ -19,7 +19,7 @@ import torch
 from saccade.engines._distribution import check_neutral
 from saccade.engines._served import files, greeting, wire
 from saccade.engines._served.pool import Pool
-from saccade.engines._served.server import Cut, Dialect, Orders, Pause, Server, Trouble, check_servers
+from saccade.engines._served.server import Busy, Cut, Dialect, Orders, Pause, Server, Trouble, check_servers
 from saccade.engines._served.transfer import Sender, Transfer, orders_for
 from saccade.engines._served.visit import visit
 from saccade.engines._served.weights import Make, Weights
@@ -121,9 +121,10 @@ class Served:
                 continue
             except Trouble as error:
                 failed += 1
-                if failed > self._retries:
+                # A proxy says that it is busy where there is no server behind it.
+                if failed > self._retries and (not isinstance(error, Busy) or await self._pool.well(server)):
                     raise EngineError(f"{error} ({failed} attempts)") from error
-            await asyncio.sleep(self._wait * 2 ** (failed - 1))
+            await asyncio.sleep(self._wait * 2 ** min(failed - 1, self._retries))
 
     async def _greet(self, server: Server) -> None:
         await greeting.look(server, self._renderer)

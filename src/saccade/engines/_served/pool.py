@@ -9,7 +9,7 @@
 Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. New weights shut them;
 whoever wants it `quiet` waits for the replies under way besides, and gives those up that take too long. Nobody who has
 a server waits for doors, so all end. What waits for news isn't charged for it: an attempt has as long as before.
-A watch looks at the health of the servers that are up: one that hangs is lost, and the requests that it has are cut.
+A watch looks at the health of the servers that are up: one that hangs is lost, and the requests that it has fail.
 Only a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model).
 Revive tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is
 broken and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
@@ -63,8 +63,7 @@ class Pool:
         """A server for a request of the group `key`, counted against its load inside; with Trouble it is lost.
 
         A request that began before the server was greeted anew says nothing of how it is now. Raises BrokenEngineError
-        where no server was up for `patience` seconds, or one can't be used at all, Cut where others want it `quiet` or
-        the server hangs.
+        where no server was up for `patience` seconds, or one can't be used at all, Cut where others want it `quiet`.
         """
         server = await self._choose(key)
         server.load += 1
@@ -79,7 +78,7 @@ class Pool:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise Cut from None
+            raise (Cut() if server.up else Trouble(server.reason)) from None
         except Busy:
             raise
         except Trouble as error:
@@ -122,8 +121,9 @@ class Pool:
 
     def _cut(self, servers: Sequence[Server]) -> None:
         now = asyncio.get_running_loop().time()
-        for limit in [limit for limit, server in self._limits.items() if server in servers]:
-            limit.reschedule(now)
+        for limit, server in self._limits.items():
+            if server in servers and not limit.expired():
+                limit.reschedule(now)
 
     @property
     def _load(self) -> int:
@@ -154,7 +154,7 @@ class Pool:
 
     async def any_up(self) -> list[Server]:
         """The servers that are up, of which there is one at least. Raises BrokenEngineError; see `lend`."""
-        if self._watching is None:
+        if self._watching is None and self._broken is None:
             self._watching = asyncio.create_task(self._watch())
             for server in self.servers:
                 self.lose(server, server.reason)
@@ -197,19 +197,33 @@ class Pool:
     # ---- going away ------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        silent: set[Server] = set()  # at the last look: a loop that stood still takes its servers for hanging once
         while True:
             await asyncio.sleep(_LOOK)
-            await asyncio.gather(*(self._look_at(server) for server in self.up))
+            await self._doors.wait()  # who takes new weights may say nothing else meanwhile
+            up = self.up
+            said = await asyncio.gather(*(self.well(server) for server in up))
+            now = {server for server, each in zip(up, said, strict=True) if each is None}
+            for server in now & silent if self._doors.is_set() else ():
+                self.lose(server, f"{server.url} hangs: it said nothing of its health for {2 * _LOOK:g} seconds")
+                self._cut([server])
+            silent = now
 
-    async def _look_at(self, server: Server) -> None:
+    async def well(self, server: Server) -> bool | None:
+        """Whether a server that is up says that it is well, None where it says nothing; one that isn't is lost."""
+        known = server.greeted
         try:
             async with asyncio.timeout(_LOOK):
                 await server.check_path("/health")
-        except (Trouble, EngineError) as error:
-            self.lose(server, str(error))
         except TimeoutError:
-            self.lose(server, f"{server.url} hangs: it said nothing of its health for {_LOOK:g} seconds")
-            self._cut([server])
+            return None
+        except EngineError:  # it doesn't know that path
+            return True
+        except Trouble as error:
+            if server.greeted == known:
+                self.lose(server, str(error))
+            return False
+        return True
 
     # ---- coming back -----------------------------------------------------------------------------------------------
 

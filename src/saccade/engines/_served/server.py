@@ -14,7 +14,7 @@ from saccade.protocols import Renderer
 from saccade.types import Sampling
 
 Pause = Literal["keep", "wait"]  # what becomes of replies under way when new weights come: they go on, or end first
-_BUSY = frozenset({408, 425, 429})  # not 503: a proxy says so where there is no server behind it
+_BUSY = frozenset({408, 425, 429, 503})
 
 
 class Trouble(Exception):

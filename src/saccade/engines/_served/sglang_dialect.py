@@ -1,6 +1,7 @@
 """SGLang's words, by the source of its version 0.5.23: /generate, and the orders that its documentation gives to RL."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ GENERATE = "/generate"
 _LOAD = "/update_weights_from_disk"
 _NEWER = "it takes SGLang 0.5.23 or newer"
 _ORDERS = ("/pause_generation", _LOAD, "/continue_generation")
+_LAST_WORD = 5.0  # seconds for what is said to a server by who must go
 _SPARE = 7  # of its context that SGLang keeps for itself
 WORDS = Words(
     name="SGLang",
@@ -113,7 +115,9 @@ async def load(server: Server, folder: Path, label: str, pause: Pause) -> None:
             await server.post(_ORDERS[0], {"mode": "retract"})  # what is under way gives up its keys and values
         await _take(server, folder, label)
     except asyncio.CancelledError:
-        await server.post(_ORDERS[2], {})
+        with contextlib.suppress(Trouble, EngineError, TimeoutError):  # it may hang
+            async with asyncio.timeout(_LAST_WORD):
+                await server.post(_ORDERS[2], {})
         raise
     await server.post(_ORDERS[2], {})
 

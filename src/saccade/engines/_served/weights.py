@@ -23,6 +23,7 @@ from saccade.engines._served.greeting import Parity
 from saccade.engines._served.pool import Pool
 from saccade.engines._served.server import Pause, Server, Trouble
 from saccade.errors import BrokenEngineError, EngineError
+from saccade.waiting import together
 
 
 class Edition(Protocol):
@@ -91,8 +92,7 @@ class Weights:
             self.current = old
             del self._versions[new.label]
             new.drop()
-            for server in dict.fromkeys((*pool.up, *asked)):
-                await self._go_back(pool, server, old)
+            await together([self._go_back(pool, server, old) for server in dict.fromkeys((*pool.up, *asked))])
             raise
         if old is not None:
             old.drop()

@@ -176,7 +176,7 @@ class Call:
 
     def _attend(self, printed: Printed) -> None:
         printed.listen()
-        self._clock.begin(self._behind(self._attend), self.guest.waited())
+        self._clock.begin(self._behind(self._attend), self.guest.waited(), self.guest.spent())
         self._run_on(SHORT_SECONDS - SOON_SECONDS)
         if self.count_threads or self.guest.folder:
             self._after(LOOK_SECONDS, self._look)
@@ -195,7 +195,7 @@ class Call:
         """Rest until `resume`: the time until then isn't charged."""
         self._spent = self.guest.spent()
         self.guest.signal(signal.SIGSTOP)
-        self._clock.beat(self._behind(self._expire), self.guest.waited())
+        self._clock.beat(self._behind(self._expire), self.guest.waited(), self._spent)
         self._clock.pause()
         self._cancel(self._lapse)  # last: no failure leaves a cell running without its clock
         self._cancel(self._expire)
@@ -217,7 +217,7 @@ class Call:
         return 0.0 if timer is None else asyncio.get_running_loop().time() - timer.when()
 
     def _expire(self) -> None:
-        self._clock.beat(self._behind(self._expire), self.guest.waited())
+        self._clock.beat(self._behind(self._expire), self.guest.waited(), self.guest.spent())
         lacking = self._clock.lacking
         if lacking > 0:
             self._expire_after(lacking)
@@ -230,7 +230,7 @@ class Call:
             self._stop(time.monotonic() + self.limits.grace)
 
     def _stop(self, deadline: float) -> None:
-        deadline += self._clock.beat(self._behind(self._stop), self.guest.waited())
+        deadline += self._clock.beat(self._behind(self._stop), self.guest.waited(), self.guest.spent())
         left = deadline - time.monotonic()
         if left <= 0:
             self._kill(Fault.TIMEOUT)

@@ -19,6 +19,7 @@ class Clock:
         self._asked = self._served = 0.0  # when it last asked for frames, and when a decoder turned to it (0: not yet)
         self._room = (MOST - 1) * limit  # seconds that it may still wait for decoders without being charged
         self._waited = self._uncounted = 0.0  # seconds in line for a processor by now, and how many don't count
+        self._spent = 0.0  # seconds on processors by then
 
     @property
     def paused(self) -> bool:
@@ -28,7 +29,7 @@ class Clock:
     @property
     def seconds(self) -> float:
         """How long it has run."""
-        self._leave_out_the_line()
+        self._leave_out_the_line(time.monotonic())
         return (time.monotonic() if self._paused is None else self._paused) - self._begun
 
     @property
@@ -37,27 +38,30 @@ class Clock:
         ran = self.seconds
         return max(self._limit - ran, owed(self._limit, ran, self._waited - self._uncounted))
 
-    def begin(self, late: float, waited: float) -> None:
-        """The first `beat`: what was waited before, in earlier cells, doesn't count."""
-        self._waited = self._uncounted = waited
-        self.beat(late, waited)
+    def begin(self, late: float, waited: float, spent: float) -> None:
+        """The first `beat`: what was waited and spent before, in earlier cells, doesn't count."""
+        self._waited, self._uncounted, self._spent = waited, waited, spent
+        self.beat(late, waited, spent)
 
-    def beat(self, late: float, waited: float) -> float:
+    def beat(self, late: float, waited: float, spent: float) -> float:
         """Look at it, `late` seconds after one wanted to; the seconds that aren't charged because of that.
 
-        `waited` is for how long its interpreter has stood in line for a processor, ever since it began.
+        `waited` is for how long its interpreter has stood in line for a processor, and `spent` for how long it had
+        some, ever since it began: what it spent while its host stood still is charged.
         """
-        self._leave_out_the_line()
-        left_out = late if late > STILL_SECONDS and (self._served or not self._asked) else 0.0
+        now = time.monotonic()
+        left_out = max(0.0, late - (spent - self._spent)) if late > STILL_SECONDS else 0.0
+        self._leave_out_the_line(now - left_out)
         if left_out:
             self._begun += left_out
             self._uncounted += waited - self._waited
-        self._waited = waited
+            self._asked = now if self._asked else 0.0
+        self._waited, self._spent = waited, spent
         return left_out
 
     def ask(self) -> None:
         """It waits for a decoder, until `serve`."""
-        self._leave_out_the_line()
+        self._leave_out_the_line(time.monotonic())
         self._asked, self._served = time.monotonic(), 0.0
 
     def serve(self) -> None:
@@ -66,7 +70,7 @@ class Clock:
 
     def pause(self) -> None:
         """Stand still until `resume`."""
-        self._leave_out_the_line()
+        self._leave_out_the_line(time.monotonic())
         self._paused = time.monotonic()
 
     def resume(self, *, charged: bool) -> None:
@@ -76,10 +80,10 @@ class Clock:
             self._begun += now - self._paused
         self._paused, self._asked = None, now if self._asked else 0.0
 
-    def _leave_out_the_line(self) -> None:
+    def _leave_out_the_line(self, now: float) -> None:
         if not self._asked or self._paused is not None:
             return
-        until = self._served or time.monotonic()
+        until = min(self._served or now, now)
         waited = min(max(0.0, until - self._asked), self._room)
         self._begun, self._room, self._asked = self._begun + waited, self._room - waited, max(until, self._asked)
 
