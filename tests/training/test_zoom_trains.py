@@ -54,7 +54,7 @@ def run(request, tmp_path_factory):
 
 def in_the_prompt(run):
     """Visual tokens of every prompt: a small picture, or, where the video lives in the interpreter alone, nothing."""
-    return 16 if run.recipe.world.media == "image" else 0
+    return run.recipe.agent.settings["image_pixels"][1] // 16**2 if run.recipe.world.media == "image" else 0
 
 
 def test_it_learns_to_call(run):
