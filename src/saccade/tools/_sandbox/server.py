@@ -74,7 +74,7 @@ class Guest:
 
     def threads(self) -> int:
         """How many threads it has, by the host's own count; 0 for one that has ended."""
-        return self._figure(17)
+        return self._figures(17)[0]
 
     def waited(self) -> float:
         """Seconds for which its main thread has stood in line for a processor; 0 where the kernel doesn't say."""
@@ -85,14 +85,15 @@ class Guest:
 
     def spent(self) -> float:
         """Seconds that its threads have spent on processors; 0 for one that has ended."""
-        return (self._figure(11) + self._figure(12)) / os.sysconf("SC_CLK_TCK")
+        return sum(self._figures(11, 12)) / os.sysconf("SC_CLK_TCK")
 
-    def _figure(self, number: int) -> int:
-        """One of the numbers behind its name in /proc/…/stat; 0 for one that has ended."""
+    def _figures(self, *places: int) -> list[int]:
+        """Some of the numbers behind its name in /proc/…/stat; 0 each for one that has ended."""
         try:  # it may give itself any name: bytes that are no text, brackets, line feeds
-            return int(Path(self._proc(), "stat").read_bytes().rpartition(b")")[2].split()[number])
+            fields = Path(self._proc(), "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
-            return 0
+            return [0] * len(places)
+        return [int(fields[place]) for place in places]
 
     def _proc(self) -> str:
         """Its folder in /proc, by the host's own count of processes."""
