@@ -89,6 +89,8 @@ class Pictures(Section):
     cards: tuple[int, int] = (2, 4)  # least and most per picture
     distractors: Whole = 0  # white discs with marks that no question asks for
     tasks_per_picture: Count = 8
+    sheets: Whole = 0  # pictures more to train on: full of cards, read one by one, from which a model learns to see
+    sheet: Count = 5  # cards along a side of one; an overview should show them as large as a look at a card does
     questions: tuple[str, ...] = ("colour", "digit", "letter", "which", "count", "where")
 
 

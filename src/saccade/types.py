@@ -105,7 +105,7 @@ class Demo:
     """A demonstration for SFT, as text: what to say in each turn, and what the sub-agents of each tool turn say.
 
     `replies` are whole, whatever part of them an agent forces, such as `("<think>Red.</think><answer>red</answer>",)`;
-    `children[t]` are in the order of turn t's calls. Where `main` is false only the sub-agents' replies are learned.
+    `children[t]` are in turn t's order of calls. Practice has `main` false: its sub-agents, if any, are learned alone.
     """
 
     task: Task

@@ -308,6 +308,30 @@ def test_demonstrations_are_well_formed(default_tasks):
         assert all(0 < side < 1 for reply in replies for call in reply.calls for side in call.arguments.values())
 
 
+@pytest.mark.slow
+def test_sheets_are_read_whole(tmp_path):
+    """They are of training alone, each card as large as it is in a picture, and the overview shows each."""
+    world = World(media="image", train=3, validation=1, test=1, image=Pictures(sheets=4, sheet=3, tasks_per_picture=2))
+    make_world(tmp_path / "w", world, seed=5)
+    assert check_world(tmp_path / "w").problems == ()
+    scenes = {name: scene for name, (_, scene) in read_scenes(tmp_path / "w", "train").items()}
+    assert [len(read_scenes(tmp_path / "w", split)) for split in SPLITS] == [7, 1, 1]
+    demos = read_demos(tmp_path / "w/train/traces.jsonl")
+    sheets = [each for each in demos if not each.main]
+    assert (len(sheets), len(demos)) == (4, 3 * 2 + 4)
+    for sheet in sheets:
+        path = sheet.task.media[0].path
+        cards = scenes[path.rpartition("/")[2]].cards
+        assert [card.box for card in cards] == [(x, y, x + 32, y + 32) for y in (0, 32, 64) for x in (0, 32, 64)]
+        with Image.open(path) as picture:
+            assert picture.size == (96, 96)
+            assert [picture.getpixel((card.left, card.top)) for card in cards] == [PALETTE[c.colour] for c in cards]
+        (reply,) = sheet.replies
+        listed = [f"{card.colour} {card.sign}{' dot' if card.mark == DOT else ''}" for card in cards]
+        assert f"I see: {', '.join(listed)}</think>" in reply
+        assert parse(reply).answer == sheet.task.gold == listed[-1]
+
+
 def test_another_language_of_tools_can_be_demonstrated(default_tasks):
     """What looks is a setting: an agent that writes code needs another text, and nothing else."""
     task = next(task for task in default_tasks["test"] if len(task.extras["looks"]) == 1)

@@ -65,6 +65,11 @@ def test_practice_learns_sub_agents_alone(stage):
     assert [sample.ledger for sample in samples] == [sample.ledger for sample in rehearsed(stage)[1:]]
 
 
+def test_practice_without_sub_agents_learns_its_own_replies(stage):
+    (sample,) = rehearsed(stage, replies=(ANSWER,), children=(), main=False)
+    assert learned(stage, sample) == [ANSWER + "<|im_end|>"]
+
+
 def test_the_frame_budget_is_the_demonstrations(stage):
     for frames in (1, 3):
         assert len(rehearsed(stage, frames=frames)[0].ledger.segments[0].slots) == frames

@@ -32,7 +32,7 @@ def whole(home, tmp_path_factory):
 def drawn(home):
     """A stage and what it would learn in a step."""
     stage = home.stage("sft.tokens_per_step=900")
-    return stage, asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1))
+    return stage, asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1, practice=0.5))
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_no_demonstrations_are_an_error(home, tmp_path):
 def test_what_a_step_draws_depends_on_its_seed_alone(drawn, home):
     stage, samples = drawn
     found = scenes(home.demos)
-    again, other = (asyncio.run(draw(stage, found, stage.recipe.sft, seed=seed)) for seed in (1, 2))
+    again, other = (asyncio.run(draw(stage, found, stage.recipe.sft, seed=seed, practice=0.5)) for seed in (1, 2))
     assert again == samples
     assert other != samples
 
@@ -115,7 +115,7 @@ def test_what_a_step_draws_depends_on_its_seed_alone(drawn, home):
 def test_scenes_are_drawn_until_the_step_is_full(drawn, home):
     stage, samples = drawn
     sizes = [stage.recipe.sft.model_copy(update={"tokens_per_step": size}) for size in (1, 300, 900)]
-    drawings = [asyncio.run(draw(stage, scenes(home.demos), settings, seed=1)) for settings in sizes]
+    drawings = [asyncio.run(draw(stage, scenes(home.demos), settings, seed=1, practice=0.5)) for settings in sizes]
     assert 0 < len(drawings[0]) < len(drawings[1]) < len(drawings[2])
     assert all(samples[: len(drawing)] == drawing for drawing in drawings)
     first = {picture.path for sample in drawings[0] for picture in sample.ledger.pictures()}
@@ -124,18 +124,31 @@ def test_scenes_are_drawn_until_the_step_is_full(drawn, home):
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_the_share_of_practice(home, share):
-    stage = home.stage(f"sft.practice={share}")
-    samples = asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1))
+    stage = home.stage()
+    samples = asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1, practice=share))
+    assert of_main(stage, samples) == (share == 0.0)
+
+
+def of_main(stage, samples):
+    """Whether some of these conversations are main agents', whose replies begin with what is forced."""
     think = stage.backbone.renderer.encode("<think>\n")
-    forced = [any(segment.tokens == think for segment in sample.ledger.segments) for sample in samples]
-    assert any(forced) == (share == 0.0)
+    return any(segment.tokens == think for sample in samples for segment in sample.ledger.segments)
+
+
+def test_practice_comes_first_where_it_is_asked_for(home):
+    stage = home.stage("sft.steps=4", "sft.practice=0", "sft.practice_first=2")
+
+    async def steps():
+        return [of_main(stage, samples) async for _, samples in sft.drawn(stage, scenes(home.demos), 0)]
+
+    assert asyncio.run(steps()) == [False, False, True, True]
 
 
 def test_practice_alone_or_none_at_all_are_fine(home):
     stage = home.stage()
     for main in (True, False):
         demos = [demo for demo in home.demos if demo.main == main]
-        assert asyncio.run(draw(stage, scenes(demos), stage.recipe.sft, seed=1))
+        assert asyncio.run(draw(stage, scenes(demos), stage.recipe.sft, seed=1, practice=0.5))
 
 
 # ---- packing does not leak -------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
     engine = Rehearsed(renderer=ctx.renderer, replies=replies)
     episode = await agent(demo.task, replace(ctx, engine=engine, seed=seed, frames=demo.frames))
     own, *children = episode.walk()
-    learned = [each for each in ((own, *children) if demo.main else children) if each.ledger.sampled_tokens()]
+    alone = demo.children and not demo.main
+    learned = [each for each in (children if alone else (own, *children)) if each.ledger.sampled_tokens()]
     if episode.end in BROKEN or not learned:
         reason = episode.error or "its calls reach no sub-agent"
         raise DataError(f"the demonstration of task {demo.task.id} with {demo.frames} frames is of no use: {reason}")

@@ -68,8 +68,11 @@ async def drawn(stage: Stage, found: Scenes, first: int) -> AsyncGenerator[tuple
     """Each step's number and samples; the next ones are drawn while the ones before are learned."""
     settings, seed = stage.recipe.sft, stage.recipe.seed
 
+    def share(number: int) -> float:
+        return 1.0 if number < settings.practice_first else settings.practice
+
     def begin(number: int) -> "asyncio.Task[list[Sample]]":
-        return asyncio.create_task(draw(stage, found, settings, seed_of(seed, "sft", number)))
+        return asyncio.create_task(draw(stage, found, settings, seed_of(seed, "sft", number), practice=share(number)))
 
     waiting = begin(first)
     try:
@@ -82,18 +85,18 @@ async def drawn(stage: Stage, found: Scenes, first: int) -> AsyncGenerator[tuple
         waiting.cancel()
 
 
-async def draw(stage: Stage, found: Scenes, settings: Sft, seed: int) -> list[Sample]:
+async def draw(stage: Stage, found: Scenes, settings: Sft, seed: int, *, practice: float) -> list[Sample]:
     """The conversations of scenes drawn at random, up to `settings.per_scene` of each, until a step's tokens are full.
 
-    A share `settings.practice` of the scenes is of those for sub-agents alone, where there are any. Tokens are counted
-    as packed, so that a shared prefix counts once.
+    A share `practice` of the scenes is of those for practice, where there are any. Tokens are counted as packed, so
+    that a shared prefix counts once.
     """
     rng, context = random.Random(seed), stage.context(seed=seed)
     whole = [place for place, demos in found.items() if demos[0].main]
     drills = [place for place, demos in found.items() if not demos[0].main]
     samples, tokens = list[Sample](), 0
     while tokens < settings.tokens_per_step:
-        practised = not whole or (drills and rng.random() < settings.practice)
+        practised = not whole or (drills and rng.random() < practice)
         scene = found[rng.choice(drills if practised else whole)]
         fresh: list[Sample] = []
         for demo in rng.sample(scene, min(len(scene), settings.per_scene)):

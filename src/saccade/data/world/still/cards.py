@@ -79,12 +79,27 @@ def draw_scene(dials: Pictures, rng: random.Random) -> Scene:
     found: dict[bool, list[Card]] = {True: [], False: []}
     for index, (left, top) in enumerate(places):
         mine = index in chosen
-        mark = rng.choice((DOT, DIGIT, LETTER))
-        colour = next(colours) if mine else NOBODY
-        sign = rng.choice([each for each in SIGNS[mark] if each != colour])
-        card = Card(left=left, top=top, side=side, colour=colour, mark=mark, sign=sign, size=dials.mark)
-        found[mine].append(card)
+        found[mine].append(_card((left, top), side, next(colours) if mine else NOBODY, dials, rng))
     return Scene(pixels=dials.pixels, cards=tuple(found[True]), distractors=tuple(found[False]))
+
+
+def draw_sheet(dials: Pictures, rng: random.Random) -> Scene:
+    """A picture without a background: `dials.sheet` rows of as many cards."""
+    side, count = side_of(dials), dials.sheet
+    cards = (
+        _card((column * side, row * side), side, rng.choice(COLOURS), dials, rng)
+        for row in range(count)
+        for column in range(count)
+    )
+    return Scene(pixels=count * side, cards=tuple(cards))
+
+
+def _card(place: tuple[int, int], side: int, colour: str, dials: Pictures, rng: random.Random) -> Card:
+    """A card of a colour with any mark that can be told from it; `place` is its left and top."""
+    mark = rng.choice((DOT, DIGIT, LETTER))
+    sign = rng.choice([each for each in SIGNS[mark] if each != colour])
+    left, top = place
+    return Card(left=left, top=top, side=side, colour=colour, mark=mark, sign=sign, size=dials.mark)
 
 
 def _places(dials: Pictures, side: int, count: int, rng: random.Random) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ folder/{train,validation,test}/
     pictures/00000.png …              the pictures
     cards.json                        per picture: digest of the file, what is shown where
     tasks.jsonl                       `Task` rows (see questions.py for their extras)
-    traces.jsonl                      train alone: `Demo` rows, one per task
+    traces.jsonl                      train alone: `Demo` rows, one per task and per sheet
 ```
 """
 
@@ -20,8 +20,8 @@ from saccade.data.world.folder import SPLITS, claim, read_json
 from saccade.data.world.questions import Balance
 from saccade.data.world.splits import draw_splits, write_split
 from saccade.data.world.still import phrases
-from saccade.data.world.still.cards import Card, Scene, draw_scene
-from saccade.data.world.still.oracle import demo
+from saccade.data.world.still.cards import Card, Scene, draw_scene, draw_sheet
+from saccade.data.world.still.oracle import demo, listed
 from saccade.data.world.still.paint import painted, write_picture
 from saccade.data.world.still.questions import draw_tasks
 from saccade.media import files
@@ -40,6 +40,12 @@ def make_stills(folder: str | os.PathLike[str], world: World, *, seed: int, prog
     root = Path(folder)
     drawn = draw_stills(world, seed=seed)
     rows = {split: tasks_of(world.image, drawn[split], seed=seed, split=split) for split in SPLITS}
+    traces = traces_of(rows["train"], world)
+    for index in range(world.image.sheets):  # named after the pictures, as if they were more of them
+        sheet = draw_sheet(world.image, random.Random(seed_of("sheet", seed, index)))
+        place, name = _names("train", len(drawn["train"]))
+        drawn["train"].append(sheet)
+        traces.append(listed(sheet.cards, picture=place, name=name))
     settings = world.model_dump(mode="json", include={"media", "image", "traces", *SPLITS})
     claim(root, {"seed": seed, "settings": settings}, packages=("pillow", "numpy"))
     for split in SPLITS:
@@ -51,8 +57,7 @@ def make_stills(folder: str | os.PathLike[str], world: World, *, seed: int, prog
                 write_picture(path, painted(scene, seed_of("pixels", seed, split, index)))
             if progress:
                 progress(split, index + 1, len(drawn[split]))
-        traces = traces_of(rows[split], world) if split == "train" else []
-        _write_rows(root / split, drawn[split], rows[split], traces)
+        _write_rows(root / split, drawn[split], rows[split], traces if split == "train" else [])
 
 
 def draw_stills(world: World, *, seed: int) -> dict[str, list[Scene]]:
@@ -78,9 +83,14 @@ def tasks_of(dials: Pictures, drawn: Sequence[Scene], *, seed: int, split: str) 
     balance = Balance(rng)
     tasks: list[Task] = []
     for index, scene in enumerate(drawn):
-        place, name = f"pictures/{index:05d}.png", f"{split}-{index:05d}"
+        place, name = _names(split, index)
         tasks += draw_tasks(dials, scene, balance, rng, picture=place, name=name)
     return tasks
+
+
+def _names(split: str, index: int) -> tuple[str, str]:
+    """A picture's path as tasks have it, and what their ids begin with."""
+    return f"pictures/{index:05d}.png", f"{split}-{index:05d}"
 
 
 def traces_of(tasks: Sequence[Task], world: World) -> list[Demo]:

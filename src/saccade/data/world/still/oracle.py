@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from saccade.data.world.still import phrases
 from saccade.data.world.still.cards import Card, Sides
 from saccade.data.world.still.questions import cards_of
-from saccade.types import Demo, Task
+from saccade.types import Demo, Kind, Media, MediaKind, Task
 
 AT_ONCE = 5  # calls per turn, as the agents allow
 
@@ -27,6 +27,14 @@ def demo(task: Task, *, look: Look = phrases.zooming) -> Demo:
     ]
     think = phrases.sees(seen) if seen else thoughts[0]
     return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
+
+
+def listed(cards: Sequence[Card], *, picture: str, name: str) -> Demo:
+    """Practice in seeing: a sheet of cards is read whole, since what is asked about is its last card."""
+    said = phrases.told(cards[-1:])
+    media = (Media(path=picture, kind=MediaKind.IMAGE),)
+    task = Task(id=name, question=phrases.LAST, media=media, kind=Kind.OPEN, gold=said)
+    return Demo(task=task, frames=None, replies=(phrases.answering(phrases.sees(cards), said),), main=False)
 
 
 def _turns(cards: Sequence[Card]) -> list[Sequence[Card]]:

@@ -23,6 +23,8 @@ QUESTIONS = {
     "place": "Where is the {target} card?",
 }
 
+LAST = "What is the last card?"  # of a sheet
+
 CROPS = (
     "w, h = image_clue_0.size\nfor l, t, r, b in [",
     "]:\n    image_clue_0.crop((l * w, t * h, r * w, b * h)).show()",
@@ -39,6 +41,7 @@ PIECES = (
     "How many cards?",
     "Where is the card with ",
     "Where is the ",
+    LAST,
     " card?",
     " dot",
     "Cards: ",
@@ -91,7 +94,16 @@ def sees(cards: Sequence[Card]) -> str:
     >>> sees([Card(left=0, top=0, side=32, colour="red", mark="digit", sign="7")])
     'I see: red 7'
     """
-    return f"I see: {', '.join(f'{card.colour} {mark(card)}' for card in cards) or NOTHING}"
+    return f"I see: {told(cards)}"
+
+
+def told(cards: Sequence[Card]) -> str:
+    """Cards by colour and mark, in order.
+
+    >>> told([Card(left=0, top=0, side=32, colour="red", mark="digit", sign="7")])
+    'red 7'
+    """
+    return ", ".join(f"{card.colour} {mark(card)}" for card in cards) or NOTHING
 
 
 def spots(cards: Sequence[Card], pixels: int) -> str:
