@@ -126,7 +126,7 @@ def data_world(
 
     loaded = load_recipe(recipe, settings or ())
     world = loaded.world
-    with progress("world", world.train + world.validation + world.test) as advance:
+    with progress("world", world.files) as advance:
         found = stages.world(folder, loaded, told=advance)
     what = {"video": "clips", "image": "pictures"}[world.media]
     splits = ", ".join(f"{count} {split}" for split, count in found.clips.items())

@@ -113,6 +113,11 @@ class World(Section):
     traces: Literal["calls", "code", "answers"] = "calls"  # how they look: by tools, by Python, or (at 64 frames) not
     haystack: str | None = None  # a folder of clips to hide the needles in
 
+    @property
+    def files(self) -> int:
+        """How many clips or pictures it has, in all splits."""
+        return self.train + self.validation + self.test + self.image.sheets
+
     @model_validator(mode="after")
     def _of_one_medium(self) -> "World":
         if self.media == "video" and self.image != Pictures():

@@ -202,7 +202,7 @@ def world(folder: Path, recipe: Recipe, *, told: Callable[[int, str, int], None]
     total)` counts the videos or pictures of all splits. Raises DataError for a world that is not sound.
     """
     made = dict.fromkeys(SPLITS, 0)
-    total = recipe.world.train + recipe.world.validation + recipe.world.test
+    total = recipe.world.files
 
     def count(split: str, done: int, _: int) -> None:
         made[split] = done

@@ -194,8 +194,7 @@ class Lab:
         return sorted(used, key=lambda name: (self.set.starts[name].after is not None, [*self.set.starts].index(name)))
 
     def _world(self, seed: int) -> Job:
-        world = self.start_recipe("usual").world
-        clips = world.train + world.validation + world.test
+        clips = self.start_recipe("usual").world.files
         return Job(name=world_of(seed), kind="world", seed=seed, needs=(), seconds=PER_PROCESS + PER_CLIP * clips)
 
     def _start_jobs(self, seed: int) -> Iterator[Job]:
