@@ -89,7 +89,7 @@ class Pictures(Section):
     cards: tuple[int, int] = (2, 4)  # least and most per picture
     distractors: Whole = 0  # white discs with marks that no question asks for
     tasks_per_picture: Count = 8
-    sheets: Whole = 0  # pictures more to train on: full of cards, read one by one, from which a model learns to see
+    sheets: NotNegative = 0.0  # per picture to train on: full of cards, read one by one, to learn from them to see
     sheet: Count = 5  # cards along a side of one; an overview should show them as large as a look at a card does
     questions: tuple[str, ...] = ("colour", "digit", "letter", "which", "count", "where")
 
@@ -116,7 +116,12 @@ class World(Section):
     @property
     def files(self) -> int:
         """How many clips or pictures it has, in all splits."""
-        return self.train + self.validation + self.test + self.image.sheets
+        return self.train + self.sheets + self.validation + self.test
+
+    @property
+    def sheets(self) -> int:
+        """How many of them are for practice."""
+        return round(self.train * self.image.sheets)
 
     @model_validator(mode="after")
     def _of_one_medium(self) -> "World":

@@ -311,7 +311,9 @@ def test_demonstrations_are_well_formed(default_tasks):
 @pytest.mark.slow
 def test_sheets_are_read_whole(tmp_path):
     """They are of training alone, each card as large as it is in a picture, and the overview shows each."""
-    world = World(media="image", train=3, validation=1, test=1, image=Pictures(sheets=4, sheet=3, tasks_per_picture=2))
+    world = World(
+        media="image", train=3, validation=1, test=1, image=Pictures(sheets=1.4, sheet=3, tasks_per_picture=2)
+    )
     make_world(tmp_path / "w", world, seed=5)
     assert check_world(tmp_path / "w").problems == ()
     scenes = {name: scene for name, (_, scene) in read_scenes(tmp_path / "w", "train").items()}

@@ -136,7 +136,7 @@ def of_main(stage, samples):
 
 
 def test_practice_comes_first_where_it_is_asked_for(home):
-    stage = home.stage("sft.steps=4", "sft.practice=0", "sft.practice_first=2")
+    stage = home.stage("sft.steps=4", "sft.practice=0", "sft.practice_first=0.5")
 
     async def steps():
         return [of_main(stage, samples) async for _, samples in sft.drawn(stage, scenes(home.demos), 0)]

@@ -33,8 +33,9 @@ WAYS = [
 def run(request, tmp_path_factory):
     """Cold start and two steps of RL, in one folder."""
     root, (name, family) = tmp_path_factory.mktemp("zoom"), request.param
-    pictures = () if name == "tiny/pyvision_video" else ("world.image={cards: [2, 2], tasks_per_picture: 6}",)
-    recipe = load_recipe(name, [*SMALL, *pictures, f"model.family={family}"])
+    pictures = "world.image={cards: [2, 2], tasks_per_picture: 6, sheets: 0}"
+    more = [] if name == "tiny/pyvision_video" else [pictures]
+    recipe = load_recipe(name, [*SMALL, *more, f"model.family={family}"])
     make_world(root / "world", recipe.world, seed=0)
     demos = read_demos(root / "world/train/traces.jsonl")
     words = sorted({text for demo in demos for text in (demo.task.question, *demo.replies)})

@@ -69,7 +69,7 @@ async def drawn(stage: Stage, found: Scenes, first: int) -> AsyncGenerator[tuple
     settings, seed = stage.recipe.sft, stage.recipe.seed
 
     def share(number: int) -> float:
-        return 1.0 if number < settings.practice_first else settings.practice
+        return 1.0 if number < settings.practice_first * settings.steps else settings.practice
 
     def begin(number: int) -> "asyncio.Task[list[Sample]]":
         return asyncio.create_task(draw(stage, found, settings, seed_of(seed, "sft", number), practice=share(number)))

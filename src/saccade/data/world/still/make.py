@@ -41,7 +41,7 @@ def make_stills(folder: str | os.PathLike[str], world: World, *, seed: int, prog
     drawn = draw_stills(world, seed=seed)
     rows = {split: tasks_of(world.image, drawn[split], seed=seed, split=split) for split in SPLITS}
     traces = traces_of(rows["train"], world)
-    for index in range(world.image.sheets):  # named after the pictures, as if they were more of them
+    for index in range(world.sheets):  # named after the pictures, as if they were more of them
         sheet = draw_sheet(world.image, random.Random(seed_of("sheet", seed, index)))
         place, name = _names("train", len(drawn["train"]))
         drawn["train"].append(sheet)
