@@ -24,7 +24,7 @@ from saccade.data.world.floors import blind_floor
 from saccade.data.world.folder import SPLITS
 from saccade.data.world.paint import DIGITS, INK, WHITE
 from saccade.data.world.still.cards import DIGIT, DOT, LETTER, SIGNS, Card, Scene, draw_scene
-from saccade.data.world.still.make import draw_stills, read_scenes, tasks_of
+from saccade.data.world.still.make import draw_stills, read_scenes, tasks_of, traces_of
 from saccade.data.world.still.oracle import AT_ONCE, demo
 from saccade.data.world.still.paint import LETTERS, painted
 from saccade.data.world.still.questions import KINDS, cards_of
@@ -342,6 +342,18 @@ def test_another_language_of_tools_can_be_demonstrated(default_tasks):
     assert found.replies[0].endswith(f" {[box]} of 320")
     assert found.replies[0].startswith("Cards: ")
     assert found.replies[1:] == demo(task).replies[1:]
+
+
+def test_traces_may_be_answers_alone(default_tasks):
+    """The measure for looking closer: a sharp overview that is read at once."""
+    for task in default_tasks["test"]:
+        (reply,) = demo(task, look=None).replies
+        found = parse(reply)
+        assert (found.calls, found.answer) == ((), parse(demo(task).replies[-1]).answer)
+        cards = [cards_of(task)[place] for place in task.extras["looks"]]
+        assert reply.count(f"{cards[0].colour} {cards[0].sign}" if cards else "Cards: ") == 1
+    world = World(media="image", traces="answers")
+    assert traces_of(default_tasks["test"], world) == [demo(task, look=None) for task in default_tasks["test"]]
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------

@@ -95,8 +95,8 @@ def _names(split: str, index: int) -> tuple[str, str]:
 
 def traces_of(tasks: Sequence[Task], world: World) -> list[Demo]:
     """One demonstration per task, in the language of the world's traces."""
-    look = phrases.coding if world.traces == "code" else phrases.zooming
-    return [demo(task, look=look) for task in tasks]
+    looks = {"calls": phrases.zooming, "code": phrases.coding, "answers": None}
+    return [demo(task, look=looks[world.traces]) for task in tasks]
 
 
 def _write_rows(folder: Path, drawn: Sequence[Scene], tasks: Sequence[Task], traces: Sequence[Demo]) -> None:

@@ -17,14 +17,16 @@ AT_ONCE = 5  # calls per turn, as the agents allow
 Look = Callable[[str, Sequence[Sides], int], str]  # a thought, boxes in pixels, the picture's side -> a reply
 
 
-def demo(task: Task, *, look: Look = phrases.zooming) -> Demo:
-    """A right attempt at a task; `look` writes the replies that look closer, in the language of an agent's tools."""
+def demo(task: Task, *, look: Look | None = phrases.zooming) -> Demo:
+    """A right attempt at a task; `look` writes the replies that look closer, in the language of an agent's tools.
+
+    Without one the overview is read as if it showed everything.
+    """
     cards, side = cards_of(task), int(task.extras["width"])
     seen = [cards[place] for place in task.extras["looks"]]
     thoughts = [phrases.spots(cards, side), *(phrases.LOOK for _ in _turns(seen)[1:])]
-    replies = [
-        look(thought, [card.box for card in some], side) for thought, some in zip(thoughts, _turns(seen), strict=False)
-    ]
+    turns = zip(thoughts, _turns(seen), strict=False)
+    replies = [look(thought, [card.box for card in some], side) for thought, some in turns if look]
     think = phrases.sees(seen) if seen else thoughts[0]
     return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
 
