@@ -1,6 +1,7 @@
 """Traces by code, run for real: what the code prints and shows is what the trace goes on with."""
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from saccade.data.world import check_world, make_world
 from saccade.data.world.events import PALETTE
 from saccade.data.world.oracle import begins
 from saccade.data.world.questions import events_of
+from saccade.data.world.still.make import read_scenes
 from saccade.data.world.still.questions import cards_of
 from saccade.engines.scripted import scripted
 from saccade.media.cache import Library
@@ -93,6 +95,22 @@ def test_a_dense_overview_is_only_read(tmp_path, renderer):
             wanted = [None if word == "none" else word for word in episode.task.gold.split()]
             assert len(frames) == len(wanted)
             assert all(colour_in(pixels) == name for pixels, name in zip(frames, wanted, strict=True) if name)
+
+
+@pytest.mark.slow
+def test_a_dense_picture_is_only_read(tmp_path, renderer):
+    """As large as a look by code shows it, and so is each card of a sheet."""
+    found = played("tiny/dense_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
+    scenes = read_scenes(tmp_path / "w", "train")
+    assert {bool(episode.task.extras) for episode, *_ in found} == {True, False}
+    for episode, score, library in found:
+        assert episode.end is End.ANSWERED
+        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+        assert (episode.results, episode.usage.visual_tokens) == ((), 100)
+        (picture,) = episode.ledger.pictures()
+        pixels = library.pixels(picture)
+        for card in scenes[Path(episode.task.media[0].path).name][1].cards:
+            assert colour_in(pixels[card.top // 2 :, card.left // 2 :][:16, :16]) == card.colour
 
 
 def colours_of(episode):
