@@ -70,7 +70,7 @@ async def cold_start(stage: Stage, steps: int) -> None:
     optimizer = Optimizer(stage.backbone.model, settings.optim, steps)
     for number in range(steps):
         optimizer.begin(number)
-        samples = await sft.draw(stage, scenes, settings, seed=number)
+        samples = await sft.draw(stage, scenes, settings, seed=number, practice=settings.practice)
         report = sft.learn(stage, samples, settings, optimizer)
     print(f"cold start: {steps} steps, loss {report.loss:.2f}")
 

@@ -84,6 +84,14 @@ def test_settings_are_told_one_by_one(tmp_path, model, world):
     assert "model" not in problems
 
 
+def test_charts_without_practice(tmp_path, model, world):
+    settings = ["world={media: image, image: {charts: 0.5}}", "sft.practice=0"]
+    problems = wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, world=world))
+    assert "give sft.practice or sft.practice_first a share" in problems["practice"]
+    settings += ["sft.practice_first=0.1"]
+    assert "practice" not in wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "2", model=model, world=world))
+
+
 def test_extras_that_are_missing(tmp_path, model, world, monkeypatch):
     import importlib.util
 

@@ -100,6 +100,7 @@ def _settings(case: Case) -> Iterator[Finding]:
         "rewards": ", ".join(recipe.rewards),
         "family": model.family,
         "adapters": f"rank {model.lora_rank}" if model.lora_rank else "none",
+        "practice": f"{recipe.sft.practice:g} of the scenes",
         "trackers": ", ".join(recipe.track) or "none",
     }
     for name, look in looks.items():

@@ -106,8 +106,8 @@ class Sft(Section):
     optim: Optim = Optim()
     save_every: Count = 100
     per_scene: Count = 4  # demonstrations of one scene (media and frame budget) that are learned together
-    practice: Share = 0.5  # share of scenes that are practice (of sub-agents, of seeing), where the data has any
-    practice_first: Share = 0.0  # of the steps: that many are of practice alone, before all others
+    practice: Share = 0.5  # share of scenes that are practice (of sub-agents, on charts), where the data has any
+    practice_first: Share = 0.0  # of the steps: so many are of practice alone, before all others
 
 
 class Advantage(Section):

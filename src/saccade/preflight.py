@@ -40,6 +40,7 @@ def checks(recipe: Recipe, *, graded: bool = True) -> dict[str, Callable[[], obj
         "rewards": functools.partial(_check_rewards, recipe, graded=graded),
         "family": functools.partial(_check_family, recipe.model.family),
         "adapters": functools.partial(check_adapters, recipe.model.lora_rank),
+        "practice": functools.partial(_check_practice, recipe),
         "trackers": functools.partial(check_trackers, recipe.track),
     }
 
@@ -71,6 +72,12 @@ def _check_family(family: str) -> None:
     families = plugins.names("chat.families")
     if family not in families:
         raise ConfigError(f"model.family: there is no family {family!r}; {plugins.nearest(family, families)}")
+
+
+def _check_practice(recipe: Recipe) -> None:
+    if recipe.world.charts and not (recipe.sft.practice or recipe.sft.practice_first):
+        mend = "give sft.practice or sft.practice_first a share, or set world.image.charts to 0"
+        raise ConfigError(f"the world's charts are for practice, and there is none: {mend}")
 
 
 def check_model(weights: Path) -> ChatRenderer:

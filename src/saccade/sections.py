@@ -89,8 +89,8 @@ class Pictures(Section):
     cards: tuple[int, int] = (2, 4)  # least and most per picture
     distractors: Whole = 0  # white discs with marks that no question asks for
     tasks_per_picture: Count = 8
-    sheets: NotNegative = 0.0  # per picture to train on: full of cards, read one by one, to learn from them to see
-    sheet: Count = 5  # cards along a side of one; an overview should show them as large as a look at a card does
+    charts: NotNegative = 0.0  # more pictures, per training picture: full of cards, to practise seeing
+    chart_side: Annotated[int, Field(ge=1, le=20)] = 5  # cards; an overview should show one as large as a look does
     questions: tuple[str, ...] = ("colour", "digit", "letter", "which", "count", "where")
 
 
@@ -98,7 +98,7 @@ class World(Section):
     """A needle world (`saccade data world`): the dials of difficulty."""
 
     media: Literal["video", "image"] = "video"
-    image: Pictures = Pictures()  # where media is image; all else but the splits' sizes is for videos
+    image: Pictures = Pictures()  # where media is image; all else but traces and the splits' sizes is for videos
     train: Count = 256  # videos or pictures per split
     validation: Count = 48
     test: Count = 48
@@ -110,18 +110,18 @@ class World(Section):
     fps: Positive = 4.0
     tasks_per_video: Count = 8
     questions: tuple[str, ...] = ("at", "after", "before", "count", "order", "when")
-    traces: Literal["calls", "code", "answers"] = "calls"  # how they look: by tools, by Python, or (at 64 frames) not
+    traces: Literal["calls", "code", "answers"] = "calls"  # how they look: by tools, by Python, or not, all being shown
     haystack: str | None = None  # a folder of clips to hide the needles in
 
     @property
     def files(self) -> int:
         """How many clips or pictures it has, in all splits."""
-        return self.train + self.sheets + self.validation + self.test
+        return self.train + self.charts + self.validation + self.test
 
     @property
-    def sheets(self) -> int:
-        """How many of them are for practice."""
-        return round(self.train * self.image.sheets)
+    def charts(self) -> int:
+        """How many of them are charts."""
+        return round(self.train * self.image.charts)
 
     @model_validator(mode="after")
     def _of_one_medium(self) -> "World":

@@ -99,7 +99,7 @@ def test_a_dense_overview_is_only_read(tmp_path, renderer):
 
 @pytest.mark.slow
 def test_a_dense_picture_is_only_read(tmp_path, renderer):
-    """As large as a look by code shows it, and so is each card of a sheet."""
+    """As large as a look by code shows it, and so is each card of a chart."""
     found = played("tiny/dense_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
     scenes = read_scenes(tmp_path / "w", "train")
     assert {bool(episode.task.extras) for episode, *_ in found} == {True, False}
@@ -133,7 +133,7 @@ def test_pictures_are_cut_by_code(tmp_path, renderer):
         assert episode.end is End.ANSWERED
         assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
         assert all(result.ok for result in episode.results)
-        extras = episode.task.extras  # a sheet, which is read without a look at parts of it, has none
+        extras = episode.task.extras  # a chart, which is read without a look at parts of it, has none
         cards = [cards_of(episode.task)[place] for place in extras["looks"]] if extras else []
         shown = [library.pixels(picture) for result in episode.results for picture in result.pictures]
         assert [colour_in(pixels) for pixels in shown] == [card.colour for card in cards]

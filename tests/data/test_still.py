@@ -37,7 +37,7 @@ from saccade.rollouts.run import run_episode
 from saccade.sections import Pictures
 from saccade.types import End, Kind, Sampling, Task
 
-SMALL = World(media="image", train=4, validation=2, test=2, image=Pictures(distractors=1))
+SMALL = World(media="image", train=4, validation=2, test=2, image=Pictures(distractors=1, charts=0.5, chart_side=2))
 
 
 def files_of(folder):
@@ -119,9 +119,9 @@ def test_every_picture_shows_what_its_labels_say(small, split):
     for name, (_, scene) in read_scenes(small, split).items():
         with Image.open(small / split / "pictures" / name) as picture:
             pixels = np.asarray(picture)
-        assert pixels.shape == (320, 320, 3)
-        covered = np.zeros((320, 320), bool)
-        assert len(scene.distractors) == 1
+        assert pixels.shape == (scene.pixels, scene.pixels, 3)
+        covered = np.zeros(pixels.shape[:2], bool)
+        assert len(scene.distractors) == (scene.pixels == 320)  # a chart has none
         for card in (*scene.cards, *scene.distractors):
             left, top, right, bottom = card.box
             assert read_card(pixels[top:bottom, left:right]) == (card.colour, card.mark, card.sign)
@@ -309,29 +309,29 @@ def test_demonstrations_are_well_formed(default_tasks):
 
 
 @pytest.mark.slow
-def test_sheets_are_read_whole(tmp_path):
-    """They are of training alone, each card as large as it is in a picture, and the overview shows each."""
+def test_charts_are_read_whole(tmp_path):
+    """They are of training alone, each card as large as it is in a picture."""
     world = World(
-        media="image", train=3, validation=1, test=1, image=Pictures(sheets=1.4, sheet=3, tasks_per_picture=2)
+        media="image", train=3, validation=1, test=1, image=Pictures(charts=1.4, chart_side=3, tasks_per_picture=2)
     )
     make_world(tmp_path / "w", world, seed=5)
     assert check_world(tmp_path / "w").problems == ()
     scenes = {name: scene for name, (_, scene) in read_scenes(tmp_path / "w", "train").items()}
     assert [len(read_scenes(tmp_path / "w", split)) for split in SPLITS] == [7, 1, 1]
     demos = read_demos(tmp_path / "w/train/traces.jsonl")
-    sheets = [each for each in demos if not each.main]
-    assert (len(sheets), len(demos)) == (4, 3 * 2 + 4)
-    for sheet in sheets:
-        path = sheet.task.media[0].path
+    charts = [each for each in demos if not each.main]
+    assert (len(charts), len(demos)) == (4, 3 * 2 + 4)
+    for chart in charts:
+        path = chart.task.media[0].path
         cards = scenes[path.rpartition("/")[2]].cards
         assert [card.box for card in cards] == [(x, y, x + 32, y + 32) for y in (0, 32, 64) for x in (0, 32, 64)]
         with Image.open(path) as picture:
             assert picture.size == (96, 96)
             assert [picture.getpixel((card.left, card.top)) for card in cards] == [PALETTE[c.colour] for c in cards]
-        (reply,) = sheet.replies
+        (reply,) = chart.replies
         listed = [f"{card.colour} {card.sign}{' dot' if card.mark == DOT else ''}" for card in cards]
         assert f"I see: {', '.join(listed)}</think>" in reply
-        assert parse(reply).answer == sheet.task.gold == listed[-1]
+        assert parse(reply).answer == chart.task.gold == listed[-1]
 
 
 def test_another_language_of_tools_can_be_demonstrated(default_tasks):
@@ -469,7 +469,7 @@ def copy(small, tmp_path):
 def test_a_sound_world_has_no_problems(small):
     report = check_world(small)
     assert report.problems == ()
-    assert report.clips == {"train": 4, "validation": 2, "test": 2}
+    assert report.clips == {"train": 4 + 2, "validation": 2, "test": 2}  # two charts
     assert report.tasks == {"train": 32, "validation": 16, "test": 16}
     assert set(report.floors["train"]) <= set(KINDS)
 

@@ -135,13 +135,17 @@ def of_main(stage, samples):
     return any(segment.tokens == think for sample in samples for segment in sample.ledger.segments)
 
 
-def test_practice_comes_first_where_it_is_asked_for(home):
-    stage = home.stage("sft.steps=4", "sft.practice=0", "sft.practice_first=0.5")
+@pytest.mark.parametrize(
+    ("share", "first", "of_mains"),
+    [(0, 0.5, [0, 0, 1, 1]), (0, 0, [1, 1, 1, 1]), (1, 0, [0, 0, 0, 0]), (0, 0.55, [0, 0, 1, 1])],
+)
+def test_practice_comes_first_and_then_at_its_share(home, share, first, of_mains):
+    stage = home.stage("sft.steps=4", f"sft.practice={share}", f"sft.practice_first={first}")
 
     async def steps():
         return [of_main(stage, samples) async for _, samples in sft.drawn(stage, scenes(home.demos), 0)]
 
-    assert asyncio.run(steps()) == [False, False, True, True]
+    assert asyncio.run(steps()) == of_mains
 
 
 def test_practice_alone_or_none_at_all_are_fine(home):

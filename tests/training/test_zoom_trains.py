@@ -33,24 +33,39 @@ WAYS = [
 def run(request, tmp_path_factory):
     """Cold start and two steps of RL, in one folder."""
     root, (name, family) = tmp_path_factory.mktemp("zoom"), request.param
-    pictures = "world.image={cards: [2, 2], tasks_per_picture: 6, sheets: 0}"
+    pictures = "world.image={cards: [2, 2], tasks_per_picture: 6, charts: 0}"
     more = [] if name == "tiny/pyvision_video" else [pictures]
-    recipe = load_recipe(name, [*SMALL, *more, f"model.family={family}"])
+    recipe = prepared(root, load_recipe(name, [*SMALL, *more, f"model.family={family}"]))
+    stages.sft(root / "run", recipe, on_step=lambda *_: None)
+    stages.rl(root / "run", recipe, resume=True, on_step=lambda *_: None)
+    return Run.open(root / "run")
+
+
+def prepared(root, recipe):
+    """The recipe with a world and a model of its own."""
     make_world(root / "world", recipe.world, seed=0)
     demos = read_demos(root / "world/train/traces.jsonl")
     words = sorted({text for demo in demos for text in (demo.task.question, *demo.replies)})
     make_tiny(
         str(root / "model"),
-        family=family,
+        family=recipe.model.family,
         hidden=64,
         layers=2,
         vocabulary_text=words,
         phrases=pieces(recipe.world),
     )
-    recipe = stages.with_paths(recipe, folder=root / "run", model=root / "model", world=root / "world")
-    stages.sft(root / "run", recipe, on_step=lambda *_: None)
-    stages.rl(root / "run", recipe, resume=True, on_step=lambda *_: None)
-    return Run.open(root / "run")
+    return stages.with_paths(recipe, folder=root / "run", model=root / "model", world=root / "world")
+
+
+@pytest.mark.parametrize(("name", "cards"), [("tiny/pyvision_image", 25), ("tiny/dense_image", 100)])
+def test_charts_are_learned_whole(tmp_path, name, cards):
+    """Also where one of them is more than a row of a step's tokens."""
+    sft = "sft={steps: 12, tokens_per_step: 400, practice_first: 1, optim: {warmup: 2}}"
+    recipe = prepared(tmp_path, load_recipe(name, [*SMALL[:3], sft]))
+    stages.sft(tmp_path / "run", recipe, on_step=lambda *_: None)
+    rows = list(Run.open(tmp_path / "run").metrics("sft"))
+    assert all(row["trained_tokens"] >= 4 * cards for row in rows)  # a card is "red 7, " at least
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
 
 
 def in_the_prompt(run):

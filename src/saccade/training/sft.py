@@ -2,7 +2,8 @@
 
     demos ──draw──> rehearse (the agent, with the written replies) ──> samples ──> pack ──> forward, backward, step
 
-What a step learns from depends on the seed and the step's number alone, so a resumed run goes on as if never stopped.
+What a step learns from depends on the seed and the step's number alone, so a resumed run goes on as if never stopped;
+where practice comes first, also on how many steps there are.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ async def drawn(stage: Stage, found: Scenes, first: int) -> AsyncGenerator[tuple
     settings, seed = stage.recipe.sft, stage.recipe.seed
 
     def share(number: int) -> float:
-        return 1.0 if number < settings.practice_first * settings.steps else settings.practice
+        return 1.0 if number < round(settings.practice_first * settings.steps) else settings.practice
 
     def begin(number: int) -> "asyncio.Task[list[Sample]]":
         return asyncio.create_task(draw(stage, found, settings, seed_of(seed, "sft", number), practice=share(number)))

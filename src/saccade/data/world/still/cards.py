@@ -83,9 +83,9 @@ def draw_scene(dials: Pictures, rng: random.Random) -> Scene:
     return Scene(pixels=dials.pixels, cards=tuple(found[True]), distractors=tuple(found[False]))
 
 
-def draw_sheet(dials: Pictures, rng: random.Random) -> Scene:
-    """A picture without a background: `dials.sheet` rows of as many cards."""
-    side, count = side_of(dials), dials.sheet
+def draw_chart(dials: Pictures, rng: random.Random) -> Scene:
+    """A picture without a background: `dials.chart_side` rows of as many cards."""
+    side, count = side_of(dials), dials.chart_side
     cards = (
         _card((column * side, row * side), side, rng.choice(COLOURS), dials, rng)
         for row in range(count)

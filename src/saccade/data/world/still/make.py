@@ -6,7 +6,7 @@ folder/{train,validation,test}/
     pictures/00000.png …              the pictures
     cards.json                        per picture: digest of the file, what is shown where
     tasks.jsonl                       `Task` rows (see questions.py for their extras)
-    traces.jsonl                      train alone: `Demo` rows, one per task and per sheet
+    traces.jsonl                      train alone: `Demo` rows, one per task and per chart
 ```
 """
 
@@ -20,7 +20,7 @@ from saccade.data.world.folder import SPLITS, claim, read_json
 from saccade.data.world.questions import Balance
 from saccade.data.world.splits import draw_splits, write_split
 from saccade.data.world.still import phrases
-from saccade.data.world.still.cards import Card, Scene, draw_scene, draw_sheet
+from saccade.data.world.still.cards import Card, Scene, draw_chart, draw_scene
 from saccade.data.world.still.oracle import demo, listed
 from saccade.data.world.still.paint import painted, write_picture
 from saccade.data.world.still.questions import draw_tasks
@@ -41,11 +41,11 @@ def make_stills(folder: str | os.PathLike[str], world: World, *, seed: int, prog
     drawn = draw_stills(world, seed=seed)
     rows = {split: tasks_of(world.image, drawn[split], seed=seed, split=split) for split in SPLITS}
     traces = traces_of(rows["train"], world)
-    for index in range(world.sheets):  # named after the pictures, as if they were more of them
-        sheet = draw_sheet(world.image, random.Random(seed_of("sheet", seed, index)))
+    for index in range(world.charts):  # named after the pictures, as if they were more of them
+        chart = draw_chart(world.image, random.Random(seed_of("chart", seed, index)))
         place, name = _names("train", len(drawn["train"]))
-        drawn["train"].append(sheet)
-        traces.append(listed(sheet.cards, picture=place, name=name))
+        drawn["train"].append(chart)
+        traces.append(listed(chart.cards, picture=place, name=name))
     settings = world.model_dump(mode="json", include={"media", "image", "traces", *SPLITS})
     claim(root, {"seed": seed, "settings": settings}, packages=("pillow", "numpy"))
     for split in SPLITS:

@@ -2,7 +2,7 @@
 
 It first says which cards the overview shows, and where. It answers at once where that is enough, which is where cards
 are counted whatever is on them; otherwise it looks at just the cards that the question is about, several at the same
-time, and copies what it sees.
+time, and copies what it sees. Or it never looks closer, where the overview is sharp. Charts are practice in seeing.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ def demo(task: Task, *, look: Look | None = phrases.zooming) -> Demo:
     seen = [cards[place] for place in task.extras["looks"]]
     thoughts = [phrases.spots(cards, side), *(phrases.LOOK for _ in _turns(seen)[1:])]
     turns = zip(thoughts, _turns(seen), strict=False)
-    replies = [look(thought, [card.box for card in some], side) for thought, some in turns if look]
+    replies = [look(thought, [card.box for card in some], side) for thought, some in turns] if look else []
     think = phrases.sees(seen) if seen else thoughts[0]
     return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
 
 
 def listed(cards: Sequence[Card], *, picture: str, name: str) -> Demo:
-    """Practice in seeing: a sheet of cards is read whole, since what is asked about is its last card."""
+    """Practice in seeing: a chart is read whole, since what is asked about is its last card."""
     said = phrases.told(cards[-1:])
     media = (Media(path=picture, kind=MediaKind.IMAGE),)
     task = Task(id=name, question=phrases.LAST, media=media, kind=Kind.OPEN, gold=said)

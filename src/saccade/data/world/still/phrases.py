@@ -23,7 +23,7 @@ QUESTIONS = {
     "place": "Where is the {target} card?",
 }
 
-LAST = "What is the last card?"  # of a sheet
+LAST = "What is the last card?"  # of a chart
 
 CROPS = (
     "w, h = image_clue_0.size\nfor l, t, r, b in [",
