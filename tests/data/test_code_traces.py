@@ -1,7 +1,6 @@
 """Traces by code, run for real: what the code prints and shows is what the trace goes on with."""
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from saccade.data.world import check_world, make_world
 from saccade.data.world.events import PALETTE
 from saccade.data.world.oracle import begins
 from saccade.data.world.questions import events_of
-from saccade.data.world.still.make import read_scenes
 from saccade.data.world.still.questions import cards_of
 from saccade.engines.scripted import scripted
 from saccade.media.cache import Library
@@ -97,22 +95,6 @@ def test_a_dense_overview_is_only_read(tmp_path, renderer):
             assert all(colour_in(pixels) == name for pixels, name in zip(frames, wanted, strict=True) if name)
 
 
-@pytest.mark.slow
-def test_a_dense_picture_is_only_read(tmp_path, renderer):
-    """As large as a look by code shows it, and so is each card of a chart."""
-    found = played("tiny/dense_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
-    scenes = read_scenes(tmp_path / "w", "train")
-    assert {bool(episode.task.extras) for episode, *_ in found} == {True, False}
-    for episode, score, library in found:
-        assert episode.end is End.ANSWERED
-        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
-        assert (episode.results, episode.usage.visual_tokens) == ((), 100)
-        (picture,) = episode.ledger.pictures()
-        pixels = library.pixels(picture)
-        for card in scenes[Path(episode.task.media[0].path).name][1].cards:
-            assert colour_in(pixels[card.top // 2 :, card.left // 2 :][:16, :16]) == card.colour
-
-
 def colours_of(episode):
     """What each frame shows that the trace looks at: a colour, or None; by the labels alone."""
     task = episode.task
@@ -137,6 +119,17 @@ def test_pictures_are_cut_by_code(tmp_path, renderer):
         cards = [cards_of(episode.task)[place] for place in extras["looks"]] if extras else []
         shown = [library.pixels(picture) for result in episode.results for picture in result.pictures]
         assert [colour_in(pixels) for pixels in shown] == [card.colour for card in cards]
+
+
+@pytest.mark.slow
+def test_a_sharp_picture_may_be_read_at_once(tmp_path, renderer):
+    sharp = ["world.traces=answers", "agent.settings.image_pixels=[25600, 25600]", "agent.settings.tools=[]"]
+    found = played("tiny/pyvision_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096", *sharp)
+    assert {bool(episode.task.extras) for episode, *_ in found} == {True, False}  # tasks, charts
+    for episode, score, _ in found:
+        assert episode.end is End.ANSWERED
+        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+        assert (episode.results, episode.usage.visual_tokens) == ((), 100)
 
 
 @pytest.mark.slow
