@@ -40,7 +40,7 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
     return seconds
 
 
-def compared(
+def build_comparison_row(
     name: str, seconds: Mapping[str, Sequence[tuple[float, float]]], *, tokens: int | None = None
 ) -> dict[str, Any]:
     """One line of a comparison: medians, how many times faster ours (the first) is, and tokens/s where they count."""
@@ -53,7 +53,7 @@ def compared(
     return row | {"rounds": min(len(values) for values in seconds.values())}
 
 
-def machine(device: str = "cpu") -> dict[str, str]:
+def describe_machine(device: str = "cpu") -> dict[str, str]:
     """What the figures were measured on."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
     return {

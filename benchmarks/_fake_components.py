@@ -1,4 +1,4 @@
-"""What `gpu_step.py` measures with: a model of any size with random weights, and what is played around it."""
+"""Parts of `gpu_step.py`: a model of any size with random weights, and fake media, renderer, engine and reward."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ import numpy as np
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from saccade.chat.render import ChatRenderer
-from saccade.engines.local import local
-from saccade.ledger import Ledger, Picture
-from saccade.media.image import fit
-from saccade.protocols import Budget, Clip
+from saccade.chat.renderer import ChatRenderer
+from saccade.engines.local import Local
+from saccade.ledger import ImageRef
+from saccade.media.image import fit_size
+from saccade.protocols import PixelBudget, VideoInfo
+from saccade.rewards.compose import score_each
 from saccade.types import (
     Block,
     BlockKind,
     Call,
+    CallFormat,
     Completion,
     Episode,
-    Form,
+    FinishReason,
+    GenerationRequest,
     Reply,
-    Sampling,
     Score,
-    Stop,
-    Task,
-    seed_of,
 )
+from saccade.utils.hashing import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Sizes:
 
     @property
     def deepstack(self) -> list[int]:
-        """Which vision layers feed the first text layers: [8, 16, 24] of 27."""
+        """Return which vision layers feed the first text layers: [8, 16, 24] of 27."""
         step = max(1, self.vision_depth * 8 // 27)
         return [step, 2 * step, 3 * step]
 
@@ -91,7 +91,7 @@ SCALES = {
 
 
 def make_model(sizes: Sizes, folder: str, device: str, dtype: torch.dtype) -> Qwen3VLForConditionalGeneration:
-    """Random weights, made on the device; tokens and pictures are those of the folder's tokenizer and processor."""
+    """Create random weights on the device; the folder provides tokenizer and image processor."""
     half = sizes.head_dim // 2
     side = half * 20 // 64
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True}
@@ -129,62 +129,67 @@ def make_model(sizes: Sizes, folder: str, device: str, dtype: torch.dtype) -> Qw
         return Qwen3VLForConditionalGeneration._from_config(config, dtype=dtype)
 
 
-# ---- what is played ------------------------------------------------------------------------------------------------
+# ---- fake components -------------------------------------------------------------------------------------------------
 
 
-class Noise:
-    """A five-minute clip of 640x360 that exists only here: pixels are noise, so that no decoder is measured."""
+class NoiseMediaLoader:
+    """A fake five-minute clip of 640x360: pixels are noise, so that no decoder is measured."""
 
-    async def probe(self, path: str) -> Clip:
-        """What the clip is."""
-        return Clip(path=path, digest=path, duration=300.0, frames=9000, width=640, height=360)
+    async def probe(self, path: str) -> VideoInfo:
+        """Describe the clip."""
+        return VideoInfo(path=path, digest=path, duration=300.0, num_frames=9000, width=640, height=360)
 
-    async def frames(self, path: str, times: Sequence[float], *, factor: int, budget: Budget) -> list[Picture]:
-        """One picture per time."""
-        width, height = fit(640, 360, factor, budget)
-        return [Picture(path=path, digest=path, time=round(time, 3), width=width, height=height) for time in times]
+    async def load_frames(
+        self, path: str, times: Sequence[float], *, factor: int, budget: PixelBudget
+    ) -> list[ImageRef]:
+        """Return one image per time."""
+        width, height = fit_size(640, 360, factor, budget)
+        return [ImageRef(path=path, digest=path, time=round(time, 3), width=width, height=height) for time in times]
 
-    def pixels(self, picture: Picture) -> np.ndarray:
-        """Noise, uint8 RGB."""
-        rng = np.random.default_rng(seed_of(picture.key))
-        return rng.integers(0, 256, (picture.height, picture.width, 3), dtype=np.uint8)
+    def load_pixels(self, image: ImageRef) -> np.ndarray:
+        """Return noise, uint8 RGB."""
+        rng = np.random.default_rng(derive_seed(image.key))
+        return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
 
 
-class Caller(ChatRenderer):
-    """A renderer that reads every reply of the main agent as calls, and every reply of a sub-agent as a sentence."""
+class CallingRenderer(ChatRenderer):
+    """A renderer that parses every reply of the main agent as calls, and of a sub-agent as a sentence."""
 
     def __init__(self, given: ChatRenderer, sizes: Sizes) -> None:
         vars(self).update(vars(given))
         self._crops, self._seconds = sizes.crops, sizes.crop_frames
 
-    def parse(self, tokens: Sequence[int], *, forced: Sequence[int] = ()) -> Reply:
-        """Where the calls look is drawn from the tokens, so that attempts differ as real ones do."""
-        if not forced:
+    def parse(self, tokens: Sequence[int], *, prefill: Sequence[int] = ()) -> Reply:
+        """Derive the calls' arguments from the tokens, so that episodes differ like real ones."""
+        if not prefill:
             return Reply(text="A red disc appears, then a blue square crosses it from the left. " * 6)
-        rng = np.random.default_rng(seed_of(list(tokens)))
+        rng = np.random.default_rng(derive_seed(list(tokens)))
         starts = rng.uniform(0, 300 - self._seconds, self._crops).round(1).tolist()
         calls = [
             Call(
                 name="crop_video",
                 arguments={"start_time": start, "end_time": start + self._seconds, "question": "What is shown?"},
-                form=Form.TRAINED,
+                call_format=CallFormat.NATIVE,
             )
             for start in starts
         ]
         return Reply(
-            text="", blocks=tuple(Block(kind=BlockKind.CALL, body="", closed=True, call=call) for call in calls)
+            text="", blocks=tuple(Block(kind=BlockKind.CALL, body="", is_closed=True, call=call) for call in calls)
         )
 
 
-class Full(local):
+class FullLengthEngine(Local):
     """The local engine, with replies that never stop before their last token."""
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+    async def generate(self, request: GenerationRequest) -> Completion:
         """Sample all of `max_tokens`."""
-        done = await super().generate(ledger, dataclasses.replace(sampling, stop_ids=()))
-        return dataclasses.replace(done, stop=Stop.STOP)
+        completion = await super().generate(
+            GenerationRequest(request.ledger, dataclasses.replace(request.sampling, stop_ids=()))
+        )
+        return dataclasses.replace(completion, finish_reason=FinishReason.STOP)
 
 
-def score(episode: Episode, task: Task) -> Score:
-    """A value drawn from what was said."""
-    return Score(value=seed_of(list(episode.ledger.sampled_tokens())) / 2**63, parts={})
+@score_each
+def score(episode: Episode) -> Score:
+    """Return a value derived from the sampled tokens."""
+    return Score(value=derive_seed(list(episode.ledger.sampled_tokens())) / 2**63)

@@ -5,11 +5,11 @@
 
 The weights are made on the device. A prompt of 64 frames is attempted 8 times: a reply of 512 tokens, crops that
 sub-agents answer at the same time (16 frames and 512 tokens each), another reply; agent, tool, engine, packing, loss
-and optimiser are those of a training run. Only two things are played: every reply runs to its last token, and is then
+and optimizer are those of a training run. Only two things are fake: every reply runs to its last token, and is then
 read as calls, since random weights don't say anything. All weights are trained with AdamW where they fit, else adapters
 (LoRA) of rank 64.
 
-Model FLOPs utilisation (training) = model FLOPs / (seconds * peak), with
+Model FLOPs utilization (training) = model FLOPs / (seconds * peak), with
 
     model FLOPs = text: W * tokens * 2 * linear weights of the layers  +  3 * 4 * layers * heads * head_dim * pairs
                 + head: W * trained tokens * 2 * hidden * vocabulary
@@ -33,23 +33,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from _common import machine, parser, peak_gib, show
-from _played import SCALES, Caller, Full, Noise, Sizes, make_model, score
+from _common import describe_machine, parser, peak_gib, show
+from _fake_components import SCALES, CallingRenderer, FullLengthEngine, NoiseMediaLoader, Sizes, make_model, score
 from torch import nn
 
-from saccade import plugins
-from saccade.algorithms.advantages import credit
-from saccade.config import Recipe, load_recipe
-from saccade.model.backbone import Backbone
-from saccade.model.tiny import make_tiny
-from saccade.rollouts.stage import Stage
-from saccade.training.credit import samples_of
-from saccade.training.learn import learn
-from saccade.training.lots import roll_out
-from saccade.training.optim import Optimizer
-from saccade.training.pack import Batch, pack
-from saccade.training.step import StepReport, visible
-from saccade.types import Group, Kind, Media, MediaKind, Sample, Task
+from saccade.algorithms.group_advantages import compute_group_advantages
+from saccade.config.load import load_recipe
+from saccade.config.schema import Recipe
+from saccade.environments.task_environments import TaskEnvironments
+from saccade.models.backbone import Backbone
+from saccade.models.tiny import make_tiny_model
+from saccade.rollouts.components import TrainingComponents
+from saccade.training.optimizer import Optimizer
+from saccade.training.packing import Batch, pack
+from saccade.training.policy_update import update_policy
+from saccade.training.rollout_batch import collect_groups
+from saccade.training.train_step import StepReport, tree_attention_mask
+from saccade.training.training_samples import build_samples
+from saccade.types import AnswerType, Group, Media, MediaKind, Task, TrainingSample
 
 # Dense bfloat16 peak in TFLOPS, from the makers' data sheets; the first name that the device's name holds counts.
 PEAKS = {
@@ -75,44 +76,46 @@ def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recip
     """The published recipe at the benchmark's shape."""
     agent = {
         "max_turns": 1,
-        "overview_frames": sizes.frames,
-        "overview_pixels": [784, sizes.pixels],
-        "tools.crop_video.frames": [1, sizes.crop_frames],
-        "tools.crop_video.pixels": [784, sizes.pixels],
+        "num_frames": sizes.frames,
+        "frame_pixels": [784, sizes.pixels],
+        "tools.crop_video.frame_range": [1, sizes.crop_frames],
+        "tools.crop_video.frame_pixels": [784, sizes.pixels],
     }
     changes = {
         "engine.name": "local",
         "model.path": folder,
         "model.device": options.device,
         "model.dtype": options.dtype,
-        "model.threads": options.threads,
+        "model.num_threads": options.threads,
         "model.lora_rank": 0 if options.lora_rank is None else options.lora_rank,
         "sampling.max_tokens": sizes.new_tokens,
-        "gating.frames": [],
+        "frame_budgets": [],
         "rl.max_staleness": 0,
-        "rl.prompts": 1,
-        "rl.group": sizes.group,
-        "rl.row_tokens": sizes.row_tokens,
-        **{f"agent.settings.{name}": value for name, value in agent.items()},
+        "rl.prompts_per_step": 1,
+        "rl.group_size": sizes.group,
+        "rl.pack_length": sizes.row_tokens,
+        **{f"environment.settings.{name}": value for name, value in agent.items()},
     }
     return load_recipe("paravt/para_grpo", [f"{key}={value}" for key, value in changes.items()])
 
 
-def make_stage(options: argparse.Namespace, sizes: Sizes, folder: str) -> Stage:
-    """A stage as `Stage.of` makes it, but for the weights, the clip and what is played."""
+def make_components(options: argparse.Namespace, sizes: Sizes, folder: str) -> TrainingComponents:
+    """Build the components of a training run with random weights, a fake clip and the fake components."""
     torch.set_num_threads(options.threads)
-    make_tiny(folder, patch=sizes.patch, layers=1)
+    make_tiny_model(folder, patch_size=sizes.patch, num_layers=1)
     model = make_model(sizes, folder, options.device, getattr(torch, options.dtype))
     if options.lora_rank is None:
         options.lora_rank = 0 if fits(model, options.device) else 64
     recipe = make_recipe(options, sizes, folder)
     backbone = Backbone(recipe.model, model)
-    backbone.renderer = Caller(backbone.renderer, sizes)
-    media = Noise()
-    agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
-    engine = Full(backbone, media, kept_tokens=options.kept_tokens, flight_tokens=options.flight_tokens)
-    acting = {"media": media, "engine": engine, "agent": agent, "score": score}
-    return Stage(recipe=recipe, renderer=backbone.renderer, backbone=backbone, **acting)
+    backbone.renderer = CallingRenderer(backbone.renderer, sizes)
+    media = NoiseMediaLoader()
+    environments = TaskEnvironments.from_recipe(recipe)
+    engine = FullLengthEngine(
+        backbone, media, prefix_cache_tokens=options.prefix_cache_tokens, kv_cache_tokens=options.kv_cache_tokens
+    )
+    acting = {"media": media, "engine": engine, "environments": environments, "score_fn": score}
+    return TrainingComponents(recipe=recipe, renderer=backbone.renderer, backbone=backbone, **acting)
 
 
 def fits(model: nn.Module, device: str) -> bool:
@@ -150,34 +153,38 @@ class Phases:
             torch.cuda.reset_peak_memory_stats(self._device)
 
 
-async def one_step(stage: Stage, optimizer: Optimizer, number: int, phases: Phases) -> tuple[list[Sample], StepReport]:
-    """Roll out, learn, publish: the body of `saccade.training.rl.train`."""
-    settings = stage.recipe.rl
+async def one_step(
+    components: TrainingComponents, optimizer: Optimizer, number: int, phases: Phases
+) -> tuple[list[TrainingSample], StepReport]:
+    """Roll out, train, sync the weights: the body of `saccade.training.rl.train`."""
+    settings = components.recipe.rl
     task = Task(
         id="clip",
         question="When does the red disc appear for the second time?",
         media=(Media(path="noise", kind=MediaKind.VIDEO),),
-        kind=Kind.OPEN,
-        gold="",
+        answer_type=AnswerType.OPEN,
+        ground_truth="",
     )
     with phases.phase("rollout"):
-        groups = list((await roll_out(stage, [task], [number], number)).values())
-    check(groups, stage)
+        groups = await collect_groups(components, [task], [number], number)
+    check(groups, components)
     with phases.phase("train"):
-        samples = samples_of(groups, credit(groups, settings.advantage), settings.advantage.children)
-        report = learn(stage, samples, settings, optimizer)
-    with phases.phase("publish"):
-        await stage.engine.publish(None, number + 1)
+        samples = build_samples(
+            groups, compute_group_advantages(groups, settings.advantage), settings.advantage.sub_agent_credit
+        )
+        report = update_policy(components, samples, settings, optimizer)
+    with phases.phase("weight_sync"):
+        await components.engine.sync_weights(components.backbone, number + 1)
     return samples, report
 
 
-def check(groups: Sequence[Group], stage: Stage) -> None:
-    """Every attempt has the shape that the figures speak of."""
-    for member in groups[0].members:
+def check(groups: Sequence[Group], components: TrainingComponents) -> None:
+    """Exit unless every episode has the shape that the results assume."""
+    for member in groups[0].episodes:
         episode = member.episode
         calls = sum(len(turn.results) for turn in episode.turns)
         if len(episode.turns) != 2 or len(episode.children) != calls:
-            raise SystemExit(f"an attempt went wrong ({episode.end.value}): {episode.error or episode.results}")
+            raise SystemExit(f"an episode failed ({episode.status.value}): {episode.error or episode.results}")
 
 
 # ---- the figures ---------------------------------------------------------------------------------------------------
@@ -198,8 +205,8 @@ def linear_weights(*modules: nn.Module) -> tuple[int, int]:
 
 def model_flops(backbone: Backbone, batches: Sequence[Batch]) -> float:
     """Model FLOPs of one training step; see the top of the file."""
-    text, visual = backbone.text.config, backbone.model.model.visual
-    weights, adapters = linear_weights(backbone.text.layers)
+    text, visual = backbone.language_model.config, backbone.model.model.visual
+    weights, adapters = linear_weights(backbone.language_model.layers)
     frozen = backbone.settings.lora_rank > 0
     W, V = (2, 1) if frozen else (3, 3)
     blocks, _ = linear_weights(visual.blocks)
@@ -208,12 +215,12 @@ def model_flops(backbone: Backbone, batches: Sequence[Batch]) -> float:
     for batch in batches:
         tree, branch = (torch.from_numpy(array).to(backbone.device) for array in (batch.tree_BT, batch.branch_BT))
         real = tree >= 0
-        pairs = int((visible(tree, branch) & real[:, :, None]).sum())
+        pairs = int((tree_attention_mask(tree, branch) & real[:, :, None]).sum())
         total += int(real.sum()) * 2 * (W * weights + 3 * adapters)
-        total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * backbone.cache_shape[2] * pairs
+        total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * backbone.kv_cache_shape[2] * pairs
         total += W * len(batch.token_N) * 2 * text.hidden_size * text.vocab_size
-        for picture in {picture.key: picture for picture in batch.pictures}.values():
-            tokens = backbone.renderer.visual_tokens(picture)
+        for picture in {picture.key: picture for picture in batch.images}.values():
+            tokens = backbone.renderer.count_visual_tokens(picture)
             patches = tokens * visual.spatial_merge_size**2
             attention = 4 * visual.config.depth * visual.config.hidden_size * patches**2
             total += V * (patches * 2 * blocks + attention + tokens * 2 * mergers)
@@ -224,7 +231,7 @@ def peak_tflops(options: argparse.Namespace) -> float:
     """The device's peak: as given, or by its name. Exits where neither is known."""
     if options.peak_tflops is not None:
         return options.peak_tflops
-    name = machine(options.device)["device"]
+    name = describe_machine(options.device)["device"]
     found = [peak for known, peak in PEAKS.items() if known in name]
     if not found or options.dtype != "bfloat16":
         raise SystemExit(f"the {options.dtype} peak of {name!r} isn't known; give it with --peak-tflops")
@@ -236,18 +243,25 @@ def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str,
     peak = peak_tflops(options)
     phases = Phases(options.device)
     with phases.phase("load"):
-        stage = make_stage(options, sizes, folder)
-        optimizer = Optimizer(stage.backbone.model, stage.recipe.rl.optim, steps=2)
-    short = stage.recipe.model_copy(update={"sampling": stage.recipe.sampling.model_copy(update={"max_tokens": 8})})
-    asyncio.run(one_step(dataclasses.replace(stage, recipe=short), optimizer, 0, Phases(options.device)))
-    before = dataclasses.replace(stage.engine.work)
-    samples, report = asyncio.run(one_step(stage, optimizer, 1, phases))
-    work = stage.engine.work
-    settings = stage.recipe.rl
-    positions = stage.backbone.renderer.positions
-    batches = pack(samples, positions=positions, row_tokens=settings.row_tokens, rows_per_pass=settings.rows_per_pass)
-    flops = model_flops(stage.backbone, batches)
-    parameters = sum(parameter.numel() for parameter in stage.backbone.model.parameters())
+        components = make_components(options, sizes, folder)
+        optimizer = Optimizer(components.backbone.model, components.recipe.rl.optim, num_steps=2)
+    short = components.recipe.model_copy(
+        update={"sampling": components.recipe.sampling.model_copy(update={"max_tokens": 8})}
+    )
+    asyncio.run(one_step(dataclasses.replace(components, recipe=short), optimizer, 0, Phases(options.device)))
+    before = dataclasses.replace(components.engine.stats)
+    samples, report = asyncio.run(one_step(components, optimizer, 1, phases))
+    work = components.engine.stats
+    settings = components.recipe.rl
+    positions = components.backbone.renderer.compute_position_ids
+    batches = pack(
+        samples,
+        compute_positions=positions,
+        pack_length=settings.pack_length,
+        micro_batch_size=settings.micro_batch_size,
+    )
+    flops = model_flops(components.backbone, batches)
+    parameters = sum(parameter.numel() for parameter in components.backbone.model.parameters())
     return {
         "parameters (billions)": parameters / 1e9,
         "trained": f"adapters of rank {options.lora_rank}" if options.lora_rank else "all weights",
@@ -259,13 +273,13 @@ def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str,
         / (work.prefill_seconds - before.prefill_seconds),
         "sampled tokens": sum(len(sample.ledger.sampled_tokens()) for sample in samples),
         "prefilled tokens": work.prefill_tokens - before.prefill_tokens,
-        "packed tokens": report.tokens,
-        "training tokens/s": report.tokens / phases.seconds["train"],
+        "packed tokens": report.packed_tokens,
+        "training tokens/s": report.packed_tokens / phases.seconds["train"],
         "training TFLOP": flops / 1e12,
         "peak TFLOPS": peak,
-        "model FLOPs utilisation": flops / phases.seconds["train"] / (peak * 1e12),
-        "logprob gap, mean": report.stats["logprob_gap_mean"],
-        "logprob gap, max": report.stats["logprob_gap_max"],
+        "model FLOPs utilization": flops / phases.seconds["train"] / (peak * 1e12),
+        "logprob gap, mean": report.stats["engine_trainer_logprob_diff_mean"],
+        "logprob gap, max": report.stats["engine_trainer_logprob_diff_max"],
         **{f"{name} seconds": value for name, value in phases.seconds.items()},
         **{f"{name} peak GiB": value for name, value in phases.peak_gib.items()},
     }
@@ -279,8 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     options.add_argument("--lora-rank", type=int, help="0 trains all weights; without it, what fits decides")
     options.add_argument("--peak-tflops", type=float, help="the device's dense peak for this dtype")
-    options.add_argument("--kept-tokens", type=int, default=65536, help="of keys and values kept between turns")
-    options.add_argument("--flight-tokens", type=int, default=131072, help="of keys and values of the rows in flight")
+    options.add_argument("--prefix-cache-tokens", type=int, default=65536, help="of the prefix cache")
+    options.add_argument("--kv-cache-tokens", type=int, default=131072, help="of the KV cache of running requests")
     for size in dataclasses.fields(Sizes):
         options.add_argument(f"--{size.name.replace('_', '-')}", type=int)
     chosen = options.parse_args(arguments)
@@ -289,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(chosen, sizes, folder)
     rows = [{"figure": name, "value": value} for name, value in figures.items()]
-    show(f"One step of RL, {chosen.scale}", rows, machine(chosen.device), chosen.out)
+    show(f"One step of RL, {chosen.scale}", rows, describe_machine(chosen.device), chosen.out)
 
 
 if __name__ == "__main__":

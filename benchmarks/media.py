@@ -15,14 +15,14 @@ from pathlib import Path
 
 import av
 import numpy as np
-from _common import alternate, compared, machine, parser, show
+from _common import alternate, build_comparison_row, describe_machine, parser, show
 
-from saccade.ledger import Picture
-from saccade.media.cache import Library
-from saccade.media.picks import uniform_times
-from saccade.protocols import Budget
+from saccade.ledger import ImageRef
+from saccade.media.cache import CachingMediaLoader
+from saccade.media.frame_sampling import sample_uniform_times
+from saccade.protocols import PixelBudget
 
-BUDGET = Budget(min_pixels=784, max_pixels=50176)
+BUDGET = PixelBudget(min_pixels=784, max_pixels=50176)
 
 
 def make_clip(path: Path, seconds: int) -> None:
@@ -42,16 +42,16 @@ def make_clip(path: Path, seconds: int) -> None:
         container.mux(stream.encode())
 
 
-def ours(path: str, count: int) -> tuple[list[Picture], list[np.ndarray]]:
+def ours(path: str, count: int) -> tuple[list[ImageRef], list[np.ndarray]]:
     """Frames through a new library."""
 
-    async def main() -> list[Picture]:
+    async def main() -> list[ImageRef]:
         clip = await library.probe(path)
-        return await library.frames(path, uniform_times(clip.duration, count), factor=32, budget=BUDGET)
+        return await library.load_frames(path, sample_uniform_times(clip.duration, count), factor=32, budget=BUDGET)
 
-    library = Library()
+    library = CachingMediaLoader()
     pictures = asyncio.run(main())
-    return pictures, [library.pixels(picture) for picture in pictures]
+    return pictures, [library.load_pixels(picture) for picture in pictures]
 
 
 def theirs(path: str, times: Sequence[float], width: int, height: int) -> list[np.ndarray]:
@@ -92,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sides = {"saccade": lambda: ours(path, chosen.frames), "everything": lambda: theirs(path, times, *size)}
         seconds = alternate(sides, chosen.rounds)
     name = chosen.clip or f"{chosen.seconds} s of 640x360"
-    row = compared(f"{chosen.frames} frames of {name}, to {size[0]}x{size[1]}", seconds)
-    show("Frames of a long video", [row], machine(), chosen.out)
+    row = build_comparison_row(f"{chosen.frames} frames of {name}, to {size[0]}x{size[1]}", seconds)
+    show("Frames of a long video", [row], describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/packing.py
 
-A group of 8 attempts at one prompt: frames with their times, a question, and a reply of about 95 tokens each. Forward,
+A group of 8 episodes of one prompt: frames with their times, a question, and a reply of about 95 tokens each. Forward,
 backward and AdamW of a tiny model. Both sides encode each picture once; a trainer that sends every row's own pictures
 through the vision tower is slower than what is shown here.
 """
@@ -12,41 +12,48 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from _common import alternate, compared, machine, parser, show
-from local_engine import Noise, prompts
+from _common import alternate, build_comparison_row, describe_machine, parser, show
+from local_engine import NoiseMediaLoader, prompts
 from torch import Tensor
 
-from saccade.config import Model, Optim
-from saccade.model.backbone import Backbone
-from saccade.model.tiny import make_tiny
-from saccade.training.optim import Optimizer
-from saccade.training.pack import Batch, Tree, _batch, pack
-from saccade.training.step import step
-from saccade.types import Sample
+from saccade.config.schema import ModelConfig, OptimizerConfig
+from saccade.models.backbone import Backbone
+from saccade.models.tiny import make_tiny_model
+from saccade.training.optimizer import Optimizer
+from saccade.training.packing import Batch, PrefixTree, _build_batch, pack
+from saccade.training.train_step import train_step
+from saccade.types import TrainingSample
 
 
-def group(backbone: Backbone, frames: int, size: int, reply: int) -> list[Sample]:
+def group(backbone: Backbone, frames: int, size: int, reply: int) -> list[TrainingSample]:
     """Attempts at one prompt, with replies of different lengths and advantages of both signs."""
     rng = np.random.default_rng(frames)
     [prompt] = prompts(backbone, 1, frames)
     samples = []
     for index in range(size):
         tokens = rng.integers(0, 250, reply + int(rng.integers(-8, 9))).tolist()
-        ledger = prompt.act(tokens, logprobs=[-5.0] * len(tokens), version=0)
+        ledger = prompt.append_completion(tokens, logprobs=[-5.0] * len(tokens), version=0)
         value = 1.0 if index % 2 else -1.0
-        samples.append(Sample(ledger=ledger, advantages=tuple(value * sampled for sampled in ledger.mask())))
+        samples.append(
+            TrainingSample(ledger=ledger, advantages=tuple(value * sampled for sampled in ledger.loss_mask()))
+        )
     return samples
 
 
-def padded(samples: Sequence[Sample], backbone: Backbone) -> list[Batch]:
+def padded(samples: Sequence[TrainingSample], backbone: Backbone) -> list[Batch]:
     """One row per sample, all as long as the longest."""
-    rows = [[Tree(length=0, members=(i,), tokens=len(sample.ledger))] for i, sample in enumerate(samples)]
-    return [_batch(samples, rows, backbone.renderer.positions)]
+    rows = [
+        [PrefixTree(prefix_length=0, sample_indices=(i,), num_tokens=len(sample.ledger))]
+        for i, sample in enumerate(samples)
+    ]
+    return [_build_batch(samples, rows, backbone.renderer.compute_position_ids)]
 
 
-def packed(samples: Sequence[Sample], backbone: Backbone) -> list[Batch]:
+def packed(samples: Sequence[TrainingSample], backbone: Backbone) -> list[Batch]:
     """The group as one tree."""
-    return pack(samples, positions=backbone.renderer.positions, row_tokens=10**6, rows_per_pass=8)
+    return pack(
+        samples, compute_positions=backbone.renderer.compute_position_ids, pack_length=10**6, micro_batch_size=8
+    )
 
 
 def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -60,20 +67,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--frames", type=int, nargs="+", default=[53, 110, 210], help="of the prompt")
     options.add_argument("--group", type=int, default=8)
-    options.add_argument("--reply", type=int, default=95, help="tokens per attempt, about")
+    options.add_argument("--reply", type=int, default=95, help="tokens per episode, about")
     chosen = options.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder:
-        make_tiny(folder)
-        backbone = Backbone(Model(path=folder))
-    optimizer = Optimizer(backbone.model, Optim(lr=1e-6), steps=10**6)
+        make_tiny_model(folder)
+        backbone = Backbone(ModelConfig(path=folder))
+    optimizer = Optimizer(backbone.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
     rows = []
     for frames in chosen.frames:
         samples = group(backbone, frames, chosen.group, chosen.reply)
 
         sides = {
-            make.__name__: lambda make=make, samples=samples: step(
-                backbone, optimizer, make(samples, backbone), loss, pixels=Noise().pixels
+            make.__name__: lambda make=make, samples=samples: train_step(
+                backbone, optimizer, make(samples, backbone), loss, load_pixels=NoiseMediaLoader().load_pixels
             )
             for make in (packed, padded)
         }
@@ -82,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds = alternate(sides, chosen.rounds)
         [tree], [whole] = packed(samples, backbone), padded(samples, backbone)
         prefix = int((tree.branch_BT == 0).sum())
-        row = compared(f"prefix {prefix}, {chosen.group} replies", seconds)
+        row = build_comparison_row(f"prefix {prefix}, {chosen.group} replies", seconds)
         rows.append({**row, "tokens packed": tree.ids_BT.size, "tokens padded": whole.ids_BT.size})
-    show("Training step, tiny model", rows, machine(), chosen.out)
+    show("Training step, tiny model", rows, describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":

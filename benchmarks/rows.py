@@ -1,10 +1,10 @@
-"""Memory that many rows take: each work once over a few rows and once over many, in processes of its own.
+"""Measure the memory of reading many rows: each operation over few rows and over many, in separate processes.
 
     python benchmarks/rows.py [--few 10000] [--many 100000]
 
-The peak of a process (its resident set) is what counts, pyarrow's own memory included; the baseline is the same work
-over few rows, so that programs and libraries cancel out; Linux alone tells it. Exits with 1 where a work takes more
-than --bound MiB for each 100,000 rows that it reads beyond the few; they hold about 60 MB.
+The metric is the peak resident set of a process, pyarrow's memory included; subtracting the run over few rows removes
+the program and its libraries. Linux only. Exits with 1 if an operation exceeds --bound MiB per 100,000 additional rows,
+which hold about 60 MB.
 """
 
 import argparse
@@ -20,7 +20,7 @@ OPTIONS = ("a red ball", "a blue box", "a green hat", "a dog")
 
 
 def rows(count: int) -> Iterator[dict[str, object]]:
-    """Rows in the form of VideoMME; what they are about is made up, each with a text of its own."""
+    """Yield synthetic rows in the format of VideoMME, each with its own text."""
     for at in range(count):
         yield {
             "video_id": str(at // 3),
@@ -38,7 +38,7 @@ def rows(count: int) -> Iterator[dict[str, object]]:
 
 
 def prepare(folder: Path, count: int) -> None:
-    """The rows as JSONL and as Parquet, and the one file that they name."""
+    """Write the rows as JSONL and as Parquet, and the one file that they refer to."""
     from pyarrow import Table, parquet
 
     (folder / "root" / "selfqa").mkdir(parents=True)
@@ -50,21 +50,23 @@ def prepare(folder: Path, count: int) -> None:
 
 
 def read_benchmark(folder: Path) -> int:
-    """Every row as a task."""
+    """Read every row as a task of a benchmark."""
     from saccade import plugins
 
-    benchmark = plugins.bind("evaluation.benchmarks", "videomme", {})()
-    return sum(1 for _ in benchmark.stream(folder / "rows.jsonl"))
+    benchmark = plugins.resolve("evaluation.benchmarks", "videomme", {})()
+    return sum(1 for _ in benchmark.iterate_tasks(folder / "rows.jsonl"))
 
 
 def import_rows(folder: Path, ending: str) -> int:
-    """Every row as a task of a file."""
+    """Import every row as a task of a file."""
     from saccade import plugins
-    from saccade.data.gather import gather
+    from saccade.data.importer import import_dataset
 
-    make = plugins.bind("data.sources", "plain", {"media": "video", "choices": "options", "id": "question_id"})
+    make = plugins.resolve("data.importers", "plain", {"media": "video", "options": "options", "id": "question_id"})
     file = folder / f"rows.{ending}"
-    return sum(one.written for one in gather(make, [file], folder / f"tasks.{ending}", root=folder / "root"))
+    return sum(
+        one.written for one in import_dataset(make, [file], folder / f"tasks.{ending}", media_root=folder / "root")
+    )
 
 
 def materialize_rows(folder: Path, ending: str) -> int:
@@ -84,7 +86,7 @@ WORKS: dict[str, Callable[[Path], int]] = {
 
 
 def peak(work: str, count: int) -> tuple[int, float]:
-    """The rows that a process of its own read, and its peak in MiB."""
+    """Return the number of rows that a separate process read, and its peak memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, __file__, "--only", "prepare", "--many", str(count), "--at", folder], check=True
@@ -118,9 +120,12 @@ def main() -> int:
         assert (few, many) == (given.few, given.many), f"{work}: {few} and {many} rows were read"
         grown = (high - low) * 100_000 / (many - few)
         table.append({"work": work, f"MiB, {few} rows": low, f"MiB, {many} rows": high, "MiB per 100,000 rows": grown})
-    from _common import machine, show  # which bring torch: only now, so that no process that is measured has it
+    from _common import (  # which bring torch: only now, so that no process that is measured has it
+        describe_machine,
+        show,
+    )
 
-    show("memory of many rows", table, machine(), given.out)
+    show("memory of many rows", table, describe_machine(), given.out)
     return int(any(row["MiB per 100,000 rows"] > given.bound for row in table))
 
 

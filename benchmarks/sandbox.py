@@ -1,12 +1,12 @@
-"""The sandbox beside a fork of the trainer per episode and beside a fresh interpreter per call; its bars; a soak.
+"""Measure the sandbox against a fork of the trainer per episode and a fresh interpreter per call; a soak test.
 
-    python benchmarks/sandbox.py [--alive 300] [--boxes 64] [--soak 2000]
+    python benchmarks/sandbox.py [--alive 300] [--sandboxes 64] [--soak 2000]
 
-A *fork* is what published code does: multiprocessing forks the trainer for each episode, `exec` runs the cell, figures
-come back as base64 PNG through a queue that is waited on for 30 s at most. It jails nothing. Whoever has many episodes
-waits for such a queue in a thread (`fork` here), for it blocks all others; `blocking` is the same without one. A fresh
-interpreter (`fresh`) imports its libraries at every call. Of a runaway a fork only stops waiting: the worker runs on.
-Every figure is in milliseconds unless it says otherwise.
+A *fork* is what published code does: multiprocessing forks the trainer for each episode, `exec` runs the cell, and a
+queue returns figures as base64 PNG, with a timeout of 30 s. It isolates nothing. With many episodes a thread must wait
+for each queue (`fork` here), because waiting blocks all others; `blocking` is the same without a thread. A fresh
+interpreter (`fresh`) imports its libraries at every call. At a timeout a fork is only abandoned: its worker keeps
+running. All values are in milliseconds unless the row states another unit.
 """
 
 import asyncio
@@ -30,23 +30,21 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from _common import machine, parser, show
+from _common import describe_machine, parser, show
 from PIL import Image
 
-from saccade.data.world.film import write_clip
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.limits import Fault, Limits, Outcome
-from saccade.tools._sandbox.server import Server
-from saccade.types import Media, MediaKind
+from saccade.data.synthetic.video_writer import write_video
+from saccade.sandbox import ExecutionResult, FailureReason, ForkServerClient, Limits, Sandbox
+from saccade.tools.served_media import ServedVideo, load_image
 
 matplotlib.use("agg")
-from matplotlib import pyplot as plt  # before the fork, which so has it already
+from matplotlib import pyplot as plt  # before the fork, so that forked workers have it
 
 Row = dict[str, Any]
 PLOT = "plt.figure(figsize=(6.4, 4.8)); plt.plot([1, 2, 3]); plt.title('a'); plt.show()"
 SHOW = "image_clue_0.show()"
 FRAME = "Image.fromarray(video_clue_0[7]).show()"
-CELL, LIMIT = "s = sum(range(1000))", 1.0  # of a crowd: what is called, and seconds for it
+CELL, TIMEOUT = "s = sum(range(1000))", 1.0  # of concurrent sandboxes
 HOSTILE = (
     "while True: pass",
     "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nwhile True: pass",
@@ -63,306 +61,309 @@ HOSTILE = (
 )
 
 
-# ---- the other ways ------------------------------------------------------------------------------------------------
+# ---- the alternatives ----------------------------------------------------------------------------------------------
 
 
-def worker(asked: Any, answers: Any, picture: np.ndarray) -> None:
-    """A forked worker: `exec` in one namespace, figures as base64 PNG, until it is told None."""
-    space = {"np": np, "plt": plt, "Image": Image, "image_clue_0": Image.fromarray(picture)}
-    answers.put("ready")
-    while (source := asked.get()) is not None:
-        text, shown = io.StringIO(), []
+def run_forked_worker(requests: Any, replies: Any, image: np.ndarray) -> None:
+    """Run cells in a forked worker: `exec` in one namespace, figures as base64 PNG, until a request is None."""
+    namespace = {"np": np, "plt": plt, "Image": Image, "image_clue_0": Image.fromarray(image)}
+    replies.put("ready")
+    while (code := requests.get()) is not None:
+        text, figures = io.StringIO(), []
         with contextlib.redirect_stdout(text):
-            exec(source.replace("plt.show()", "").replace(".show()", ""), space)
+            exec(code.replace("plt.show()", "").replace(".show()", ""), namespace)
         for number in plt.get_fignums():
-            held = io.BytesIO()
-            plt.figure(number).savefig(held, format="png")
-            shown.append(base64.b64encode(held.getvalue()).decode())
+            buffer = io.BytesIO()
+            plt.figure(number).savefig(buffer, format="png")
+            figures.append(base64.b64encode(buffer.getvalue()).decode())
         plt.close("all")
-        answers.put((text.getvalue(), shown))
+        replies.put((text.getvalue(), figures))
 
 
-class Forked:
+class ForkedWorker:
     """One episode's worker, forked from this process."""
 
-    def __init__(self, picture: np.ndarray) -> None:
+    def __init__(self, image: np.ndarray) -> None:
         fork = multiprocessing.get_context("fork")
-        self.asked, self.answers = fork.Queue(), fork.Queue()
-        self.process = fork.Process(target=worker, args=(self.asked, self.answers, picture), daemon=True)
+        self.requests, self.replies = fork.Queue(), fork.Queue()
+        self.process = fork.Process(target=run_forked_worker, args=(self.requests, self.replies, image), daemon=True)
         self.process.start()
-        self.answers.get()
+        self.replies.get()
 
-    def run(self, source: str, seconds: float = 30) -> Any:
-        """What the cell printed and showed; who asks can do nothing else meanwhile. Raises queue.Empty when late."""
-        self.asked.put(source)
-        return self.answers.get(timeout=seconds)
+    def run(self, code: str, timeout: float = 30) -> Any:
+        """Run a cell and return its text and figures, blocking the caller. Raises queue.Empty at the timeout."""
+        self.requests.put(code)
+        return self.replies.get(timeout=timeout)
 
-    async def ask(self, source: str) -> Any:
-        """The same for whoever has other episodes to play."""
-        return await asyncio.to_thread(self.run, source)
+    async def run_in_thread(self, code: str) -> Any:
+        """Run a cell without blocking the event loop."""
+        return await asyncio.to_thread(self.run, code)
 
     def close(self) -> None:
-        """End it."""
-        self.asked.put(None)
+        """Stop the worker after its current cell."""
+        self.requests.put(None)
         self.process.join()
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the worker."""
         self.process.kill()
         self.process.join()
 
 
-def fresh(source: str, seconds: float = 30) -> None:
-    """A new interpreter for one cell. Raises subprocess.TimeoutExpired when late, and has ended it then."""
-    head = "import numpy as np, matplotlib; matplotlib.use('agg'); from matplotlib import pyplot as plt\n"
-    tail = "\nplt.savefig('/dev/null', format='png')" if "plt" in source else ""
-    subprocess.run([sys.executable, "-c", head + source + tail], check=True, capture_output=True, timeout=seconds)
+def run_fresh(code: str, timeout: float = 30) -> None:
+    """Run a cell in a new interpreter. Raises subprocess.TimeoutExpired after killing it at the timeout."""
+    prelude = "import numpy as np, matplotlib; matplotlib.use('agg'); from matplotlib import pyplot as plt\n"
+    end = "\nplt.savefig('/dev/null', format='png')" if "plt" in code else ""
+    subprocess.run([sys.executable, "-c", prelude + code + end], check=True, capture_output=True, timeout=timeout)
 
 
-def forked_crowd(count: int, calls: int, runaway: int) -> float:
-    """Calls per second of many workers, each of which somebody waits for in a thread of his own."""
-    workers = [Forked(np.zeros((8, 8, 3), np.uint8)) for _ in range(count)]
+def measure_forked_throughput(count: int, calls: int, runaway_interval: int) -> float:
+    """Return calls per second of `count` forked workers, one thread each; every `runaway_interval`-th runs away."""
+    workers = [ForkedWorker(np.zeros((8, 8, 3), np.uint8)) for _ in range(count)]
 
-    def play(number: int) -> int:
+    def run_worker(number: int) -> int:
         try:
-            if runaway and number % runaway == 0:
-                return bool(workers[number].run("while True: pass", LIMIT)) - 1
+            if runaway_interval and number % runaway_interval == 0:
+                return bool(workers[number].run("while True: pass", TIMEOUT)) - 1
             return sum(bool(workers[number].run(CELL)) for _ in range(calls))
         except queue.Empty:
             return 0
 
     with ThreadPoolExecutor(count) as pool:
-        begun = time.perf_counter()
-        good = sum(pool.map(play, range(count)))
-        seconds = time.perf_counter() - begun
-    for each in workers:
-        each.kill()
-    return good / seconds
+        started = time.perf_counter()
+        finished = sum(pool.map(run_worker, range(count)))
+        seconds = time.perf_counter() - started
+    for worker in workers:
+        worker.kill()
+    return finished / seconds
 
 
-def fresh_crowd(calls: int, runaway: int) -> float:
-    """Calls per second of new interpreters, as many at a time as there are processors."""
+def measure_fresh_throughput(calls: int, runaway_interval: int) -> float:
+    """Return calls per second of new interpreters, one per CPU at a time."""
 
-    def play(number: int) -> int:
+    def run_call(number: int) -> int:
         try:
-            if runaway and number % runaway == 0:
-                fresh("while True: pass", LIMIT)
-            fresh(CELL)
+            if runaway_interval and number % runaway_interval == 0:
+                run_fresh("while True: pass", TIMEOUT)
+            run_fresh(CELL)
         except subprocess.TimeoutExpired:
             return 0
         return 1
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        begun = time.perf_counter()
-        good = sum(pool.map(play, range(calls)))
-        return good / (time.perf_counter() - begun)
+        started = time.perf_counter()
+        finished = sum(pool.map(run_call, range(calls)))
+        return finished / (time.perf_counter() - started)
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------
 
 
-def times(action: Callable[[], Any], count: int) -> list[float]:
-    """Milliseconds of `count` actions, after one that isn't counted."""
+def measure_times(action: Callable[[], Any], count: int) -> list[float]:
+    """Return the milliseconds of `count` runs, after one warm-up run."""
     action()
-    found = []
+    milliseconds = []
     for _ in range(count):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         action()
-        found.append(1e3 * (time.perf_counter() - begun))
-    return found
+        milliseconds.append(1e3 * (time.perf_counter() - started))
+    return milliseconds
 
 
-async def in_turns(actions: Sequence[Callable[[], Awaitable[Any]]], count: int) -> list[list[float]]:
-    """Milliseconds of `count` runs of each action, one of each after the other, the first round not counted."""
-    found: list[list[float]] = [[] for _ in actions]
+async def measure_alternating(actions: Sequence[Callable[[], Awaitable[Any]]], count: int) -> list[list[float]]:
+    """Return the milliseconds of `count` runs of each action, alternating, after one warm-up round."""
+    milliseconds: list[list[float]] = [[] for _ in actions]
     for number in range(count + 1):
-        for action, own in zip(actions, found, strict=True):
-            begun = time.perf_counter()
+        for action, values in zip(actions, milliseconds, strict=True):
+            started = time.perf_counter()
             await action()
-            own += [1e3 * (time.perf_counter() - begun)] if number else []
-    return found
+            values += [1e3 * (time.perf_counter() - started)] if number else []
+    return milliseconds
 
 
-def row(
+def make_row(
     figure: str,
     ours: Sequence[float],
     *,
     bar: str = "",
     fork: Sequence[float] = (),
     blocking: Sequence[float] = (),
-    new: Sequence[float] = (),
+    fresh: Sequence[float] = (),
 ) -> Row:
-    """One line: medians of all sides, the 99th percentile of ours."""
-    others = (("fork", fork), ("blocking", blocking), ("fresh", new))
-    middle = {name: float(np.median(values)) if len(values) else "" for name, values in others}
-    ours_too = {"p50": float(np.median(ours)), "p99": float(np.percentile(ours, 99))}
-    return {"figure": figure, **ours_too, **middle, "bar": bar, "n": len(ours)}
+    """Build a table row: the medians of all alternatives, and the 99th percentile of the sandbox."""
+    alternatives = (("fork", fork), ("blocking", blocking), ("fresh", fresh))
+    medians = {name: float(np.median(values)) if len(values) else "" for name, values in alternatives}
+    own = {"p50": float(np.median(ours)), "p99": float(np.percentile(ours, 99))}
+    return {"figure": figure, **own, **medians, "bar": bar, "n": len(ours)}
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    server: Server, count: int, limits: Limits, media: Sequence[Media] = ()
-) -> AsyncIterator[list[Sandbox]]:
-    """That many sandboxes, opened one after the other."""
+async def open_sandboxes(server: ForkServerClient, count: int, limits: Limits) -> AsyncIterator[list[Sandbox]]:
+    """Open `count` sandboxes one after the other."""
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Sandbox.open(limits, media=media, host=server)) for _ in range(count)]
+        yield [await stack.enter_async_context(Sandbox.open(limits, fork_server=server)) for _ in range(count)]
 
 
-def guests(server: Server) -> list[int]:
-    """The processes of a server's guests, the one that it forked ahead among them."""
-    [zygote] = children(server.process.pid)
-    return children(zygote)
+def list_workers(server: ForkServerClient) -> list[int]:
+    """Return the pids of a server's workers, the preforked one included."""
+    [zygote] = list_children(server.process.pid)
+    return list_children(zygote)
 
 
-def children(pid: int) -> list[int]:
-    """The children of a process."""
+def list_children(pid: int) -> list[int]:
+    """Return the pids of a process's children."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def lives(pid: int) -> bool:
-    """Whether a process still runs; one that nobody has buried yet doesn't."""
+def is_alive(pid: int) -> bool:
+    """Return whether a process is running, and isn't a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
 
-def private_mb(pid: int) -> float:
-    """Megabytes of a process that no other shares."""
+def read_private_mb(pid: int) -> float:
+    """Return the megabytes of a process that it shares with no other."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1e3
 
 
-def resident_mb(pid: int) -> float:
-    """Megabytes of a process in memory."""
+def read_resident_mb(pid: int) -> float:
+    """Return the resident megabytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 # ---- the figures ---------------------------------------------------------------------------------------------------
 
 
-async def latencies(server: Server, rounds: int, media: Sequence[Media], picture: np.ndarray) -> list[Row]:
-    """Getting ready and calling, beside the other ways."""
+async def measure_latencies(server: ForkServerClient, rounds: int, path: str, image: np.ndarray) -> list[Row]:
+    """Measure opening and calling one sandbox, and the alternatives."""
     ready, forked_ready = [], []
     for number in range(rounds + 1):
-        begun = time.perf_counter()
-        async with Sandbox.open(media=media, host=server):
-            ready += [1e3 * (time.perf_counter() - begun)] if number else []
-        begun = time.perf_counter()
-        forked = Forked(picture)
-        forked_ready += [1e3 * (time.perf_counter() - begun)] if number else []
+        started = time.perf_counter()
+        async with Sandbox.open(images=[load_image(path, "image_clue_0")], fork_server=server):
+            ready += [1e3 * (time.perf_counter() - started)] if number else []
+        started = time.perf_counter()
+        forked = ForkedWorker(image)
+        forked_ready += [1e3 * (time.perf_counter() - started)] if number else []
         forked.close()
-    new_ready = times(lambda: fresh("x = 1"), min(3, rounds))
-    rows = [row("ready, with a picture of 1000x1000", ready, bar="p50 <= 12", fork=forked_ready, new=new_ready)]
-    forked = Forked(picture)
-    async with Sandbox.open(Limits(pictures=10**6), media=media, host=server) as box:
+    fresh_ready = measure_times(lambda: run_fresh("x = 1"), min(3, rounds))
+    name = "ready, with an image of 1000x1000"
+    rows = [make_row(name, ready, bar="p50 <= 12", fork=forked_ready, fresh=fresh_ready)]
+    forked = ForkedWorker(image)
+    images = [load_image(path, "image_clue_0")]
+    async with Sandbox.open(Limits(max_images=10**6), images=images, fork_server=server) as sandbox:
         for name, cell, bar, count in [
             ("call of `x = 1`", "x = 1", "p50 <= 0.5, p99 <= 5", 20 * rounds),
             ("a plot of 640x480", PLOT, "", rounds),
-            ("a picture of 1000x1000", SHOW, "", rounds),
+            ("an image of 1000x1000", SHOW, "", rounds),
         ]:
-            # Published code loses what a picture's own show() shows.
-            shown = "image" in cell
-            found, theirs, alone = await called(box, cell, count, None if shown else forked)
-            new = [] if shown else times(lambda cell=cell: fresh(cell), min(3, rounds))
-            rows.append(row(name, found, bar=bar, fork=theirs, blocking=alone, new=new))
+            shows_image = "image" in cell  # which published code loses
+            ours, in_thread, blocking = await measure_calls(sandbox, cell, count, None if shows_image else forked)
+            fresh = [] if shows_image else measure_times(lambda cell=cell: run_fresh(cell), min(3, rounds))
+            rows.append(make_row(name, ours, bar=bar, fork=in_thread, blocking=blocking, fresh=fresh))
     forked.close()
     return rows
 
 
-async def called(box: Sandbox, cell: str, count: int, forked: Forked | None) -> list[list[float]]:
-    """Milliseconds of calls: of the sandbox, of a worker that is waited for in a thread, and without one."""
-    outcomes = []
+async def measure_calls(sandbox: Sandbox, cell: str, count: int, forked: ForkedWorker | None) -> list[list[float]]:
+    """Return milliseconds of calls: of the sandbox, of a forked worker with a thread, and of one without."""
+    results = []
 
     async def call() -> None:
-        outcomes.append(await box.run(cell))
+        results.append(await sandbox.run(cell))
 
-    async def alone() -> None:
+    async def call_blocking() -> None:
         forked.run(cell)
 
-    found = await in_turns([call] if forked is None else [call, lambda: forked.ask(cell), alone], count)
-    assert all(outcome.ok for outcome in outcomes), outcomes
-    return [*found, [], []][:3]
+    actions = [call] if forked is None else [call, lambda: forked.run_in_thread(cell), call_blocking]
+    milliseconds = await measure_alternating(actions, count)
+    assert all(result.ok for result in results), results
+    return [*milliseconds, [], []][:3]
 
 
-async def many(server: Server, count: int) -> list[Row]:
-    """Hundreds alive at once: opening, answering, memory of each while idle."""
-    begun = time.perf_counter()
-    async with opened(server, count, Limits()) as boxes:
-        each = 1e3 * (time.perf_counter() - begun) / count
-        outcomes = await asyncio.gather(*(box.run(f"print({number})") for number, box in enumerate(boxes)))
-        assert [outcome.text for outcome in outcomes] == [f"{number}\n" for number in range(count)]
+async def measure_many(server: ForkServerClient, count: int) -> list[Row]:
+    """Measure hundreds of sandboxes alive at once: opening each, and the memory of each while idle."""
+    started = time.perf_counter()
+    async with open_sandboxes(server, count, Limits()) as sandboxes:
+        open_ms = 1e3 * (time.perf_counter() - started) / count
+        results = await asyncio.gather(*(sandbox.run(f"print({i})") for i, sandbox in enumerate(sandboxes)))
+        assert [result.text for result in results] == [f"{number}\n" for number in range(count)]
         memory = []
-        for pid in filter(lives, guests(server)[:64]):
-            with contextlib.suppress(PermissionError, ProcessLookupError):  # hidden from us; of an earlier row, dying
-                memory.append(private_mb(pid))
-    begun = time.perf_counter()
-    workers = [Forked(np.zeros((8, 8, 3), np.uint8)) for _ in range(count)]
-    forked_each = 1e3 * (time.perf_counter() - begun) / count
-    forked_memory = [private_mb(worker.process.pid) for worker in workers[:64] if worker.process.pid]
+        for pid in filter(is_alive, list_workers(server)[:64]):
+            with contextlib.suppress(PermissionError, ProcessLookupError):  # not readable; or exiting
+                memory.append(read_private_mb(pid))
+    started = time.perf_counter()
+    workers = [ForkedWorker(np.zeros((8, 8, 3), np.uint8)) for _ in range(count)]
+    forked_open_ms = 1e3 * (time.perf_counter() - started) / count
+    forked_memory = [read_private_mb(worker.process.pid) for worker in workers[:64] if worker.process.pid]
     for worker in workers:
         worker.kill()
-    rows = [row(f"opening one of {count} alive at once", [each], fork=[forked_each])]
-    return [*rows, row("MB of an idle one, unshared", memory, bar="<= 10", fork=forked_memory)] if memory else rows
+    rows = [make_row(f"opening one of {count} alive at once", [open_ms], fork=[forked_open_ms])]
+    if memory:
+        rows.append(make_row("MB of an idle one, unshared", memory, bar="<= 10", fork=forked_memory))
+    return rows
 
 
-async def crowd(server: Server, rounds: int, count: int, calls: int) -> list[Row]:
-    """Calls per second of many sandboxes at once, and of forks, in turns; then with every tenth a runaway."""
-    limits = Limits(seconds=LIMIT)
+async def measure_throughput(server: ForkServerClient, rounds: int, count: int, calls: int) -> list[Row]:
+    """Measure calls per second of many sandboxes and of forks, alternating; then with every tenth a runaway."""
     rows = []
-    async with opened(server, count, limits) as boxes:
-        for name, runaway in (("all well", 0), ("one in ten runs away", 10)):
-            kinds = [runaway and number % runaway == 0 for number in range(count)]
+    async with open_sandboxes(server, count, Limits(timeout=TIMEOUT)) as sandboxes:
+        for name, runaway_interval in (("no runaways", 0), ("one in ten a runaway", 10)):
+            is_runaway = [bool(runaway_interval and number % runaway_interval == 0) for number in range(count)]
 
-            async def play(box: Sandbox, bad: bool) -> list[Outcome]:
-                cells = ["while True: pass"] if bad else [CELL] * calls
-                return [await box.run(cell) for cell in cells]
+            async def run_cells(sandbox: Sandbox, runaway: bool) -> list[ExecutionResult]:
+                cells = ["while True: pass"] if runaway else [CELL] * calls
+                return [await sandbox.run(cell) for cell in cells]
 
             ours, forked = list[float](), list[float]()
             for _ in range(rounds):
-                begun = time.perf_counter()
-                played = await asyncio.gather(*(play(box, bool(bad)) for box, bad in zip(boxes, kinds, strict=True)))
-                seconds = time.perf_counter() - begun
-                good = [outcome for outcomes, bad in zip(played, kinds, strict=True) if not bad for outcome in outcomes]
-                assert all(outcome.ok for outcome in good)
-                ours.append(len(good) / seconds)
-                forked.append(forked_crowd(count, calls, runaway))
-            new = fresh_crowd(min(20, count), runaway)
-            rows.append(row(f"calls per second of {count}, {name}", ours, fork=forked, new=[new]))
+                started = time.perf_counter()
+                runs = await asyncio.gather(*map(run_cells, sandboxes, is_runaway))
+                seconds = time.perf_counter() - started
+                results = [
+                    result for run, runaway in zip(runs, is_runaway, strict=True) if not runaway for result in run
+                ]
+                assert all(result.ok for result in results)
+                ours.append(len(results) / seconds)
+                forked.append(measure_forked_throughput(count, calls, runaway_interval))
+            fresh = measure_fresh_throughput(min(20, count), runaway_interval)
+            rows.append(make_row(f"calls per second of {count}, {name}", ours, fork=forked, fresh=[fresh]))
     return rows
 
 
-async def runaways(server: Server, rounds: int) -> list[Row]:
-    """How long after its limit a cell is over, stopped or killed."""
+async def measure_runaways(server: ForkServerClient, rounds: int) -> list[Row]:
+    """Measure how long after its limit a cell ends, interrupted or killed."""
     rows = []
-    for name, cell, kept, bar in [
-        ("stopped after its limit, state kept", "while True: pass", True, "<= 250"),
+    for name, cell, variables_kept, bar in [
+        ("interrupted after its limit, state kept", "while True: pass", True, "<= 250"),
         ("killed after its limit", HOSTILE[1], False, "<= 2500"),
     ]:
-        async with Sandbox.open(Limits(seconds=0.3), host=server) as box:
-            outcomes = [await box.run(cell) for _ in range(rounds)]
-        assert all((outcome.fault, outcome.kept) == (Fault.TIMEOUT, kept) for outcome in outcomes), outcomes
-        new = [] if kept else [late_end(cell) for _ in range(min(3, rounds))]
-        rows.append(row(name, [1e3 * (outcome.seconds - 0.3) for outcome in outcomes], bar=bar, new=new))
+        async with Sandbox.open(Limits(timeout=0.3), fork_server=server) as sandbox:
+            results = [await sandbox.run(cell) for _ in range(rounds)]
+        expected = (FailureReason.TIMEOUT, variables_kept)
+        assert all((result.failure_reason, result.variables_kept) == expected for result in results), results
+        fresh = [] if variables_kept else [measure_fresh_kill(cell) for _ in range(min(3, rounds))]
+        rows.append(make_row(name, [1e3 * (result.seconds - 0.3) for result in results], bar=bar, fresh=fresh))
     return rows
 
 
-def late_end(cell: str) -> float:
-    """How long after its limit a new interpreter is gone."""
-    begun = time.perf_counter()
+def measure_fresh_kill(cell: str) -> float:
+    """Return the milliseconds from its timeout until a new interpreter is gone."""
+    started = time.perf_counter()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        fresh(cell, LIMIT)
-    return 1e3 * (time.perf_counter() - begun - LIMIT)
+        run_fresh(cell, TIMEOUT)
+    return 1e3 * (time.perf_counter() - started - TIMEOUT)
 
 
 HOST = """
 import asyncio, contextlib
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.server import Server
+from saccade.sandbox import ForkServerClient, Sandbox
 async def main():
-    server, kept = Server.start(), contextlib.AsyncExitStack()
-    boxes = [await kept.enter_async_context(Sandbox.open(host=server)) for _ in range(8)]
-    running = [asyncio.ensure_future(box.run("while True: pass")) for box in boxes[4:]]
+    server, stack = ForkServerClient.start(), contextlib.AsyncExitStack()
+    sandboxes = [await stack.enter_async_context(Sandbox.open(fork_server=server)) for _ in range(8)]
+    running = [asyncio.ensure_future(sandbox.run("while True: pass")) for sandbox in sandboxes[4:]]
     await asyncio.sleep(0.2)
     print(server.process.pid, flush=True)
     await asyncio.sleep(600)
@@ -370,114 +371,117 @@ asyncio.run(main())
 """
 
 
-def host_death(rounds: int) -> Row:
-    """From the host's SIGKILL until none of its processes is left: four idle guests, four running ones."""
-    found = []
+def measure_host_death(rounds: int) -> Row:
+    """Measure from the host's SIGKILL until all its processes are gone: four idle workers, four running ones."""
+    milliseconds = []
     for _ in range(rounds):
         with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
             assert host.stdout is not None
-            [keeper] = [int(host.stdout.readline())]
-            [zygote] = children(keeper)
-            everybody = [keeper, zygote, *children(zygote)]
-            begun = time.perf_counter()
+            supervisor = int(host.stdout.readline())
+            [zygote] = list_children(supervisor)
+            pids = [supervisor, zygote, *list_children(zygote)]
+            started = time.perf_counter()
             host.send_signal(signal.SIGKILL)
-            while any(map(lives, everybody)):
+            while any(map(is_alive, pids)):
                 time.sleep(0.001)
-            found.append(1e3 * (time.perf_counter() - begun))
-    return row("the host killed, until all are gone", found, bar="<= 100")
+            milliseconds.append(1e3 * (time.perf_counter() - started))
+    return make_row("the host killed, until all are gone", milliseconds, bar="<= 100")
 
 
 # ---- the soak ------------------------------------------------------------------------------------------------------
 
 
-async def soak(server: Server, episodes: int, *, seed: int = 0, at_once: int = 8) -> dict[str, float]:
-    """Episodes of five calls, one call in ten hostile: what has grown from the first tenth to the end.
+async def soak(server: ForkServerClient, episodes: int, *, seed: int = 0, max_concurrency: int = 8) -> dict[str, float]:
+    """Run episodes of five calls, one call in ten hostile; return what has grown since the first tenth of them.
 
-    `calls` are counted from the beginning, and `frames` of their video that they showed. Each episode has a picture of
-    its own, and a file with a picture and a video in common with all.
+    `calls` counts all calls, and `frames` the shown frames of the video. Each episode has a separate PIL image, and an
+    image file and a video in common with all others.
     """
     with tempfile.TemporaryDirectory() as folder:
-        picture, clip = Path(folder) / "picture.png", Path(folder) / "clip.mp4"
-        Image.new("RGB", (64, 48)).save(picture)
-        write_clip(clip, (np.full((48, 64, 3), 8 * number, np.uint8) for number in range(16)), 4)
-        media = [Media(path=str(picture), kind=MediaKind.IMAGE), Media(path=str(clip), kind=MediaKind.VIDEO)]
-        return await _soaked(server, episodes, media, random.Random(seed), asyncio.Semaphore(at_once))
+        image, clip = Path(folder) / "image.png", Path(folder) / "clip.mp4"
+        Image.new("RGB", (64, 48)).save(image)
+        write_video(clip, (np.full((48, 64, 3), 8 * number, np.uint8) for number in range(16)), 4)
+        return await _soak(server, episodes, image, clip, random.Random(seed), asyncio.Semaphore(max_concurrency))
 
 
-async def _soaked(
-    server: Server, episodes: int, media: Sequence[Media], draw: random.Random, places: asyncio.Semaphore
+async def _soak(
+    server: ForkServerClient,
+    episodes: int,
+    image: Path,
+    clip: Path,
+    rng: random.Random,
+    semaphore: asyncio.Semaphore,
 ) -> dict[str, float]:
-    limits = Limits(seconds=0.5, grace=0.5, memory_mib=256, pictures=8)
+    limits = Limits(timeout=0.5, grace_seconds=0.5, memory_mib=256, max_images=8)
     harmless = (PLOT, SHOW, FRAME)
-    plans = [[draw.choice(HOSTILE if draw.random() < 0.1 else harmless) for _ in range(5)] for _ in range(episodes)]
+    plans = [[rng.choice(HOSTILE if rng.random() < 0.1 else harmless) for _ in range(5)] for _ in range(episodes)]
 
-    async def episode(cells: Sequence[str]) -> np.ndarray:
-        own = Image.new("RGB", (48, 64))
-        async with places, Sandbox.open(limits, media=[own, *media], host=server) as box:
-            outcomes = [await box.run(cell) for cell in cells]
-        shown = [bool(outcome.pictures) for outcome, cell in zip(outcomes, cells, strict=True) if cell == FRAME]
-        return np.array([len(outcomes), sum(shown)])
+    async def run_episode(cells: Sequence[str]) -> np.ndarray:
+        images = [Image.new("RGB", (48, 64)), load_image(str(image), "image_clue_1")]
+        videos = [ServedVideo(str(clip), "video_clue_0")]
+        async with semaphore, Sandbox.open(limits, images=images, videos=videos, fork_server=server) as sandbox:
+            results = [await sandbox.run(cell) for cell in cells]
+        shows_frame = [bool(result.images) for result, cell in zip(results, cells, strict=True) if cell == FRAME]
+        return np.array([len(results), sum(shows_frame)])
 
-    [zygote] = children(server.process.pid)
+    [zygote] = list_children(server.process.pid)
 
-    async def state() -> dict[str, float]:
-        for _ in range(500):  # the last ones may still be dying
-            if len(guests(server)) <= 1:
+    async def measure_usage() -> dict[str, float]:
+        for _ in range(500):  # the last workers may still be exiting
+            if len(list_workers(server)) <= 1:
                 break
             await asyncio.sleep(0.02)
         gc.collect()
-        places = (os.getpid(), zygote)
         return {
-            "guests": len(guests(server)),
-            "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in places),
-            "host MB": resident_mb(os.getpid()),
-            "zygote MB": resident_mb(zygote),
+            "workers": len(list_workers(server)),
+            "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), zygote)),
+            "host MB": read_resident_mb(os.getpid()),
+            "zygote MB": read_resident_mb(zygote),
             "folders": len(list(Path(tempfile.gettempdir()).glob("saccade-sandbox-*/[0-9]*"))),
         }
 
-    first = max(1, episodes // 10)
-    done = await asyncio.gather(*(episode(plan) for plan in plans[:first]))
-    before = await state()
-    done += await asyncio.gather(*(episode(plan) for plan in plans[first:]))
-    after = await state()
-    calls, frames = (int(count) for count in np.sum(done, axis=0))
+    num_first = max(1, episodes // 10)
+    counts = await asyncio.gather(*(run_episode(plan) for plan in plans[:num_first]))
+    before = await measure_usage()
+    counts += await asyncio.gather(*(run_episode(plan) for plan in plans[num_first:]))
+    after = await measure_usage()
+    calls, frames = (int(count) for count in np.sum(counts, axis=0))
     return {"calls": calls, "frames": frames, **{name: after[name] - before[name] for name in after}}
 
 
-async def measure(chosen: Any, media: Sequence[Media], picture: np.ndarray) -> list[Row]:
-    """Everything, one after the other."""
-    begun = time.perf_counter()
-    server = Server.start()
-    rows = [row("start of the server, once", [1e3 * (time.perf_counter() - begun)])]
+async def measure(options: Any, path: str, image: np.ndarray) -> list[Row]:
+    """Measure everything, one after the other."""
+    started = time.perf_counter()
+    server = ForkServerClient.start()
+    rows = [make_row("start of the server, once", [1e3 * (time.perf_counter() - started)])]
     try:
-        rows += await latencies(server, chosen.rounds, media, picture)
-        rows += await runaways(server, max(1, chosen.rounds // 5))
-        rows += await crowd(server, max(1, chosen.rounds // 10), chosen.boxes, chosen.calls)
-        rows += await many(server, chosen.alive)
-        rows.append(host_death(max(1, chosen.rounds // 10)))
-        if chosen.soak:
-            grown = await soak(server, chosen.soak)
-            rows += [row(f"soak of {chosen.soak} episodes: {name}", [value]) for name, value in grown.items()]
+        rows += await measure_latencies(server, options.rounds, path, image)
+        rows += await measure_runaways(server, max(1, options.rounds // 5))
+        rows += await measure_throughput(server, max(1, options.rounds // 10), options.sandboxes, options.calls)
+        rows += await measure_many(server, options.alive)
+        rows.append(measure_host_death(max(1, options.rounds // 10)))
+        if options.soak:
+            growth = await soak(server, options.soak)
+            rows += [make_row(f"soak of {options.soak} episodes: {name}", [value]) for name, value in growth.items()]
     finally:
         server.close()
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the sandbox and the other ways."""
-    options = parser(__doc__, rounds=50)
-    options.add_argument("--alive", type=int, default=300, help="sandboxes that live at once")
-    options.add_argument("--boxes", type=int, default=64, help="sandboxes that are called at once")
-    options.add_argument("--calls", type=int, default=50, help="calls of each of those")
-    options.add_argument("--soak", type=int, default=0, help="episodes of five calls, a tenth of them hostile")
-    chosen = options.parse_args(arguments)
+    """Measure the sandbox and the alternatives."""
+    arguments_parser = parser(__doc__, rounds=50)
+    arguments_parser.add_argument("--alive", type=int, default=300, help="sandboxes alive at once")
+    arguments_parser.add_argument("--sandboxes", type=int, default=64, help="sandboxes called at once")
+    arguments_parser.add_argument("--calls", type=int, default=50, help="calls of each of those")
+    arguments_parser.add_argument("--soak", type=int, default=0, help="episodes of five calls, a tenth of them hostile")
+    options = arguments_parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        picture = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), dtype=np.uint8)
-        path = Path(folder) / "picture.png"
-        Image.fromarray(picture).save(path)
-        media = [Media(path=str(path), kind=MediaKind.IMAGE)]
-        rows = asyncio.run(measure(chosen, media, picture))
-    show("The sandbox: ms unless said otherwise", rows, machine(), chosen.out)
+        image = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), dtype=np.uint8)
+        path = Path(folder) / "image.png"
+        Image.fromarray(image).save(path)
+        rows = asyncio.run(measure(options, str(path), image))
+    show("The sandbox: ms unless stated otherwise", rows, describe_machine(), options.out)
 
 
 if __name__ == "__main__":

@@ -22,22 +22,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import machine, parser, show
-from _elsewhere import Elsewhere
+from _common import describe_machine, parser, show
+from _subprocess_engine import SubprocessEngine
 
-from saccade import stages
-from saccade.config import Recipe, load_recipe
+from saccade.config.load import load_recipe, resolve_model_path
+from saccade.config.schema import Recipe
+from saccade.runs import pipeline
 from saccade.training import rl
 
 SEEDLING = (  # every group is learned from, whatever a model that knows nothing says
-    "world={train: 8, validation: 1, test: 1}",
-    "rl.select={oversample: 1, min_spread: -1, drop_ends: []}",
+    "synthetic={train: 8, validation: 1, test: 1}",
+    "rl={selection: {oversample: 1}, filters: {reward_std: null, statuses: null}}",
 )
 WINDOWS = 5  # over which rewards are averaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Took:
+class TrainingTimes:
     """A run: when each of its steps had ended (seconds), and what was measured of it."""
 
     ends: Sequence[float]
@@ -60,18 +61,18 @@ class Took:
         ]
 
 
-def begun(run: Path | None, folder: Path, settings: Sequence[str]) -> tuple[Recipe, Path, Path]:
+def prepare_run(run: Path | None, folder: Path, settings: Sequence[str]) -> tuple[Recipe, Path, Path]:
     """The recipe, the folder that its paths start at, and the weights to begin with: a run's, or made in `folder`."""
     if run is not None:
         recipe = load_recipe(str(run / "recipe.yaml"), settings)
-        return recipe, run, stages.latest(run, "sft") or stages.model_of(run, recipe)
+        return recipe, run, pipeline.find_newest_weights(run, "sft") or resolve_model_path(run, recipe)
     recipe = load_recipe("tiny/para_grpo", [*SEEDLING, *settings])
-    stages.world(folder / "world", recipe, told=lambda *_: None)
-    stages.tiny_model(folder / "model", recipe, traces=folder / "world/train/traces.jsonl")
-    return stages.with_paths(recipe, folder=folder, world=folder / "world"), folder, folder / "model"
+    pipeline.generate_data(folder / "data", recipe, on_progress=lambda *_: None)
+    pipeline.create_tiny_model(folder / "model", recipe, demonstrations=folder / "data/train/demonstrations.jsonl")
+    return pipeline.with_paths(recipe, folder=folder, data=folder / "data"), folder, folder / "model"
 
 
-def trained(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> Took:
+def train(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> TrainingTimes:
     """Train by the recipe, and throw away what comes of it."""
     ends: list[float] = []
     rows: list[Mapping[str, float]] = []
@@ -80,16 +81,16 @@ def trained(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> Took:
         ends.append(time.perf_counter())
         rows.append(values)
 
-    stage = stages.load(recipe, weights)
-    if not stage.engine.own_weights:
-        stage = replace(stage, engine=Elsewhere(stage.backbone, wait))
-    tasks = stages.training_tasks(home, recipe)
+    components = pipeline.load_training_components(recipe, weights)
+    if not components.engine.has_separate_weights:
+        components = replace(components, engine=SubprocessEngine(components.backbone, wait))
+    tasks = pipeline.load_training_tasks(home, recipe)
     with tempfile.TemporaryDirectory() as folder:
-        stages.finish(stage, rl.train(stage, tasks, folder=Path(folder), log=log))
-    return Took(ends=ends, rows=rows)
+        pipeline.run_and_close(components, rl.train(components, tasks, folder=Path(folder), log_step=log))
+    return TrainingTimes(ends=ends, rows=rows)
 
 
-def speeds(found: Mapping[str, Sequence[Took]]) -> list[dict[str, Any]]:
+def build_speed_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[str, Any]]:
     """A line for each side; the first is the baseline."""
     seconds = {name: statistics.median(took.seconds for took in runs) for name, runs in found.items()}
     base = next(iter(seconds.values()))
@@ -100,7 +101,7 @@ def speeds(found: Mapping[str, Sequence[Took]]) -> list[dict[str, Any]]:
             "times faster": base / seconds[name],
             "s a step": seconds[name],
             "waiting for rollouts": statistics.median(
-                took.mean("seconds/rollout") / took.mean("seconds/rollout", "seconds/train", "seconds/publish")
+                took.mean("seconds/rollout") / took.mean("seconds/rollout", "seconds/train", "seconds/weight_sync")
                 for took in runs
             ),
             "versions late": max(row.get("staleness_max", 0.0) for took in runs for row in took.rows),
@@ -110,7 +111,7 @@ def speeds(found: Mapping[str, Sequence[Took]]) -> list[dict[str, Any]]:
     ]
 
 
-def curves(found: Mapping[str, Sequence[Took]]) -> list[dict[str, Any]]:
+def build_reward_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[str, Any]]:
     """A line for each window: the band of the first side's seeds, and the mean of the other's."""
     turns, late = ([took.rewards() for took in runs] for runs in found.values())
     lines = []
@@ -128,25 +129,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--steps", type=int, default=12, help="of each run, at least five")
     options.add_argument("--staleness", type=int, default=1, help="versions that rolling out may be ahead")
     options.add_argument("--wait", type=float, default=0.0, help="seconds that every reply takes more")
-    options.add_argument("settings", nargs="*", help="such as rl.prompts=4")
-    options.set_defaults(threads=1)  # whoever samples needs a core as well
+    options.add_argument("settings", nargs="*", help="such as rl.prompts_per_step=4")
+    options.set_defaults(threads=1)  # the sampling process needs a core as well
     chosen = options.parse_args(arguments)
     if chosen.steps < WINDOWS:
         options.error(f"--steps must be at least {WINDOWS}")
     torch.set_num_threads(chosen.threads)
-    fixed = (f"rl.steps={chosen.steps}", f"rl.save_every={chosen.steps}", f"model.threads={chosen.threads}")
+    fixed = (f"rl.steps={chosen.steps}", f"rl.save_every={chosen.steps}", f"model.num_threads={chosen.threads}")
     sides = {"in turns": 0, f"at most {chosen.staleness} late": chosen.staleness}
-    found: dict[str, list[Took]] = {name: [] for name in sides}
+    found: dict[str, list[TrainingTimes]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as name:
-        recipe, home, weights = begun(chosen.run, Path(name), [*fixed, *chosen.settings])
+        recipe, home, weights = prepare_run(chosen.run, Path(name), [*fixed, *chosen.settings])
         for seed in range(chosen.rounds):
             for side, most in sides.items():
                 settings = recipe.rl.model_copy(update={"max_staleness": most})
                 one = recipe.model_copy(update={"seed": seed, "rl": settings})
-                found[side].append(trained(one, home, weights, wait=chosen.wait))
-    size = f"{recipe.rl.prompts} groups of {recipe.rl.group}, {chosen.steps} steps, {chosen.rounds} seeds"
-    show(f"Rewards: {size}", curves(found), machine(), chosen.out and chosen.out.with_suffix(".rewards.json"))
-    show(f"Speed: {size}", speeds(found), machine(), chosen.out)
+                found[side].append(train(one, home, weights, wait=chosen.wait))
+    size = f"{recipe.rl.prompts_per_step} groups of {recipe.rl.group_size}, {chosen.steps} steps, {chosen.rounds} seeds"
+    show(
+        f"Rewards: {size}",
+        build_reward_rows(found),
+        describe_machine(),
+        chosen.out and chosen.out.with_suffix(".rewards.json"),
+    )
+    show(f"Speed: {size}", build_speed_rows(found), describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":

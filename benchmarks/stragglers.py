@@ -1,9 +1,9 @@
-"""A step's rollouts with one very slow attempt, with and without overlaunching, beside a step in which nobody is slow.
+"""A step's rollouts with one very slow episode, with and without over-provisioning, and without slow episodes.
 
     python benchmarks/stragglers.py [--slower 30]
 
-The tiny world, groups of 8 direct answers over real clips; a scripted engine takes `--seconds` for a reply, and for one
-attempt of each step `--slower` times as long. So what is measured is who waits for whom, and not a model.
+The tiny synthetic dataset, groups of 8 direct answers over real clips; a scripted engine takes `--seconds` for a reply,
+and for one episode of each step `--slower` times as long. So it measures waiting, not a model.
 """
 
 import asyncio
@@ -14,44 +14,51 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from _common import alternate, machine, parser, show
+from _common import alternate, describe_machine, parser, show
 
-from saccade.config import World, load_recipe
-from saccade.data.rows import read_tasks
-from saccade.data.world.make import make_world
-from saccade.engines.scripted import scripted
+from saccade.config.load import load_recipe
+from saccade.config.schema import SyntheticConfig
+from saccade.data.dataset import load_tasks
+from saccade.data.synthetic import generate_dataset
+from saccade.engines.scripted import Scripted
 from saccade.ledger import Ledger
-from saccade.model.tiny import make_tiny
-from saccade.rollouts.stage import Stage
-from saccade.training.lots import draw_lot
-from saccade.training.prompts import Prompts
+from saccade.models.tiny import make_tiny_model
+from saccade.rewards.compose import score_each
+from saccade.rollouts.components import TrainingComponents
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.training.rollout_batch import collect_batch
 from saccade.types import Score, Task
 
 
-def staged(folder: Path, prompts: int, overlaunch: float) -> tuple[Stage, list[Task]]:
-    """A stage that keeps every group, and its tasks."""
-    settings = ["agent.name=direct", "agent.settings={overview_frames: 4, overview_pixels: [256, 256]}"]
-    settings += [f"model.path={folder / 'model'}", f"rl.prompts={prompts}", f"rl.select.overlaunch={overlaunch}"]
+def load_components(folder: Path, prompts: int, over_provision: float) -> tuple[TrainingComponents, list[Task]]:
+    """Load components that keep every group, and their tasks."""
+    settings = ["environment.name=single_turn", "environment.settings={num_frames: 4, frame_pixels: [256, 256]}"]
+    settings += [
+        f"model.path={folder / 'model'}",
+        f"rl.prompts_per_step={prompts}",
+        f"rl.selection.over_provision={over_provision}",
+    ]
     recipe = load_recipe(
-        "tiny/base", [*settings, "rl.select={oversample: 1, min_spread: -1}", "rewards={accuracy: {}}"]
+        "tiny/base",
+        [*settings, "rl={selection: {oversample: 1}, filters: {reward_std: null}}", "rewards={accuracy: {}}"],
     )
-    tasks = read_tasks(folder / "world/train/tasks.jsonl")
-    return replace(Stage.of(recipe), score=lambda episode, task: Score(value=0.0, parts={})), tasks
+    tasks = load_tasks(folder / "synthetic/train/tasks.jsonl")
+    return replace(TrainingComponents.from_recipe(recipe), score_fn=score_each(lambda episode: Score(value=0.0))), tasks
 
 
-def step(stage: Stage, tasks: Sequence[Task], seconds: float, slower: float) -> Callable[[], None]:
-    """Rolls out one step; the third attempt that asks is `slower` times as slow as the others."""
+def step(components: TrainingComponents, tasks: Sequence[Task], seconds: float, slower: float) -> Callable[[], None]:
+    """Return a function that rolls out one step; the third request is `slower` times as slow as the others."""
     numbers = itertools.count()
 
     def go() -> None:
-        asked = itertools.count()
+        requests = itertools.count()
 
         def wait(ledger: Ledger) -> float:
-            return seconds * (slower if next(asked) == 2 else 1)
+            return seconds * (slower if next(requests) == 2 else 1)
 
-        engine = scripted(stage.backbone.renderer, replies=lambda ledger: "<answer>red</answer>", seconds=wait)
-        lot, _ = asyncio.run(draw_lot(replace(stage, engine=engine), tasks, Prompts(), next(numbers)))
-        assert not lot.missing
+        engine = Scripted(components.backbone.renderer, replies=lambda ledger: "<answer>red</answer>", latency=wait)
+        batch, _ = asyncio.run(collect_batch(replace(components, engine=engine), tasks, PromptSampler(), next(numbers)))
+        assert not batch.num_missing
 
     return go
 
@@ -59,32 +66,35 @@ def step(stage: Stage, tasks: Sequence[Task], seconds: float, slower: float) -> 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the three cases in turn."""
     options = parser(__doc__)
-    options.add_argument("--prompts", type=int, default=8, help="groups that a step learns from")
-    options.add_argument("--seconds", type=float, default=0.25, help="that a reply takes")
-    options.add_argument("--slower", type=float, default=30.0, help="times, for one attempt of a step")
-    options.add_argument("--overlaunch", type=float, default=1.25)
+    options.add_argument("--prompts", type=int, default=8, help="groups per step")
+    options.add_argument("--seconds", type=float, default=0.25, help="of a reply")
+    options.add_argument("--slower", type=float, default=30.0, help="times, for one episode of a step")
+    options.add_argument("--over-provision", type=float, default=1.25)
     chosen = options.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_tiny(folder / "model")
-        make_world(folder / "world", World(train=4, validation=1, test=1), seed=0)
-        spare, (plain, tasks) = staged(folder, chosen.prompts, chosen.overlaunch)[0], staged(folder, chosen.prompts, 1)
+        make_tiny_model(folder / "model")
+        generate_dataset(folder / "synthetic", SyntheticConfig(train=4, validation=1, test=1), seed=0)
+        spare, (plain, tasks) = (
+            load_components(folder, chosen.prompts, chosen.over_provision)[0],
+            load_components(folder, chosen.prompts, 1),
+        )
         cases = {
-            "nobody slow": (plain, 1.0),
-            "nobody slow, overlaunched": (spare, 1.0),
-            "one slow, overlaunched": (spare, chosen.slower),
+            "none slow": (plain, 1.0),
+            "none slow, over-provisioned": (spare, 1.0),
+            "one slow, over-provisioned": (spare, chosen.slower),
             "one slow": (plain, chosen.slower),
         }
-        sides = {name: step(stage, tasks, chosen.seconds, slower) for name, (stage, slower) in cases.items()}
+        sides = {name: step(components, tasks, chosen.seconds, slower) for name, (components, slower) in cases.items()}
         seconds = alternate(sides, chosen.rounds)
     wall = {name: sorted(each[0] for each in values)[len(values) // 2] for name, values in seconds.items()}
-    base = wall["nobody slow, overlaunched"]
+    base = wall["none slow, over-provisioned"]
     rows = [
-        {"case": name, "seconds": value, "of nobody slow, overlaunched": value / base} for name, value in wall.items()
+        {"case": name, "seconds": value, "of none slow, over-provisioned": value / base} for name, value in wall.items()
     ]
-    title = f"{chosen.prompts} groups of {plain.recipe.rl.group}; a reply takes {chosen.seconds:g} s"
-    show(title, rows, machine(), chosen.out)
+    title = f"{chosen.prompts} groups of {plain.recipe.rl.group_size}; a reply takes {chosen.seconds:g} s"
+    show(title, rows, describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
-"""Archives in memory."""
+"""Build archives in memory."""
 
 import io
 import tarfile
 import zipfile
 
 
-def zipped(files):
-    """A ZIP of files by name; compressed, so that damage is noticed in two ways."""
+def build_zip(files):
+    """Return a compressed ZIP of files by name; both deflate and the checksum detect corruption."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zip_file:
         for name, content in files.items():
-            packed.writestr(name, content)
+            zip_file.writestr(name, content)
     return buffer.getvalue()
 
 
-def taped(files, mode="w"):
-    """A tar of files by name; a content may also be a TarInfo, for what is no plain file."""
+def build_tar(files, mode="w"):
+    """Return a tar of files by name; a content may be a TarInfo, for members that aren't regular files."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as tape:
+    with tarfile.open(fileobj=buffer, mode=mode) as tar_file:
         for name, content in files.items():
             info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
             if info is content:
-                tape.addfile(info)
+                tar_file.addfile(info)
             else:
                 info.size = len(content)
-                tape.addfile(info, io.BytesIO(content))
+                tar_file.addfile(info, io.BytesIO(content))
     return buffer.getvalue()

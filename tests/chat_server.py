@@ -1,4 +1,4 @@
-"""A server of chat completions for tests: a real one, on a port of its own, that behaves as it is told."""
+"""A fake chat completions server for tests: a real HTTP server with configurable replies."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ MODELS = ({"id": "m"},)
 
 
 class Served:
-    """What a server saw: request bodies, headers, and how many requests it had at a time."""
+    """What a server received: request bodies, headers, and how many requests were open concurrently."""
 
     def __init__(self):
         self.url, self.bodies, self.headers = "", [], []
@@ -24,7 +24,7 @@ class Served:
 
 
 def completion(text, finish="stop", tokens=None):
-    """A sound reply; without `tokens` the server counts none."""
+    """Build a valid reply; without `tokens` it has no usage counts."""
     usage = {} if tokens is None else {"usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
     message = {"role": "assistant", "content": text}
     return 200, json.dumps({"choices": [{"message": message, "finish_reason": finish}], **usage})
@@ -32,15 +32,15 @@ def completion(text, finish="stop", tokens=None):
 
 @contextmanager
 def server(reply, *, seconds=0.0, headers=(), models=MODELS):
-    """`reply(number, body)` gives a text, or (status, body); the n-th request is number n, from 0.
+    """Run a server; `reply(number, body)` returns a text, or (status, body), for request `number`, from 0.
 
-    `models` are those that it lists, or (status, body).
+    `models` are the models that it lists, or (status, body); `seconds` is the delay of each reply.
     """
 
     class Handler(http_server.Handler):
         def do_GET(self):
-            status, said = models if isinstance(models[0], int) else (200, json.dumps({"data": models}))
-            self.send(status, said.encode())
+            status, text = models if isinstance(models[0], int) else (200, json.dumps({"data": models}))
+            self.send(status, text.encode())
 
         def do_POST(self):
             with served.lock:
@@ -50,8 +50,8 @@ def server(reply, *, seconds=0.0, headers=(), models=MODELS):
                 served.open += 1
                 served.most = max(served.most, served.open)
             time.sleep(seconds)
-            said = reply(number, served.bodies[number])
-            status, text = completion(said) if isinstance(said, str) else said
+            response = reply(number, served.bodies[number])
+            status, text = completion(response) if isinstance(response, str) else response
             with served.lock:
                 served.open -= 1
             served.left += not self.send(status, text.encode(), headers)

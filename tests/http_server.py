@@ -1,4 +1,4 @@
-"""A quiet HTTP server in a thread: what the servers for tests share."""
+"""The base of the fake servers for tests: an HTTP server in a thread that logs nothing."""
 
 import json
 import threading
@@ -7,16 +7,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says nothing of its own; whoever asked may have lost patience when the answer comes."""
+    """A request handler that reads and writes JSON and tolerates clients that have disconnected."""
 
     protocol_version = "HTTP/1.1"
 
     def body(self):
-        """The JSON that was sent, or None."""
+        """Return the request's JSON, None if it is empty."""
         return json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
 
     def send(self, status, data, headers=(), *, body=True):
-        """Answer with bytes, or with anything else as JSON; False where nobody listens any more."""
+        """Send bytes, or any other value as JSON; return False if the client has disconnected."""
         data = data if isinstance(data, bytes) else json.dumps(data).encode()
         try:
             self.send_response(status)
@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class _Quiet(ThreadingHTTPServer):
+class _SilentServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
     allow_reuse_address = True
@@ -43,13 +43,13 @@ class _Quiet(ThreadingHTTPServer):
 
 @contextmanager
 def listening(handler, port=0):
-    """The address of a server that a handler class answers for, such as http://127.0.0.1:40123."""
-    found = _Quiet(("127.0.0.1", port), handler)
-    thread = threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True)
+    """Run a server with a handler class; yield its address, such as http://127.0.0.1:40123."""
+    server = _SilentServer(("127.0.0.1", port), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{found.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        found.shutdown()
+        server.shutdown()
         thread.join()
-        found.server_close()
+        server.server_close()

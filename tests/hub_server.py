@@ -1,4 +1,4 @@
-"""A hub for tests: a real server that speaks those of the hub's endpoints that fetching a data set needs."""
+"""A local HTTP server with the endpoints of the Hugging Face hub that downloading a dataset needs."""
 
 import hashlib
 import re
@@ -8,28 +8,28 @@ from urllib.parse import unquote, urlsplit
 import http_server
 
 
-class Site:
-    """Data sets by name: their revisions, each a commit with files by path. `asked` notes every request."""
+class FakeHub:
+    """Datasets by name with their revisions, each a commit with files by path; `requests` records every request."""
 
     def __init__(self):
-        self.sets, self.asked, self.broken, self.url = {}, [], set(), ""
-        self.sizes, self.digests = {}, {}  # what is said of files in place of the truth
+        self.datasets, self.requests, self.broken, self.url = {}, [], set(), ""
+        self.sizes, self.digests = {}, {}  # wrong sizes and digests to announce
 
-    def put(self, name, files, revision="main"):
+    def add_dataset(self, name, files, revision="main"):
         content = {path: data if isinstance(data, bytes) else data.encode() for path, data in files.items()}
         commit = hashlib.sha1(repr((name, sorted(content.items()))).encode()).hexdigest()
-        self.sets.setdefault(name, {}).update({revision: (commit, content), commit: (commit, content)})
+        self.datasets.setdefault(name, {}).update({revision: (commit, content), commit: (commit, content)})
         return commit
 
-    def described(self, path, data):
+    def describe_file(self, path, data):
         size, digest = self.sizes.get(path, len(data)), self.digests.get(path, hashlib.sha256(data).hexdigest())
         large = {"lfs": {"size": size, "sha256": digest, "pointerSize": 130}} if path.endswith((".zip", ".aa")) else {}
         return {"rfilename": path, "size": size, **large}
 
 
 @contextmanager
-def hub():
-    site = Site()
+def serve_hub():
+    hub = FakeHub()
 
     class Handler(http_server.Handler):
         def do_HEAD(self):
@@ -40,27 +40,27 @@ def hub():
 
         def answer(self, body):
             path = unquote(urlsplit(self.path).path)
-            site.asked.append(f"{self.command} {path}")
-            listed = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path)
-            wanted = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-            if not listed and not wanted:
+            hub.requests.append(f"{self.command} {path}")
+            listing = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path)
+            download = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+            if not listing and not download:
                 return self.send(404, b"", body=body)
-            name, revision = (listed or wanted)[1], (listed or wanted)[2] or "main"
-            if name in site.broken:
+            name, revision = (listing or download)[1], (listing or download)[2] or "main"
+            if name in hub.broken:
                 return self.send(403, b"", [("X-Error-Code", "GatedRepo")], body=body)
-            if name not in site.sets:
+            if name not in hub.datasets:
                 return self.send(401, b"", [("X-Error-Code", "RepoNotFound")], body=body)
-            if revision not in site.sets[name]:
+            if revision not in hub.datasets[name]:
                 return self.send(404, b"", [("X-Error-Code", "RevisionNotFound")], body=body)
-            commit, files = site.sets[name][revision]
-            if listed:
-                siblings = [site.described(each, data) for each, data in files.items()]
+            commit, files = hub.datasets[name][revision]
+            if listing:
+                siblings = [hub.describe_file(file, data) for file, data in files.items()]
                 return self.send(200, {"id": name, "sha": commit, "siblings": siblings}, body=body)
-            if wanted[3] not in files or f"{name}/{wanted[3]}" in site.broken:
+            if download[3] not in files or f"{name}/{download[3]}" in hub.broken:
                 return self.send(404, b"", [("X-Error-Code", "EntryNotFound")], body=body)
-            data = files[wanted[3]]
+            data = files[download[3]]
             etag = hashlib.sha256(data).hexdigest()
             return self.send(200, data, [("ETag", f'"{etag}"'), ("X-Repo-Commit", commit)], body=body)
 
-    with http_server.listening(Handler) as site.url:
-        yield site
+    with http_server.listening(Handler) as hub.url:
+        yield hub

@@ -1,4 +1,4 @@
-"""Rows in the published formats, made up for tests, one per source."""
+"""Made-up rows in the published formats, one per importer."""
 
 import json
 
@@ -60,9 +60,9 @@ EXAMPLES = {
         "id": "w-1",
         "question": "Which?",
         "media": [{"path": "a.mp4", "kind": "video"}],
-        "kind": "choice",
-        "gold": "B",
-        "choices": ["red", "blue"],
+        "answer_type": "choice",
+        "ground_truth": "B",
+        "options": ["red", "blue"],
         "extras": {"level": 3},
     },
     "plain": {"media": "a.mp4", "question": "Which?", "answer": "red", "choices": "red|blue", "level": 3},

@@ -1,4 +1,4 @@
-"""Every file of a plugin folder keeps its contract; a new file is tested the moment it exists."""
+"""Every plugin fulfills its contract, and each check catches plugins that don't."""
 
 import asyncio
 import itertools
@@ -11,222 +11,285 @@ import pytest
 from published_rows import EXAMPLES
 
 from saccade import plugins
-from saccade.agents.direct import direct
-from saccade.chat.render import load_renderer
-from saccade.config import Model
-from saccade.engines.scripted import scripted
+from saccade.chat.renderer import load_renderer
+from saccade.config.schema import ModelConfig
+from saccade.engines.scripted import Scripted
+from saccade.environments.single_turn import SingleTurn
 from saccade.errors import EngineError
-from saccade.evaluation.benchmarks._benchmark import Mark
+from saccade.evaluation.benchmarks.base import Grade
 from saccade.ledger import Ledger
-from saccade.model.backbone import Backbone
-from saccade.model.tiny import make_tiny
-from saccade.rewards._compose import bind
+from saccade.models.backbone import Backbone
+from saccade.models.tiny import make_tiny_model
+from saccade.protocols import Done
+from saccade.rewards.compose import resolve_reward
 from saccade.testing import (
-    PaintedMedia,
-    check_agent,
+    FakeMediaLoader,
+    build_example_episodes,
+    check_answer_type,
     check_benchmark,
     check_engine,
+    check_environment,
     check_family,
+    check_importer,
     check_reward,
-    check_source,
-    check_syntax,
     check_tool,
-    example_episodes,
+    check_tool_format,
 )
-from saccade.types import Block, BlockKind, Call, Completion, End, Form, Kind, Reply, Score, Stop, Task, Ungraded
+from saccade.types import (
+    AnswerType,
+    Block,
+    BlockKind,
+    Call,
+    CallFormat,
+    Completion,
+    EpisodeStatus,
+    FinishReason,
+    GenerationRequest,
+    Reply,
+    Score,
+    Task,
+    Ungraded,
+)
 
 sys.path.insert(0, str(Path(__file__).parent / "evaluation" / "benchmarks"))
 from toy_rows import MAKERS, write_copy
 
-UNKNOWN = Block(kind=BlockKind.CALL, body="", closed=True, call=Call(name="", arguments={}, form=Form.FOREIGN))
-KINDS = {
-    **{"choice": (Kind.CHOICE,), "open": (Kind.OPEN,), "grounding": (Kind.GROUNDING,), "number": (Kind.NUMBER,)},
-    **{"math": (Kind.MATH,), "box": (Kind.BOX, Kind.POINT)},
-}
+CALL_WITHOUT_NAME = Block(
+    kind=BlockKind.CALL, body="", is_closed=True, call=Call(name="", arguments={}, call_format=CallFormat.EXTERNAL)
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", plugins.names("tools"))
+@pytest.mark.parametrize("name", plugins.list_plugins("tools"))
 def test_tool(name, renderer):
     asyncio.run(check_tool(plugins.load("tools", name), renderer))
 
 
-@pytest.mark.parametrize("name", plugins.names("chat.syntaxes"))
-def test_syntax(name):
-    check_syntax(plugins.load("chat.syntaxes", name))
+@pytest.mark.parametrize("name", plugins.list_plugins("chat.tool_formats"))
+def test_tool_format(name):
+    check_tool_format(plugins.load("chat.tool_formats", name))
 
 
-@pytest.mark.parametrize("name", plugins.names("agents"))
-def test_agent(name, renderer):
-    asyncio.run(check_agent(plugins.bind("agents", name, {}), renderer))
+# `openenv` needs a server, and is checked in tests/environments/test_openenv.py.
+@pytest.mark.parametrize("name", [name for name in plugins.list_plugins("environments") if name != "openenv"])
+def test_environment(name, renderer):
+    asyncio.run(check_environment(plugins.resolve("environments", name, {}), renderer))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", plugins.names("rewards"))
+@pytest.mark.parametrize("name", plugins.list_plugins("rewards"))
 def test_reward(name):
-    if name in ("accuracy", "math"):
+    if name == "accuracy":
         pytest.importorskip("math_verify", reason="math-verify is missing: pip install 'saccade[math]'")
-    # nobody listens at port 9: what must be judged is ungraded, the rest has its reward
-    away = {"url": "http://127.0.0.1:9/v1", "model": "m", "retries": 0, "timeout": 5, "cache": None}
-    asyncio.run(check_reward(bind(name, {"judge": away}.get(name, {})), KINDS.get(name, tuple(Kind))))
+    # No server listens at port 9: episodes that need the judge are ungraded.
+    unreachable = {"url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0, "timeout": 5, "cache_dir": None}
+    settings = {"judge": unreachable}.get(name, {})
+    asyncio.run(check_reward(resolve_reward(name, settings)))
 
 
-@pytest.mark.parametrize("name", plugins.names("engines"))
+@pytest.mark.parametrize("name", list(AnswerType))
+def test_answer_type(name):
+    if name == AnswerType.MATH:
+        pytest.importorskip("math_verify", reason="math-verify is missing: pip install 'saccade[math]'")
+    asyncio.run(check_answer_type(name))
+
+
+@pytest.mark.parametrize("name", plugins.list_plugins("engines"))
 def test_engine(name, renderer, tiny_folder):
-    given = {
+    settings_by_engine = {
         "scripted": lambda: {"renderer": renderer, "replies": lambda ledger: f"it is {len(ledger)}"},
-        "local": lambda: {"backbone": Backbone(Model(path=tiny_folder, threads=1)), "media": PaintedMedia()},
+        "local": lambda: {
+            "backbone": Backbone(ModelConfig(path=tiny_folder, num_threads=1)),
+            "media": FakeMediaLoader(),
+        },
     }
-    if name in ("vllm", "sglang", "openai"):
-        pytest.skip(f"it needs a server, see tests/engines/test_{name}.py")
-    if name not in given:
-        pytest.skip(f"nothing is said here of how a test makes the engine {name}")
+    if name in ("vllm", "sglang", "chat_completions"):
+        pytest.skip(f"needs a server, see tests/engines/test_{name}.py")
+    if name not in settings_by_engine:
+        pytest.skip(f"this test has no settings for the engine {name}")
 
     async def body():
-        settings = given[name]()
-        await check_engine(plugins.load("engines", name)(**settings), renderer)
+        settings = settings_by_engine[name]()
+        await check_engine(plugins.load("engines", name)(**settings), renderer, settings.get("backbone"))
 
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("name", plugins.names("chat.families"))
+@pytest.mark.parametrize("name", plugins.list_plugins("chat.families"))
 def test_family(name, tmp_path):
-    make_tiny(tmp_path / "model", family=name)
+    make_tiny_model(tmp_path / "model", family=name)
     check_family(load_renderer(str(tmp_path / "model")))
 
 
-@pytest.mark.parametrize("name", plugins.names("data.sources"))
-def test_source(name):
-    assert name in EXAMPLES, f"add a row of the source {name} to tests/published_rows.py"
-    check_source(plugins.bind("data.sources", name, {}), EXAMPLES[name])
+@pytest.mark.parametrize("name", plugins.list_plugins("data.importers"))
+def test_importer(name):
+    assert name in EXAMPLES, f"add a row for the importer {name} to tests/published_rows.py"
+    check_importer(plugins.resolve("data.importers", name, {}), EXAMPLES[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", plugins.names("evaluation.benchmarks"))
+@pytest.mark.parametrize("name", plugins.list_plugins("evaluation.benchmarks"))
 def test_benchmark(name, tmp_path):
-    benchmark = plugins.bind("evaluation.benchmarks", name, {})()
+    benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
     rows = list(itertools.islice(MAKERS[name](), 0, None, 97))[:40]
-    check_benchmark(benchmark, benchmark.tasks(write_copy(name, tmp_path, rows), subset=True)[:40])
+    check_benchmark(benchmark, benchmark.load_tasks(write_copy(name, tmp_path, rows), allow_incomplete=True)[:40])
 
 
-# ---- the checks themselves catch what they are for -----------------------------------------------------------------
+# ---- the checks catch plugins that break a contract ----------------------------------------------------------------
 
 
-class Careless(scripted):
-    """Samples right, reports wrong."""
+class MisreportingEngine(Scripted):
+    """Samples correctly but returns changed completions."""
 
     def __init__(self, renderer, change):
         super().__init__(renderer, replies=lambda ledger: "it is red")
         self._change = change
 
-    async def generate(self, ledger, sampling):
-        completion = await super().generate(ledger, sampling)
-        fields = {name: getattr(completion, name) for name in ("tokens", "logprobs", "version", "stop")}
+    async def generate(self, request):
+        completion = await super().generate(request)
+        fields = {name: getattr(completion, name) for name in ("tokens", "logprobs", "version", "finish_reason")}
         return Completion(**{**fields, **self._change(completion)})
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "word"),
     [
-        (lambda c: {"logprobs": c.logprobs[1:]}, "one logprob per token"),
-        (lambda c: {"stop": Stop.LENGTH}, "its last id says otherwise"),
-        (lambda c: {"version": 0}, "version that was published"),
+        (lambda c: {"logprobs": c.logprobs[1:]}, "logprob"),
+        (lambda c: {"finish_reason": FinishReason.LENGTH}, "finish"),
+        (lambda c: {"version": 0}, "version"),
         (lambda c: {"logprobs": (float("nan"),) * len(c.tokens)}, "finite"),
     ],
 )
-def test_a_careless_engine_is_caught(renderer, change, sentence):
-    with pytest.raises(AssertionError, match=sentence):
-        asyncio.run(check_engine(Careless(renderer, change), renderer))
+def test_check_engine_catches_wrong_completions(renderer, change, word):
+    with pytest.raises(AssertionError, match=word):
+        asyncio.run(check_engine(MisreportingEngine(renderer, change), renderer))
 
 
-def test_an_engine_that_depends_on_company_is_caught(renderer):
-    class Crowded(scripted):
-        def _next(self, ledger):
-            self._asked += 1
-            return f"it is {self._asked}"
+def test_check_engine_catches_dependence_on_other_requests(renderer):
+    class CountingEngine(Scripted):
+        def _take_next_reply(self, ledger):
+            self._num_replies_used += 1
+            return f"it is {self._num_replies_used}"
 
-    with pytest.raises(AssertionError, match="in company"):
-        asyncio.run(check_engine(Crowded(renderer), renderer))
+    with pytest.raises(AssertionError, match="concurrent"):
+        asyncio.run(check_engine(CountingEngine(renderer), renderer))
 
 
-def test_an_unsteady_reward_is_caught():
+def test_check_reward_catches_unstable_and_infinite_values():
     values = iter(range(1000))
-    with pytest.raises(AssertionError, match="two rewards"):
-        asyncio.run(check_reward(lambda episode, task: next(values)))
+    with pytest.raises(AssertionError, match="two"):
+        asyncio.run(check_reward(lambda episode: next(values)))
     with pytest.raises(AssertionError, match="nan"):
-        asyncio.run(check_reward(lambda episode, task: float("nan")))
+        asyncio.run(check_reward(lambda episode: float("nan")))
     with pytest.raises(AssertionError, match="inf"):
-        asyncio.run(check_reward(lambda episode, task: Score(value=1.0, parts={"mine": float("inf")})))
+        asyncio.run(check_reward(lambda episode: Score(value=1.0, parts={"mine": float("inf")})))
     with pytest.raises(AssertionError, match="nan"):
-        asyncio.run(check_reward(lambda episode, task, *, accuracy: float("nan") if accuracy == 0.5 else 0.0))
+        asyncio.run(check_reward(lambda episode, *, correct: float("nan") if correct == 0.5 else 0.0))
 
 
-def test_a_reward_may_wait_and_may_not_know():
-    async def waits(episode, task):
+def test_check_reward_accepts_coroutines_and_ungraded():
+    async def reward(episode):
         await asyncio.sleep(0)
-        return Ungraded(reason="nobody knows") if episode.answer is None else 1.0
+        return Ungraded(reason="no answer") if episode.answer is None else 1.0
 
-    asyncio.run(check_reward(waits))
-
-
-def test_an_agent_that_alters_the_past_is_caught(renderer):
-    async def forgetful(task, ctx):
-        episode = await direct(task, ctx)
-        first, *rest = episode.ledger.segments
-        return replace(episode, ledger=Ledger(segments=(replace(first, tokens=(*first.tokens, 5)), *rest)))
-
-    with pytest.raises(AssertionError, match="not what the engine was given"):
-        asyncio.run(check_agent(forgetful, renderer))
+    asyncio.run(check_reward(reward))
 
 
-def test_examples_cover_every_end():
-    assert {episode.end for episode in example_episodes()} == set(End)
+class Sampling(SingleTurn):
+    async def step(self, reply, ctx):
+        await ctx.engine.generate(GenerationRequest(Ledger(), ctx.sampling))
+        return await super().step(reply, ctx)
+
+
+class Stateless(SingleTurn):
+    async def step(self, reply, ctx):
+        return Done(status=EpisodeStatus.NO_ANSWER)
+
+
+class ClosedOnce(SingleTurn):
+    async def close(self):
+        assert self.task is not None, "closed twice"
+        self.task = None
+
+
+class Random(SingleTurn):
+    async def reset(self, task, ctx):
+        return await super().reset(replace(task, question=str(id(self))), ctx)
+
+
+class Leaking(SingleTurn):
+    async def reset(self, task, ctx):
+        self.background = asyncio.ensure_future(asyncio.sleep(3))
+        return await super().reset(task, ctx)
+
+
+@pytest.mark.parametrize("environment", [Sampling, Stateless, ClosedOnce, Random, Leaking])
+def test_a_faulty_environment_is_caught(renderer, environment):
+    with pytest.raises(AssertionError):
+        asyncio.run(check_environment(environment, renderer))
+
+
+def test_an_environment_shared_by_episodes_is_caught(renderer):
+    shared = SingleTurn()
+    with pytest.raises(AssertionError):
+        asyncio.run(check_environment(lambda: shared, renderer))
+
+
+def test_example_episodes_cover_every_status():
+    assert {episode.status for episode in build_example_episodes()} == set(EpisodeStatus)
 
 
 def test_scripted_runs_out(renderer):
-    engine = scripted(renderer, replies=("red",))
-    with pytest.raises(EngineError, match="all of them are said"):
+    engine = Scripted(renderer, replies=("red",))
+    with pytest.raises(EngineError):
         asyncio.run(check_engine(engine, renderer))
 
 
 @pytest.mark.parametrize(
-    ("careless", "words"),
+    ("parse", "word"),
     [
-        (lambda text, forced: Reply(text=text.strip("{}"), forced=text[:forced]), "was read as"),
-        (lambda text, forced: Reply(text=text), "was read as"),
-        (lambda text, forced: Reply(text=text, blocks=(UNKNOWN,), forced=text[:forced]), "neither a name nor an error"),
+        (lambda text, length: Reply(text=text.strip("{}"), prefill=text[:length]), "parsed"),
+        (lambda text, length: Reply(text=text), "parsed"),
+        (
+            lambda text, length: Reply(text=text, blocks=(CALL_WITHOUT_NAME,), prefill=text[:length]),
+            "neither",
+        ),
     ],
 )
-def test_a_careless_syntax_is_caught(careless, words):
-    with pytest.raises(AssertionError, match=words):
-        check_syntax(careless)
+def test_check_tool_format_catches_wrong_replies(parse, word):
+    with pytest.raises(AssertionError, match=word):
+        check_tool_format(parse)
 
 
-def test_a_careless_source_is_caught():
+def test_check_importer_catches_wrong_items():
     with pytest.raises(KeyError):
-        check_source(lambda row: iter([row.values["nothing"]]), {"a": 1})
-    task = Task(id="one", question="?", media=(), kind=Kind.OPEN, gold="x")
-    with pytest.raises(AssertionError, match="one id"):
-        check_source(lambda row: iter([task]), {"a": 1})
-    with pytest.raises(AssertionError, match="gave nothing"):
-        check_source(lambda row: iter(()), {"a": 1})
-    bad = replace(task, kind=Kind.NUMBER)
-    with pytest.raises(AssertionError, match="not a number"):
-        check_source(lambda row: iter([replace(bad, id=row.id)]), {"a": 1})
+        check_importer(lambda row: iter([row.values["nothing"]]), {"a": 1})
+    task = Task(id="one", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="x")
+    with pytest.raises(AssertionError, match="id"):
+        check_importer(lambda row: iter([task]), {"a": 1})
+    with pytest.raises(AssertionError, match="items"):
+        check_importer(lambda row: iter(()), {"a": 1})
+    invalid = replace(task, answer_type=AnswerType.NUMBER)
+    with pytest.raises(AssertionError, match="number"):
+        check_importer(lambda row: iter([replace(invalid, id=row.id)]), {"a": 1})
 
 
-def test_a_benchmark_that_marks_failures_is_caught(tmp_path):
-    fair = plugins.bind("evaluation.benchmarks", "mlvu", {})()
-    tasks = fair.tasks(write_copy("mlvu", tmp_path), subset=True)[:4]
-    blind = replace(fair, tolerant=lambda text, task: Mark(read=text, value=0.0))
-    with pytest.raises(AssertionError, match="doesn't know the gold"):
-        check_benchmark(blind, tasks)
-    with pytest.raises(AssertionError, match="not within 0 and 1"):
-        check_benchmark(replace(fair, official=lambda text, task: Mark(read=text, value=2.0)), tasks)
+def test_check_benchmark_catches_wrong_grades_and_metrics(tmp_path):
+    valid = plugins.resolve("evaluation.benchmarks", "mlvu", {})()
+    tasks = valid.load_tasks(write_copy("mlvu", tmp_path), allow_incomplete=True)[:4]
+    always_wrong = replace(valid, grade_lenient=lambda text, task: Grade(extracted=text, value=0.0))
+    with pytest.raises(AssertionError, match="rejects"):
+        check_benchmark(always_wrong, tasks)
+    with pytest.raises(AssertionError, match=r"\[0, 1\]"):
+        check_benchmark(replace(valid, grade_strict=lambda text, task: Grade(extracted=text, value=2.0)), tasks)
     values = itertools.count()
-    with pytest.raises(AssertionError, match="now so"):
-        check_benchmark(replace(fair, official=lambda text, task: Mark(read=str(next(values)), value=0.0)), tasks)
-    with pytest.raises(AssertionError, match="two tasks have one id"):
-        check_benchmark(fair, [tasks[0], tasks[0]])
-    with pytest.raises(AssertionError, match="'m_avg' must count results by their weight"):
-        check_benchmark(replace(fair, metrics=lambda some: {"m_avg": fmean(each.value for each in some)}), tasks)
+    with pytest.raises(AssertionError, match="different"):
+        check_benchmark(
+            replace(valid, grade_strict=lambda text, task: Grade(extracted=str(next(values)), value=0.0)), tasks
+        )
+    with pytest.raises(AssertionError, match="id"):
+        check_benchmark(valid, [tasks[0], tasks[0]])
+    with pytest.raises(AssertionError, match="m_avg"):
+        check_benchmark(
+            replace(valid, compute_metrics=lambda results: {"m_avg": fmean(r.value for r in results)}), tasks
+        )

@@ -1,67 +1,143 @@
-"""The README's commands work and its files exist."""
+"""The documents' commands and code blocks run, their settings exist, and their generated parts are up to date.
 
+A block is skipped only where a comment before it gives a reason: `<!-- not run: needs a GPU -->`.
+"""
+
+import ast
+import json
+import pkgutil
 import re
 import shlex
-import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from commands import SMALL, good
-from test_shape import PACKAGE, PLUGIN_FOLDERS
+
+import saccade
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-COMMANDS = [line.split(" #")[0] for line in README.splitlines() if line.startswith("saccade ")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "src" / "saccade" / "sandbox" / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "report.md"),
+]
+BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 TAKES_SETTINGS = ("data", "sft", "train", "eval", "demo")
 
 
-def small(line):
-    """A command's words, with settings that make it quick."""
-    words = shlex.split(line)[1:]
-    if words[0] not in TAKES_SETTINGS or words[1] in ("compare", "merge"):
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def find_blocks(page):
+    """Return (kind, text) of the page's blocks that are to be run."""
+    return [(found["kind"], found["text"]) for found in BLOCK.finditer(page.read_text()) if not found["reason"]]
+
+
+def find_commands(text):
+    """Return the `saccade` commands of a block, continued lines joined."""
+    lines = re.sub(r" *\\\n *", " ", text).splitlines()
+    return [
+        re.split(r"\s+#", line)[0].removeprefix(".venv/bin/")
+        for line in lines
+        if re.match(r"(\.venv/bin/)?saccade ", line)
+    ]
+
+
+def shrink(command):
+    """Return a command's words with settings that make it quick."""
+    words = shlex.split(command)[1:]
+    if (
+        words[0] not in TAKES_SETTINGS
+        or (words[1] not in ("synth",) and words[0] == "data")
+        or words[1] in ("compare", "merge")
+    ):
         return words
     # A run is resumed with the settings that it was started with.
     return [*words, *SMALL, *(["evaluation.limit=2"] if words[0] == "eval" else [])]
 
 
-def test_there_are_commands():
-    assert {line.split()[1] for line in COMMANDS} >= {"doctor", "recipes", "model", "ask", *TAKES_SETTINGS}
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_import_the_public_api_and_plugins_alone(page):
+    allowed = ("saccade.sandbox", "saccade.chat.families.")  # a public API of its own, and plugins
+    for kind, text in find_blocks(page):
+        for node in ast.walk(ast.parse(text)) if kind == "python" else ():
+            if isinstance(node, ast.ImportFrom) and node.module == "saccade":
+                assert {alias.name for alias in node.names} <= {*saccade.__all__, "testing"}, text
+            elif isinstance(node, ast.ImportFrom | ast.Import):
+                modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                private = [name for name in modules if name.startswith("saccade.") and not name.startswith(allowed)]
+                assert not private, f"not in the public API: {private}"
 
 
 @pytest.mark.slow
-def test_every_command_works_one_after_the_other(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [page for page in PAGES if find_blocks(page)], ids=name_of)
+def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for line in COMMANDS:
-        good(*small(line))
+    scope = {"__name__": "__main__"}
+    for kind, text in find_blocks(page):
+        if kind == "python":
+            file = re.match(r'"""(\w+\.py):', text)
+            if file:  # a plugin's file, for the commands and blocks after it
+                (tmp_path / file[1]).write_text(text)
+                monkeypatch.syspath_prepend(str(tmp_path))
+            exec(compile(text, f"{name_of(page)}", "exec"), scope)
+        for command in find_commands(text):
+            good(*shrink(command))
+    if page.name == "index.md":  # its commands train a run
+        lines = (tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()
+        assert find_undocumented_metrics({key for line in lines for key in json.loads(line)}) == set()
 
 
-def test_every_setting_in_the_text_exists():
-    named = re.findall(r"`([a-z]+(?:\.[a-z_]+)+=[^`]+)`", README)
-    assert len(named) >= 6
-    for group in named:
-        good("recipes", "show", "tiny/para_grpo", *group.split())
+def find_undocumented_metrics(names):
+    tables = (ROOT / "docs" / "metrics.md").read_text().partition("## Evaluations")[0]
+    cells = " ".join(line.split("|")[1] for line in tables.splitlines() if line.startswith("| `"))
+    patterns = [re.escape(name).replace("NAME", ".+") for name in re.findall(r"`(.+?)`", cells)]
+    return {name for name in names - {"stage", "step"} if not any(re.fullmatch(one, name) for one in patterns)}
 
 
-def test_the_tree_holds_every_file_and_nothing_else():
-    tree = README.split("<!-- files: begin -->")[1].split("<!-- files: end -->")[0]
-    folders, told = [], set()
-    for line in tree.splitlines():
-        if not line.strip() or line.startswith("```"):
-            continue
-        depth = (len(line) - len(line.lstrip())) // 2
-        name, *comment = line.split(maxsplit=1)
-        folders[depth:] = [name]
-        path = ROOT / "".join(folders)
-        assert path.exists(), f"the README names {path}"
-        assert comment or path.is_dir(), f"the README says nothing about {path}"
-        told.add(path)
-    files = {path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
-    # A plugin is one new file, and nothing else is edited: the README need not name it.
-    files -= {path for folder in PLUGIN_FOLDERS for path in (PACKAGE / folder).glob("[!_]*.py")}
-    missing = sorted(str(path.relative_to(ROOT)) for path in files - told)
-    assert not missing, f"the README's tree doesn't name {missing}"
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_in_the_text_exist(page):
+    settings = re.findall(
+        r"`((?:model|synthetic|data|environment|engine|sampling|rewards|sft|rl|evaluation)(?:\.[a-z_]+)+=[^`…]+)`",
+        page.read_text(),
+    )
+    for setting in settings:
+        good("recipes", "show", "tiny/para_grpo", *shlex.split(setting))
 
 
-@pytest.mark.parametrize("name", ["bootstrap", "check", "demo", "test"])
-def test_scripts_can_be_run(name):
-    assert (ROOT / "scripts" / name).stat().st_mode & stat.S_IXUSR
+def test_the_public_api_is_documented():
+    section = (ROOT / "docs" / "architecture.md").read_text().partition("## Public API")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted({*saccade.__all__} - {"__version__"})
+
+
+def test_functions_on_the_way_of_a_token_exist():
+    text = (ROOT / "docs" / "concepts.md").read_text()
+    section = text.partition("## One token, from engine to gradient")[2].partition("\n## ")[0]
+    names = re.findall(r"`([a-z_]+(?:\.\w+)+)`", section)
+    assert len(names) > 20
+    for name in names:
+        pkgutil.resolve_name(f"saccade.{name}")
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_generated_pages_are_up_to_date():
+    done = subprocess.run(
+        [sys.executable, "scripts/generate_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs is missing: scripts/bootstrap --dev installs it")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

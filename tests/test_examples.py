@@ -1,21 +1,98 @@
-"""Examples run, and do what they say."""
+"""The examples run and show what they claim, with the public API and third-party packages alone."""
 
+import ast
 import asyncio
 import runpy
 from pathlib import Path
 
 import pytest
 
+import saccade
+
 FOLDER = Path(__file__).parents[1] / "examples"
+PATHS = sorted(FOLDER.glob("*.py"))
+PUBLIC = {*saccade.__all__, "testing"}
+MAX_LINES = 105
+
+
+def run_main(name, *arguments):
+    return runpy.run_path(str(FOLDER / f"{name}.py"))["main"](*arguments)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_examples_are_short_and_use_the_public_api_alone(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_LINES
+    private = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            private += [alias.name for alias in node.names if alias.name.startswith("saccade.")]
+        elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "saccade":
+            names = {alias.name for alias in node.names}
+            private += [node.module] if node.module != "saccade" else sorted(names - PUBLIC)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "saccade":
+            private += [node.attr] if node.attr not in PUBLIC else []
+    assert not private, f"not in the public API: {private}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return run_main("own_reward", tmp_path_factory.mktemp("own_reward"))
 
 
 @pytest.mark.slow
-def test_rl_in_one_page_earns_more_at_its_end(capsys):
-    path = FOLDER / "rl_in_one_page.py"
-    assert len(path.read_text().splitlines()) < 120
-    rewards = asyncio.run(runpy.run_path(str(path))["main"](cold=100, steps=12))
+def test_own_reward_is_part_of_the_score(run):
+    recipe = saccade.Run.open(run).recipe
+    [weight] = [term.weight for name, term in recipe.rewards.items() if name.endswith("own_reward.py:brevity")]
+    for scored in saccade.read_episodes(run):
+        expected = max(0.0, 1 - scored.episode.usage.sampled_tokens / 128)
+        assert scored.score.parts["brevity"] == pytest.approx(expected)
+    assert weight == 0.2
+
+
+@pytest.mark.slow
+def test_own_tool_is_offered_to_the_model(run, capsys):
+    video = next((run.parent / "data" / "test" / "clips").glob("*.mp4"))
+    episode = run_main("own_tool", run, video)
+    assert episode.turns
+    assert capsys.readouterr().out.startswith("turn 1: ")
+
+
+def test_own_tool_fulfills_the_contract(renderer):
+    tool = runpy.run_path(str(FOLDER / "own_tool.py"))["compare_frames"]
+    asyncio.run(saccade.testing.check_tool(tool, renderer))
+
+
+@pytest.mark.slow
+def test_evaluate_checkpoint_prints_intervals(run, capsys):
+    accuracies = run_main("evaluate_checkpoint", run)
+    assert accuracies.keys() == {"with_tools", "without_tools"}
+    assert len(saccade.read_episodes(run, name="without_tools")) == 4
+    assert all(not scored.episode.children for scored in saccade.read_episodes(run, name="without_tools"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines if "videos" in line] == ["with_tools", "without_tools"]
+
+
+@pytest.mark.slow
+def test_read_episodes_prints_a_ledger(run, capsys):
+    assert len(run_main("read_episodes", run)) == 4
+    output = capsys.readouterr().out
+    assert output.startswith("4 episodes, mean reward ")
+    assert "  sampled: " in output
+
+
+@pytest.mark.slow
+def test_grid_game_is_learned(tmp_path):
+    before, after = run_main("grid_game", tmp_path)
+    # Over three random initializations: 0.24 to 0.28 before, 0.79 to 0.80 after.
+    assert after > 2 * before
+
+
+@pytest.mark.slow
+def test_rl_in_one_page_increases_the_reward(tmp_path, capsys):
+    rewards = run_main("rl_in_one_page", tmp_path)
     assert len(rewards) == 12
-    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("cold start: 100 steps, loss ")
-    assert [line.split(":")[0] for line in said[1:]] == [f"step {number}" for number in range(1, 13)]
+    # With two seeds the gain was 0.42 and 0.49.
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.15
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"step {number}" for number in range(1, 13)]

@@ -1,51 +1,52 @@
-"""Waiting: until something is set, and by a clock that can stand still."""
+"""Async helpers: `run_until` and timeouts on a clock that can be paused."""
 
 import asyncio
+import time
 
 import pytest
 
-from saccade.waiting import PausableClock, until
+from saccade.utils.async_utils import PausableClock, gather_or_cancel, run_until
 
 
-async def sleeping(seconds, result="done"):
+async def sleep_and_return(seconds, result="done"):
     await asyncio.sleep(seconds)
     return result
 
 
-def test_work_that_is_cut_short_gives_none():
+def test_run_until_returns_none_when_stopped():
     async def body():
-        enough = asyncio.Event()
-        assert await until(enough, sleeping(0)) == "done"
-        asyncio.get_running_loop().call_later(0.01, enough.set)
-        assert await until(enough, sleeping(60)) is None
+        stop_event = asyncio.Event()
+        assert await run_until(stop_event, sleep_and_return(0)) == "done"
+        asyncio.get_running_loop().call_later(0.01, stop_event.set)
+        assert await run_until(stop_event, sleep_and_return(60)) is None
 
     asyncio.run(body())
 
 
-def test_a_limit_is_not_charged_for_pauses():
-    """Two pauses that are each longer than the limit, one of them in another, and the limit passes afterwards."""
+def test_pauses_do_not_count_toward_a_timeout():
+    """Two nested pauses, each longer than the timeout; the timeout expires only after them."""
 
     async def body():
-        clock, begun = PausableClock(), asyncio.get_running_loop().time()
+        clock, start_time = PausableClock(), asyncio.get_running_loop().time()
 
         async def limited():
             async with clock.timeout_at(clock.time() + 0.05) as limit:
                 for _ in range(2):
-                    with clock.paused(), clock.paused():
-                        at = clock.time()
+                    with clock.pause(), clock.pause():
+                        paused_at = clock.time()
                         await asyncio.sleep(0.08)
-                        assert clock.time() == at
+                        assert clock.time() == paused_at
                 assert not limit.expired()
                 await asyncio.sleep(60)
 
         with pytest.raises(TimeoutError):
             await limited()
-        return asyncio.get_running_loop().time() - begun
+        return asyncio.get_running_loop().time() - start_time
 
     assert 0.2 < asyncio.run(body()) < 10
 
 
-def test_a_limit_of_a_pause_begins_when_it_ends():
+def test_a_timeout_set_in_a_pause_starts_at_its_end():
     async def body():
         clock = PausableClock()
 
@@ -53,7 +54,7 @@ def test_a_limit_of_a_pause_begins_when_it_ends():
             async with clock.timeout_at(clock.time() + 0.05):
                 await asyncio.sleep(60)
 
-        with clock.paused():
+        with clock.pause():
             task = asyncio.create_task(limited())
             await asyncio.sleep(0.1)
             assert not task.done()
@@ -63,13 +64,11 @@ def test_a_limit_of_a_pause_begins_when_it_ends():
     asyncio.run(body())
 
 
-def test_work_that_blocks_the_loop_in_a_pause_costs_no_time():
-    import time
-
+def test_blocking_the_loop_in_a_pause_costs_no_time():
     async def body():
         clock = PausableClock()
         async with clock.timeout_at(clock.time() + 0.05):
-            with clock.paused():
+            with clock.pause():
                 time.sleep(0.1)
             await asyncio.sleep(0.01)
         async with clock.timeout_at(None) as limit:
@@ -79,8 +78,8 @@ def test_work_that_blocks_the_loop_in_a_pause_costs_no_time():
     asyncio.run(body())
 
 
-def test_a_limit_that_has_passed_stays_so():
-    """The clock is paused when the limit has passed, but whoever it bounds has not noticed yet."""
+def test_an_expired_timeout_stays_expired():
+    """The clock is paused after the timeout has expired, but before TimeoutError is raised in the task."""
 
     async def body():
         clock = PausableClock()
@@ -90,10 +89,62 @@ def test_a_limit_that_has_passed_stays_so():
                 try:
                     await asyncio.sleep(60)
                 finally:
-                    with clock.paused():
+                    with clock.pause():
                         await asyncio.sleep(0)
 
         with pytest.raises(TimeoutError):
             await limited()
+
+    asyncio.run(body())
+
+
+# ---- gather_or_cancel ------------------------------------------------------------------------------------------------
+
+
+def test_gather_or_cancel_returns_results_in_order():
+    assert asyncio.run(gather_or_cancel([asyncio.sleep(0.02, "a"), asyncio.sleep(0.0, "b")])) == ["a", "b"]
+
+
+def test_gather_or_cancel_raises_when_all_others_have_ended():
+    """The cleanup of a cancelled coroutine takes time, and is complete when the failure is raised."""
+    events = []
+
+    async def slow():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            events.append("cleaned up")
+
+    async def fail():
+        await asyncio.sleep(0.01)
+        raise ValueError("failed")
+
+    async def body():
+        with pytest.raises(ValueError, match="failed"):
+            await gather_or_cancel([slow(), fail(), slow()])
+        assert events == ["cleaned up", "cleaned up"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(body())
+
+
+def test_cancelling_gather_or_cancel_waits_for_all_cleanups():
+    events = []
+
+    async def slow(seconds):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(seconds)
+            events.append(seconds)
+
+    async def body():
+        task = asyncio.create_task(gather_or_cancel([slow(0.01), slow(0.05)]))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert events == [0.01, 0.05]
 
     asyncio.run(body())

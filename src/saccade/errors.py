@@ -1,19 +1,20 @@
-"""How things fail: one sentence that names the thing and the mend.
+"""Define Saccade's error types; each message is one sentence that names the cause and the fix.
 
-    SaccadeError            anything a user can meet; the command line prints it and exits with 1
-    ├── ConfigError         a recipe, a key, a value
-    ├── DataError           a task, a record, a data set
-    ├── MediaError          a video or a picture
-    ├── ModelError          a checkpoint, a tokenizer, weights
-    ├── EngineError         what samples tokens
-    ├── BrokenEngineError   the same, where nothing more can be expected of it
-    ├── ToolError           what the model called
-    ├── SandboxError        what runs the model's code
-    └── RunError            a run folder
+    SaccadeError                any error a user can fix; the command line prints it and exits with 1
+    ├── ConfigError             a recipe, a key, a value
+    ├── DataError               a task, a record, a dataset
+    ├── MediaError              a video or an image
+    ├── ModelError              a checkpoint, a tokenizer, weights
+    ├── EngineError             one request to an engine failed
+    ├── BrokenEngineError       the engine itself is unusable; no later request can succeed
+    ├── ToolError               a tool call by the model
+    ├── SandboxError            the process that runs the model's code
+    ├── EnvironmentServerError  a server that an environment depends on
+    └── RunError                a run folder
 
-Inside Saccade errors are data wherever work can go on without the part that failed (a tool result, an episode's
-end); they are exceptions only where it can't. `boundary` is the single place that turns a foreign exception into
-one of these.
+Inside Saccade, failures are data wherever work can continue without the failed part (a tool result, an episode's
+status); an exception is raised only where it can't. `boundary` is the single place that converts a third-party
+exception into one of these types.
 """
 
 import contextlib
@@ -21,50 +22,63 @@ from collections.abc import Iterator
 
 
 class SaccadeError(Exception):
-    """Anything that a user can meet and mend; its text is one clear sentence."""
+    """An error that a user can fix; its text is one clear sentence.
+
+    `key` identifies the cause, so that a program needn't parse the sentence: a recipe key ("rl.max_staleness"), a
+    setting ("crop_video.fps"), a field of a row ("ground_truth"), a file's path. `value` is the rejected value.
+    """
+
+    def __init__(self, message: str = "", *, key: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.value = value
 
 
 class ConfigError(SaccadeError):
-    """A recipe, a key or a value that can't be used."""
+    """A recipe, a key or a value is unusable."""
 
 
 class DataError(SaccadeError):
-    """A task, a record or a data set that can't be used."""
+    """A task, a record or a dataset is unusable."""
 
 
 class MediaError(SaccadeError):
-    """A video or a picture that can't be opened, decoded or reached at a time."""
+    """A video or an image can't be opened or decoded, or has no frame at the requested time."""
 
 
 class ModelError(SaccadeError):
-    """A checkpoint folder, a tokenizer or weights that can't be used."""
+    """A checkpoint folder, a tokenizer or weights are unusable."""
 
 
 class EngineError(SaccadeError):
-    """An engine that can't sample: the attempt that needed it ends."""
+    """An engine can't sample: the episode that needed the completion is aborted."""
 
 
 class BrokenEngineError(SaccadeError):
-    """An engine that can't be reached any more, or that disagrees with ledger or trainer: the run stops."""
+    """An engine is unreachable, or disagrees with the ledger or the trainer: the run stops."""
 
 
 class ToolError(SaccadeError):
-    """A tool call that can't be served; its text is shown to the model."""
+    """A tool call can't be executed; the model reads the text."""
 
 
 class SandboxError(SaccadeError):
-    """A sandbox that can't be started or that failed; never the fault of the code that runs in it."""
+    """A sandbox can't start, or failed; never caused by the code that runs in it."""
+
+
+class EnvironmentServerError(SaccadeError):
+    """A server that an environment depends on failed; never caused by the model."""
 
 
 class RunError(SaccadeError):
-    """A run folder that can't be written, read or resumed."""
+    """A run folder can't be written, read or resumed."""
 
 
 @contextlib.contextmanager
-def boundary(kind: type[SaccadeError], what: str) -> Iterator[None]:
-    """Name every foreign exception at the border it crosses.
+def boundary(error_type: type[SaccadeError], message: str, *, key: str = "", value: object = None) -> Iterator[None]:
+    """Convert any third-party exception into `error_type` with the text "message: reason", and with `key` and `value`.
 
-    Saccade's own errors, cancellation and Ctrl-C pass unchanged; anything else becomes `kind("what: reason")`.
+    Saccade's own errors, cancellation and KeyboardInterrupt pass unchanged.
 
     >>> with boundary(MediaError, "clip.mp4 can't be decoded"):
     ...     raise ValueError("bad header")
@@ -77,6 +91,6 @@ def boundary(kind: type[SaccadeError], what: str) -> Iterator[None]:
         raise
     except Exception as error:  # the only broad except of the package
         text = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, OSError) and error.strerror and error.filename and str(error.filename) in what:
-            text = error.strerror.lower()  # the file is named in `what`
-        raise kind(f"{what}: {text}") from error
+        if isinstance(error, OSError) and error.strerror and error.filename and str(error.filename) in message:
+            text = error.strerror.lower()  # `message` names the file already
+        raise error_type(f"{message}: {text}", key=key, value=value) from error

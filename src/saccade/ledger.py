@@ -1,40 +1,41 @@
-"""The append-only record of one conversation as tokens.
+"""Define the ledger: the append-only, token-level trajectory of one conversation.
 
-A ledger is a tuple of segments. Three verbs append to it and nothing changes it: `observe` (what the environment
-said), `force` (what the model was made to say), `act` (what the engine sampled). Everything else (prompt ids, trainer
-ids, the loss mask, logprobs, pictures, text) is a view derived from it here, and nowhere else.
+A ledger is an immutable tuple of segments. Three methods return a longer one: `observe` (tokens from the environment),
+`prefill` (tokens put into the model's reply), `append_completion` (tokens sampled by the engine). Everything else
+(prompt ids, input ids, the loss mask, logprobs, images) is a view derived from the segments, in this module alone.
 
-Two lengths exist. *Compact* ids hold one placeholder per picture (what servers take); *expanded* ids repeat the
-placeholder once per visual token (what a forward pass takes). Masks and logprobs are aligned with the expanded ids.
+There are two token sequences. *Compact* ids (`prompt_ids`) hold one placeholder per image, as servers take them;
+*expanded* ids (`input_ids`) repeat the placeholder once per visual token, as a forward pass takes them. Masks, logprobs
+and versions are aligned with the expanded ids.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class Origin(StrEnum):
-    """Who wrote a segment."""
+    """The source of a segment's tokens."""
 
     PROMPT = "prompt"
-    FORCED = "forced"
+    PREFILL = "prefill"
     SAMPLED = "sampled"
     TOOL = "tool"
 
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two stand just outside
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A reference to pixels: never the pixels themselves.
+class ImageRef:
+    """A reference to an image or video frame, without its pixels.
 
-    `path` and `time` (seconds; None for a still image) say where they come from, `digest` is the content digest of the
-    file, `width` and `height` (pixels) are the size the model sees. Of a part of a still image `box` holds the left,
-    top, right and bottom side, in pixels of the file.
+    `path` is the file, `digest` the digest of its content, `time` the frame's time in seconds (None for a still image).
+    `width` and `height` are the size in pixels that the model sees. `box` selects a part of a still image, in pixels of
+    the file.
 
-    >>> frame = Picture(path="clip.mp4", digest="9f2c", time=12.5, width=64, height=32)
+    >>> frame = ImageRef(path="clip.mp4", digest="9f2c", time=12.5, width=64, height=32)
     >>> frame.key
     '9f2c@12.5:64x32'
     """
@@ -48,93 +49,111 @@ class Picture:
 
     @property
     def key(self) -> str:
-        """The identity of the pixels: equal keys mean equal pixels."""
+        """Return the identity of the pixels: equal keys mean equal pixels."""
         part = "" if self.box is None else f"{list(self.box)}"
         return f"{self.digest}@{self.time}{part}:{self.width}x{self.height}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """The place of a picture: the placeholder at index `at` of its segment stands for `tokens` visual tokens.
+class Message:
+    """One message, such as `Message(role="user", parts=("What is this?", frame))`: a part is a text or an image."""
 
-    >>> Slot(at=3, picture=Picture(path="a.png", digest="d", time=None, width=64, height=32), tokens=2).tokens
-    2
-    """
+    role: str  # system | user | assistant | tool
+    parts: tuple[str | ImageRef, ...]
+    # Encode structural tags such as `<think>` as their special tokens, as in replies. Turn and vision tokens never are.
+    tags_as_tokens: bool = False
 
-    at: int
-    picture: Picture
-    tokens: int
+    @property
+    def text(self) -> str:
+        """Return the text parts, joined."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSlot:
+    """An image's position: the placeholder at `index` of its segment represents `num_tokens` visual tokens."""
+
+    index: int
+    image: ImageRef
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of compact tokens of one origin.
+    """Consecutive compact tokens of one origin; raises ValueError for fields that contradict each other.
 
-    Sampled segments carry one logprob per token (of the distribution that was sampled from) and the version of the
-    weights; all others carry none. A reply that an engine gave as text has neither: its tokens spell what was said, but
-    are not those that were sampled, and nothing can be learned from them. Pictures sit in slots, in order, one
-    placeholder each.
+    A sampled segment has one logprob per token (of the distribution sampled from) and the weight version; other origins
+    have neither. `slots` are in token order, one per image placeholder.
 
-    >>> exact = Segment(tokens=(5, 7), origin=Origin.SAMPLED, logprobs=(-0.1, -2.0), version=3)
-    >>> spelled = Segment(tokens=(5, 7), origin=Origin.SAMPLED)
-    >>> exact.sampled, exact.exact, spelled.sampled, spelled.exact
-    (True, True, True, False)
+    A conversation with a chat API, which returns no tokens, consists of `messages`; `num_message_tokens` is their
+    length, as the server counts it (replies) or an estimate. The trainer can't train on it.
     """
 
     tokens: tuple[int, ...]
     origin: Origin
     logprobs: tuple[float, ...] = ()
     version: int | None = None
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[ImageSlot, ...] = ()
+    messages: tuple[Message, ...] | None = field(default=None, metadata={"omit_none": True})
+    num_message_tokens: int | None = field(default=None, metadata={"omit_none": True})
 
     def __post_init__(self) -> None:
-        places = [slot.at for slot in self.slots]
-        if places != sorted(set(places)) or any(not 0 <= at < len(self.tokens) for at in places):
-            raise ValueError(f"picture slots {places} don't fit a segment of {len(self.tokens)} tokens")
-        if any(slot.tokens < 1 for slot in self.slots):
-            raise ValueError("a picture needs at least one visual token")
-        known = 0 if self.version is None else len(self.tokens)  # of a reply that came as text, nothing is
-        if self.sampled and (len(self.logprobs) != known or self.slots):
-            raise ValueError("a sampled segment has a logprob per token and a weight version, or neither; no pictures")
-        if not self.sampled and (self.logprobs or self.version is not None):
+        if self.messages is not None:
+            if self.tokens or self.logprobs or self.num_message_tokens is None:
+                raise ValueError("a segment of messages has a token count, and neither tokens nor logprobs")
+            return
+        indices = [slot.index for slot in self.slots]
+        if indices != sorted(set(indices)) or any(not 0 <= index < len(self.tokens) for index in indices):
+            raise ValueError(f"image slots {indices} don't fit a segment of {len(self.tokens)} tokens")
+        if any(slot.num_tokens < 1 for slot in self.slots):
+            raise ValueError("an image needs at least one visual token")
+        num_logprobs = 0 if self.version is None else len(self.tokens)
+        if self.is_sampled and (len(self.logprobs) != num_logprobs or self.slots):
+            raise ValueError("a sampled segment has a logprob per token and a weight version, or neither; no images")
+        if not self.is_sampled and (self.logprobs or self.version is not None):
             raise ValueError(f"a segment of origin {self.origin.value} has no logprobs and no version")
 
     @property
-    def sampled(self) -> bool:
-        """Whether the engine said this."""
+    def is_sampled(self) -> bool:
+        """Return whether the engine generated this segment."""
         return self.origin is Origin.SAMPLED
 
     @property
-    def exact(self) -> bool:
-        """Whether these are the very tokens that the engine sampled, so that the trainer can train on them."""
-        return self.sampled and self.version is not None
+    def has_logprobs(self) -> bool:
+        """Return whether these are the exact tokens the engine sampled, so that the trainer can train on them."""
+        return self.is_sampled and self.version is not None
 
     @property
-    def repeats(self) -> tuple[int, ...]:
-        """How many expanded tokens each compact token stands for."""
+    def num_tokens(self) -> int:
+        """Return the number of expanded tokens."""
+        return sum(self.repeat_counts) if self.num_message_tokens is None else self.num_message_tokens
+
+    @property
+    def repeat_counts(self) -> tuple[int, ...]:
+        """Return the number of expanded tokens per compact token."""
         counts = [1] * len(self.tokens)
         for slot in self.slots:
-            counts[slot.at] = slot.tokens
+            counts[slot.index] = slot.num_tokens
         return tuple(counts)
 
-    def expanded(self) -> tuple[int, ...]:
-        """The tokens with each placeholder repeated once per visual token."""
-        if not self.slots:
+    def input_ids(self) -> tuple[int, ...]:
+        """Return the tokens with each placeholder repeated once per visual token."""
+        if not self.slots or self.messages is not None:
             return self.tokens
-        pairs = zip(self.tokens, self.repeats, strict=True)
+        pairs = zip(self.tokens, self.repeat_counts, strict=True)
         return tuple(token for token, count in pairs for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What was said, token for token, and by whom.
+    """The token-level trajectory of one conversation.
 
-    >>> frame = Picture(path="clip.mp4", digest="9f2c", time=0.5, width=64, height=32)
-    >>> start = Ledger().observe((1, 9, 2), slots=(Slot(at=1, picture=frame, tokens=2),))
-    >>> turn = start.force((6,)).act((5, 7), logprobs=(-0.1, -2.0), version=0)
-    >>> turn.compact(), turn.expanded()
+    >>> frame = ImageRef(path="clip.mp4", digest="9f2c", time=0.5, width=64, height=32)
+    >>> start = Ledger().observe((1, 9, 2), slots=(ImageSlot(index=1, image=frame, num_tokens=2),))
+    >>> turn = start.prefill((6,)).append_completion((5, 7), logprobs=(-0.1, -2.0), version=0)
+    >>> turn.prompt_ids(), turn.input_ids()
     ((1, 9, 2, 6, 5, 7), (1, 9, 9, 2, 6, 5, 7))
-    >>> turn.mask()
+    >>> turn.loss_mask()
     (False, False, False, False, False, True, True)
     >>> turn.logprobs()[-2:], turn.sampled_tokens()
     ((-0.1, -2.0), (5, 7))
@@ -142,84 +161,107 @@ class Ledger:
 
     segments: tuple[Segment, ...] = ()
 
-    # ---- the three verbs -------------------------------------------------------------------------------------------
+    # ---- appending -------------------------------------------------------------------------------------------------
 
-    def observe(self, tokens: Sequence[int], *, slots: Sequence[Slot] = (), origin: Origin = Origin.PROMPT) -> "Ledger":
-        """Append what the environment said: a prompt, or results of tools."""
-        return self._with(Segment(tokens=tuple(tokens), origin=origin, slots=tuple(slots)))
+    def observe(
+        self, tokens: Sequence[int], *, slots: Sequence[ImageSlot] = (), origin: Origin = Origin.PROMPT
+    ) -> "Ledger":
+        """Append tokens of the environment: a prompt, or tool results."""
+        return self._append(Segment(tokens=tuple(tokens), origin=origin, slots=tuple(slots)))
 
-    def force(self, tokens: Sequence[int]) -> "Ledger":
-        """Append what the model was made to say: seen by rewards, never trained on."""
-        return self._with(Segment(tokens=tuple(tokens), origin=Origin.FORCED))
+    def prefill(self, tokens: Sequence[int]) -> "Ledger":
+        """Append a prefix of the reply that the model did not sample: visible to rewards, never trained on."""
+        return self._append(Segment(tokens=tuple(tokens), origin=Origin.PREFILL))
 
-    def act(self, tokens: Sequence[int], *, logprobs: Sequence[float], version: int | None) -> "Ledger":
-        """Append what the engine sampled, with its logprobs and the version of the weights; of text, without either."""
-        return self._with(
+    def append_completion(self, tokens: Sequence[int], *, logprobs: Sequence[float], version: int | None) -> "Ledger":
+        """Append a completion with its logprobs and weight version."""
+        return self._append(
             Segment(tokens=tuple(tokens), origin=Origin.SAMPLED, logprobs=tuple(logprobs), version=version)
         )
 
-    def _with(self, segment: Segment) -> "Ledger":
-        return Ledger(segments=(*self.segments, segment)) if segment.tokens else self
+    def _append(self, segment: Segment) -> "Ledger":
+        return Ledger(segments=(*self.segments, segment)) if segment.num_tokens else self
 
-    def fork(self, length: int) -> "Ledger":
-        """The ledger of the first `length` segments, where a template has to rewrite what came after."""
-        return Ledger(segments=self.segments[:length])
+    def append_text(self, text: str, num_tokens: int) -> "Ledger":
+        """Append a reply of a chat API."""
+        messages = (Message(role="assistant", parts=(text,)),)
+        return self._append(
+            Segment(tokens=(), origin=Origin.SAMPLED, messages=messages, num_message_tokens=max(num_tokens, 1))
+        )
 
-    # ---- the views -------------------------------------------------------------------------------------------------
+    def prefix(self, num_segments: int) -> "Ledger":
+        """Return the ledger of the first `num_segments` segments."""
+        return Ledger(segments=self.segments[:num_segments])
+
+    # ---- views -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """The number of expanded tokens."""
-        return sum(sum(segment.repeats) for segment in self.segments)
+        """Return the number of expanded tokens."""
+        return sum(segment.num_tokens for segment in self.segments)
 
-    def compact(self) -> tuple[int, ...]:
-        """One placeholder per picture: what a server is sent."""
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Return the number of sampled tokens."""
+        return sum(segment.num_tokens for segment in self.segments if segment.is_sampled)
+
+    def messages(self) -> tuple[Message, ...]:
+        """Return the messages of a conversation with a chat API; a reply includes its prefill."""
+        joined: list[Message] = []
+        for message in (message for segment in self.segments for message in segment.messages or ()):
+            if joined and joined[-1].role == message.role == "assistant":
+                message = Message(role="assistant", parts=(joined.pop().text + message.text,))
+            joined.append(message)
+        return tuple(joined)
+
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Return the compact ids, with one placeholder per image: the input of a server."""
         return tuple(token for segment in self.segments for token in segment.tokens)
 
-    def expanded(self) -> tuple[int, ...]:
-        """One placeholder per visual token: what a forward pass is fed."""
-        return tuple(token for segment in self.segments for token in segment.expanded())
+    def input_ids(self) -> tuple[int, ...]:
+        """Return the expanded ids, with one placeholder per visual token: the input of a forward pass."""
+        return tuple(token for segment in self.segments for token in segment.input_ids())
 
-    def mask(self) -> tuple[bool, ...]:
-        """True where the engine sampled this very token; aligned with `expanded()`."""
-        return tuple(segment.exact for segment in self.segments for _ in segment.expanded())
+    def loss_mask(self) -> tuple[bool, ...]:
+        """Return True for each token that the engine sampled with a logprob; aligned with `input_ids()`."""
+        return tuple(segment.has_logprobs for segment in self.segments for _ in segment.input_ids())
 
     def logprobs(self) -> tuple[float, ...]:
-        """Sampling logprobs, 0.0 where there are none; aligned with `expanded()`."""
+        """Return the sampling logprobs, 0.0 where there are none; aligned with `input_ids()`."""
         return tuple(
-            value for segment in self.segments for value in segment.logprobs or (0.0,) * len(segment.expanded())
+            value for segment in self.segments for value in segment.logprobs or (0.0,) * len(segment.input_ids())
         )
 
     def versions(self) -> tuple[int, ...]:
-        """Weight versions, −1 where there are none; aligned with `expanded()`."""
+        """Return the weight versions, −1 where there are none; aligned with `input_ids()`."""
         return tuple(
-            -1 if segment.version is None else segment.version for segment in self.segments for _ in segment.expanded()
+            -1 if segment.version is None else segment.version for segment in self.segments for _ in segment.input_ids()
         )
 
     def sampled_tokens(self) -> tuple[int, ...]:
-        """What the engine said, in order."""
-        return tuple(token for segment in self.segments if segment.sampled for token in segment.tokens)
+        """Return the tokens of all sampled segments, in order."""
+        return tuple(token for segment in self.segments if segment.is_sampled for token in segment.tokens)
 
-    def slots(self) -> tuple[Slot, ...]:
-        """Every picture's slot, `at` counted in expanded tokens from the start of the ledger."""
-        return tuple(self._absolute_slots())
+    def slots(self) -> tuple[ImageSlot, ...]:
+        """Return every image's slot, with `index` counted in expanded tokens from the start of the ledger."""
+        return tuple(self._iterate_absolute_slots())
 
-    def _absolute_slots(self) -> Iterator[Slot]:
+    def _iterate_absolute_slots(self) -> Iterator[ImageSlot]:
         start = 0
         for segment in self.segments:
             extra = 0  # visual tokens before this slot, beyond one per placeholder
             for slot in segment.slots:
-                yield Slot(at=start + slot.at + extra, picture=slot.picture, tokens=slot.tokens)
-                extra += slot.tokens - 1
+                yield ImageSlot(index=start + slot.index + extra, image=slot.image, num_tokens=slot.num_tokens)
+                extra += slot.num_tokens - 1
             start += len(segment.tokens) + extra
 
-    def pictures(self) -> tuple[Picture, ...]:
-        """The pictures in order, one per placeholder."""
-        return tuple(slot.picture for segment in self.segments for slot in segment.slots)
+    def images(self) -> tuple[ImageRef, ...]:
+        """Return the images in order, one per placeholder."""
+        return tuple(slot.image for segment in self.segments for slot in segment.slots)
 
-    def keys(self) -> tuple[str, ...]:
-        """A digest per segment of everything up to its end: equal keys mean equal prefixes, pictures included."""
-        chain, keys = hashlib.sha256(), []
+    def prefix_hashes(self) -> tuple[str, ...]:
+        """Return a digest per segment of all tokens and images up to its end: equal hashes mean equal prefixes."""
+        chain, hashes = hashlib.sha256(), []
         for segment in self.segments:
-            chain.update(repr((segment.tokens, [(slot.at, slot.picture.key) for slot in segment.slots])).encode())
-            keys.append(chain.hexdigest())
-        return tuple(keys)
+            chain.update(repr((segment.tokens, [(slot.index, slot.image.key) for slot in segment.slots])).encode())
+            hashes.append(chain.hexdigest())
+        return tuple(hashes)

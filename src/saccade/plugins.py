@@ -1,10 +1,11 @@
-"""Finding files: a plugin is one file that holds one public object of the same name.
+"""Find and load plugins: a plugin is one file that defines one public object of the same name.
 
-    load("rewards", "choice")      src/saccade/rewards/choice.py holds `choice`
-    load("rewards", "./mine.py")   a file anywhere holds `mine`
+    load("rewards", "choice")      src/saccade/rewards/choice.py defines `def choice`
+    load("engines", "local")       src/saccade/engines/local.py defines `class Local`, and `local = Local`
+    load("rewards", "./mine.py")   a file anywhere defines `mine` or `Mine`; "./mine.py:other" is its object `other`
     load("rewards", "theirs")      an installed package's entry point of the group `saccade.rewards`
 
-Files whose names begin with `_` are helpers. There is no list to edit: a new file is found the moment it exists.
+A file of the folder that defines no object of its own name is a helper. There is no registry to edit.
 """
 
 import difflib
@@ -13,7 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import math
-import pkgutil
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -23,111 +24,179 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import ConfigError, boundary
-from saccade.types import digest_of
+from saccade.utils.hashing import compute_digest
 
-AT_CALL = frozenset({"ctx", "accuracy"})  # keyword-only parameters that are given with every call, so never settings
+CALL_TIME_PARAMS = frozenset(
+    {"ctx", "correct", "advantage"}
+)  # keyword-only parameters passed with each call, never settings
+
+# The recipe keys of a folder's plugins: the one that names a plugin, and the one that its settings are below.
+_RECIPE_KEYS = {
+    "environments": ("environment.name", "environment.settings"),
+    "engines": ("engine.name", "engine.settings"),
+    "tools": ("environment.settings.tools", "{name}"),
+    "chat.families": ("model.family", "{name}"),
+    "reporting.loggers": ("loggers", "{name}"),
+    "rewards": ("rewards.{name}", "rewards.{name}.settings"),
+    "rewards.answer_types": ("answer_type", "rewards.accuracy.settings.answer_types.{name}"),
+    "algorithms.advantages": ("rl.advantage.estimator", "rl.advantage.settings"),
+    "algorithms.losses": ("rl.loss.name", "rl.loss.settings"),
+    "algorithms.filters": ("rl.filters.{name}", "rl.filters.{name}"),
+}
 
 
-def nearest(name: str, options: Iterable[str]) -> str:
-    """The tail of an error on an unknown name: the nearest option, then all of them.
+def suggest(name: str, candidates: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest candidate, then all of them.
 
-    >>> nearest("chioce", ["choice", "open"])
+    >>> suggest("chioce", ["choice", "open"])
     "did you mean 'choice'? Found: choice, open"
     """
-    found = sorted(options)
-    close = difflib.get_close_matches(name, found, n=1, cutoff=0.5)
-    listing = f"Found: {', '.join(found) or 'none'}"
+    names = sorted(candidates)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    listing = f"Found: {', '.join(names) or 'none'}"
     return f"did you mean {close[0]!r}? {listing}" if close else f"{listing[0].lower()}{listing[1:]}"
 
 
-def names(folder: str) -> tuple[str, ...]:
-    """The plugins of a folder such as "rewards" or "chat.families", sorted; nothing is imported but the folder."""
-    return tuple(sorted({*_files(folder), *_entries(folder)}))
+def get_plugin_name(class_name: str) -> str:
+    """Return the name of a class's plugin, as a recipe writes it.
+
+    >>> get_plugin_name("SingleTurn")
+    'single_turn'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name).lower()
+
+
+def get_object_name(name: str) -> str:
+    """Return the name of a plugin's object, by the plugin's name or the path of its file.
+
+    >>> get_object_name("length"), get_object_name("./mine.py"), get_object_name("./mine.py:other")
+    ('length', 'mine', 'other')
+    """
+    return name.rpartition(".py:")[2] if ".py:" in name else Path(name).stem
+
+
+def list_plugins(folder: str) -> tuple[str, ...]:
+    """Return the plugin names of a folder such as "rewards" or "chat.families", sorted; import no plugin."""
+    return tuple(sorted({*_list_plugin_modules(folder), *_find_entry_points(folder)}))
 
 
 def load(folder: str, name: str) -> Any:
-    """The public object of a plugin, by its name or by the path of its file.
+    """Return the public object of a plugin, by its name or by the path of its file (`./mine.py` or `./mine.py:object`).
 
-    Raises ConfigError where the name is unknown, the file can't be imported or the object isn't in it.
+    Raises ConfigError if the name is unknown, the file can't be imported or it lacks the object.
     """
-    if name.endswith(".py"):
-        return _public(_from_path(Path(name)), Path(name).stem, name)
-    if name in _files(folder):
-        with boundary(ConfigError, f"the plugin {folder}/{name} can't be imported"):
+    path, separator, object_name = name.partition(".py:")
+    if separator or name.endswith(".py"):
+        file = Path(path + ".py") if separator else Path(name)
+        return _get_public_object(_import_file(file), object_name or file.stem, str(file))
+    if name in _list_plugin_modules(folder):
+        with boundary(
+            ConfigError, f"the plugin {folder}/{name} can't be imported", key=_get_name_key(folder, name), value=name
+        ):
             module = importlib.import_module(f"saccade.{folder}.{name}")
-        return _public(module, name, f"saccade/{folder.replace('.', '/')}/{name}.py")
-    entries = _entries(folder)
+        return _get_public_object(module, name, f"saccade/{folder.replace('.', '/')}/{name}.py")
+    entries = _find_entry_points(folder)
     if name not in entries:
-        raise ConfigError(f"there is no {name!r} among the {folder}; {nearest(name, names(folder))}")
-    with boundary(ConfigError, f"the plugin {name!r} of {folder} can't be imported from {entries[name].value}"):
+        suggestion = suggest(name, list_plugins(folder))
+        raise ConfigError(
+            f"there is no {name!r} among the {folder}; {suggestion}", key=_get_name_key(folder, name), value=name
+        )
+    message = f"the plugin {name!r} of {folder} can't be imported from {entries[name].value}"
+    with boundary(ConfigError, message, key=_get_name_key(folder, name), value=name):
         return entries[name].load()
 
 
-def bind(folder: str, name: str, settings: Mapping[str, Any], **given: Any) -> functools.partial[Any]:
-    """The plugin with its settings, each checked against the annotation of its keyword-only parameter.
+def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies: Any) -> functools.partial[Any]:
+    """Bind a plugin to its settings, each validated against the annotation of its keyword-only parameter.
 
-    Of `given` (objects such as a model or a renderer) the plugin receives what its signature names. Raises ConfigError
-    for an unknown setting, a missing one, or a value of the wrong type.
+    `dependencies` are objects such as a model or a renderer; the plugin receives those that its signature names. Raises
+    ConfigError for an unknown setting, a missing one, or a value of the wrong type; its key is as in a recipe
+    ("engine.settings.servers", "rewards.judge.settings.url"), or "plugin.setting" for other folders.
     """
     plugin = load(folder, name)
-    with boundary(ConfigError, f"the signature of {folder}/{name} can't be read"):
+    with boundary(
+        ConfigError, f"the signature of {folder}/{name} can't be read", key=_get_name_key(folder, name), value=name
+    ):
         parameters = inspect.signature(plugin, eval_str=True).parameters
-    keyword_only = {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
-    # An engine names a backbone, a server's client doesn't: who binds needn't know which.
-    wanted = {key: value for key, value in given.items() if key in parameters}
-    open_to = {key: value for key, value in keyword_only.items() if key not in wanted and key not in AT_CALL}
-    for key in settings:
-        if key not in open_to:
-            raise ConfigError(f"{folder}/{name} has no setting {key!r}; {nearest(key, open_to)}")
-    missing = [key for key, value in open_to.items() if value.default is value.empty and key not in settings]
-    if missing:
-        raise ConfigError(f"{folder}/{name} needs the setting {missing[0]!r}")
-    values = {key: _checked(f"{folder}/{name}", open_to[key], value) for key, value in settings.items()}
-    return functools.partial(plugin, **values, **wanted)
+    # The local engine names a backbone, a server's client doesn't: the caller needn't distinguish them.
+    used_dependencies = {key: value for key, value in dependencies.items() if key in parameters}
+    allowed = {
+        key: parameter
+        for key, parameter in parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and key not in used_dependencies and key not in CALL_TIME_PARAMS
+    }
+    for key, value in settings.items():
+        if key not in allowed:
+            message = f"{folder}/{name} has no setting {key!r}; {suggest(key, allowed)}"
+            raise ConfigError(message, key=_get_setting_key(folder, name, key), value=value)
+    for key, parameter in allowed.items():
+        if parameter.default is parameter.empty and key not in settings:
+            raise ConfigError(f"{folder}/{name} needs the setting {key!r}", key=_get_setting_key(folder, name, key))
+    values = {key: _validate_setting(folder, name, allowed[key], value) for key, value in settings.items()}
+    return functools.partial(plugin, **values, **used_dependencies)
 
 
-def _checked(place: str, parameter: inspect.Parameter, value: Any) -> Any:
+def _get_name_key(folder: str, name: str) -> str:
+    """Return the recipe key that names a plugin; the folder if a recipe names none of its plugins."""
+    return _RECIPE_KEYS.get(folder, (folder, ""))[0].format(name=name)
+
+
+def _get_setting_key(folder: str, name: str, setting: str) -> str:
+    """Return the recipe key of a plugin's setting; "plugin.setting" if a recipe has no section for its folder."""
+    return f"{_RECIPE_KEYS.get(folder, ('', '{name}'))[1].format(name=name)}.{setting}"
+
+
+def _validate_setting(folder: str, name: str, parameter: inspect.Parameter, value: Any) -> Any:
     if parameter.annotation is parameter.empty:
         return value
     try:
         checked = TypeAdapter(parameter.annotation).validate_python(value)
+        expected = ""
     except ValidationError as error:
-        expected = error.errors()[0]["msg"]
-        raise ConfigError(f"{place}: the setting {parameter.name!r} can't be {value!r}: {expected.lower()}") from error
-    if isinstance(checked, float) and not math.isfinite(checked):  # as everywhere in a recipe
-        raise ConfigError(
-            f"{place}: the setting {parameter.name!r} can't be {value!r}: input should be a finite number"
-        )
+        checked, expected = None, error.errors()[0]["msg"].lower()
+    if isinstance(checked, float) and not math.isfinite(checked):  # recipes reject infinities and NaN everywhere
+        expected = "input should be a finite number"
+    if expected:
+        message = f"{folder}/{name}: the setting {parameter.name!r} can't be {value!r}: {expected}"
+        raise ConfigError(message, key=_get_setting_key(folder, name, parameter.name), value=value)
     return checked
 
 
-def _files(folder: str) -> tuple[str, ...]:
-    # Importing the folder's own __init__ is cheap: it holds no code; the plugins in it stay untouched.
+@functools.cache
+def _list_plugin_modules(folder: str) -> tuple[str, ...]:
+    # Importing the folder's own __init__ is cheap: it holds no code. The plugin files are read, not imported.
     try:
         package = importlib.import_module(f"saccade.{folder}")
     except ModuleNotFoundError:
-        raise ConfigError(f"saccade has no plugin folder {folder!r}") from None
-    return tuple(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+        raise ConfigError(f"saccade has no plugin folder {folder!r}", key=folder) from None
+    files = sorted(file for package_dir in package.__path__ for file in Path(package_dir).glob("*.py"))
+    return tuple(file.stem for file in files if _defines(file.read_text(encoding="utf-8"), file.stem))
 
 
-def _entries(folder: str) -> dict[str, EntryPoint]:
+def _defines(source: str, name: str) -> bool:
+    """Return whether a module's source defines `name` at its top level, as a plugin does and a helper doesn't."""
+    return re.search(rf"^(?:async )?def {name}\b|^{name}\b[^=\n]*=(?!=)", source, re.MULTILINE) is not None
+
+
+def _find_entry_points(folder: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"saccade.{folder}")}
 
 
-def _from_path(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"there is no plugin file {path}")
-    # The name is digested from the whole path, so that two files called mine.py don't meet in sys.modules.
-    spec = importlib.util.spec_from_file_location(f"saccade_plugin_{digest_of(str(path.resolve()))[:12]}", path)
+        raise ConfigError(f"there is no plugin file {path}", key=str(path))
+    # The module name has a digest of the whole path: two files called mine.py must not collide in sys.modules.
+    spec = importlib.util.spec_from_file_location(f"saccade_plugin_{compute_digest(str(path.resolve()))[:12]}", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
+        raise ConfigError(f"{path} is not a Python file", key=str(path))
     module = importlib.util.module_from_spec(spec)
-    with boundary(ConfigError, f"the plugin {path} can't be imported"):
+    with boundary(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
         spec.loader.exec_module(module)
     return module
 
 
-def _public(module: ModuleType, name: str, place: str) -> Any:
-    if name not in vars(module):
-        raise ConfigError(f"{place} must define one public object called {name!r}")
-    return vars(module)[name]
+def _get_public_object(module: ModuleType, name: str, source: str) -> Any:
+    class_name = name.title().replace("_", "")
+    if name not in vars(module) and class_name not in vars(module):
+        raise ConfigError(f"{source} must define {name!r}, or a class {class_name!r}", key=source, value=name)
+    return vars(module).get(name, vars(module).get(class_name))

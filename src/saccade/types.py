@@ -1,23 +1,23 @@
-"""The nouns: tasks, replies, turns, episodes, scores, samples. Frozen, keyword-only, standard library alone.
+"""Define the data types: tasks, replies, turns, episodes, scores, samples. Frozen, keyword-only, standard library only.
 
-    Task ──agent──> Episode ──rewards──> Scored ──(its group)──> Group ──credit──> Sample ──pack──> Batch
+    Task ─environment─> Episode ─rewards─> ScoredEpisode ─> Group ─advantages─> TrainingSample ─pack─> Batch
 
-A new stage is a new type: nothing here has a field that is empty until a later stage fills it.
+Each stage has its own type: no field stays empty until a later stage fills it.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
-from saccade.ledger import Ledger, Picture
+from saccade.ledger import ImageRef, Ledger
+from saccade.ledger import Message as Message
+from saccade.utils.hashing import compute_digest
 
 
 class MediaKind(StrEnum):
-    """What a file holds."""
+    """The kind of a media file."""
 
     VIDEO = "video"
     IMAGE = "image"
@@ -25,28 +25,14 @@ class MediaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A file that a task is about, such as `Media(path="clips/0001.mp4")`."""
+    """A media file of a task, such as `Media(path="clips/0001.mp4")`."""
 
     path: str
     kind: MediaKind = MediaKind.VIDEO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One message, such as `Message(role="user", parts=("What is this?", frame))`: a part is a text or a picture."""
-
-    role: str  # system | user | assistant | tool
-    parts: tuple[str | Picture, ...]
-    tags: bool = False  # whether `<think>` and its like are their tokens in its texts, as in replies; no mark ever is
-
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return "".join(part for part in self.parts if isinstance(part, str))
-
-
-class Kind(StrEnum):
-    """How an answer is judged."""
+class AnswerType(StrEnum):
+    """The packaged answer types (`rewards/answer_types`), which decide how an answer is parsed and compared."""
 
     CHOICE = "choice"
     OPEN = "open"
@@ -59,146 +45,148 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A question with its media, kind and gold answer.
+    """A question with its media, answer type and ground truth.
 
-    `gold` is a letter (choice), a text (open), a formula (math), a pair of seconds (grounding), a number, or the four
-    sides of a box (box, point: see the reward `box`); `choices` are the option texts in order; `extras` holds whatever
-    else a data set says, untouched.
+    `ground_truth` is a letter (choice), a text (open), a formula (math), a start and an end in seconds (grounding), a
+    number, or the four sides of a box (box and point: see the reward `box`). `options` are the option texts in order.
+    `extras` holds all further fields of the dataset's row, unchanged.
 
-    >>> Task(id="w-1", question="When is red shown?", media=(), kind=Kind.GROUNDING, gold=(3.0, 5.0)).digest[:12]
+    >>> answer_type, ground_truth = AnswerType.GROUNDING, (3.0, 5.0)
+    >>> task = Task(
+    ...     id="w-1", question="When is red shown?", media=(), answer_type=answer_type, ground_truth=ground_truth
+    ... )
+    >>> task.digest[:12]
     'e7b33662fea1'
     """
 
     id: str
     question: str
     media: tuple[Media, ...]
-    kind: Kind
-    gold: str | float | tuple[float, ...]
-    choices: tuple[str, ...] = ()
+    answer_type: str  # name of an answer type, or the path of its file
+    ground_truth: str | float | tuple[float, ...]
+    options: tuple[str, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+    # name of a recipe's environment; None = its default. Left out of files and of the digest if it is None.
+    environment: str | None = field(default=None, metadata={"omit_none": True})
 
     @property
     def digest(self) -> str:
-        """A stable digest for seeds, cache keys and resume marks, whatever folders and subtitles a machine has."""
-        # Of a file's path only the name counts, so that a data set may move without changing a run.
+        """Return a digest for seeds, cache keys and resuming, independent of folders and of subtitle files."""
+        # Only the file names enter the digest, so that a moved dataset gives the same run.
         extras = {name: value for name, value in self.extras.items() if name != "subtitles"}
-        media = [(PurePath(one.path).name, one.kind) for one in self.media]
-        return digest_of({**asdict(self), "extras": extras, "media": media})
-
-
-def digest_of(*identity: Any) -> str:
-    """A stable digest of a full identity (JSON-like values); the same on every machine and in every process.
-
-    >>> digest_of("run", 7) == digest_of("run", 7), digest_of("run", 7) == digest_of("run", 8)
-    (True, False)
-    """
-    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def seed_of(*identity: Any) -> int:
-    """A 63-bit seed from a full identity; never Python's `hash`, which differs from process to process."""
-    return int(digest_of(*identity)[:16], 16) >> 1
+        media = [(PurePath(file.path).name, file.kind) for file in self.media]
+        # These keys are frozen: seeds derive from the digest, so renaming one would change every sampled episode.
+        identity = {
+            "id": self.id,
+            "question": self.question,
+            "kind": self.answer_type,
+            "gold": self.ground_truth,
+            "choices": self.options,
+            "extras": extras,
+            "media": media,
+        }
+        if self.environment is not None:
+            identity["environment"] = self.environment
+        return compute_digest(identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demo:
-    """A demonstration for SFT, as text: what to say in each turn, and what the sub-agents of each tool turn say.
+class Demonstration:
+    """A demonstration for SFT, as text: the reply of each turn, and the replies of its sub-agents.
 
-    `replies` are whole, whatever part of them an agent forces, such as `("<think>Red.</think><answer>red</answer>",)`;
-    `children[t]` are in turn t's order of calls. Practice has `main` false: its sub-agents, if any, are learned alone.
+    `replies` are complete, prefilled part included, such as `("<think>Red.</think><answer>red</answer>",)`.
+    `children[t]` are the sub-agents' replies of turn t, in the order of its calls. An auxiliary demonstration trains
+    its sub-agents alone where it has some.
     """
 
     task: Task
-    frames: int | None
+    frame_budget: int | None
     replies: tuple[str, ...]
     children: tuple[tuple[str, ...], ...] = ()
-    main: bool = True
+    is_auxiliary: bool = False
 
 
-# ---- what the model says -------------------------------------------------------------------------------------------
+# ---- replies -------------------------------------------------------------------------------------------------------
 
 
-class Form(StrEnum):
-    """The surface form of a call: the trained one, the leaked pretrained one, or another system's."""
+class CallFormat(StrEnum):
+    """The syntax of a call: Saccade's own, Python as learned in pretraining, or an external system's."""
 
-    TRAINED = "trained"
-    LEAKED = "leaked"
-    FOREIGN = "foreign"
+    NATIVE = "native"
+    PYTHON_STYLE = "python_style"
+    EXTERNAL = "external"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One tool call as the model wrote it, such as `Call(name="zoom", arguments={"x": 3}, form=Form.TRAINED)`.
-
-    `error` says why a malformed one can't be run.
-    """
+    """One tool call as the model wrote it; `error` is why a malformed call can't be executed."""
 
     name: str
     arguments: Mapping[str, Any]
-    form: Form
+    call_format: CallFormat
     error: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the call could be parsed."""
+        """Return whether the call was parsed."""
         return self.error is None
 
 
 class BlockKind(StrEnum):
-    """What a stretch of a reply is."""
+    """The kind of a block."""
 
     THINK = "think"
     CALL = "call"
     ANSWER = "answer"
     TEXT = "text"
-    STRAY = "stray"  # a structural tag that opens or closes nothing
+    UNMATCHED_TAG = "unmatched_tag"  # a structural tag that opens or closes nothing
 
 
-# What gives a reply its structure, and what each tag holds.
-TAGS = {"think": BlockKind.THINK, "answer": BlockKind.ANSWER}
-TAGS |= dict.fromkeys(("tool_call", "tool_code", "code"), BlockKind.CALL)
+# The structural tags of a reply, and the kind of block that each one holds.
+TAG_KINDS = {"think": BlockKind.THINK, "answer": BlockKind.ANSWER}
+TAG_KINDS |= dict.fromkeys(("tool_call", "tool_code", "code"), BlockKind.CALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A stretch of a reply, such as `Block(kind=BlockKind.ANSWER, body="red", closed=True)`: the body has no tags."""
+    """A part of a reply: `body` is the text between the tags; `is_closed` is whether the closing tag exists."""
 
     kind: BlockKind
     body: str
-    closed: bool
+    is_closed: bool
     call: Call | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the model said in one turn, as blocks in order; the forced prefix is included and counted.
+    """The assistant's text in one turn, parsed into blocks in order; the prefilled text is part of both.
 
-    >>> think = Block(kind=BlockKind.THINK, body="It was red.", closed=True)
-    >>> Reply(text="...", blocks=(think, Block(kind=BlockKind.ANSWER, body="red", closed=True))).answer
+    >>> think = Block(kind=BlockKind.THINK, body="It was red.", is_closed=True)
+    >>> Reply(text="...", blocks=(think, Block(kind=BlockKind.ANSWER, body="red", is_closed=True))).answer
     'red'
     """
 
     text: str
     blocks: tuple[Block, ...] = ()
-    forced: str = ""  # the prefix of `text` that the model was made to say
+    prefill: str = ""  # the prefix of `text` that was put in, not sampled
 
-    def of(self, kind: BlockKind) -> tuple[Block, ...]:
-        """The blocks of one kind, in order."""
+    def find_blocks(self, kind: BlockKind) -> tuple[Block, ...]:
+        """Return the blocks of one kind, in order."""
         return tuple(block for block in self.blocks if block.kind is kind)
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Every call, malformed ones included, in order."""
+        """Return every call in order, malformed ones included."""
         return tuple(block.call for block in self.blocks if block.call is not None)
 
     @property
     def answer(self) -> str | None:
-        """The body of the last closed, non-blank answer, or None."""
-        closed = [block.body for block in self.of(BlockKind.ANSWER) if block.closed and block.body.strip()]
+        """Return the body of the last closed, non-blank answer, or None."""
+        closed = [block.body for block in self.find_blocks(BlockKind.ANSWER) if block.is_closed and block.body.strip()]
         return closed[-1].strip() if closed else None
 
 
-class Stop(StrEnum):
+class FinishReason(StrEnum):
     """Why the engine stopped sampling."""
 
     STOP = "stop"
@@ -207,61 +195,74 @@ class Stop(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How to sample, such as `Sampling(temperature=0.7, seed=1)`; 0 is greedy, with the logprobs of temperature 1."""
+class SamplingParams:
+    """Parameters of one request; temperature 0 is greedy, with logprobs of temperature 1."""
 
     temperature: float = 1.0
     max_tokens: int = 256
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
-    forbidden_ids: tuple[int, ...] = ()  # vision placeholders: never sampled, masked in the trainer alike
+    forbidden_ids: tuple[int, ...] = ()  # vision placeholders: masked in the sampler and in the trainer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What an engine receives: the conversation so far, which it continues, and how to sample."""
+
+    ledger: Ledger
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine sampled: `Completion(tokens=(5, 7), logprobs=(-0.1, -2.0), version=0, stop=Stop.STOP)`."""
+    """Sampled tokens with their logprobs, the weight version and the reason why sampling stopped."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    version: int | None  # None, with no logprobs, where the engine gave text, which the tokens spell
-    stop: Stop
+    version: int | None  # None from a chat API
+    finish_reason: FinishReason
     seconds: float = 0.0
-    versions: tuple[int, ...] = ()  # one per token where new weights came in between; else all are `version`
+    token_versions: tuple[int, ...] = ()  # one per token if weights changed during sampling; empty: all are `version`
+    text: str | None = None  # from a chat API, which returns neither tokens nor logprobs
+    num_text_tokens: int = 0  # of `text`, as the server counts them
 
 
-# ---- what happened -------------------------------------------------------------------------------------------------
+# ---- episodes ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back from one call: text, pictures, or an error the model can read; never an exception.
+    """The result of one call: text, images, or an error that the model reads; never an exception.
 
-    `executed` says that the tool really ran to its end, by the host's own record. `ToolResult(error="no such file").ok`
-    is False.
+    `was_executed` is Saccade's record that the tool ran to its end; the tool's output can't set it.
     """
 
     text: str = ""
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[ImageRef, ...] = ()
     error: str | None = None
-    executed: bool = False
-    child: int | None = None  # index into the episode's children, where a sub-agent answered
+    was_executed: bool = False
+    child_index: int | None = None  # index into the episode's `children`, if a sub-agent answered
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether the tool ran and succeeded."""
-        return self.executed and self.error is None
+        """Return whether the tool ran and succeeded."""
+        return self.was_executed and self.error is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One reply and what it caused: `results[i]` answers `reply.calls[i]`; empty when no call was run."""
+    """One reply and its tool results: `results[i]` belongs to `reply.calls[i]`; empty if no call was executed.
+
+    `reward` is the environment's own for the reply, if it gave one; the reward `environment_return` sums them.
+    """
 
     reply: Reply
     results: tuple[ToolResult, ...] = ()
+    reward: float | None = field(default=None, metadata={"omit_none": True})
 
 
-class End(StrEnum):
+class EpisodeStatus(StrEnum):
     """Why an episode ended."""
 
     ANSWERED = "answered"
@@ -269,13 +270,13 @@ class End(StrEnum):
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     CONTEXT_FULL = "context_full"
-    TOOL_BROKEN = "tool_broken"
+    TOOL_ERROR = "tool_error"
     ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an episode cost with its children, such as `Usage(prompt_tokens=120, sampled_tokens=30, seconds=0.4)`."""
+    """The cost of an episode, children included: tokens, and wall-clock seconds."""
 
     prompt_tokens: int = 0
     sampled_tokens: int = 0
@@ -285,66 +286,95 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One attempt at a task; `children` are the episodes of sub-agents.
-
-    >>> task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
-    >>> reply = Reply(text="", blocks=(Block(kind=BlockKind.ANSWER, body="red", closed=True),))
-    >>> Episode(task=task, agent="direct", ledger=Ledger(), turns=(Turn(reply=reply),), end=End.ANSWERED).answer
-    'red'
-    """
+    """One rollout of a task; `children` are the episodes of its sub-agents."""
 
     task: Task
-    agent: str
+    environment: str
     ledger: Ledger
     turns: tuple[Turn, ...]
-    end: End
+    status: EpisodeStatus
     children: tuple["Episode", ...] = ()
     usage: Usage = Usage()
-    frames: int | None = None  # the frame budget K of its prompt
+    frame_budget: int | None = None  # the prompt's number of frames, K
     error: str | None = None
 
     @property
     def answer(self) -> str | None:
-        """The body of the last closed answer that the model itself sampled, or None."""
+        """Return the last closed, non-blank answer of all turns, or None."""
         answers = [turn.reply.answer for turn in self.turns if turn.reply.answer is not None]
         return answers[-1] if answers else None
 
     @property
     def results(self) -> tuple[ToolResult, ...]:
-        """Every tool result, in order of turns and calls."""
+        """Return every tool result, in order of turns and calls."""
         return tuple(result for turn in self.turns for result in turn.results)
 
     def walk(self) -> Iterator["Episode"]:
-        """The episode and all below it, parents first."""
+        """Yield the episode and all its descendants, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
-# ---- what it was worth ---------------------------------------------------------------------------------------------
+# ---- scores and samples --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Sampled tokens of an episode: the structural tags of all replies, the reply of a turn, or one of its calls.
+
+    `turn` is an index into the episode's turns, `call` into the calls of that turn's reply.
+    """
+
+    kind: Literal["tags", "turn", "call"]
+    turn: int | None = None  # None with "tags"
+    call: int | None = None  # None unless "call"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """A reward for some tokens of an episode only, such as `Credit(span=Span(kind="turn", turn=0), value=0.5)`."""
+
+    span: Span
+    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What rewards say: the value that is trained on, and its named parts (unweighted, but see `rewards._compose`).
+    """The result of the rewards: the value to train on, and its named, unweighted parts (see `rewards.compose`).
 
-    >>> Score(value=1.5, parts={"accuracy": 1.0, "format": 1.0}).parts["accuracy"]
-    1.0
+    `credits` are not in `value`. `correct` is the value of the term that the recipe marks as correctness, in [0, 1];
+    None if it marks none.
+
+    >>> Score(value=1.0, correct=1.0, credits=(Credit(span=Span(kind="tags"), value=0.2),)).total
+    1.2
     """
 
     value: float
-    parts: Mapping[str, float]
+    parts: Mapping[str, float] = field(default_factory=dict)
+    correct: float | None = None
+    credits: tuple[Credit, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Return the value plus all credits."""
+        return self.value + sum(credit.value for credit in self.credits)
+
+    @property
+    def is_correct(self) -> bool:
+        """Return whether correctness is known and at least 0.5."""
+        return self.correct is not None and self.correct >= 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ungraded:
-    """Why there is no score, such as `Ungraded(reason="the judge didn't answer")`: not known is not 0."""
+    """The reason why there is no score, such as `Ungraded(reason="the judge timed out")`: unknown is not 0."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredEpisode:
     """An episode with its score."""
 
     episode: Episode
@@ -352,49 +382,51 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unscored:
-    """An episode that could not be graded: the `index`-th attempt of its group; nothing is learned from it."""
+class UngradedEpisode:
+    """An episode without a score, at `group_index` of its group; it is never trained on."""
 
     episode: Episode
-    index: int
+    group_index: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The attempts at one task that are compared with each other, and those that could not be graded."""
+    """The episodes of one prompt that are compared with each other, and those that have no score."""
 
     task: Task
-    members: tuple[Scored, ...]
-    ungraded: tuple[Unscored, ...] = ()
+    episodes: tuple[ScoredEpisode, ...]
+    ungraded: tuple[UngradedEpisode, ...] = ()
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """The members' score values, in order."""
-        return tuple(member.score.value for member in self.members)
+        """Return the episodes' score values, in order."""
+        return tuple(episode.score.value for episode in self.episodes)
 
     @property
-    def solved(self) -> float:
-        """The share of members whose accuracy is at least one half; 0.0 without members."""
-        right = sum(member.score.parts.get("accuracy", 0.0) >= 0.5 for member in self.members)
-        return right / (len(self.members) or 1)
+    def total_rewards(self) -> tuple[float, ...]:
+        """Return the episodes' score values plus their credits, in order."""
+        return tuple(episode.score.total for episode in self.episodes)
+
+    @property
+    def solve_rate(self) -> float:
+        """Return the fraction of correct episodes; 0.0 without episodes."""
+        return sum(episode.score.is_correct for episode in self.episodes) / (len(self.episodes) or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A ledger to learn from: one advantage per expanded token, 0.0 wherever nothing was sampled.
+class TrainingSample:
+    """A ledger to train on: one advantage per expanded token, 0.0 on each token that the engine did not sample.
 
-    >>> ledger = Ledger().observe((1, 2)).act((3,), logprobs=(-0.5,), version=0)
-    >>> Sample(ledger=ledger, advantages=(0.0, 0.0, 1.0)).advantages[-1]
-    1.0
+    Raises ValueError for a wrong number of advantages, and for one on a token outside the loss mask.
     """
 
     ledger: Ledger
     advantages: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        mask = self.ledger.mask()
+        mask = self.ledger.loss_mask()
         if len(mask) != len(self.advantages):
             raise ValueError(f"{len(self.advantages)} advantages for {len(mask)} tokens")
         if any(value and not sampled for value, sampled in zip(self.advantages, mask, strict=True)):
-            raise ValueError("an advantage lies on a token that was not sampled")
+            raise ValueError("a token that the engine did not sample has an advantage")

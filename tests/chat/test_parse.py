@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.chat.parse import parse
-from saccade.types import BlockKind, Form
+from saccade.chat.parser import parse_reply
+from saccade.types import BlockKind, CallFormat
 
 CALL = '<tool_call>{"name": "crop_video", "arguments": {"start_time": 3, "end_time": 9}}</tool_call>'
 TAGS = [f"<{slash}{name}>" for name in ("think", "tool_call", "tool_code", "answer") for slash in ("", "/")]
@@ -26,39 +26,39 @@ SNIPPETS = [
 ANY_TEXT = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=12)), max_size=12).map("".join)
 
 
-def kinds(text):
-    return [block.kind.value for block in parse(text).blocks]
+def get_kinds(text):
+    return [block.kind.value for block in parse_reply(text).blocks]
 
 
-def bodies(text, kind):
-    return [block.body for block in parse(text).of(kind)]
+def get_bodies(text, kind):
+    return [block.body for block in parse_reply(text).find_blocks(kind)]
 
 
-def only_call(body, tag="tool_call"):
-    (call,) = parse(f"<{tag}>{body}</{tag}>").calls
+def parse_single_call(body, tag="tool_call"):
+    (call,) = parse_reply(f"<{tag}>{body}</{tag}>").calls
     return call
 
 
 def test_blocks_come_in_order():
     text = f"<think>\nLook.</think>\n{CALL}\n{CALL} so <answer>red</answer>"
-    reply = parse(text, len("<think>\n"))
-    assert kinds(text) == ["think", "call", "call", "text", "answer"]
-    assert reply.forced == "<think>\n"
+    reply = parse_reply(text, len("<think>\n"))
+    assert get_kinds(text) == ["think", "call", "call", "text", "answer"]
+    assert reply.prefill == "<think>\n"
     assert reply.text == text
     assert reply.answer == "red"
     assert reply.calls[0].arguments == {"start_time": 3, "end_time": 9}
-    assert all(block.closed for block in reply.blocks)
+    assert all(block.is_closed for block in reply.blocks)
 
 
-def test_an_answer_in_a_closed_think_is_no_answer():
-    reply = parse("<think>maybe <answer>red</answer>?</think><answer>blue</answer>")
+def test_an_answer_in_a_closed_think_is_ignored():
+    reply = parse_reply("<think>maybe <answer>red</answer>?</think><answer>blue</answer>")
     assert reply.answer == "blue"
-    assert parse("<think>maybe <answer>red</answer>?</think>").answer is None
+    assert parse_reply("<think>maybe <answer>red</answer>?</think>").answer is None
 
 
 def test_an_answer_after_an_unclosed_think_counts():
-    reply = parse("<think>It was red. <answer>red</answer>")
-    assert [(block.kind, block.closed) for block in reply.blocks] == [
+    reply = parse_reply("<think>It was red. <answer>red</answer>")
+    assert [(block.kind, block.is_closed) for block in reply.blocks] == [
         (BlockKind.THINK, False),
         (BlockKind.ANSWER, True),
     ]
@@ -66,28 +66,33 @@ def test_an_answer_after_an_unclosed_think_counts():
     assert reply.answer == "red"
 
 
-def test_an_unclosed_answer_is_none():
-    assert parse("<answer>red").answer is None
-    assert parse("<answer>red<answer>blue</answer>").answer == "blue"
-    assert parse("<answer> </answer>").answer is None
+def test_an_unclosed_or_blank_answer_is_none():
+    assert parse_reply("<answer>red").answer is None
+    assert parse_reply("<answer>red<answer>blue</answer>").answer == "blue"
+    assert parse_reply("<answer> </answer>").answer is None
 
 
-def test_a_malformed_call_leaves_its_siblings_alone():
+def test_a_malformed_call_does_not_affect_other_calls():
     text = f"<tool_call>{{bad</tool_call>{CALL}<tool_call>cut {CALL}<tool_call>open"
-    calls = parse(text).calls
+    calls = parse_reply(text).calls
     assert [call.ok for call in calls] == [False, True, False, True, False]
-    assert calls[2].error == "the call is not closed"
 
 
-def test_closing_tags_that_close_nothing_are_stray():
-    assert kinds("</think>a</answer><think>b</think></think>") == ["stray", "text", "stray", "think", "stray"]
-    assert bodies("x</tool_call>", BlockKind.STRAY) == ["</tool_call>"]
+def test_closing_tags_outside_blocks_are_unmatched():
+    assert get_kinds("</think>a</answer><think>b</think></think>") == [
+        "unmatched_tag",
+        "text",
+        "unmatched_tag",
+        "think",
+        "unmatched_tag",
+    ]
+    assert get_bodies("x</tool_call>", BlockKind.UNMATCHED_TAG) == ["</tool_call>"]
 
 
-def test_tags_inside_a_closed_block_are_its_body():
+def test_tags_inside_a_closed_block_belong_to_its_body():
     question = '{"name": "crop_video", "arguments": {"question": "is <answer>red</answer> or <think> shown?"}}'
-    reply = parse(f"<tool_call>{question}</tool_call>")
-    assert kinds(reply.text) == ["call"]
+    reply = parse_reply(f"<tool_call>{question}</tool_call>")
+    assert get_kinds(reply.text) == ["call"]
     assert reply.calls[0].arguments["question"] == "is <answer>red</answer> or <think> shown?"
     assert reply.answer is None
 
@@ -102,9 +107,9 @@ def test_tags_inside_a_closed_block_are_its_body():
         ("crop_video()", {}),
     ],
 )  # fmt: skip
-def test_the_leaked_form(source, arguments):
-    call = only_call(source, "tool_code")
-    assert (call.name, call.form, call.error) == ("crop_video", Form.LEAKED, None)
+def test_python_style_calls(source, arguments):
+    call = parse_single_call(source, "tool_code")
+    assert (call.name, call.call_format, call.error) == ("crop_video", CallFormat.PYTHON_STYLE, None)
     assert call.arguments == arguments
 
 
@@ -115,8 +120,8 @@ def test_the_leaked_form(source, arguments):
      "(" * 4000, "f(" + "-" * 4000 + "1)", "f(" + "[" * 1500 + "]" * 1500 + ")", "f('\\ud800')", "f('\x00')",
      "f(" * 9999],
 )  # fmt: skip
-def test_leaked_calls_that_cannot_be_read(source):
-    call = only_call(source, "tool_code")
+def test_invalid_python_style_calls_have_an_error(source):
+    call = parse_single_call(source, "tool_code")
     assert not call.ok
     assert not call.arguments
     assert "0x" not in call.error
@@ -132,21 +137,21 @@ def test_leaked_calls_that_cannot_be_read(source):
      '{"name": "a", "arguments": {"b": "\\ud800"}}', "[" * 100_000,
      '{"name": "a", "arguments": ' + '{"b":' * 20 + "1" + "}" * 21, '{"name": "a", "arguments": {}} extra'],
 )  # fmt: skip
-def test_trained_calls_that_cannot_be_read(body):
-    call = only_call(body)
-    assert (call.ok, call.name, call.arguments, call.form) == (False, "", {}, Form.TRAINED)
+def test_invalid_native_calls_have_an_error(body):
+    call = parse_single_call(body)
+    assert (call.ok, call.name, call.arguments, call.call_format) == (False, "", {}, CallFormat.NATIVE)
     assert call.error.startswith("the call can't be read: ")
 
 
 @pytest.mark.slow
 @given(ANY_TEXT, st.integers(-3, 400))
-def test_it_never_raises_and_loses_nothing_but_tags(text, forced):
-    reply = parse(text, forced)
+def test_parsing_never_raises_and_loses_only_tags(text, prefill_length):
+    reply = parse_reply(text, prefill_length)
     assert reply.text == text
-    assert text.startswith(reply.forced)
-    at = 0
-    for block in reply.blocks:  # every body is a stretch of the text, and they come in order
-        at = text.index(block.body, at) + len(block.body)
+    assert text.startswith(reply.prefill)
+    position = 0
+    for block in reply.blocks:  # every body is a part of the text, in order
+        position = text.index(block.body, position) + len(block.body)
         assert (block.kind is BlockKind.CALL) == (block.call is not None)
     for call in reply.calls:
         json.dumps(call.arguments, allow_nan=False).encode()
@@ -154,12 +159,12 @@ def test_it_never_raises_and_loses_nothing_but_tags(text, forced):
 
 
 @given(ANY_TEXT)
-def test_what_precedes_cannot_swallow_a_final_answer_but_a_block_that_it_closes(text):
-    reply = parse(text + "</think></tool_call></tool_code></answer><answer>red</answer>")
+def test_a_final_answer_is_found_after_any_text_with_closed_blocks(text):
+    reply = parse_reply(text + "</think></tool_call></tool_code></answer><answer>red</answer>")
     assert reply.answer == "red"
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter(str.isidentifier), st.integers(-99, 99), max_size=4))
-def test_both_forms_say_the_same(arguments):
-    trained = only_call(json.dumps({"name": "crop_video", "arguments": arguments}))
-    assert trained.arguments == arguments
+def test_json_calls_keep_their_arguments(arguments):
+    call = parse_single_call(json.dumps({"name": "crop_video", "arguments": arguments}))
+    assert call.arguments == arguments

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.chat.parse import parse
-from saccade.types import BlockKind, Form
+from saccade.chat.parser import parse_reply
+from saccade.types import BlockKind, CallFormat
 
 
-def code_of(text):
-    (call,) = parse(text).calls
-    assert (call.name, call.form, call.error) == ("python", Form.TRAINED, None)
+def get_code(text):
+    (call,) = parse_reply(text).calls
+    assert (call.name, call.call_format, call.error) == ("python", CallFormat.NATIVE, None)
     return call.arguments["code"]
 
 
@@ -32,11 +32,11 @@ def code_of(text):
          "print('<think></think><answer>B</answer><tool_call>')"),
     ],
 )  # fmt: skip
-def test_a_block_is_a_call(body, code):
-    reply = parse(f"<think>Look.</think><code>{body}</code>")
+def test_a_code_block_is_a_call_of_python(body, code):
+    reply = parse_reply(f"<think>Look.</think><code>{body}</code>")
     assert [block.kind for block in reply.blocks] == [BlockKind.THINK, BlockKind.CALL]
     assert reply.answer is None
-    assert code_of(reply.text) == code
+    assert get_code(reply.text) == code
 
 
 @pytest.mark.parametrize(
@@ -48,28 +48,28 @@ def test_a_block_is_a_call(body, code):
         ("<code>a\ud800</code>", "the call can't be read: a text is not valid Unicode"),
     ],
 )
-def test_what_is_no_code_is_an_error_to_read(text, error):
-    assert parse(text).calls[0].error == error
+def test_invalid_code_has_an_error(text, error):
+    assert parse_reply(text).calls[0].error == error
 
 
 def test_several_blocks_keep_their_order():
-    reply = parse("<code>```\na\n```</code> and <code>```\nb\n```</code>")
+    reply = parse_reply("<code>```\na\n```</code> and <code>```\nb\n```</code>")
     assert [call.arguments["code"] for call in reply.calls] == ["a", "b"]
 
 
-def test_an_answer_after_code_is_an_answer():
-    reply = parse("<code>a</code><answer>\\boxed{B}</answer>")
+def test_an_answer_after_code_is_found():
+    reply = parse_reply("<code>a</code><answer>\\boxed{B}</answer>")
     assert (reply.answer, len(reply.calls)) == ("\\boxed{B}", 1)
 
 
 @given(st.lists(st.sampled_from(["<code>", "</code>", "```", "```python\n", "\n", "x = 1", "<answer>"]), max_size=12))
-def test_nothing_is_ever_raised(pieces):
-    for call in parse("".join(pieces)).calls:
+def test_parsing_never_raises(pieces):
+    for call in parse_reply("".join(pieces)).calls:
         assert call.error is not None or call.arguments["code"].strip()
 
 
-def test_many_fences_are_read_in_a_moment():
-    begun = time.monotonic()
-    parse("<code>" + "```\n" * 50_001 + "</code>")
-    parse("<code>" + "```" * 50_001 + "</code>")
-    assert time.monotonic() - begun < 5
+def test_many_fences_are_parsed_in_seconds():
+    start_time = time.monotonic()
+    parse_reply("<code>" + "```\n" * 50_001 + "</code>")
+    parse_reply("<code>" + "```" * 50_001 + "</code>")
+    assert time.monotonic() - start_time < 5

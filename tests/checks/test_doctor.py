@@ -1,4 +1,4 @@
-"""`saccade doctor RECIPE`: all that a run would stumble over is told at once, in sentences; no weights are loaded."""
+"""`saccade doctor RECIPE`: reports everything that would make a run fail, without loading weights."""
 
 import json
 import shutil
@@ -6,175 +6,201 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import SMALL, bad, good, run
+from commands import SMALL, fail, good, run
+from error_cases import raises
 
-sys.path.insert(0, str(Path(__file__).parent / "engines"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 from generate_server import server
 from sglang_server import server as sglang_server
 
-from saccade import checkup, stages
-from saccade.config import load_recipe, recipe_names
-from saccade.data.rows import read_tasks, write_tasks
-from saccade.runlog import Run
-from saccade.tools._sandbox.walls import Walls, report
-from saccade.types import Kind, Task
+from saccade.checks import run_checks
+from saccade.config.load import list_recipes, load_recipe
+from saccade.data.dataset import load_tasks, write_items
+from saccade.errors import ConfigError, RunError
+from saccade.runs import pipeline
+from saccade.runs.run_folder import Run
+from saccade.sandbox import IsolationLayers, IsolationReport
+from saccade.types import AnswerType, Task
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_loaded(monkeypatch):
-    monkeypatch.setattr(stages, "load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(pipeline, "load_training_components", lambda *_: pytest.fail("a model was loaded"))
 
 
-def found(name, *settings, folder, stage=checkup.STAGES, **given):
-    """What is found, by name: (good, sentence)."""
-    recipe = stages.with_paths(load_recipe(name, settings), folder=folder, **given)
-    case = checkup.Case(recipe=recipe, folder=folder, stages=stage)
-    return {each.name: (each.good, each.found) for each in checkup.examine(case)}
+def check(name, *settings, folder, stage=run_checks.STAGES, **given):
+    """Return the results by the name of their check."""
+    recipe = pipeline.with_paths(load_recipe(name, settings), folder=folder, **given)
+    results = pipeline.check_run(folder, recipe, stage)
+    return {result.name: result for result in results}
 
 
-def wrong(findings):
-    return {name: sentence for name, (fine, sentence) in findings.items() if not fine}
+def find_failed(results):
+    """Return the keys of the errors by the name of the check."""
+    return {name: result.error.key for name, result in results.items() if not result.is_ok}
 
 
-def test_a_run_that_would_go_well_is_said_to(tmp_path, model, world):
-    said = good("doctor", "tiny/para_grpo", *SMALL, "--model", model, "--world", world, "--out", tmp_path / "run")
+def test_valid_run_passes(tmp_path, model, world):
+    said = good("doctor", "tiny/para_grpo", *SMALL, "--model", model, "--data", world, "--out", tmp_path / "run")
     assert "no" not in {line.split()[-1] for line in said.splitlines() if line.strip()}
     assert "rows read" in said
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_packaged_recipe_is_told_about_in_sentences(tmp_path, name):
-    problems = wrong(found(name, folder=tmp_path / "run"))
-    assert "the recipe names no model; give --model, such as" in problems["model"]
-    assert all("\n" not in each and "Error" not in each for each in problems.values()), problems
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_packaged_recipe_has_one_line_messages(tmp_path, name):
+    results = check(name, folder=tmp_path / "run")
+    problems = find_failed(results)
+    assert problems["model"] == "model.path"
+    assert all("\n" not in result.message and "Error" not in result.message for result in results.values()), results
     assert {"data.train", "data.test"} <= {*problems}
 
 
-@pytest.mark.parametrize(
-    ("gone", "sentence"),
-    [
-        ("config.json", "it has no config.json"),
-        ("preprocessor_config.json", "nothing says how the model sees pictures"),
-        ("tokenizer.json", "has no tokenizer.json"),
-        ("model.safetensors", "has no weights"),
-    ],
-)
-def test_a_model_that_is_not_whole(tmp_path, model, world, gone, sentence):
+@pytest.mark.parametrize("gone", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
+def test_incomplete_model(tmp_path, model, world, gone):
     (model / gone).unlink()
-    problems = wrong(found("tiny/para_grpo", folder=tmp_path / "run", model=model, world=world))
-    assert sentence in problems["model"]
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=world))
+    assert problems["model"] in (str(model / gone), str(model))
 
 
-def test_a_family_that_is_not_known(tmp_path, model, world):
+def test_unknown_family(tmp_path, model, world):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "qwen9_vl"}))
-    problems = wrong(found("tiny/para_grpo", folder=tmp_path / "run", model=model, world=world))
-    assert "there is no model family 'qwen9_vl'" in problems["model"]
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=world))
+    assert problems["model"] == "model_type"
 
 
-def test_settings_are_told_one_by_one(tmp_path, model, world):
-    settings = ["rl.max_staleness=1", "rewards.format.settings.lamm=1", "agent.settings.max_turn=1", "track=[nobody]"]
-    problems = wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, world=world))
-    assert "did you mean 'max_turns'" in problems["agent"]
-    assert "needs an engine with weights of its own" in problems["engine"]
-    assert "did you mean 'lam'" in problems["rewards"]
-    assert "there is no 'nobody' among the trackers" in problems["trackers"]
-    assert "model" not in problems
+def test_invalid_settings_are_reported_separately(tmp_path, model, world):
+    settings = [
+        "rl.max_staleness=1",
+        "rewards.format_reward.settings.anchor_weigth=1",
+        "environment.settings.max_turn=1",
+        "loggers=[nothing]",
+    ]
+    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    assert problems == {
+        "environment": "environment.settings.max_turn",
+        "engine": "rl.max_staleness",
+        "rewards": "rewards.format_reward.settings.anchor_weigth",
+        "loggers": "loggers",
+    }
 
 
-def test_charts_without_practice(tmp_path, model, world):
-    settings = ["world={media: image, image: {charts: 0.5}}", "sft.practice=0"]
-    problems = wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, world=world))
-    assert "give sft.practice or sft.practice_first a share" in problems["practice"]
-    settings += ["sft.practice_first=0.1"]
-    assert "practice" not in wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "2", model=model, world=world))
+def test_grid_images_without_auxiliary_sft(tmp_path, model, world):
+    settings = ["synthetic={media: image, image: {grid_images: 0.5}}", "sft.auxiliary_fraction=0"]
+    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    assert problems["auxiliary data"] == "synthetic.image.grid_images"
+    settings += ["sft.auxiliary_warmup=0.1"]
+    assert "auxiliary data" not in find_failed(
+        check("tiny/para_grpo", *settings, folder=tmp_path / "2", model=model, data=world)
+    )
 
 
-def test_extras_that_are_missing(tmp_path, model, world, monkeypatch):
+def test_missing_extras(tmp_path, model, world, monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    settings = ["model.lora_rank=4", "track=[wandb]", "rewards.math={weight: 1.0}"]
-    problems = wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, world=world))
-    assert "saccade[lora]" in problems["adapters"]
-    assert "saccade[track]" in problems["trackers"]
-    assert "saccade[math]" in problems["rewards"]
+    settings = ["model.lora_rank=4", "loggers=[wandb]", "rewards.accuracy.settings.answer_types={formula: {}}"]
+    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    assert problems == {"adapters": "model.lora_rank", "loggers": "loggers", "rewards": "answer_type"}
 
 
-def test_a_device_that_is_not_there(tmp_path, model, world):
-    problems = wrong(found("tiny/para_grpo", "model.device=cuda:99", folder=tmp_path / "run", model=model, world=world))
-    assert problems["device"].startswith("model.device=cuda:99: t")
+def test_missing_device(tmp_path, model, world):
+    problems = find_failed(
+        check("tiny/para_grpo", "model.device=cuda:99", folder=tmp_path / "run", model=model, data=world)
+    )
+    assert problems["device"] == "model.device"
 
 
-def test_data_that_can_not_be_used(tmp_path, model, world):
+def test_unusable_data(tmp_path, model, world):
     own = tmp_path / "own"
     shutil.copytree(world, own)
-    (own / "train" / "traces.jsonl").write_text("")
+    (own / "train" / "demonstrations.jsonl").write_text("")
     (own / "test" / "tasks.jsonl").unlink()
-    clip = Path(read_tasks(own / "train" / "tasks.jsonl")[0].media[0].path)
-    clip.write_bytes(b"no film")
-    problems = wrong(found("tiny/para_grpo", folder=tmp_path / "run", model=model, world=own))
-    assert "the file holds no row" in problems["data.traces"]
-    assert str(clip) in problems["data.train"]
-    assert "there is no such file" in problems["data.test"]
+    clip = Path(load_tasks(own / "train" / "tasks.jsonl")[0].media[0].path)
+    clip.write_bytes(b"not a video")
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=own))
+    assert problems == {
+        "data.demonstrations": str(own / "train" / "demonstrations.jsonl"),
+        "data.train": str(clip),
+        "data.test": str(own / "test" / "tasks.jsonl"),
+    }
     clip.unlink()
-    problems = wrong(found("tiny/para_grpo", folder=tmp_path / "run", model=model, world=own))
-    assert f"media file {clip} is missing" in problems["data.train"]
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=own))
+    assert problems["data.train"] == "media"
 
 
-def test_a_large_file_is_read_in_part_and_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkup, "ROWS", 3)
-    tasks = [Task(id=str(number), question="?", media=(), kind=Kind.OPEN, gold="red") for number in range(5)]
-    write_tasks(tmp_path / "tasks.jsonl", tasks)
+def test_large_file_is_read_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_checks, "MAX_ROWS", 3)
+    tasks = [
+        Task(id=str(number), question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
+        for number in range(5)
+    ]
+    write_items(tmp_path / "tasks.jsonl", tasks)
     settings = [f"data.train={tmp_path}/tasks.jsonl"]
-    fine, said = found("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])["data.train"]
-    assert fine
-    assert "the first 3 rows read" in said
+    result = check("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])["data.train"]
+    assert result.is_ok
+    assert "the first 3 rows read" in result.message
 
 
-def test_a_prompt_without_room_for_a_reply(tmp_path):
-    problems = wrong(found("tiny/para_grpo", "agent.settings.context_tokens=40", folder=tmp_path / "run"))
-    assert "the context ends at 40; show fewer or smaller frames" in problems["context"]
-
-
-def test_a_disk_without_room_for_the_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(9, 8, 2**20))
-    problems = wrong(found("tiny/para_grpo", folder=tmp_path / "run"))
-    assert f"{tmp_path} has 1.0 MiB left; free some space" in problems["disk"]
-
-
-def test_walls_that_strict_isolation_wants(tmp_path, monkeypatch):
-    weak = report(Walls(namespaces="", landlock=6, seccomp=True, own_user=False), {"namespaces": "not allowed"})
-    monkeypatch.setattr(checkup.server, "examine", lambda: weak)
-    name, strict = "tiny/pyvision_image", "agent.settings.tools.python.isolation=strict"
-    assert (
-        "isolation strict wants every wall, but namespaces are missing (not allowed)"
-        in (wrong(found(name, strict, folder=tmp_path / "run"))["python, isolation"])
+def test_prompt_without_room_for_a_reply(tmp_path):
+    problems = find_failed(
+        check("tiny/para_grpo", "environment.settings.max_context_tokens=40", folder=tmp_path / "run")
     )
-    assert found(name, folder=tmp_path / "run")["python, isolation"][0]
+    assert problems["context"] == "environment.settings.max_context_tokens"
 
 
-def test_a_run_that_is_there_already(tmp_path, model, world):
-    folder, given = tmp_path / "run", {"model": model, "world": world}
-    recipe = stages.with_paths(load_recipe("tiny/para_grpo"), folder=folder, **given)
+def test_disk_without_room_for_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_checks.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(9, 8, 2**20))
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run"))
+    assert problems["disk"] == str(tmp_path)
+
+
+def test_checkpoints_of_a_resumed_run_count_once(tmp_path, monkeypatch):
+    enough = 2**24  # bytes: more than one tiny checkpoint, fewer than three
+    monkeypatch.setattr(run_checks.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(9, 8, enough))
+    assert "disk" in find_failed(check("tiny/para_grpo", folder=tmp_path / "run", stage=["rl"]))
+    for step in (20, 40):
+        (tmp_path / "run" / "rl" / f"step-{step:06d}").mkdir(parents=True)
+    assert "disk" not in find_failed(check("tiny/para_grpo", folder=tmp_path / "run", stage=["rl"]))
+
+
+def test_a_run_stops_at_a_check_that_fails(tmp_path, model, world, monkeypatch):
+    monkeypatch.setattr(run_checks.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(9, 8, 2**20))
+    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo"), folder=tmp_path / "run", model=model, data=world)
+    with raises(RunError, key=str(tmp_path)):
+        pipeline.sft(tmp_path / "run", recipe, on_step=lambda *_: None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_strict_isolation_needs_every_layer(tmp_path, monkeypatch):
+    weak = IsolationReport(
+        IsolationLayers(namespaces="", landlock=6, seccomp=True, per_worker_user=False), {"namespaces": "not allowed"}
+    )
+    monkeypatch.setattr(run_checks.sandbox, "probe_isolation", lambda: weak)
+    name, strict = "tiny/pyvision_image", "environment.settings.tools.python.isolation=strict"
+    assert find_failed(check(name, strict, folder=tmp_path / "run"))["python, isolation"] == "isolation"
+    assert check(name, folder=tmp_path / "run")["python, isolation"].is_ok
+
+
+def test_existing_run(tmp_path, model, world):
+    folder, given = tmp_path / "run", {"model": model, "data": world}
+    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo"), folder=folder, **given)
     Run.create(folder, recipe)
-    assert "goes on with --resume" in found("tiny/para_grpo", folder=folder, **given)["run folder"][1]
-    problems = wrong(found("tiny/para_grpo", "rl.group=4", folder=folder, **given))
-    assert "was started with rl.group=8, not 4" in problems["run folder"]
+    assert "--resume" in check("tiny/para_grpo", folder=folder, **given)["run folder"].message
+    problems = find_failed(check("tiny/para_grpo", "rl.group_size=4", folder=folder, **given))
+    assert problems["run folder"] == "rl.group_size"
     (folder / "sft").mkdir()
-    assert (
-        "was stopped before its end"
-        in wrong(found("tiny/para_grpo", folder=folder, stage=["rl"], **given))["run folder"]
-    )
+    problems = find_failed(check("tiny/para_grpo", folder=folder, stage=["rl"], **given))
+    assert problems["run folder"] == str(folder / "sft")
 
 
-def test_stages_and_benchmarks_that_are_not_there(tmp_path):
-    assert "--stage can't be 'train'; name some of sft, rl, eval" in bad("doctor", "tiny/para_grpo", "--stage", "train")
-    done = run("doctor", "tiny/para_grpo", "--stage", "eval", "--bench", "vstar,nothing", "--data", tmp_path)
+def test_unknown_stages_and_benchmarks(tmp_path):
+    fail(ConfigError, "doctor", "tiny/para_grpo", "--stage", "train", key="--stage", value="train")
+    done = run("doctor", "tiny/para_grpo", "--stage", "eval", "--bench", "vstar,nothing", "--bench-data", tmp_path)
     assert done.exit_code == 1
-    assert "mend model, benchmark vstar, benchmark nothing" in done.stderr
+    assert "model, benchmark vstar, benchmark nothing" in done.stderr
     assert "data.test" not in done.output
 
 
@@ -183,15 +209,15 @@ def test_stages_and_benchmarks_that_are_not_there(tmp_path):
 
 def of_server(tmp_path, model, world, served, *settings, stage=("rl", "eval"), engine="vllm"):
     settings = [f"engine.name={engine}", f"engine.settings.servers=[{served.url}]", *settings]
-    given = {"folder": tmp_path / "run", "model": model, "world": world}
-    return found("tiny/para_grpo", *settings, stage=stage, **given)[f"server {served.url}"]
+    given = {"folder": tmp_path / "run", "model": model, "data": world}
+    return check("tiny/para_grpo", *settings, stage=stage, **given)[f"server {served.url}"]
 
 
 def test_a_server_that_will_do(tmp_path, model, world, renderer):
     with server(renderer, root=str(model)) as served:
-        fine, said = of_server(tmp_path, model, world, served)
-    assert fine, said
-    assert f"serves {model}, 4096 tokens" in said
+        result = of_server(tmp_path, model, world, served)
+    assert result.is_ok, result.message
+    assert f"serves {model}, 4096 tokens" in result.message
     assert not served.bodies
 
 
@@ -200,32 +226,34 @@ def test_a_server_that_will_do(tmp_path, model, world, renderer):
     [
         ({"lacks": ("/inference/v1/generate",)}, "--enable-scale-out"),
         ({"lacks": ("/is_paused",)}, "VLLM_SERVER_DEV_MODE=1"),
-        ({"words": "other words"}, "vocabulary is another"),
-        ({"context": 1000}, "takes 1000 tokens, and a conversation may have 1024; start it with --context 1024"),
+        ({"words": "other words"}, "vocabulary differs"),
+        ({"context": 1000}, "start it with --max-model-len 1024"),
     ],
 )
 def test_a_server_that_will_not(tmp_path, model, world, renderer, how, sentence):
     with server(renderer, **how) as served:
-        fine, said = of_server(tmp_path, model, world, served)
-    assert not fine
-    assert sentence in said
+        result = of_server(tmp_path, model, world, served)
+    assert not result.is_ok
+    assert sentence in result.message
 
 
 def test_an_evaluation_publishes_nothing_and_may_want_more_context(tmp_path, model, world, renderer):
     with server(renderer, lacks=("/is_paused",)) as served:
-        assert of_server(tmp_path, model, world, served, stage=["eval"])[0]
-        larger = "evaluation.agent={context_tokens: 9000}"
-        assert "a conversation may have 9000" in of_server(tmp_path, model, world, served, larger, stage=["eval"])[1]
+        assert of_server(tmp_path, model, world, served, stage=["eval"]).is_ok
+        larger = "evaluation.environment_settings={max_context_tokens: 9000}"
+        assert (
+            "a conversation may have 9000" in of_server(tmp_path, model, world, served, larger, stage=["eval"]).message
+        )
 
 
 def test_a_server_that_is_away_or_sick(tmp_path, model, world, renderer):
     with server(renderer) as served:
         served.sick = True
-        assert "it answered /v1/models with 500" in of_server(tmp_path, model, world, served)[1]
-    fine, said = of_server(tmp_path, model, world, served)
-    assert not fine
-    assert "can't be reached" in said
-    assert "start one with `saccade serve MODEL`" in said
+        assert "/v1/models returned 500" in of_server(tmp_path, model, world, served).message
+    result = of_server(tmp_path, model, world, served)
+    assert not result.is_ok
+    assert "can't be reached" in result.message
+    assert "start one with `saccade serve MODEL`" in result.message
 
 
 def test_a_server_of_another_model(tmp_path, model, world, renderer):
@@ -234,48 +262,47 @@ def test_a_server_of_another_model(tmp_path, model, world, renderer):
     config["text_config"]["num_hidden_layers"] += 1
     (other / "config.json").write_text(json.dumps(config))
     with server(renderer, root=str(other)) as served:
-        fine, said = of_server(tmp_path, model, world, served)
-    assert not fine
-    assert f"serves another model, {other}: its text_config.num_hidden_layers is" in said
+        result = of_server(tmp_path, model, world, served)
+    assert not result.is_ok
+    assert f"serves another model, {other}: its text_config.num_hidden_layers is" in result.message
 
 
 def test_a_server_whose_checkpoint_lies_elsewhere_is_not_said_to_be_compared(tmp_path, model, world, renderer):
     with server(renderer, root="Qwen/Qwen3-VL-4B-Instruct") as served:
-        fine, said = of_server(tmp_path, model, world, served)
-    assert fine
-    assert "its config doesn't lie here, so that it can't be compared" in said
+        result = of_server(tmp_path, model, world, served)
+    assert result.is_ok
+    assert "its config is not on this machine and was not compared" in result.message
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "fine", "sentence"),
     [
-        ({}, True, "4089 tokens; whether its weights are the model's is compared when a run begins"),
-        ({"seeded": False}, True, "seeds decide nothing there"),
+        ({}, True, "4089 tokens; its weights are compared with the model's when the run starts"),
+        ({"seeded": False}, True, "seeds have no effect there"),
         ({"context": 1024}, False, "a conversation may have 1024; start it with --context-length 1031"),
-        ({"lacks": ("/pause_generation",)}, False, "doesn't know /pause_generation; it takes SGLang 0.5.23 or newer"),
+        ({"lacks": ("/pause_generation",)}, False, "has no /pause_generation; use SGLang 0.5.23 or newer"),
         ({"lacks": ("/server_info",)}, False, "give the address of an SGLang server, 0.5.23 or newer"),
     ],
 )
 def test_an_sglang_server(tmp_path, model, world, how, fine, sentence):
     with sglang_server(model, **how) as served:
-        found = of_server(tmp_path, model, world, served, engine="sglang")
-    assert found[0] == fine, found[1]
-    assert sentence in found[1]
+        result = of_server(tmp_path, model, world, served, engine="sglang")
+    assert result.is_ok == fine, result.message
+    assert sentence in result.message
     assert not served.orders
 
 
 def test_no_server_at_all(tmp_path, model, world):
     settings = ["engine={name: vllm, settings: {servers: []}}"]
-    problems = wrong(found("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, world=world))
-    assert "has no servers; name one in engine.settings.servers" in problems["servers"]
+    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    assert problems["servers"] == "engine.settings.servers"
 
 
 def test_servers_are_asked_where_there_is_no_model_to_compare_with(tmp_path, renderer):
     with server(renderer) as served:
         settings = ["engine.name=vllm", f"engine.settings.servers=[{served.url}]"]
-        seen = found("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])
-    assert seen[f"server {served.url}"] == (
-        True,
-        "serves models/m, 4096 tokens; there is no model here to compare it with",
-    )
+        seen = check("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])
+    result = seen[f"server {served.url}"]
+    assert result.is_ok
+    assert result.message == "serves models/m, 4096 tokens; not compared: there is no local model"

@@ -1,16 +1,24 @@
+"""Tasks and demonstrations are written and loaded unchanged; invalid rows are typed errors."""
+
 import json
+import re
 from dataclasses import replace
 
 import pytest
+from error_cases import raises
 
-from saccade.data.record import plain
-from saccade.data.rows import read_demos, read_tasks, write_tasks
+from saccade.config.load import load_recipe
+from saccade.data.dataset import load_demonstrations, load_tasks, write_items
 from saccade.errors import DataError
-from saccade.types import Demo, Kind, Media, Task
+from saccade.runs import pipeline
+from saccade.types import AnswerType, Demonstration, Media, Task
+from saccade.utils.jsonl import to_jsonable
 
 
 def task(**changes):
-    base = Task(id="t1", question="Which?", media=(Media(path="clips/a.mp4"),), kind=Kind.OPEN, gold="red")
+    base = Task(
+        id="t1", question="Which?", media=(Media(path="clips/a.mp4"),), answer_type=AnswerType.OPEN, ground_truth="red"
+    )
     return replace(base, **changes)
 
 
@@ -22,99 +30,138 @@ def folder(tmp_path):
 
 
 def test_media_paths_are_joined_to_the_files_folder(folder):
-    write_tasks(folder / "tasks.jsonl", [task()])
-    (back,) = read_tasks(folder / "tasks.jsonl")
+    write_items(folder / "tasks.jsonl", [task()])
+    (back,) = load_tasks(folder / "tasks.jsonl")
     assert back.media[0].path == str(folder / "clips" / "a.mp4")
     assert replace(back, media=task().media) == task()
-    assert back.digest == task().digest  # a moved data set keeps its seeds
+    assert back.digest == task().digest  # a moved dataset keeps its seeds
 
 
 def test_absolute_paths_stay(folder):
-    there = str(folder / "clips" / "a.mp4")
-    write_tasks(folder / "tasks.jsonl", [task(media=(Media(path=there),))])
-    assert read_tasks(folder / "tasks.jsonl")[0].media[0].path == there
+    absolute = str(folder / "clips" / "a.mp4")
+    write_items(folder / "tasks.jsonl", [task(media=(Media(path=absolute),))])
+    assert load_tasks(folder / "tasks.jsonl")[0].media[0].path == absolute
+
+
+def test_media_root_is_the_folder_of_relative_paths(folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    demo = Demonstration(task=task(), frame_budget=4, replies=("<answer>red</answer>",))
+    write_items(tmp_path / "run" / "tasks.jsonl", [task()])
+    write_items(tmp_path / "run" / "demonstrations.jsonl", [demo])
+    with raises(DataError, key="media", value=str(tmp_path / "run" / "clips" / "a.mp4")):
+        load_tasks(tmp_path / "run" / "tasks.jsonl")
+    (loaded,) = load_tasks(tmp_path / "run" / "tasks.jsonl", media_root=folder)
+    (loaded_demo,) = load_demonstrations(tmp_path / "run" / "demonstrations.jsonl", media_root=folder)
+    assert loaded.media == loaded_demo.task.media == (Media(path=str(folder / "clips" / "a.mp4")),)
+    for media_root in (str(folder), ".."):  # a relative one starts at the run folder
+        recipe = load_recipe("tiny/base", ["data.train=tasks.jsonl", f"data.media_root={media_root}"])
+        (loaded,) = pipeline.load_training_tasks(tmp_path / "run", recipe)
+        assert loaded.digest == task().digest
 
 
 @pytest.mark.parametrize(
-    ("kind", "gold"),
-    [(Kind.MATH, r"\frac{1}{2}"), (Kind.BOX, (1.0, 2.0, 3.0, 4.0)), (Kind.POINT, (0.0, 0.0, 1.0, 1.0))],
+    ("answer_type", "ground_truth"),
+    [
+        (AnswerType.MATH, r"\frac{1}{2}"),
+        (AnswerType.BOX, (1.0, 2.0, 3.0, 4.0)),
+        (AnswerType.POINT, (0.0, 0.0, 1.0, 1.0)),
+    ],
 )
-def test_formulas_and_boxes_come_back(folder, kind, gold):
-    write_tasks(folder / "tasks.jsonl", [task(kind=kind, gold=gold)])
-    assert read_tasks(folder / "tasks.jsonl")[0].gold == gold
+def test_formulas_and_boxes_round_trip(folder, answer_type, ground_truth):
+    write_items(folder / "tasks.jsonl", [task(answer_type=answer_type, ground_truth=ground_truth)])
+    assert load_tasks(folder / "tasks.jsonl")[0].ground_truth == ground_truth
 
 
-def test_demonstrations_are_located_too(folder):
-    demo = Demo(task=task(), frames=4, replies=("x</think><answer>red</answer>",))
-    write_tasks(folder / "traces.jsonl", [demo, demo])
-    back = read_demos(folder / "traces.jsonl")
+def test_media_paths_of_demonstrations_are_joined(folder):
+    demo = Demonstration(task=task(), frame_budget=4, replies=("x</think><answer>red</answer>",))
+    write_items(folder / "demonstrations.jsonl", [demo, demo])
+    back = load_demonstrations(folder / "demonstrations.jsonl")
     assert len(back) == 2
     assert back[0].task.media[0].path == str(folder / "clips" / "a.mp4")
 
 
-@pytest.mark.parametrize("read", [read_tasks, read_demos])
-def test_an_empty_file_is_an_error(folder, read):
+@pytest.mark.parametrize("load", [load_tasks, load_demonstrations])
+def test_empty_file_is_an_error(folder, load):
     (folder / "rows.jsonl").write_text("\n")
-    with pytest.raises(DataError, match="the file holds no row"):
-        read(folder / "rows.jsonl")
+    with raises(DataError, key=str(folder / "rows.jsonl")):
+        load(folder / "rows.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        ({"media": (Media(path="clips/b.mp4"),)}, "task t2: media file .*b.mp4 is missing"),
-        ({"id": "t1"}, "the id was used before"),
-        ({"kind": Kind.CHOICE, "choices": ("red",), "gold": "A"}, "1 choices"),
-        ({"kind": Kind.CHOICE, "choices": ("red", "blue"), "gold": "C"}, "'C' is not one of the letters AB"),
-        ({"kind": Kind.CHOICE, "choices": ("red", "blue"), "gold": "AB"}, "'AB' is not one of the letters AB"),
-        ({"kind": Kind.GROUNDING, "gold": (5.0, 5.0)}, "not a span"),
-        ({"kind": Kind.GROUNDING, "gold": (5.0,)}, "not a span"),
-        ({"kind": Kind.GROUNDING, "gold": (1.0, 2.0, 3.0, 4.0)}, "not a span"),
-        ({"kind": Kind.BOX, "gold": (1.0, 2.0)}, "not a box"),
-        ({"kind": Kind.POINT, "gold": (1.0, 2.0, 3.0, 2.0)}, "not a box"),
-        ({"kind": Kind.MATH, "gold": " "}, "not a formula"),
-        ({"kind": Kind.NUMBER, "gold": "three"}, "not a number"),
-        ({"kind": Kind.NUMBER, "gold": float("nan")}, "not a number"),
-        ({"kind": Kind.OPEN, "gold": 3.0}, "not a text"),
+        ({"id": "t1"}, "id"),
+        ({"answer_type": AnswerType.CHOICE, "options": ("red",), "ground_truth": "A"}, "options"),
+        ({"answer_type": AnswerType.CHOICE, "options": ("red", "blue"), "ground_truth": "C"}, "ground_truth"),
+        ({"answer_type": AnswerType.CHOICE, "options": ("red", "blue"), "ground_truth": "AB"}, "ground_truth"),
+        ({"answer_type": AnswerType.GROUNDING, "ground_truth": (5.0, 5.0)}, "ground_truth"),
+        ({"answer_type": AnswerType.GROUNDING, "ground_truth": (5.0,)}, "ground_truth"),
+        ({"answer_type": AnswerType.GROUNDING, "ground_truth": (1.0, 2.0, 3.0, 4.0)}, "ground_truth"),
+        ({"answer_type": AnswerType.BOX, "ground_truth": (1.0, 2.0)}, "ground_truth"),
+        ({"answer_type": AnswerType.POINT, "ground_truth": (1.0, 2.0, 3.0, 2.0)}, "ground_truth"),
+        ({"answer_type": AnswerType.MATH, "ground_truth": " "}, "ground_truth"),
+        ({"answer_type": AnswerType.NUMBER, "ground_truth": "three"}, "ground_truth"),
+        ({"answer_type": AnswerType.NUMBER, "ground_truth": float("nan")}, "ground_truth"),
+        ({"answer_type": AnswerType.OPEN, "ground_truth": 3.0}, "ground_truth"),
     ],
 )
-def test_a_task_that_cant_be_used_is_named(folder, changes, message):
-    write_tasks(folder / "tasks.jsonl", [task(), task(**{"id": "t2", **changes})])
-    with pytest.raises(DataError, match=message):
-        read_tasks(folder / "tasks.jsonl")
+def test_invalid_task_is_an_error(folder, changes, key):
+    bad_task = task(**{"id": "t2", **changes})
+    write_items(folder / "tasks.jsonl", [task(), bad_task])
+    with raises(DataError, key=key) as caught:
+        load_tasks(folder / "tasks.jsonl")
+    assert repr(caught.value.value) == repr(getattr(bad_task, key))
+    assert f"task {bad_task.id}: " in str(caught.value)
+
+
+def test_missing_media_file_is_an_error(folder):
+    write_items(folder / "tasks.jsonl", [task(), task(id="t2", media=(Media(path="clips/b.mp4"),))])
+    with raises(DataError, key="media", value=str(folder / "clips" / "b.mp4")):
+        load_tasks(folder / "tasks.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key", "message"),
     [
-        (lambda row: row | {"glod": "x"}, r"row 2, field glod: a Task has no such field; did you mean 'gold'\?"),
-        (lambda row: row | {"media": [{**row["media"][0], "start": 3}]}, "row 2, media, field start: a Media has no"),
-        (lambda row: {"task": {**row, "answer": "x"}, "frames": 4, "replies": []}, "row 2, task, field answer"),
-        (lambda row: {"task": row, "frames": 4, "replies": [], "child": []}, "field child: .* mean 'children'"),
+        (lambda row: row | {"ground_thruth": "x"}, "ground_thruth", r"row 2, .*did you mean 'ground_truth'\?"),
+        (lambda row: row | {"media": [{**row["media"][0], "start": 3}]}, "start", "row 2, media, "),
+        (lambda row: {"task": {**row, "answer": "x"}, "frame_budget": 4, "replies": []}, "answer", "row 2, task, "),
+        (lambda row: {"task": row, "frame_budget": 4, "replies": [], "child": []}, "child", "mean 'children'"),
     ],
 )
-def test_a_field_of_an_unknown_name_is_named(folder, change, message):
-    fair, wrong = plain(task()), change(plain(task(id="t2")))
-    read, first = (read_demos, {"task": fair, "frames": 4, "replies": ["x"]}) if "task" in wrong else (read_tasks, fair)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, wrong)))
-    with pytest.raises(DataError, match=message):
-        read(folder / "rows.jsonl")
+def test_unknown_field_is_an_error(folder, change, key, message):
+    valid, invalid = to_jsonable(task()), change(to_jsonable(task(id="t2")))
+    load, first = (
+        (load_demonstrations, {"task": valid, "frame_budget": 4, "replies": ["x"]})
+        if "task" in invalid
+        else (load_tasks, valid)
+    )
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, invalid)))
+    with raises(DataError, key=key) as caught:
+        load(folder / "rows.jsonl")
+    assert re.search(message, str(caught.value))
 
 
-def test_a_column_of_an_unknown_name_is_named(folder):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[parquet]'")
-    write_tasks(folder / "a.parquet", [task()])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_environment_of_a_task_round_trips(folder, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    path = folder / f"tasks.{suffix}"
+    write_items(path, [task(), task(id="t2", environment="python")])
+    assert [loaded.environment for loaded in load_tasks(path)] == [None, "python"]
+
+
+def test_unknown_parquet_column_is_an_error(folder):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[data]'")
+    write_items(folder / "a.parquet", [task()])
     table = parquet.read_table(folder / "a.parquet")
     parquet.write_table(table.append_column("answer", [["red"]]), folder / "b.parquet")
-    with pytest.raises(DataError, match="row 1, field answer: a Task has no such field"):
-        read_tasks(folder / "b.parquet")
+    with raises(DataError, key="answer"):
+        load_tasks(folder / "b.parquet")
 
 
-def test_why_a_file_cant_be_read(folder):
-    (folder / "rows.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"rows\.jsonl is a folder; name a file"):
-        read_tasks(folder / "rows.jsonl")
-    with pytest.raises(DataError, match=r"none\.jsonl: there is no such file"):
-        read_tasks(folder / "none.jsonl")
-    with pytest.raises(DataError, match=r"can't be read: .*name too long"):
-        read_tasks(folder / ("x" * 300 + ".jsonl"))
+@pytest.mark.parametrize("name", ["folder.jsonl", "none.jsonl", "x" * 300 + ".jsonl"])
+def test_unreadable_file_is_an_error(folder, name):
+    (folder / "folder.jsonl").mkdir()
+    with raises(DataError, key=str(folder / name)):
+        load_tasks(folder / name)

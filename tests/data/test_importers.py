@@ -1,44 +1,46 @@
-"""Published rows of every format become tasks and demonstrations, or one sentence."""
+"""Rows of every published format are imported as tasks and demonstrations, or are typed errors."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from commands import bad, good
+from commands import fail, good
+from error_cases import raises
 from published_rows import EXAMPLES
 
 from saccade import plugins
-from saccade.data.answers import judged, letter_of, span_of, split_options
-from saccade.data.raw import Row, read_rows
-from saccade.data.rows import read_demos, read_tasks
+from saccade.data.answer_normalization import find_option_letter, normalize_question, split_options
+from saccade.data.dataset import load_demonstrations, load_tasks
+from saccade.data.source_row import SourceRow, read_rows
 from saccade.errors import ConfigError, DataError
-from saccade.types import Kind, MediaKind
+from saccade.rewards.answer_types.grounding import GroundingAnswer
+from saccade.types import AnswerType, MediaKind
 
 
-def made(source, values, **settings):
-    row = Row(file=Path("made.jsonl"), number=1, values=values)
-    return list(plugins.bind("data.sources", source, settings)(row))
+def import_row(name, values, **settings):
+    row = SourceRow(file=Path("made.jsonl"), number=1, values=values)
+    return list(plugins.resolve("data.importers", name, settings)(row))
 
 
-def write(path, *rows):
+def write_rows(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-# ---- what each format says -----------------------------------------------------------------------------------------
+# ---- formats -------------------------------------------------------------------------------------------------------
 
 
-def test_paravt_rows_for_rl():
-    (task,) = made("paravt_rl", EXAMPLES["paravt_rl"])
-    assert (task.kind, task.gold, task.choices) == (Kind.CHOICE, "B", ("red", "blue"))
+def test_paravt_rl_row():
+    (task,) = import_row("paravt_rl", EXAMPLES["paravt_rl"])
+    assert (task.answer_type, task.ground_truth, task.options) == (AnswerType.CHOICE, "B", ("red", "blue"))
     assert task.question == "Which colour is shown?"
     assert task.media[0].path == "longvt_source/made/a.mp4"
     assert task.extras == {"question_type": "mcq", "note": "x", "system": "Use the tool."}
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
+    ("answer", "span"),
     [
         ("[3.5, 9]", (3.5, 9.0)),
         ([3.5, 9], (3.5, 9.0)),
@@ -47,129 +49,149 @@ def test_paravt_rows_for_rl():
         ({"start": 1, "end": 2}, (1.0, 2.0)),
     ],
 )
-def test_a_question_of_when_has_a_span(answer, gold):
+def test_temporal_grounding_answers_are_spans(answer, span):
     info = {"answer": answer, "question_type": "tvg"}
-    (task,) = made("paravt_rl", {**EXAMPLES["paravt_rl"], "extra_info": info})
-    assert (task.kind, task.gold, task.choices) == (Kind.GROUNDING, gold, ())
+    (task,) = import_row("paravt_rl", {**EXAMPLES["paravt_rl"], "extra_info": info})
+    assert (task.answer_type, task.ground_truth, task.options) == (AnswerType.GROUNDING, span, ())
 
 
-def test_an_open_question_keeps_its_options():
+def test_open_question_keeps_its_options_in_the_text():
     info = {"answer": "blue", "question_type": "oe"}
-    (task,) = made("paravt_rl", {**EXAMPLES["paravt_rl"], "extra_info": info})
-    assert (task.kind, task.gold) == (Kind.OPEN, "blue")
+    (task,) = import_row("paravt_rl", {**EXAMPLES["paravt_rl"], "extra_info": info})
+    assert (task.answer_type, task.ground_truth) == (AnswerType.OPEN, "blue")
     assert "A. red" in task.question
 
 
-def test_as_many_files_as_placeholders():
-    with pytest.raises(DataError, match=r"made.jsonl, row 1, field videos: there are 2 files for 1 <video>"):
-        made("paravt_rl", {**EXAMPLES["paravt_rl"], "videos": [{"video": "a.mp4"}, {"video": "b.mp4"}]})
+def test_number_of_files_must_match_placeholders():
+    with raises(DataError, key="videos", value=2):
+        import_row("paravt_rl", {**EXAMPLES["paravt_rl"], "videos": [{"video": "a.mp4"}, {"video": "b.mp4"}]})
 
 
-def test_paravt_rows_for_sft_rehearse_their_tools():
-    (demo,) = made("paravt_sft", EXAMPLES["paravt_sft"])
+def test_paravt_sft_row():
+    (demo,) = import_row("paravt_sft", EXAMPLES["paravt_sft"])
     assert demo.task.media[0].path == "selfqa/a.mp4"
-    assert demo.task.gold == "blue"
+    assert demo.task.ground_truth == "blue"
     assert len(demo.replies) == 2
     assert demo.children == (("blue at 2",),)
     as_json = {"messages": json.dumps(EXAMPLES["paravt_sft"]["messages"])}
-    assert made("paravt_sft", as_json) == [demo]
+    assert import_row("paravt_sft", as_json) == [demo]
 
 
-def test_calls_beside_the_text_are_the_text_that_they_are():
+def test_tool_calls_field_becomes_text():
     messages = json.loads(json.dumps(EXAMPLES["paravt_sft"]["messages"]))
     call = {"type": "function", "function": {"name": "crop_video", "arguments": '{"start_time": 1, "end_time": 3}'}}
     messages[2] = {"role": "assistant", "content": "<think>Look.</think>", "tool_calls": [call, call]}
     messages[3:4] = [{"role": "tool", "content": "red at 1"}, {"role": "tool", "content": "blue at 2"}]
-    (demo,) = made("paravt_sft", {"messages": messages})
+    (demo,) = import_row("paravt_sft", {"messages": messages})
     assert demo.replies[0].count("<tool_call>") == 2
     assert demo.children == (("red at 1", "blue at 2"),)
     messages.pop(3)
-    with pytest.raises(DataError, match="2 calls and 1 tool responses"):
-        made("paravt_sft", {"messages": messages})
+    with raises(DataError, key="messages"):
+        import_row("paravt_sft", {"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        ({"name": "crop_video", "arguments": {"image": b"x"}}, "function.arguments.image"),
+        ({"name": "crop_video", "arguments": "{"}, "function.arguments"),
+        ({"arguments": {}}, "function.name"),
+    ],
+)
+def test_tool_calls_that_are_no_json_are_errors(call, field):
+    messages = json.loads(json.dumps(EXAMPLES["paravt_sft"]["messages"]))
+    messages[2] = {"role": "assistant", "content": "<think>Look.</think>", "tool_calls": [call]}
+    with raises(DataError, key=f"messages.2.tool_calls.0.{field}") as caught:
+        import_row("paravt_sft", {"messages": messages})
+    assert str(caught.value).startswith("made.jsonl, row 1, ")
 
 
 def test_pyvision_rows():
-    (task,) = made("pyvision_rl", EXAMPLES["pyvision_rl"])
-    assert (task.question, task.kind, task.gold) == ("What is held?", Kind.OPEN, "a glove")
+    (task,) = import_row("pyvision_rl", EXAMPLES["pyvision_rl"])
+    assert (task.question, task.answer_type, task.ground_truth) == ("What is held?", AnswerType.OPEN, "a glove")
     assert task.media[0].kind is MediaKind.IMAGE
     assert task.extras["data_source"] == "deepeyes"
     numeric = {"data_source": "vsi_numerical", "reward_model": {"ground_truth": "3.5"}}
-    (task,) = made("pyvision_rl", {**EXAMPLES["pyvision_rl"], **numeric})
-    assert (task.kind, task.gold) == (Kind.NUMBER, 3.5)
-    (task,) = made("pyvision_val", EXAMPLES["pyvision_val"])
-    assert (task.kind, task.gold, task.choices) == (Kind.CHOICE, "A", ("a glove", "a rope"))
+    (task,) = import_row("pyvision_rl", {**EXAMPLES["pyvision_rl"], **numeric})
+    assert (task.answer_type, task.ground_truth) == (AnswerType.NUMBER, 3.5)
+    (task,) = import_row("pyvision_val", EXAMPLES["pyvision_val"])
+    assert (task.answer_type, task.ground_truth, task.options) == (AnswerType.CHOICE, "A", ("a glove", "a rope"))
     assert task.media[0].kind is MediaKind.VIDEO
 
 
-def test_a_conversation_is_a_demonstration_per_question():
-    first, second = made("llava", EXAMPLES["llava"])
+def test_conversation_gives_a_demonstration_per_question():
+    first, second = import_row("llava", EXAMPLES["llava"])
     assert first.replies == ("<answer>A dog.</answer>",)
     assert second.task.question == "Asked before: What is it?\nAnswered: A dog.\nWhich colour?"
     assert second.task.media == first.task.media
     assert first.task.id != second.task.id
 
 
-def test_code_runs_again_and_needs_no_children():
-    talk = [
+def test_python_code_has_no_children():
+    messages = [
         {"from": "human", "value": "<image>\nHow many?"},
         {"from": "gpt", "value": "<code>\n```python\nprint(3)\n```\n</code>"},
         {"from": "human", "value": "<interpreter>\n3\n</interpreter>"},
         {"from": "gpt", "value": "<answer>\n\\boxed{3}\n</answer>"},
     ]
-    (demo,) = made("llava", {"image": "a.png", "conversations": talk})
-    assert (len(demo.replies), demo.children, demo.task.gold) == (2, (), "3")
+    (demo,) = import_row("llava", {"image": "a.png", "conversations": messages})
+    assert (len(demo.replies), demo.children, demo.task.ground_truth) == (2, (), "3")
 
 
-def test_a_plain_table_has_columns_of_its_own():
-    (task,) = made("plain", {"video": "a.mp4", "q": "Which?", "key": 2, "options": ["red", "blue"]},
-                   media="video", question="q", answer="key", choices="options", first=1)  # fmt: skip
-    assert (task.kind, task.gold) == (Kind.CHOICE, "B")
-    with pytest.raises(DataError, match="should count one of 2 choices from 1"):
-        made("plain", {"media": "a.mp4", "question": "Which?", "answer": 0, "choices": ["red", "blue"]}, first=1)
-    with pytest.raises(ConfigError, match="did you mean 'media'"):
-        made("plain", EXAMPLES["plain"], medai="x")
+def test_plain_table_with_custom_columns():
+    (task,) = import_row("plain", {"video": "a.mp4", "q": "Which?", "key": 2, "options": ["red", "blue"]},
+                   media="video", question="q", answer="key", options="options", index_base=1)  # fmt: skip
+    assert (task.answer_type, task.ground_truth) == (AnswerType.CHOICE, "B")
+    with raises(DataError, key="answer", value=0):
+        import_row(
+            "plain", {"media": "a.mp4", "question": "Which?", "answer": 0, "choices": ["red", "blue"]}, index_base=1
+        )
+    with raises(ConfigError, key="plain.medai"):
+        import_row("plain", EXAMPLES["plain"], medai="x")
 
 
-def test_a_talk_that_ends_with_a_call_is_refused():
+def test_conversation_that_ends_with_a_call_is_an_error():
     messages = EXAMPLES["paravt_sft"]["messages"]
-    with pytest.raises(DataError, match="its last reply calls a tool, and nothing answers"):
-        made("paravt_sft", {"messages": messages[:3]})
-    with pytest.raises(DataError, match="should end with the assistant's reply"):
-        made("paravt_sft", {"messages": messages[:4]})
+    with raises(DataError, key="messages"):
+        import_row("paravt_sft", {"messages": messages[:3]})
+    with raises(DataError, key="messages"):
+        import_row("paravt_sft", {"messages": messages[:4]})
 
 
-def test_numbers_of_a_validation_row_are_numbers():
-    (task,) = made("pyvision_val", {**EXAMPLES["pyvision_val"], "question": "How many?", "answer": 4}
+def test_numeric_validation_row():
+    (task,) = import_row("pyvision_val", {**EXAMPLES["pyvision_val"], "question": "How many?", "answer": 4}
                    | {"data_source": "vsi_numerical"})  # fmt: skip
-    assert (task.kind, task.gold) == (Kind.NUMBER, 4.0)
+    assert (task.answer_type, task.ground_truth) == (AnswerType.NUMBER, 4.0)
 
 
-def test_names_with_brackets_and_choices_by_letter():
+def test_path_with_brackets_and_options_by_letter():
     row = {"media": "[x] a.mp4", "question": "Which?", "answer": "B", "choices": {"A": "red", "B": "blue", "C": ""}}
-    (task,) = made("plain", {**row, "picture": b"x" * 99})
-    assert (task.media[0].path, task.choices, task.gold) == ("[x] a.mp4", ("red", "blue"), "B")
+    (task,) = import_row("plain", {**row, "picture": b"x" * 99})
+    assert (task.media[0].path, task.options, task.ground_truth) == ("[x] a.mp4", ("red", "blue"), "B")
     assert task.extras == {"picture": "99 bytes"}
 
 
-def test_an_imported_demonstration_is_rehearsed_as_it_was_published(renderer):
-    """The agent forces the first tag, runs the call, and hears what the published tool answered."""
+def test_imported_demonstration_is_replayed_as_published(renderer):
+    """The environment prefills the first tag, runs the call, and gets the published tool response."""
     import asyncio
 
     from saccade.ledger import Origin
     from saccade.protocols import Context
-    from saccade.testing import PaintedMedia
-    from saccade.training.demos import rehearse
-    from saccade.types import Sampling
+    from saccade.testing import FakeMediaLoader
+    from saccade.training.demonstrations import replay_demonstration
+    from saccade.types import SamplingParams
 
-    (demo,) = made("paravt_sft", EXAMPLES["paravt_sft"])
-    agent = plugins.bind("agents", "parallel", {"think_prefix": True})
-    ctx = Context(engine=None, renderer=renderer, media=PaintedMedia(), sampling=Sampling(max_tokens=64), seed=0)
-    main, child = asyncio.run(rehearse(demo, agent, ctx))
+    (demo,) = import_row("paravt_sft", EXAMPLES["paravt_sft"])
+    environment = plugins.resolve("environments", "parallel_crop", {"force_think": True})
+    ctx = Context(
+        engine=None, renderer=renderer, media=FakeMediaLoader(), sampling=SamplingParams(max_tokens=64), seed=0
+    )
+    main, child = asyncio.run(replay_demonstration(demo, environment, ctx))
     text = "".join(renderer.decode(segment.tokens) for segment in main.ledger.segments)
     assert text.count("<think>\nLook.</think>") == text.count("<think>\nIt is blue.</think><answer>blue</answer>") == 1
     assert text.count("<think>\n<think>") == 0
-    tools = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
-    assert "blue at 2" in "".join(renderer.decode(segment.tokens) for segment in tools)
+    tool_segments = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    assert "blue at 2" in "".join(renderer.decode(segment.tokens) for segment in tool_segments)
     assert "blue at 2" in renderer.decode(child.ledger.sampled_tokens())
 
 
@@ -190,7 +212,7 @@ def test_an_imported_demonstration_is_rehearsed_as_it_was_published(renderer):
         ("Which?\nA. red\nC. blue", ()),
     ],
 )
-def test_options_are_found_in_the_question(question, options):
+def test_split_options(question, options):
     assert split_options(question)[1] == options
 
 
@@ -202,27 +224,30 @@ def test_options_are_found_in_the_question(question, options):
         *((answer, None) for answer in ("B. red", "C", "A or B", "", "Boat", "Blue or red")),
     ],
 )
-def test_an_answer_names_an_option(answer, letter):
-    assert letter_of(answer, ("red", "blue")) == letter
+def test_find_option_letter(answer, letter):
+    assert find_option_letter(answer, ("red", "blue")) == letter
 
 
-def test_an_answer_without_its_options_is_refused():
-    row = Row(file=Path("a.jsonl"), number=3, values={})
-    with pytest.raises(DataError, match=r"a.jsonl, row 3, field answer: 'B' should be a letter"):
-        judged(row, "Which?", "B", where="answer", declared="mcq")
-    assert span_of("5 to 3") is None
-    assert span_of("3") is None
-    with pytest.raises(DataError, match="one number"):
-        judged(row, "How many?", "3 or 4", where="answer", declared="number")
-    assert judged(row, "How many?", "1,200", where="answer", declared="number").gold == 1200.0
+def test_normalize_question_rejects_answers_of_another_type():
+    row = SourceRow(file=Path("a.jsonl"), number=3, values={})
+    with raises(DataError, key="answer", value="B"):
+        normalize_question(row, "Which?", "B", field_name="answer", declared_type="mcq")
+    assert GroundingAnswer.parse_ground_truth("5 to 3") is None
+    assert GroundingAnswer.parse_ground_truth("3") is None
+    with raises(DataError, key="answer", value="3 or 4"):
+        normalize_question(row, "How many?", "3 or 4", field_name="answer", declared_type="number")
+    assert (
+        normalize_question(row, "How many?", "1,200", field_name="answer", declared_type="number").ground_truth
+        == 1200.0
+    )
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_file_gives_the_same_rows(tmp_path):
+def test_every_file_format_gives_the_same_rows(tmp_path):
     rows = [{"media": f"{n}.mp4", "question": f"Q {n}, „ü“?", "answer": "x" * n} for n in range(1, 400)]
-    write(tmp_path / "a.jsonl", *rows)
+    write_rows(tmp_path / "a.jsonl", *rows)
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=2))
     (tmp_path / "b.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8-sig")
     lines = ["media\tquestion\tanswer", *("\t".join(row.values()) for row in rows)]
@@ -231,32 +256,32 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path):
         assert [dict(row.values) for row in read_rows(tmp_path / name)] == rows, name
 
 
-def test_a_list_is_read_over_the_ends_of_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("saccade.data.raw.CHUNK", 7)
+def test_json_list_is_read_across_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("saccade.data.source_row.CHUNK_CHARS", 7)
     rows = [{"a": "]} , [" * n, "b": [n, {"c": None}]} for n in range(30)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     assert [row.values for row in read_rows(tmp_path / "a.json")] == rows
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "location"),
     [
-        ("a.jsonl", '{"a": 1}\n{"a":', "line 2: not valid JSON"),
-        ("a.jsonl", "[1]\n", "row 1: it should be a mapping"),
-        ("a.jsonl", "", "holds no row"),
-        ("a.json", '[{"a": 1}, {"a": ', "row 2: not valid JSON"),
-        ("a.json", '{"a": 1}', "should hold a list of rows"),
-        ("a.csv", "a,b\n1,2,3\n", "line 2: it has more cells"),
-        ("a.txt", "x", "files of rows end in"),
-        ("a.jsonl", b'{"a": "\xff"}\n', "can't be read"),
+        ("a.jsonl", '{"a": 1}\n{"a":', ", line 2: "),
+        ("a.jsonl", "[1]\n", ", row 1: "),
+        ("a.jsonl", "", ": "),
+        ("a.json", '[{"a": 1}, {"a": ', ", row 2: "),
+        ("a.json", '{"a": 1}', ": "),
+        ("a.csv", "a,b\n1,2,3\n", ", line 2: "),
+        ("a.txt", "x", ": "),
+        ("a.jsonl", b'{"a": "\xff"}\n', ", after row 0: "),
     ],
 )
-def test_a_file_that_is_none_is_named(tmp_path, name, content, sentence):
+def test_invalid_file_is_an_error_with_its_location(tmp_path, name, content, location):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=sentence) as caught:
+    with raises(DataError, key=str(path)) as caught:
         list(read_rows(path))
-    assert str(path) in str(caught.value)
+    assert str(caught.value).startswith(f"{path}{location}")
 
 
 # ---- importing -----------------------------------------------------------------------------------------------------
@@ -268,32 +293,32 @@ def table(tmp_path):
     (tmp_path / "media" / "clips").mkdir(parents=True)
     for n in range(2):
         (tmp_path / "media" / "clips" / f"{n}.mp4").write_bytes(b"x")
-    return write(tmp_path / "rows.jsonl", *rows)
+    return write_rows(tmp_path / "rows.jsonl", *rows)
 
 
-def test_missing_files_are_counted_and_listed(table, tmp_path):
+def test_missing_media_are_counted_and_listed(table, tmp_path):
     target = tmp_path / "out" / "tasks.jsonl"
     words = ["data", "import", "plain", table, "--root", tmp_path / "media", "--out", target]
-    said = bad(*words)
-    assert "3 of 9 rows lack files (3 in clips), first rows-00000003" in said
+    fail(DataError, *words, key="media", value=3)
     assert not target.exists()
-    said = good(*words, "--on-missing", "skip")
-    assert "rows-00000003, rows-00000006, rows-00000009" in said
-    listed = [json.loads(line) for line in (tmp_path / "out" / "tasks.jsonl.missing.jsonl").read_text().splitlines()]
-    assert [each["row"] for each in listed] == [3, 6, 9]
-    assert listed[0]["paths"] == ["clips/2.mp4"]
-    tasks = read_tasks(target)
+    output = good(*words, "--on-missing", "skip")
+    assert "rows-00000003, rows-00000006, rows-00000009" in output
+    missing_rows = [
+        json.loads(line) for line in (tmp_path / "out" / "tasks.jsonl.missing.jsonl").read_text().splitlines()
+    ]
+    assert [row["row"] for row in missing_rows] == [3, 6, 9]
+    assert missing_rows[0]["paths"] == ["clips/2.mp4"]
+    tasks = load_tasks(target)
     assert len(tasks) == 6
     assert Path(tasks[0].media[0].path).samefile(tmp_path / "media" / "clips" / "0.mp4")
 
 
-def test_bad_rows_are_named_or_left_out(table, tmp_path):
+def test_invalid_rows_are_errors_or_skipped(table, tmp_path):
     table.write_text(table.read_text() + '{"media": "clips/0.mp4", "question": "Q?"}\n')
     words = ["data", "import", "plain", table, "--root", tmp_path / "media", "--on-missing", "skip"]
-    said = bad(*words, "--out", tmp_path / "tasks.jsonl")
-    assert "row 10, field answer: it is missing or empty" in said
+    fail(DataError, *words, "--out", tmp_path / "tasks.jsonl", key="answer")
     good(*words, "--out", tmp_path / "tasks.jsonl", "--on-bad", "skip")
-    assert len(read_tasks(tmp_path / "tasks.jsonl")) == 6
+    assert len(load_tasks(tmp_path / "tasks.jsonl")) == 6
 
 
 @pytest.mark.parametrize(
@@ -303,63 +328,64 @@ def test_bad_rows_are_named_or_left_out(table, tmp_path):
         ("a.csv", ["media,question,answer", "a.mp4,Q?,x", "a.mp4,Q?,x,y"]),
     ],
 )
-def test_a_broken_line_is_named_or_left_out_like_any_bad_row(tmp_path, name, lines):
+def test_broken_line_is_an_error_or_skipped(tmp_path, name, lines):
     (tmp_path / "a.mp4").write_bytes(b"x")
     (tmp_path / name).write_text("\n".join([*lines, lines[-3 if name == "a.jsonl" else 1]]) + "\n")
     words = ["data", "import", "plain", tmp_path / name, "--out", tmp_path / "tasks.jsonl"]
-    assert f"{name}, line {2 if name == 'a.jsonl' else 3}: " in bad(*words)
-    said = good(*words, "--on-bad", "skip")
+    message = fail(DataError, *words, key=tmp_path / name)
+    assert f"{name}, line {2 if name == 'a.jsonl' else 3}: " in message
+    output = good(*words, "--on-bad", "skip")
     count = len(lines) - (1 if name == "a.jsonl" else 2)
-    assert f"{count} rows can't be read" in said
-    assert [task.id for task in read_tasks(tmp_path / "tasks.jsonl")] == ["a-00000001", f"a-{count + 2:08d}"]
+    assert f"{count} rows" in output
+    assert [task.id for task in load_tasks(tmp_path / "tasks.jsonl")] == ["a-00000001", f"a-{count + 2:08d}"]
 
 
-def test_a_kind_of_all_rows_that_is_none_is_refused(table, tmp_path):
+def test_default_answer_type_must_exist(table, tmp_path):
     words = ["data", "import", "plain", table, "--root", tmp_path / "media", "--out", tmp_path / "tasks.jsonl"]
-    assert "'judge' can't be 'chioce': input should be 'choice', 'open'" in bad(*words, "judge=chioce")
-    good(*words, "--on-missing", "skip", "judge=number")
-    assert {task.kind for task in read_tasks(tmp_path / "tasks.jsonl")} == {Kind.NUMBER}
+    fail(ConfigError, *words, "default_answer_type=chioce", key="plain.default_answer_type", value="chioce")
+    good(*words, "--on-missing", "skip", "default_answer_type=number")
+    assert {task.answer_type for task in load_tasks(tmp_path / "tasks.jsonl")} == {AnswerType.NUMBER}
 
 
-def test_ids_stay_unique(tmp_path):
+def test_repeated_id_is_an_error(tmp_path):
     (tmp_path / "a.mp4").write_bytes(b"x")
     row = {"id": "one", "media": "a.mp4", "question": "Q?", "answer": "x"}
-    path = write(tmp_path / "rows.jsonl", row, row)
-    assert "the id 'one' was used before" in bad("data", "import", "plain", path, "--out", tmp_path / "t.jsonl")
+    path = write_rows(tmp_path / "rows.jsonl", row, row)
+    fail(DataError, "data", "import", "plain", path, "--out", tmp_path / "t.jsonl", key="id", value="one")
 
 
-def test_pictures_in_rows_become_files(tmp_path):
+def test_embedded_images_become_files(tmp_path):
     import base64
     import io
 
     from PIL import Image
 
-    held = io.BytesIO()
-    Image.new("RGB", (8, 8), "red").save(held, format="PNG")
-    url = "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(buffer, format="PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Which colour?"}]
-    talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": "<answer>red</answer>"}]
-    path = write(tmp_path / "rows.jsonl", {"messages": talk}, {"messages": talk})
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "<answer>red</answer>"}]
+    path = write_rows(tmp_path / "rows.jsonl", {"messages": messages}, {"messages": messages})
     good("data", "import", "paravt_sft", path, "--out", tmp_path / "demos.jsonl")
-    first, second = read_demos(tmp_path / "demos.jsonl")
+    first, second = load_demonstrations(tmp_path / "demos.jsonl")
     assert first.task.media == second.task.media
     assert Image.open(first.task.media[0].path).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_what_is_asked_for_must_exist(tmp_path):
-    assert "did you mean 'plain'" in bad("data", "import", "plane", tmp_path / "x.jsonl", "--out", tmp_path / "t.jsonl")
-    assert "no such file" in bad("data", "import", "plain", tmp_path / "x.jsonl", "--out", tmp_path / "t.jsonl")
-    assert "ends in .jsonl or .parquet" in bad(
-        "data", "import", "plain", write(tmp_path / "x.jsonl", {}), "--out", tmp_path / "t.txt"
-    )
-    assert "nothing to import" in bad("data", "import", "plain", "media=x", "--out", tmp_path / "t.jsonl")
+def test_invalid_arguments_are_errors(tmp_path):
+    source, target = tmp_path / "x.jsonl", tmp_path / "t.jsonl"
+    fail(ConfigError, "data", "import", "plane", source, "--out", target, key="data.importers")
+    fail(DataError, "data", "import", "plain", source, "--out", target, key=source)
+    write_rows(source, {})
+    fail(DataError, "data", "import", "plain", source, "--out", tmp_path / "t.txt", key=tmp_path / "t.txt")
+    fail(ConfigError, "data", "import", "plain", "media=x", "--out", target, key="FILE")
 
 
 # ---- Parquet -------------------------------------------------------------------------------------------------------
 
 
-def test_parquet_holds_what_jsonl_holds(table, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[parquet]'")
+def test_parquet_and_jsonl_give_the_same_items(table, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing: pip install 'saccade[data]'")
     import pyarrow
 
     rows = [json.loads(line) for line in table.read_text().splitlines()]
@@ -367,49 +393,49 @@ def test_parquet_holds_what_jsonl_holds(table, tmp_path):
     words = ["--root", tmp_path / "media", "--on-missing", "skip", "--out"]
     good("data", "import", "plain", table, *words, tmp_path / "a.jsonl")
     good("data", "import", "plain", tmp_path / "rows.parquet", *words, tmp_path / "b.parquet")
-    assert read_tasks(tmp_path / "a.jsonl") == read_tasks(tmp_path / "b.parquet")
-    path = write(tmp_path / "talks.jsonl", *[EXAMPLES["llava"]] * 3)
+    assert load_tasks(tmp_path / "a.jsonl") == load_tasks(tmp_path / "b.parquet")
+    path = write_rows(tmp_path / "conversations.jsonl", *[EXAMPLES["llava"]] * 3)
     (tmp_path / "a.png").write_bytes(b"x")
     good("data", "import", "llava", path, "--out", tmp_path / "c.parquet")
     good("data", "import", "llava", path, "--out", tmp_path / "c.jsonl")
-    assert read_demos(tmp_path / "c.parquet") == read_demos(tmp_path / "c.jsonl")
+    assert load_demonstrations(tmp_path / "c.parquet") == load_demonstrations(tmp_path / "c.jsonl")
     changed = pyarrow.parquet.read_table(tmp_path / "b.parquet").to_pylist()
-    changed[3]["kind"] = "guess"
+    changed[3]["answer_type"] = "guess"
     parquet.write_table(pyarrow.Table.from_pylist(changed), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b.parquet, row 4, field kind"):
-        read_tasks(tmp_path / "b.parquet")
+    with raises(DataError, key="answer_type", value="guess"):
+        load_tasks(tmp_path / "b.parquet")
 
 
-def test_parquet_that_is_none(tmp_path):
+def test_invalid_parquet_is_an_error(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"a.parquet can't be read as Parquet"):
+    with raises(DataError, key=str(tmp_path / "a.parquet")):
         list(read_rows(tmp_path / "a.parquet"))
 
 
-def test_without_pyarrow_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_pyarrow_is_a_config_error(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"x")
-    with pytest.raises(ConfigError, match=r"pip install 'saccade\[parquet\]'"):
+    with raises(ConfigError, key="pyarrow"):
         list(read_rows(tmp_path / "a.parquet"))
 
 
 @pytest.mark.slow
-def test_memory_stays_flat(tmp_path):
-    """Ten times the rows: no more than the marks of their ids, while a row that is held takes a thousand bytes."""
+def test_memory_hardly_depends_on_the_number_of_rows(tmp_path):
+    """Ten times the rows add only the hashes of their ids; a row in memory would take a thousand bytes."""
     import tracemalloc
 
-    from saccade.data.gather import gather
+    from saccade.data.importer import import_dataset
 
     (tmp_path / "a.mp4").write_bytes(b"x")
-    make, peaks = plugins.bind("data.sources", "plain", {}), []
+    importer, peaks = plugins.resolve("data.importers", "plain", {}), []
     row = {"media": "a.mp4", "question": "Which colour is shown? " * 20, "answer": "red"}
     for rows in (500, 5000):
-        path = write(tmp_path / "rows.jsonl", *[row] * rows)
+        path = write_rows(tmp_path / "rows.jsonl", *[row] * rows)
         tracemalloc.start()
-        gather(make, [path], tmp_path / "tasks.jsonl")
+        import_dataset(importer, [path], tmp_path / "tasks.jsonl")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 300 * 4500
@@ -417,54 +443,55 @@ def test_memory_stays_flat(tmp_path):
 
 @pytest.fixture
 def many(tmp_path):
-    """Two files of rows, of which some lack files, some are bad, and one repeats an id of the other file."""
+    """Two files of rows: some lack media, some are invalid, and one repeats an id of the other file."""
     (tmp_path / "a.mp4").write_bytes(b"x")
     for name, count in (("one", 50), ("two", 40)):
         rows = [{"id": f"{name}-{n}", "media": "a.mp4", "question": f"Q{n}?", "answer": "x"} for n in range(count)]
         for n in range(0, count, 7):
             rows[n]["media"] = f"gone/{n}.mp4"
         rows[5]["answer"] = ""
-        write(tmp_path / f"{name}.jsonl", *rows, {**rows[3], "id": "one-3"} if name == "two" else rows[4] | {"id": "z"})
+        write_rows(
+            tmp_path / f"{name}.jsonl", *rows, {**rows[3], "id": "one-3"} if name == "two" else rows[4] | {"id": "z"}
+        )
     return [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
 
 
-def gathered(files, target, *, stop=None, note=8, identity="plain", monkeypatch, **more):
-    """An import that is stopped at its row number `stop`, if it gets so far; what came of it."""
-    from saccade.data import gather as module
+def run_import(files, target, *, stop=None, identity="plain", **options):
+    """Run an import, interrupted after `stop` rows; return its reports, or None if it was interrupted."""
+    from saccade.data import importer as module
 
-    left = [stop]
+    rows_left = [stop]
 
-    def told(rows):
-        if left[0] is not None:
-            left[0] -= 1
-            if not left[0]:
+    def interrupt(rows):
+        if rows_left[0] is not None:
+            rows_left[0] -= 1
+            if not rows_left[0]:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "NOTED", note)
-    make = plugins.bind("data.sources", "plain", {})
-    given = {"on_missing": "skip", "on_bad": "skip", "identity": identity, **more}
+    importer = plugins.resolve("data.importers", "plain", {})
+    options = {"on_missing": "skip", "on_bad": "skip", "identity": identity, **options}
     try:
-        return module.gather(make, files, target, told=told, **given)
+        return module.import_dataset(importer, files, target, on_progress=interrupt, **options)
     except KeyboardInterrupt:
         return None
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("stop", [1, 7, 8, 9, 30, 51, 52, 60, 92])
-def test_a_stopped_import_goes_on_to_the_same_file(many, tmp_path, monkeypatch, stop, ending):
+def test_interrupted_import_resumes_to_the_same_file(many, tmp_path, stop, ending):
     if ending == "parquet":
         pytest.importorskip("pyarrow")
     (tmp_path / "whole").mkdir()
     (tmp_path / "again").mkdir()
     first, second = (tmp_path / name / f"t.{ending}" for name in ("whole", "again"))
-    whole = gathered(many, first, monkeypatch=monkeypatch)
-    assert whole[1].bad_rows == 2
-    assert gathered(many, second, stop=stop, monkeypatch=monkeypatch) is None
+    reports = run_import(many, first)
+    assert reports[1].bad_rows == 2
+    assert run_import(many, second, stop=stop) is None
     assert not second.exists()
-    with second.with_name(f"{second.name}.draft.jsonl").open("ab") as torn:
-        torn.write(b'{"id": "half a li')
-    assert gathered(many, second, monkeypatch=monkeypatch) == whole
-    assert [task.id for task in read_tasks(second)] == [task.id for task in read_tasks(first)]
+    with second.with_name(f"{second.name}.partial.jsonl").open("ab") as file:
+        file.write(b'{"id": "half a li')
+    assert run_import(many, second) == reports
+    assert [task.id for task in load_tasks(second)] == [task.id for task in load_tasks(first)]
     if ending == "jsonl":
         assert second.read_bytes() == first.read_bytes()
     listings = [path.with_name(f"{path.name}.missing.jsonl").read_bytes() for path in (first, second)]
@@ -472,51 +499,53 @@ def test_a_stopped_import_goes_on_to_the_same_file(many, tmp_path, monkeypatch, 
     assert sorted(path.name for path in second.parent.iterdir()) == [second.name, f"{second.name}.missing.jsonl"]
 
 
-def test_rows_that_were_noted_are_not_read_again(many, tmp_path, monkeypatch):
+def test_recorded_rows_are_not_read_again(many, tmp_path, monkeypatch):
     target = tmp_path / "t.jsonl"
-    gathered(many, target, stop=60, monkeypatch=monkeypatch)
-    taken = []
-    monkeypatch.setattr("saccade.data.gather.problem_of", lambda task: taken.append(task.id))
-    gathered(many, target, monkeypatch=monkeypatch)
-    assert taken[0] == "two-8"
+    run_import(many, target, stop=60)
+    checked = []
+    monkeypatch.setattr(
+        "saccade.data.importer.require_gradable", lambda task, location: checked.append((task.id, location))
+    )
+    run_import(many, target)
+    assert checked[0] == ("two-9", f"{many[1]}, row 10")
 
 
-def test_what_changed_since_begins_anew(many, tmp_path, monkeypatch):
+def test_changed_input_restarts_the_import(many, tmp_path):
     target = tmp_path / "t.jsonl"
 
-    def begun(**more):
-        gathered(many, target, stop=60, monkeypatch=monkeypatch)
-        reports = gathered(many, target, monkeypatch=monkeypatch, **more)
+    def restart(**options):
+        run_import(many, target, stop=60)
+        reports = run_import(many, target, **options)
         return [report.written for report in reports]
 
-    whole = begun()
-    assert begun(identity="other") == whole
+    counts = restart()
+    assert restart(identity="other") == counts
     (tmp_path / "gone").mkdir()
-    gathered(many, target, stop=60, monkeypatch=monkeypatch)
+    run_import(many, target, stop=60)
     (tmp_path / "gone" / "7.mp4").write_bytes(b"x")
-    assert [report.written for report in gathered(many, target, monkeypatch=monkeypatch)] == [
-        whole[0] + 1,
-        whole[1] + 1,
+    assert [report.written for report in run_import(many, target)] == [
+        counts[0] + 1,
+        counts[1] + 1,
     ]
-    gathered(many, target, stop=60, monkeypatch=monkeypatch)
+    run_import(many, target, stop=60)
     many[0].write_text(many[0].read_text().replace("Q1?", "Which?"))
     os.utime(many[0], (1, 1))
-    gathered(many, target, monkeypatch=monkeypatch)
-    assert read_tasks(target)[0].question == "Which?"
+    run_import(many, target)
+    assert load_tasks(target)[0].question == "Which?"
 
 
-def test_what_can_be_mended_leaves_no_draft(many, tmp_path, monkeypatch):
+def test_data_error_deletes_the_partial_file(many, tmp_path):
     target = tmp_path / "out" / "t.jsonl"
-    gathered(many, target, stop=60, monkeypatch=monkeypatch)
-    with pytest.raises(DataError, match="row 6, field answer"):
-        gathered(many, target, on_bad="error", monkeypatch=monkeypatch)
-    with pytest.raises(DataError, match="rows lack files"):
-        gathered(many, target, on_missing="error", monkeypatch=monkeypatch)
+    run_import(many, target, stop=60)
+    with raises(DataError, key="answer"):
+        run_import(many, target, on_bad="error")
+    with raises(DataError, key="media"):
+        run_import(many, target, on_missing="error")
     assert [path.name for path in target.parent.iterdir()] == ["t.jsonl.missing.jsonl"]
 
 
 @pytest.mark.slow
-def test_an_import_killed_at_any_moment_ends_with_the_same_file(tmp_path):
+def test_killed_import_resumes_to_the_same_file(tmp_path):
     import signal
     import subprocess
     import sys
@@ -524,40 +553,43 @@ def test_an_import_killed_at_any_moment_ends_with_the_same_file(tmp_path):
 
     (tmp_path / "a.mp4").write_bytes(b"x")
     rows = [{"media": "a.mp4" if n % 9 else "gone.mp4", "question": f"Q{n}?", "answer": str(n)} for n in range(9000)]
-    file = write(tmp_path / "rows.jsonl", *rows)
-    words = [sys.executable, "-c", "from saccade.cli import main; main()", "data", "import", "plain", file]
+    file = write_rows(tmp_path / "rows.jsonl", *rows)
+    words = [sys.executable, "-c", "from saccade.cli.app import main; main()", "data", "import", "plain", file]
     words += ["--on-missing", "skip", "--out"]
     subprocess.run([*words, tmp_path / "whole.jsonl"], check=True, capture_output=True)
-    done, pause = 1, 0.8
-    while done:
-        going = subprocess.Popen([*words, tmp_path / "again.jsonl"], stdout=subprocess.DEVNULL)
+    exit_code, pause = 1, 0.8
+    while exit_code:
+        process = subprocess.Popen([*words, tmp_path / "again.jsonl"], stdout=subprocess.DEVNULL)
         time.sleep(pause)
-        going.send_signal(signal.SIGKILL)
-        done, pause = going.wait(), pause + 0.7
-        assert done in (0, -signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
+        exit_code, pause = process.wait(), pause + 0.7
+        assert exit_code in (0, -signal.SIGKILL)
     for ending in ("", ".missing.jsonl"):
         again, whole = ((tmp_path / f"{name}.jsonl{ending}").read_bytes() for name in ("again", "whole"))
         assert again == whole
-    assert not list(tmp_path.glob("again.jsonl.draft*"))
+    assert not list(tmp_path.glob("again.jsonl.p*"))
 
 
-def test_native_files_turn_into_each_other(table, tmp_path):
+def test_jsonl_and_parquet_round_trip(table, tmp_path):
     pytest.importorskip("pyarrow")
     good("data", "import", "plain", table, "--root", tmp_path / "media", "--on-missing", "skip",
          "--out", tmp_path / "a.jsonl")  # fmt: skip
     good("data", "import", "tasks", tmp_path / "a.jsonl", "--out", tmp_path / "there" / "b.parquet")
     good("data", "import", "tasks", tmp_path / "there" / "b.parquet", "--out", tmp_path / "c.jsonl")
-    first, *others = (read_tasks(tmp_path / name) for name in ("a.jsonl", "there/b.parquet", "c.jsonl"))
-    assert [[task.digest for task in each] for each in others] == [[task.digest for task in first]] * 2
+    first, *others = (load_tasks(tmp_path / name) for name in ("a.jsonl", "there/b.parquet", "c.jsonl"))
+    assert [[task.digest for task in tasks] for tasks in others] == [[task.digest for task in first]] * 2
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "c.jsonl").read_text()
 
 
 def test_demonstrations_of_one_task_stay_together(tmp_path):
-    from saccade.data.rows import write_tasks
-    from saccade.types import Demo, Media, Task
+    from saccade.data.dataset import write_items
+    from saccade.types import Demonstration, Media, Task
 
     (tmp_path / "a.mp4").write_bytes(b"x")
-    task = Task(id="t", question="Q?", media=(Media(path="a.mp4"),), kind=Kind.OPEN, gold="x")
-    write_tasks(tmp_path / "a.jsonl", [Demo(task=task, frames=n, replies=("<answer>x</answer>",)) for n in (4, 8)])
+    task = Task(id="t", question="Q?", media=(Media(path="a.mp4"),), answer_type=AnswerType.OPEN, ground_truth="x")
+    write_items(
+        tmp_path / "a.jsonl",
+        [Demonstration(task=task, frame_budget=n, replies=("<answer>x</answer>",)) for n in (4, 8)],
+    )
     good("data", "import", "tasks", tmp_path / "a.jsonl", "--out", tmp_path / "b.jsonl")
-    assert read_demos(tmp_path / "a.jsonl") == read_demos(tmp_path / "b.jsonl")
+    assert load_demonstrations(tmp_path / "a.jsonl") == load_demonstrations(tmp_path / "b.jsonl")

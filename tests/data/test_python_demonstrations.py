@@ -1,141 +1,152 @@
-"""Traces by code, run for real: what the code prints and shows is what the trace goes on with."""
+"""Demonstrations that use Python are replayed with the real sandbox: its output matches what the replies expect."""
 
 import asyncio
 
 import numpy as np
 import pytest
 
-from saccade import plugins
-from saccade.config import load_recipe
-from saccade.data.rows import read_demos
-from saccade.data.world import check_world, make_world
-from saccade.data.world.events import PALETTE
-from saccade.data.world.oracle import begins
-from saccade.data.world.questions import events_of
-from saccade.data.world.still.questions import cards_of
-from saccade.engines.scripted import scripted
-from saccade.media.cache import Library
+from saccade import plugins, sandbox
+from saccade.config.load import load_recipe
+from saccade.data.dataset import load_demonstrations
+from saccade.data.synthetic import generate_dataset, validate_dataset
+from saccade.data.synthetic.demonstrations import find_event_onsets
+from saccade.data.synthetic.events import PALETTE
+from saccade.data.synthetic.image.questions import parse_objects
+from saccade.data.synthetic.questions import parse_events
+from saccade.engines.scripted import Scripted
+from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import Context
-from saccade.rewards._compose import compose
-from saccade.rollouts.run import run_episode
-from saccade.tools._sandbox import server
-from saccade.types import End, Sampling
-from saccade.waiting import settled
+from saccade.rewards.compose import compose_rewards
+from saccade.rollouts.runner import run_episode
+from saccade.types import EpisodeStatus, SamplingParams
 
-FEW = "world={train: 3, validation: 1, test: 1}"
+SIZES = "synthetic={train: 3, validation: 1, test: 1}"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def closed_at_the_end():
+def close_servers():
     yield
-    server.close_shared()
+    sandbox.close_shared_servers()
 
 
-def played(name, root, renderer, *changes):
-    """The recipe's traces as episodes, each run by its agent over real media; and the scores of its rewards."""
-    recipe = load_recipe(name, [FEW, *changes])
-    make_world(root, recipe.world, seed=3)
-    assert check_world(root).problems == ()
-    settings = {**recipe.agent.settings, "think_prefix": False}  # the scripted replies hold their own
-    agent = plugins.bind("agents", recipe.agent.name, settings)
-    score, found = compose(recipe.rewards), []
+def replay(name, root, renderer, *changes):
+    """Replay a recipe's demonstrations in its environment with real media; return episodes, scores, media loader."""
+    recipe = load_recipe(name, [SIZES, *changes])
+    generate_dataset(root, recipe.synthetic, seed=3)
+    assert validate_dataset(root).problems == ()
+    settings = {**recipe.environment.settings, "force_think": False}  # the scripted replies contain the tag
+    environment = plugins.resolve("environments", recipe.environment.name, settings)
+    score, replays = compose_rewards(recipe.rewards), []
 
     async def body():
-        library = Library()
-        for demo in read_demos(root / "train/traces.jsonl"):
-            engine = scripted(renderer, replies=demo.replies)
+        loader = CachingMediaLoader()
+        for demo in load_demonstrations(root / "train/demonstrations.jsonl"):
+            engine = Scripted(renderer, replies=demo.replies)
             ctx = Context(
-                engine=engine, renderer=renderer, media=library, sampling=Sampling(max_tokens=900), seed=1, frames=None
+                engine=engine,
+                renderer=renderer,
+                media=loader,
+                sampling=SamplingParams(max_tokens=900),
+                seed=1,
+                frame_budget=None,
             )
-            episode = await run_episode(demo.task, agent, ctx)
-            found.append((episode, await settled(score(episode, demo.task)), library))
+            episode = await run_episode(demo.task, environment, ctx)
+            replays.append((episode, (await score([episode]))[0], loader))
 
     asyncio.run(body())
-    return found
+    return replays
 
 
-def colour_in(pixels):
-    """The name of the needle's colour whose pixels are most common."""
-    near = {name: (np.abs(pixels.astype(int) - rgb).max(axis=-1) < 70).sum() for name, rgb in PALETTE.items()}
-    return max(near, key=near.get)
+def find_color(pixels):
+    """Return the event color with the most pixels."""
+    counts = {name: (np.abs(pixels.astype(int) - rgb).max(axis=-1) < 70).sum() for name, rgb in PALETTE.items()}
+    return max(counts, key=counts.get)
 
 
 @pytest.mark.slow
-def test_videos_are_searched_coarsely_then_finely(tmp_path, renderer):
-    found = played("tiny/pyvision_video", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
-    asked = [episode.task.extras.get("question", "drill") for episode, *_ in found]
-    assert {*asked} >= {"at", "count", "when", "drill"}
-    assert asked.count("drill") == len(asked) / 2
-    for episode, score, library in found:
-        assert episode.end is End.ANSWERED
-        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+def test_videos_are_scanned_coarsely_then_inspected(tmp_path, renderer):
+    replays = replay("tiny/pyvision_video", tmp_path / "w", renderer, "environment.settings.max_context_tokens=4096")
+    kinds = [episode.task.extras.get("question", "drill") for episode, *_ in replays]
+    assert {*kinds} >= {"at", "count", "when", "drill"}
+    assert kinds.count("drill") == len(kinds) / 2
+    for episode, score, loader in replays:
+        assert episode.status is EpisodeStatus.ANSWERED
+        assert score.parts["accuracy"] == score.parts["format_compliance"] == 1.0
         assert all(result.ok for result in episode.results)
-        shown = [library.pixels(picture) for result in episode.results for picture in result.pictures]
-        assert episode.usage.visual_tokens == len(shown)  # none in the prompt, one per frame that was shown
-        wanted = colours_of(episode)
-        assert len(shown) == len(wanted)
-        assert all(colour_in(pixels) == name for pixels, name in zip(shown, wanted, strict=True) if name)
+        shown = [loader.load_pixels(image) for result in episode.results for image in result.images]
+        assert episode.usage.visual_tokens == len(shown)  # none in the prompt, one per shown frame
+        expected = find_expected_colors(episode)
+        assert len(shown) == len(expected)
+        assert all(find_color(pixels) == name for pixels, name in zip(shown, expected, strict=True) if name)
 
 
 @pytest.mark.slow
-def test_a_dense_overview_is_only_read(tmp_path, renderer):
-    found = played("tiny/dense_overview", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
-    asked = [episode.task.extras.get("question", "drill") for episode, *_ in found]
-    assert asked.count("drill") == len(asked) / 2
-    for episode, score, library in found:
-        assert episode.end is End.ANSWERED
-        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+def test_dense_overview_needs_no_calls(tmp_path, renderer):
+    replays = replay("tiny/dense_overview", tmp_path / "w", renderer, "environment.settings.max_context_tokens=4096")
+    kinds = [episode.task.extras.get("question", "drill") for episode, *_ in replays]
+    assert kinds.count("drill") == len(kinds) / 2
+    for episode, score, loader in replays:
+        assert episode.status is EpisodeStatus.ANSWERED
+        assert score.parts["accuracy"] == score.parts["format_compliance"] == 1.0
         assert not episode.results
-        assert episode.usage.visual_tokens == len(episode.ledger.pictures()) == 64
+        assert episode.usage.visual_tokens == len(episode.ledger.images()) == 64
         if not episode.task.extras:
             seconds = [int(word) for word in episode.task.question.removesuffix("?").split()[3:]]
-            frames = [library.pixels(episode.ledger.pictures()[second]) for second in seconds]
-            wanted = [None if word == "none" else word for word in episode.task.gold.split()]
-            assert len(frames) == len(wanted)
-            assert all(colour_in(pixels) == name for pixels, name in zip(frames, wanted, strict=True) if name)
+            frames = [loader.load_pixels(episode.ledger.images()[second]) for second in seconds]
+            expected = [None if word == "none" else word for word in episode.task.ground_truth.split()]
+            assert len(frames) == len(expected)
+            assert all(find_color(pixels) == name for pixels, name in zip(frames, expected, strict=True) if name)
 
 
-def colours_of(episode):
-    """What each frame shows that the trace looks at: a colour, or None; by the labels alone."""
+def find_expected_colors(episode):
+    """Return the color of each inspected frame (or None) from the labels."""
     task = episode.task
     if not task.extras:
-        return [None if word == "none" else word for word in task.gold.split()]
-    events, starts = events_of(task), [task.extras["second"]]
+        return [None if word == "none" else word for word in task.ground_truth.split()]
+    events, starts = parse_events(task), [task.extras["second"]]
     if task.extras["second"] is None:
-        starts = begins(events, 64)
+        starts = find_event_onsets(events, 64)
         assert episode.results[0].text == " ".join(f"{t:g}" for t in starts)
-    return [next((event.colour for event in events if event.holds(t)), None) for t in starts]
+    return [next((event.color for event in events if event.is_visible_at(t)), None) for t in starts]
 
 
 @pytest.mark.slow
-def test_pictures_are_cut_by_code(tmp_path, renderer):
-    found = played("tiny/pyvision_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096")
-    assert any(episode.results for episode, *_ in found)
-    for episode, score, library in found:
-        assert episode.end is End.ANSWERED
-        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+def test_images_are_cropped_by_code(tmp_path, renderer):
+    replays = replay("tiny/pyvision_image", tmp_path / "w", renderer, "environment.settings.max_context_tokens=4096")
+    assert any(episode.results for episode, *_ in replays)
+    for episode, score, loader in replays:
+        assert episode.status is EpisodeStatus.ANSWERED
+        assert score.parts["accuracy"] == score.parts["format_compliance"] == 1.0
         assert all(result.ok for result in episode.results)
-        extras = episode.task.extras  # a chart, which is read without a look at parts of it, has none
-        cards = [cards_of(episode.task)[place] for place in extras["looks"]] if extras else []
-        shown = [library.pixels(picture) for result in episode.results for picture in result.pictures]
-        assert [colour_in(pixels) for pixels in shown] == [card.colour for card in cards]
+        extras = episode.task.extras  # empty for a grid image, which is read without calls
+        cards = [parse_objects(episode.task)[index] for index in extras["looks"]] if extras else []
+        shown = [loader.load_pixels(image) for result in episode.results for image in result.images]
+        assert [find_color(pixels) for pixels in shown] == [card.color for card in cards]
 
 
 @pytest.mark.slow
-def test_a_sharp_picture_may_be_read_at_once(tmp_path, renderer):
-    sharp = ["world.traces=answers", "agent.settings.image_pixels=[25600, 25600]", "agent.settings.tools=[]"]
-    found = played("tiny/pyvision_image", tmp_path / "w", renderer, "agent.settings.context_tokens=4096", *sharp)
-    assert {bool(episode.task.extras) for episode, *_ in found} == {True, False}  # tasks, charts
-    for episode, score, _ in found:
-        assert episode.end is End.ANSWERED
-        assert score.parts["accuracy"] == score.parts["compliance"] == 1.0
+def test_sharp_image_needs_no_calls(tmp_path, renderer):
+    overrides = [
+        "synthetic.demonstrations=direct",
+        "environment.settings.image_pixels=[25600, 25600]",
+        "environment.settings.tools=[]",
+    ]
+    replays = replay(
+        "tiny/pyvision_image", tmp_path / "w", renderer, "environment.settings.max_context_tokens=4096", *overrides
+    )
+    assert {bool(episode.task.extras) for episode, *_ in replays} == {True, False}  # tasks, grid images
+    for episode, score, _ in replays:
+        assert episode.status is EpisodeStatus.ANSWERED
+        assert score.parts["accuracy"] == score.parts["format_compliance"] == 1.0
         assert (episode.results, episode.usage.visual_tokens) == ((), 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny/pyvision_video", "tiny/pyvision_image"])
-def test_a_direct_attempt_earns_no_bonus(tmp_path, renderer, name):
-    found = played(name, tmp_path / "w", renderer, "agent.settings.context_tokens=4096", "agent.settings.tools=[]")
-    for episode, score, _ in found:
-        assert score.parts["tools"] == 0.0
-        assert not any(result.executed for result in episode.results)
+def test_direct_answers_earn_no_tool_bonus(tmp_path, renderer, name):
+    replays = replay(
+        name, tmp_path / "w", renderer, "environment.settings.max_context_tokens=4096", "environment.settings.tools=[]"
+    )
+    for episode, score, _ in replays:
+        assert score.parts["tool_use"] == 0.0
+        assert not any(result.was_executed for result in episode.results)

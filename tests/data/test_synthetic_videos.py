@@ -1,3 +1,5 @@
+"""Synthetic videos match their labels, answers are right, splits don't leak, constant answers score low."""
+
 import itertools
 import json
 import random
@@ -7,32 +9,56 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_cases import raises
 from PIL import Image
 
-from saccade import stages
-from saccade.chat.parse import parse
-from saccade.config import World, load_recipe
-from saccade.data.record import read_jsonl
-from saccade.data.rows import read_demos, read_tasks, write_tasks
-from saccade.data.world import check_world, make_world
-from saccade.data.world.events import COLOURS, PALETTE, Event
-from saccade.data.world.film import write_clip
-from saccade.data.world.floors import blind_floor
-from saccade.data.world.hay import PARTS, Source, Stretch, chosen, divided, frames_of, hay, overlaps, shown
-from saccade.data.world.make import SPLITS, draw_world, read_labels, read_sources, tasks_of, traces_of
-from saccade.data.world.oracle import drills, glances, practice, trace
-from saccade.data.world.paint import background
-from saccade.data.world.questions import KINDS, answer_of, events_of, visible
-from saccade.data.world.sheet import contact_sheet
+from saccade.chat.parser import parse_reply
+from saccade.config.load import load_recipe
+from saccade.config.schema import SyntheticConfig
+from saccade.data.constant_baseline import compute_constant_baselines
+from saccade.data.dataset import load_demonstrations, load_tasks, write_items
+from saccade.data.synthetic import generate_dataset, validate_dataset
+from saccade.data.synthetic.background_clips import (
+    SPLIT_RANGES,
+    BackgroundSpan,
+    BackgroundVideo,
+    assign_to_splits,
+    compute_span,
+    decode_frames,
+    find_overlaps,
+    list_background_videos,
+    select_background,
+)
+from saccade.data.synthetic.contact_sheet import draw_video_contact_sheet
+from saccade.data.synthetic.dataset import SPLITS
+from saccade.data.synthetic.demonstrations import (
+    SubAgentCall,
+    build_auxiliary_demonstration,
+    build_demonstration,
+    build_second_calls,
+    build_window_calls,
+)
+from saccade.data.synthetic.events import COLORS, PALETTE, Event
+from saccade.data.synthetic.generate import (
+    VideoDataset,
+    build_tool_call_demonstrations,
+    read_background_spans,
+)
+from saccade.data.synthetic.questions import ANSWER_TYPES, compute_answer, parse_events
+from saccade.data.synthetic.render import render_background
+from saccade.data.synthetic.video_writer import write_video
+from saccade.data.visibility import is_answerable
 from saccade.errors import ConfigError, DataError
 from saccade.media import video
-from saccade.media.picks import uniform_times, window_times
-from saccade.types import Kind, Task
+from saccade.media.frame_sampling import sample_uniform_times, sample_window_times
+from saccade.runs import pipeline
+from saccade.types import AnswerType, Task
+from saccade.utils.jsonl import read_jsonl
 
-SMALL = World(train=4, validation=2, test=2, distractors=1)
+SMALL = SyntheticConfig(train=4, validation=2, test=2, distractors=1)
 
 
-def files_of(folder):
+def read_files(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()
     }
@@ -40,50 +66,58 @@ def files_of(folder):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world") / "small"
-    make_world(folder, SMALL, seed=5)
+    folder = tmp_path_factory.mktemp("videos") / "small"
+    generate_dataset(folder, SMALL, seed=5)
     return folder
 
 
 @pytest.fixture(scope="module")
 def default_tasks():
-    world = World()
-    drawn = draw_world(world, seed=0)
-    return {split: tasks_of(world, drawn[split], seed=0, split=split) for split in SPLITS}
+    return build_tasks_by_split(SyntheticConfig(), seed=0)
+
+
+def build_tasks_by_split(config, seed):
+    dataset = VideoDataset(config, seed=seed)
+    contents = dataset.sample_contents()
+    return {split: dataset.build_tasks(contents[split], split) for split in SPLITS}
+
+
+def sample_contents(config, seed):
+    return VideoDataset(config, seed=seed).sample_contents()
 
 
 # ---- pixels --------------------------------------------------------------------------------------------------------
 
 
-def colour_shown(pixels):
-    """The colour that covers at least a tenth of a frame, by the pixels alone."""
-    found = []
+def find_color(pixels):
+    """Return the color that covers at least a tenth of a frame, or None."""
+    colors = []
     for name, rgb in {**PALETTE, "white": (244, 244, 240)}.items():
-        near = np.abs(pixels.astype(int) - rgb).max(axis=-1) < 40
-        if near.mean() > 0.1:
-            found.append(name)
-    assert len(found) <= 1
-    return found[0] if found else None
+        is_near = np.abs(pixels.astype(int) - rgb).max(axis=-1) < 40
+        if is_near.mean() > 0.1:
+            colors.append(name)
+    assert len(colors) <= 1
+    return colors[0] if colors else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_frame_shows_what_its_labels_say(small, split):
-    for name, (_, labels) in read_labels(small, split).items():
+def test_every_frame_matches_its_labels(small, split):
+    for name, (_, labels) in VideoDataset.read_labels(small, split).items():
         path = str(small / split / "clips" / name)
-        clip = video.probe(path)
-        assert (clip.duration, clip.frames, clip.width, clip.height) == (64.0, 256, 64, 64)
-        shown = (*labels.events, *labels.distractors)
+        clip = video.probe_video(path)
+        assert (clip.duration, clip.num_frames, clip.width, clip.height) == (64.0, 256, 64, 64)
+        all_events = (*labels.events, *labels.distractors)
         times = [i / 4 for i in range(256)]
-        for time, frame in zip(times, video.decode(video.survey(path), times), strict=True):
+        for time, frame in zip(times, video.decode_frames(video.index_video(path), times), strict=True):
             assert frame.time == time
-            expected = next((event.colour for event in shown if event.start <= time < event.end), None)
-            assert colour_shown(frame.pixels) == expected, (name, time)
+            expected = next((event.color for event in all_events if event.start <= time < event.end), None)
+            assert find_color(frame.pixels) == expected, (name, time)
 
 
-def test_events_keep_their_distance_and_their_grid():
-    world = World(train=200, validation=1, test=1, distractors=2, events=(1, 5))
-    for labels in draw_world(world, seed=1)["train"]:
+def test_events_are_on_a_grid_and_keep_their_distance():
+    config = SyntheticConfig(train=200, validation=1, test=1, distractors=2, events=(1, 5))
+    for labels in sample_contents(config, seed=1)["train"]:
         events = sorted((*labels.events, *labels.distractors), key=lambda event: event.start)
         starts = [event.start for event in events]
         assert len(labels.distractors) == 2
@@ -92,29 +126,31 @@ def test_events_keep_their_distance_and_their_grid():
 
 
 def test_backgrounds_differ_and_drift():
-    clips = [background(32, 64, 4.0, seed).astype(int) for seed in range(4)]
-    assert all(np.abs(one - other).mean() > 3 for i, one in enumerate(clips) for other in clips[:i])
+    clips = [render_background(32, 64, 4.0, seed).astype(int) for seed in range(4)]
+    assert all(np.abs(clip - other).mean() > 3 for i, clip in enumerate(clips) for other in clips[:i])
     assert all(np.abs(clip[0] - clip[-1]).mean() > 0.3 for clip in clips)
-    assert all(np.ptp(clip.mean(axis=(0, 1, 2))) < 40 for clip in clips)  # nearly grey: no colour of an event
+    assert all(np.ptp(clip.mean(axis=(0, 1, 2))) < 40 for clip in clips)  # nearly gray: no color of an event
 
 
-def test_a_clip_is_the_size_and_rate_that_was_asked_for(tmp_path):
-    world = World(train=1, validation=1, test=1, seconds=20, event_seconds=1, pixels=32, fps=8, events=(3, 3))
-    make_world(tmp_path / "w", world, seed=0)
-    clip = video.probe(str(tmp_path / "w/train/clips/00000.mp4"))
-    assert (clip.duration, clip.frames, clip.width, clip.height) == (20.0, 160, 32, 32)
+def test_clip_has_the_configured_size_and_rate(tmp_path):
+    config = SyntheticConfig(
+        train=1, validation=1, test=1, clip_seconds=20, event_seconds=1, frame_size=32, fps=8, events=(3, 3)
+    )
+    generate_dataset(tmp_path / "w", config, seed=0)
+    clip = video.probe_video(str(tmp_path / "w/train/clips/00000.mp4"))
+    assert (clip.duration, clip.num_frames, clip.width, clip.height) == (20.0, 160, 32, 32)
 
 
 # ---- labels --------------------------------------------------------------------------------------------------------
 
 
-def slow_answer(task):
-    """The answer by walking through the clip quarter second by quarter second; written apart from the code."""
+def compute_answer_independently(task):
+    """Compute the answer by stepping through the clip in quarter seconds, independently of the library."""
     extras = task.extras
-    seen = []  # (time, colour), one entry per quarter second
+    seen = []  # the color in each quarter second, or None
     for i in range(int(extras["seconds"] * 4)):
-        colour = [name for start, end, name in extras["events"] if start <= i / 4 < end]
-        seen.append(colour[0] if colour else None)
+        colors = [name for start, end, name in extras["events"] if start <= i / 4 < end]
+        seen.append(colors[0] if colors else None)
     changes = [c for previous, c in zip([None, *seen], seen, strict=False) if c is not None and c != previous]
     flashes = [c for previous, c in zip([None, *seen], seen, strict=False) if c is not None and previous is None]
     assert changes == flashes
@@ -131,461 +167,494 @@ def slow_answer(task):
         case "count":
             return float(len(flashes) if target is None else flashes.count(target))
         case "order":
-            answer = next(c for c in flashes if c in task.choices)
+            answer = next(c for c in flashes if c in task.options)
         case "when":
             assert flashes.count(target) == 1
             times = [i / 4 for i, c in enumerate(seen) if c == target]
             return (times[0], times[-1] + 0.25)
-    return "ABC"[task.choices.index(answer)] if task.choices else answer
+    return "ABC"[task.options.index(answer)] if task.options else answer
 
 
-def test_golds_are_right_by_another_way(default_tasks):
+def test_ground_truths_are_right(default_tasks):
     for tasks in default_tasks.values():
         for task in tasks:
-            assert task.gold == slow_answer(task), task
+            assert task.ground_truth == compute_answer_independently(task), task
 
 
 @pytest.mark.slow
-def test_choice_forms_have_the_right_letter(default_tasks):
-    world = World(questions=("at:choice", "after:choice", "before:choice"))
-    drawn = draw_world(world, seed=3)
-    for split in SPLITS:
-        tasks = tasks_of(world, drawn[split], seed=3, split=split)
-        assert all(task.kind is Kind.CHOICE and len(set(task.choices)) == 3 for task in tasks)
-        assert all(task.gold == slow_answer(task) for task in tasks)
-        assert max(blind_floor(tasks).values()) <= 0.35
+def test_multiple_choice_forms_have_the_right_letter(default_tasks):
+    config = SyntheticConfig(questions=("at:choice", "after:choice", "before:choice"))
+    for tasks in build_tasks_by_split(config, seed=3).values():
+        assert all(task.answer_type == AnswerType.CHOICE and len(set(task.options)) == 3 for task in tasks)
+        assert all(task.ground_truth == compute_answer_independently(task) for task in tasks)
+        assert max(compute_constant_baselines(tasks).values()) <= 0.35
 
 
-def test_questions_read_as_expected(default_tasks):
+def test_question_texts(default_tasks):
     by_kind = {task.extras["question"]: task for task in default_tasks["train"]}
-    assert set(by_kind) == set(KINDS)
+    assert set(by_kind) == set(ANSWER_TYPES)
     assert by_kind["at"].question == f"What colour is shown at second {by_kind['at'].extras['second']:g}?"
     assert by_kind["after"].question == f"Which colour comes right after {by_kind['after'].extras['target']}?"
     assert by_kind["order"].question == "Which is shown first?"
     assert {task.question for task in default_tasks["train"] if task.extras["question"] == "count"} == {
         "How many flashes?",
-        *(f"How many {colour} flashes?" for colour in COLOURS),
+        *(f"How many {color} flashes?" for color in COLORS),
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_constant_answer_does_well(seed):
-    world = World()
-    drawn = draw_world(world, seed=seed)
-    for split in SPLITS:
-        tasks = tasks_of(world, drawn[split], seed=seed, split=split)
-        floors = blind_floor(tasks)
-        assert set(floors) == set(KINDS)
-        assert max(floors.values()) <= 0.35, (split, floors)
-        assert floors["count"] <= 0.30
-        by_words = defaultdict(Counter)  # nor does one that knows the wording, but not the video
+def test_constant_answers_score_low(seed):
+    for split, tasks in build_tasks_by_split(SyntheticConfig(), seed=seed).items():
+        baselines = compute_constant_baselines(tasks)
+        assert set(baselines) == set(ANSWER_TYPES)
+        assert max(baselines.values()) <= 0.35, (split, baselines)
+        assert baselines["count"] <= 0.30
+        by_wording = defaultdict(Counter)  # nor an answer that depends on the wording alone
         for task in tasks:
             if task.extras["question"] == "count":
-                by_words[task.extras["target"] is None][task.gold] += 1
-        assert all(max(golds.values()) / golds.total() <= 0.40 for golds in by_words.values())
+                by_wording[task.extras["target"] is None][task.ground_truth] += 1
+        assert all(max(counts.values()) / counts.total() <= 0.40 for counts in by_wording.values())
         kinds = Counter(task.extras["question"] for task in tasks)
         assert min(kinds.values()) >= 0.1 * len(tasks)
 
 
-def test_blind_floor_by_hand():
-    def spans(*golds):
+def test_constant_baseline_of_spans_by_hand():
+    def spans(*answers):
         extras = {"question": "when"}
-        return [Task(id=str(g), question="", media=(), kind=Kind.GROUNDING, gold=g, extras=extras) for g in golds]
+        return [
+            Task(
+                id=str(span), question="", media=(), answer_type=AnswerType.GROUNDING, ground_truth=span, extras=extras
+            )
+            for span in answers
+        ]
 
-    assert blind_floor(spans((0.0, 2.0), (0.0, 2.0), (4.0, 6.0)))["when"] == pytest.approx(2 / 3)
-    assert blind_floor(spans((0.0, 2.0), (2.0, 4.0)))["when"] == pytest.approx(0.5)
-    assert blind_floor(spans((0.0, 2.0), (0.0, 4.0), (0.0, 4.0)))["when"] == pytest.approx((0.5 + 1 + 1) / 3)
+    assert compute_constant_baselines(spans((0.0, 2.0), (0.0, 2.0), (4.0, 6.0)))["when"] == pytest.approx(2 / 3)
+    assert compute_constant_baselines(spans((0.0, 2.0), (2.0, 4.0)))["when"] == pytest.approx(0.5)
+    assert compute_constant_baselines(spans((0.0, 2.0), (0.0, 4.0), (0.0, 4.0)))["when"] == pytest.approx(
+        (0.5 + 1 + 1) / 3
+    )
 
 
-# ---- what an overview can show -------------------------------------------------------------------------------------
+# ---- visibility in an overview -------------------------------------------------------------------------------------
 
 
-def other_worlds(task, times, rng, count):
-    """Events that look the same at `times`: those seen there stay, the unseen ones are drawn anew."""
-    kept = [event for event in events_of(task) if any(event.holds(time) for time in times)]
+def iterate_alternatives(task, times, rng, count):
+    """Yield events that look the same at `times`: visible events stay, the others are sampled again."""
+    visible = [event for event in parse_events(task) if any(event.is_visible_at(time) for time in times)]
     free = [2.0 * i for i in range(32) if not any(2 * i <= time < 2 * i + 2 for time in times)]
     for _ in range(count):
-        events = list(kept)
+        events = list(visible)
         for start in rng.sample(free, min(len(free), rng.randint(0, 4))):
             if all(abs(start - event.start) >= 4 for event in events):
-                events.append(Event(start=start, end=start + 2, colour=rng.choice(COLOURS)))
+                events.append(Event(start=start, end=start + 2, color=rng.choice(COLORS)))
         yield sorted(events, key=lambda event: event.start)
 
 
 @pytest.mark.parametrize("frames", [8, 16, 32])
-def test_a_visible_answer_is_certain(default_tasks, frames):
-    rng, times = random.Random(0), uniform_times(64, frames)
-    found = 0
+def test_answerable_tasks_have_one_possible_answer(default_tasks, frames):
+    rng, times = random.Random(0), sample_uniform_times(64, frames)
+    num_answerable = 0
     for task in default_tasks["test"]:
-        if not visible(task, times):
+        if not is_answerable(task, times):
             continue
         kind, target = task.extras["question"], task.extras["target"]
-        found += 1
-        for events in other_worlds(task, times, rng, 20):
-            colours = [event.colour for event in events]
-            if kind in ("after", "before", "when") and colours.count(target) != 1:
-                continue  # the question says that there is one
-            among = [event for event in events if event.colour in task.choices] if kind == "order" else events
-            answer = answer_of(kind, among, target=target, second=task.extras["second"])
-            answer = "ABC"[task.choices.index(answer)] if task.choices else answer
-            assert answer == task.gold, (task, events)
-    assert found > 10
+        num_answerable += 1
+        for events in iterate_alternatives(task, times, rng, 20):
+            colors = [event.color for event in events]
+            if kind in ("after", "before", "when") and colors.count(target) != 1:
+                continue  # the question implies exactly one
+            candidates = [event for event in events if event.color in task.options] if kind == "order" else events
+            answer = compute_answer(kind, candidates, target=target, second=task.extras["second"])
+            answer = "ABC"[task.options.index(answer)] if task.options else answer
+            assert answer == task.ground_truth, (task, events)
+    assert num_answerable > 10
 
 
-def test_visibility_at_the_published_budgets(default_tasks):
+def test_share_of_answerable_tasks_per_frame_budget(default_tasks):
     tasks = default_tasks["train"]
-    assert all(visible(task, uniform_times(64, 32)) for task in tasks)
+    assert all(is_answerable(task, sample_uniform_times(64, 32)) for task in tasks)
     for frames, share in ((4, 1 / 8), (8, 1 / 4), (16, 1 / 2)):
-        at = [visible(task, uniform_times(64, frames)) for task in tasks if task.extras["question"] == "at"]
-        assert abs(sum(at) / len(at) - share) < 0.08
-        assert not any(visible(task, uniform_times(64, frames)) for task in tasks if task.extras["question"] == "count")
+        at_tasks = [
+            is_answerable(task, sample_uniform_times(64, frames)) for task in tasks if task.extras["question"] == "at"
+        ]
+        assert abs(sum(at_tasks) / len(at_tasks) - share) < 0.08
+        assert not any(
+            is_answerable(task, sample_uniform_times(64, frames))
+            for task in tasks
+            if task.extras["question"] == "count"
+        )
 
 
-# ---- the oracle ----------------------------------------------------------------------------------------------------
+# ---- demonstrations ------------------------------------------------------------------------------------------------
 
 
-def copied(found):
-    """The words that a last thought copies."""
-    return found.think.removeprefix("I see: ").split()
+def parse_answer_reply(demo):
+    """Return the words that the last thought copies, and the answer."""
+    reply = parse_reply(demo.replies[-1])
+    return reply.blocks[0].body.removeprefix("\nI see: ").split(), reply.answer
 
 
-def told_by(ask):
-    """The words of a sub-agent's reply that answer it: after a scan of times, the time that was found."""
-    return [word for word in ask.reply.rpartition(" so ")[2].split() if word != "none"]
+def parse_calls(demo):
+    """Return the calls of the first reply with the replies of the sub-agents."""
+    arguments = [call.arguments for call in parse_reply(demo.replies[0]).calls]
+    return [
+        SubAgentCall(start=values["start_time"], end=values["end_time"], question=values["question"], reply=reply)
+        for values, reply in zip(arguments, demo.children[0], strict=True)
+    ]
 
 
-def test_direct_traces_use_only_what_the_overview_shows(default_tasks):
-    rng, direct = random.Random(1), 0
+def parse_reply_words(call):
+    """Return the words of a sub-agent's reply that answer the call, without the scan of times."""
+    return [word for word in call.reply.rpartition(" so ")[2].split() if word != "none"]
+
+
+def test_direct_demonstrations_use_only_the_overview(default_tasks):
+    rng, num_direct = random.Random(1), 0
     for task in default_tasks["validation"]:
         for frames in (4, 8, 16, 32):
-            times = uniform_times(64, frames)
-            found = trace(task, times, rng, direct=1.0)
+            times = sample_uniform_times(64, frames)
+            demo = build_demonstration(task, times, rng, direct_share=1.0)
             # a frame does not show when an event begins and ends
-            assert found.direct == (visible(task, times) and task.extras["question"] != "when")
-            if not found.direct:
+            assert (not demo.children) == (is_answerable(task, times) and task.extras["question"] != "when")
+            if demo.children:
                 continue
-            direct += 1
-            shown = [e for e in events_of(task) if any(e.holds(time) for time in times)]
-            words = copied(found)
+            num_direct += 1
+            shown = [e for e in parse_events(task) if any(e.is_visible_at(time) for time in times)]
+            words, _ = parse_answer_reply(demo)
             if words != ["none"]:
-                remaining = iter(e.colour for e in shown)
+                remaining = iter(e.color for e in shown)
                 assert all(word in remaining for word in words)  # a subsequence of what is seen
-    assert direct > 250
+    assert num_direct > 250
 
 
-def test_traces_with_tools_copy_what_the_sub_agents_say(default_tasks):
+def test_answers_copy_the_sub_agent_replies(default_tasks):
     rng = random.Random(2)
     for task in default_tasks["validation"]:
-        found = trace(task, uniform_times(64, 4), rng, direct=0.0)
-        kind = task.extras["question"]
-        assert found.plan
-        assert len(found.asks) == (1 if kind == "at" else 4)
-        told = [word for ask in found.asks for word in told_by(ask)]
-        assert copied(found) == (told or ["none"])
-        gold = {"count": str(len(told)), "when": told[0] if told else "", "at": told[0] if told else ""}
+        demo = build_demonstration(task, sample_uniform_times(64, 4), rng, direct_share=0.0)
+        kind, calls, (words, answer) = task.extras["question"], parse_calls(demo), parse_answer_reply(demo)
+        assert demo.replies[0].startswith("<think>\nI look closer.</think>")
+        assert len(calls) == (1 if kind == "at" else 4)
+        reported = [word for call in calls for word in parse_reply_words(call)]
+        assert words == (reported or ["none"])
+        first = reported[0] if reported else ""
+        expected = {"count": str(len(reported)), "when": first, "at": first}
         if kind == "order":
-            assert found.answer == next(word for word in told if word in task.choices)
-            assert found.answer == task.choices["ABC".index(task.gold)]
+            assert answer == next(word for word in reported if word in task.options)
+            assert answer == task.options["ABC".index(task.ground_truth)]
         elif kind in ("after", "before"):
             step = 1 if kind == "after" else -1
-            assert found.answer == told[told.index(task.extras["target"]) + step]
+            assert answer == reported[reported.index(task.extras["target"]) + step]
         else:
-            assert found.answer == gold[kind]
+            assert answer == expected[kind]
 
 
-def test_sub_agents_can_see_what_they_say(default_tasks):
+def test_sub_agents_reply_only_what_they_see(default_tasks):
     rng = random.Random(3)
     for task in default_tasks["validation"]:
-        asks = [
-            *drills(task, rng, 0.8),
-            *glances(task, rng, 0.8),
-            *trace(task, uniform_times(64, 8), rng, direct=0.0).asks,
+        calls = [
+            *build_window_calls(task, rng, 0.8),
+            *build_second_calls(task, rng, 0.8),
+            *parse_calls(build_demonstration(task, sample_uniform_times(64, 8), rng, direct_share=0.0)),
         ]
-        for ask in asks:
-            assert 0 <= ask.start < ask.end <= 64
-            times = window_times(ask.start, ask.end)
+        for call in calls:
+            assert 0 <= call.start < call.end <= 64
+            times = sample_window_times(call.start, call.end)
             assert len(times) <= 16
-            seen = [e for e in events_of(task) if any(e.holds(time) for time in times)]
-            asked = ask.question.removesuffix("?").split()[1]
-            wanted = [e for e in seen if asked in ("colours", e.colour)]
-            if ask.question.startswith("When"):
-                first = wanted[:1]
-                assert told_by(ask) == [f"{e.start:g}-{e.end:g}" for e in first]
-                scanned = [float(word) for word in ask.reply.partition(" so ")[0].split() if word != "none"]
-                assert [any(e.holds(time) for e in first) for time in scanned] == [False] * (len(scanned) - 1) + [
-                    True
-                ] * len(first)
-                assert all(ask.start <= time < ask.end for time in scanned)
+            seen = [e for e in parse_events(task) if any(e.is_visible_at(time) for time in times)]
+            target = call.question.removesuffix("?").split()[1]
+            relevant = [e for e in seen if target in ("colours", e.color)]
+            if call.question.startswith("When"):
+                first = relevant[:1]
+                assert parse_reply_words(call) == [f"{e.start:g}-{e.end:g}" for e in first]
+                scanned = [float(word) for word in call.reply.partition(" so ")[0].split() if word != "none"]
+                assert [any(e.is_visible_at(time) for e in first) for time in scanned] == [False] * (
+                    len(scanned) - 1
+                ) + [True] * len(first)
+                assert all(call.start <= time < call.end for time in scanned)
             else:
-                assert ask.reply == (" ".join(e.colour for e in wanted) or "none")
-            if ask.end - ask.start > 1 and (ask.question.startswith("When") or len(wanted) == len(seen)):
-                inside = [e for e in seen if ask.start <= e.start and e.end <= ask.end]
+                assert call.reply == (" ".join(e.color for e in relevant) or "none")
+            if call.end - call.start > 1 and (call.question.startswith("When") or len(relevant) == len(seen)):
+                inside = [e for e in seen if call.start <= e.start and e.end <= call.end]
                 assert inside == seen  # no event is cut by a window's edge
 
 
-def test_drills_are_mostly_about_something(default_tasks):
+def test_auxiliary_calls_mostly_show_events(default_tasks):
     rng = random.Random(4)
     chosen = default_tasks["train"][:400]
-    for drill, least, most in ((drills, 0.2, 0.5), (glances, 0.1, 0.3)):
-        replies = [ask.reply for task in chosen for ask in drill(task, rng, 0.8)]
-        assert least < replies.count("none") / len(replies) < most
+    for build_calls, minimum, maximum in ((build_window_calls, 0.2, 0.5), (build_second_calls, 0.1, 0.3)):
+        replies = [call.reply for task in chosen for call in build_calls(task, rng, 0.8)]
+        assert minimum < replies.count("none") / len(replies) < maximum
 
 
-def test_a_window_that_shows_every_colour_is_drilled_too():
-    world = World(train=20, validation=1, test=1, event_seconds=1, events=(24, 30))
-    tasks = tasks_of(world, draw_world(world, seed=0)["train"], seed=0, split="train")
-    shown = {len({ask.question for ask in drills(task, random.Random(seed), 1.0)}) for seed, task in enumerate(tasks)}
-    assert min(shown) >= 3
+def test_auxiliary_calls_about_a_window_with_every_color():
+    config = SyntheticConfig(train=20, validation=1, test=1, event_seconds=1, events=(24, 30))
+    tasks = build_tasks_by_split(config, seed=0)["train"]
+    num_questions = {
+        len({call.question for call in build_window_calls(task, random.Random(seed), 1.0)})
+        for seed, task in enumerate(tasks)
+    }
+    assert min(num_questions) >= 3
 
 
 def test_demonstrations_are_well_formed(default_tasks):
-    demos = traces_of(default_tasks["validation"][:40], seed=0)
-    demos += [practice(task, random.Random(5)) for task in default_tasks["validation"][:5]]
+    demos = build_tool_call_demonstrations(default_tasks["validation"][:40], seed=0)
+    demos += [build_auxiliary_demonstration(task, random.Random(5)) for task in default_tasks["validation"][:5]]
     assert len(demos) == 40 * 4 * 2 + 5
-    assert sum(not demo.main for demo in demos) == 40 * 4 + 5
+    assert sum(demo.is_auxiliary for demo in demos) == 40 * 4 + 5
     for demo in demos:
-        replies = [parse(text) for text in demo.replies]
-        assert all(block.closed for reply in replies for block in reply.blocks)
+        replies = [parse_reply(text) for text in demo.replies]
+        assert all(block.is_closed for reply in replies for block in reply.blocks)
         assert all(call.ok and call.name == "crop_video" for reply in replies for call in reply.calls)
         assert [len(reply.calls) for reply in replies[:-1]] == [len(texts) for texts in demo.children]
         assert not replies[-1].calls
-    assert {demo.frames for demo in demos} == {1, 4, 8, 16, 32}
+    assert {demo.frame_budget for demo in demos} == {1, 4, 8, 16, 32}
 
 
-def test_traces_are_drawn_by_seed(default_tasks):
+def test_demonstrations_follow_from_the_seed(default_tasks):
     tasks = default_tasks["test"][:30]
-    assert traces_of(tasks, seed=0) == traces_of(tasks, seed=0) != traces_of(tasks, seed=1)
-    whole = [task for task in tasks if task.extras["question"] != "when"]
-    assert not any(demo.main and demo.children for demo in traces_of(whole, seed=0, direct=1.0) if demo.frames == 32)
+    assert (
+        build_tool_call_demonstrations(tasks, seed=0)
+        == build_tool_call_demonstrations(tasks, seed=0)
+        != build_tool_call_demonstrations(tasks, seed=1)
+    )
+    visible = [task for task in tasks if task.extras["question"] != "when"]
+    assert not any(
+        not demo.is_auxiliary and demo.children
+        for demo in build_tool_call_demonstrations(visible, seed=0, direct_share=1.0)
+        if demo.frame_budget == 32
+    )
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_same_seed_makes_the_same_files(small, tmp_path):
-    make_world(tmp_path / "again", SMALL, seed=5)
-    assert files_of(tmp_path / "again") == files_of(small)
-    make_world(tmp_path / "other", SMALL, seed=6)
-    changed = [name for name, data in files_of(tmp_path / "other").items() if files_of(small)[name] != data]
-    assert len(changed) == len(files_of(small))
+def test_same_seed_gives_the_same_files(small, tmp_path):
+    generate_dataset(tmp_path / "again", SMALL, seed=5)
+    assert read_files(tmp_path / "again") == read_files(small)
+    generate_dataset(tmp_path / "other", SMALL, seed=6)
+    changed = [name for name, data in read_files(tmp_path / "other").items() if read_files(small)[name] != data]
+    assert len(changed) == len(read_files(small))
 
 
-def test_more_training_clips_leave_the_test_as_it_is():
-    few, many = draw_world(World(train=3), seed=0), draw_world(World(train=30), seed=0)
+def test_test_split_does_not_depend_on_the_training_size():
+    few, many = (
+        sample_contents(SyntheticConfig(train=3), seed=0),
+        sample_contents(SyntheticConfig(train=30), seed=0),
+    )
     assert few["test"] == many["test"]
     assert few["validation"] == many["validation"]
 
 
-def test_no_clip_shows_what_another_shows():
-    world = World(train=600, validation=100, test=100, seconds=24, events=(2, 2))
-    drawn = draw_world(world, seed=0)
-    shown = [tuple((e.start, e.colour) for e in labels.events) for split in SPLITS for labels in drawn[split]]
+def test_no_two_clips_show_the_same_events():
+    config = SyntheticConfig(train=600, validation=100, test=100, clip_seconds=24, events=(2, 2))
+    labels_by_split = sample_contents(config, seed=0)
+    shown = [tuple((e.start, e.color) for e in labels.events) for split in SPLITS for labels in labels_by_split[split]]
     assert len(set(shown)) == len(shown)
-    with pytest.raises(ConfigError, match="repeat"):
-        draw_world(replace_world(world, seconds=6), seed=0)
+    with raises(ConfigError, key="synthetic.events"):
+        sample_contents(change_config(config, clip_seconds=6), seed=0)
 
 
-def replace_world(world, **changes):
-    return World(**{**world.model_dump(), **changes})
+def change_config(config, **changes):
+    return SyntheticConfig(**{**config.model_dump(), **changes})
 
 
 @pytest.mark.slow
-def test_an_interrupted_world_is_finished(small, tmp_path):
+def test_interrupted_generation_resumes(small, tmp_path):
     calls = []
 
-    def stop(split, done, total):
+    def interrupt(split, done, total):
         calls.append((split, done, total))
         if split == "validation":
             raise KeyboardInterrupt
 
     folder = tmp_path / "w"
     with pytest.raises(KeyboardInterrupt):
-        make_world(folder, SMALL, seed=5, progress=stop)
+        generate_dataset(folder, SMALL, seed=5, progress=interrupt)
     assert calls[:2] == [("train", 1, 4), ("train", 2, 4)]
     assert not (folder / "validation" / "tasks.jsonl").exists()
-    kept = folder / "train" / "clips" / "00001.mp4"
-    before = kept.stat().st_mtime_ns
+    existing = folder / "train" / "clips" / "00001.mp4"
+    before = existing.stat().st_mtime_ns
     (folder / "train" / "clips" / "00002.mp4").unlink()
     (folder / "train" / "clips" / "00003.mp4.part").write_bytes(b"half a clip")
-    make_world(folder, SMALL, seed=5)
-    assert kept.stat().st_mtime_ns == before
+    generate_dataset(folder, SMALL, seed=5)
+    assert existing.stat().st_mtime_ns == before
     (folder / "train" / "clips" / "00003.mp4.part").unlink()
-    assert files_of(folder) == files_of(small)
+    assert read_files(folder) == read_files(small)
 
 
-def test_another_world_is_never_mixed_in(small, tmp_path):
-    with pytest.raises(DataError, match="another world"):
-        make_world(small, SMALL, seed=6)
-    with pytest.raises(DataError, match="another world"):
-        make_world(small, replace_world(SMALL, pixels=32), seed=5)
+def test_folder_with_other_files_is_an_error(small, tmp_path):
+    with raises(DataError, key=str(small), value=("seed",)):
+        generate_dataset(small, SMALL, seed=6)
+    with raises(DataError, key=str(small), value=("settings",)):
+        generate_dataset(small, change_config(SMALL, frame_size=32), seed=5)
     (tmp_path / "letter.txt").write_text("mine")
-    with pytest.raises(DataError, match="not empty"):
-        make_world(tmp_path, SMALL, seed=5)
+    with raises(DataError, key=str(tmp_path)):
+        generate_dataset(tmp_path, SMALL, seed=5)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key", "value"),
     [
-        ({"pixels": 63}, "even number"),
-        ({"pixels": 8}, "at least 16"),
-        ({"events": (3, 2)}, "least and most"),
-        ({"events": (0, 2)}, "least and most"),
-        ({"seconds": 8, "events": (4, 4)}, "5 events of 2 s don't fit 8 s"),
-        ({"event_seconds": 0.2}, "events of 0.2 s can fall between frames at 4 fps"),
-        ({"questions": ("at", "why")}, "no question 'why'"),
-        ({"questions": ("order:open",)}, "no question 'order:open'"),
-        ({"questions": ()}, "can't be asked of any clip of the split train"),
-        ({"questions": ("order",), "events": (1, 1)}, "can't be asked of any clip of the split train"),
+        ({"frame_size": 63}, "frame_size", 63),
+        ({"frame_size": 8}, "frame_size", 8),
+        ({"events": (3, 2)}, "events", (3, 2)),
+        ({"events": (0, 2)}, "events", (0, 2)),
+        ({"clip_seconds": 8, "events": (4, 4)}, "clip_seconds", 8),
+        ({"event_seconds": 0.2}, "event_seconds", 0.2),
+        ({"questions": ("at", "why")}, "questions", "why"),
+        ({"questions": ("order:open",)}, "questions", "order:open"),
+        ({"questions": ()}, "questions", ()),
+        ({"questions": ("order",), "events": (1, 1)}, "questions", ("order",)),
     ],
 )
-def test_settings_that_cant_be_met(tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make_world(tmp_path / "w", replace_world(SMALL, **changes), seed=0)
-    assert not (tmp_path / "w").exists()  # so that the same command works once the settings are right
+def test_impossible_settings_are_errors(tmp_path, changes, key, value):
+    with raises(ConfigError, key=f"synthetic.{key}", value=value):
+        generate_dataset(tmp_path / "w", change_config(SMALL, **changes), seed=0)
+    assert not (tmp_path / "w").exists()  # so that the same command works with other settings
 
 
 def test_rows_on_disk(small):
-    tasks = read_tasks(small / "train" / "tasks.jsonl")
-    demos = read_demos(small / "train" / "traces.jsonl")
+    tasks = load_tasks(small / "train" / "tasks.jsonl")
+    demos = load_demonstrations(small / "train" / "demonstrations.jsonl")
     assert len(tasks) == 32
     assert len(demos) == 2 * 128
     assert {demo.task.digest for demo in demos} == {task.digest for task in tasks}
-    assert not (small / "test" / "traces.jsonl").exists()
-    settings = json.loads((small / "world.json").read_text())
+    assert not (small / "test" / "demonstrations.jsonl").exists()
+    settings = json.loads((small / "dataset.json").read_text())
     assert settings["seed"] == 5
-    assert World(**settings["settings"]) == SMALL
+    assert SyntheticConfig(**settings["settings"]) == SMALL
 
 
-# ---- the check and the sheet ---------------------------------------------------------------------------------------
+# ---- validation and contact sheet ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def copy(small, tmp_path):
-    for name, data in files_of(small).items():
+    for name, data in read_files(small).items():
         path = tmp_path / "copy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return tmp_path / "copy"
 
 
-def test_a_sound_world_has_no_problems(small):
-    report = check_world(small)
+def test_valid_dataset_has_no_problems(small):
+    report = validate_dataset(small)
     assert report.problems == ()
-    assert report.clips == {"train": 4, "validation": 2, "test": 2}
-    assert report.tasks == {"train": 32, "validation": 16, "test": 16}
-    assert set(report.floors["train"]) <= set(KINDS)
+    assert report.num_media == {"train": 4, "validation": 2, "test": 2}
+    assert report.num_tasks == {"train": 32, "validation": 16, "test": 16}
+    assert set(report.constant_baselines["train"]) <= set(ANSWER_TYPES)
 
 
-def test_a_wrong_answer_is_found(copy):
+def test_wrong_answer_is_found(copy):
     path = copy / "test" / "tasks.jsonl"
     tasks = read_jsonl(path, Task)
-    count = next(i for i, task in enumerate(tasks) if task.kind is Kind.NUMBER)
-    tasks[count] = replace(tasks[count], gold=9.0)
-    write_tasks(path, tasks)
-    (problem,) = check_world(copy).problems
-    assert "gold 9.0, but the labels say" in problem
+    index = next(i for i, task in enumerate(tasks) if task.answer_type == AnswerType.NUMBER)
+    tasks[index] = replace(tasks[index], ground_truth=9.0)
+    write_items(path, tasks)
+    (problem,) = validate_dataset(copy).problems
+    assert problem.startswith(f"task {tasks[index].id}: ground truth 9.0")
 
 
-def test_a_changed_clip_is_found(copy):
+def test_changed_clip_is_found(copy):
     (copy / "train/clips/00000.mp4").write_bytes((copy / "train/clips/00001.mp4").read_bytes())
-    (problem,) = check_world(copy).problems
+    (problem,) = validate_dataset(copy).problems
     assert problem.startswith("train/clips/00000.mp4")
 
 
-def test_a_leak_is_found(copy):
+def test_leak_is_found(copy):
     shown = json.loads((copy / "train/events.json").read_text())["00000.mp4"]
     labels = json.loads((copy / "test/events.json").read_text())
     (copy / "test/clips/00007.mp4").write_bytes((copy / "train/clips/00000.mp4").read_bytes())
     (copy / "test/events.json").write_text(json.dumps({**labels, "00007.mp4": shown}))
-    problems = check_world(copy).problems
+    problems = validate_dataset(copy).problems
     assert len(problems) == 2
     assert all("train/clips/00000.mp4, test/clips/00007.mp4" in problem for problem in problems)
 
 
-def test_an_unfinished_world_is_named(copy):
+def test_incomplete_dataset_is_an_error(copy):
     (copy / "test/events.json").unlink()
-    with pytest.raises(DataError, match=r"test/events\.json can't be read"):
-        check_world(copy)
+    with raises(DataError, key=str(copy / "test/events.json")):
+        validate_dataset(copy)
 
 
-def test_the_sheet_is_a_picture_with_the_events_marked(small, tmp_path):
-    contact_sheet(small, tmp_path / "sheet.png", clips=2, columns=6)
-    with Image.open(tmp_path / "sheet.png") as sheet:
+def test_contact_sheet_frames_the_events(small, tmp_path):
+    draw_video_contact_sheet(small, tmp_path / "contact_sheet.png", num_clips=2, frames_per_clip=6)
+    with Image.open(tmp_path / "contact_sheet.png") as sheet:
         pixels = np.asarray(sheet.convert("RGB")).reshape(-1, 3)
         assert sheet.width > 400
-    for _, labels in list(read_labels(small, "train").values())[:2]:
-        assert all((pixels == PALETTE[event.colour]).all(axis=1).any() for event in labels.events)
+    for _, labels in list(VideoDataset.read_labels(small, "train").values())[:2]:
+        assert all((pixels == PALETTE[event.color]).all(axis=1).any() for event in labels.events)
 
 
-# ---- haystacks -----------------------------------------------------------------------------------------------------
+# ---- haystack ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hay")
+def haystack(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("haystack")
     for index, (seconds, shape) in enumerate(((30, (48, 96)), (90, (96, 48)), (70, (64, 64)))):
-        base = background(seconds * 4, 96, 4.0, 100 + index)[:, : shape[0], : shape[1]]
-        write_clip(folder / f"{index}.mp4", base, 4.0)
-    (folder / "notes.txt").write_text("not a clip")
+        base = render_background(seconds * 4, 96, 4.0, 100 + index)[:, : shape[0], : shape[1]]
+        write_video(folder / f"{index}.mp4", base, 4.0)
+    (folder / "notes.txt").write_text("not a video")
     return folder
 
 
 @pytest.mark.slow
-def test_needles_lie_in_ones_own_clips(stack, tmp_path):
-    world = World(train=3, validation=1, test=1, haystack=str(stack))
-    make_world(tmp_path / "w", world, seed=2)
-    assert check_world(tmp_path / "w").problems == ()
-    for name, (_, labels) in read_labels(tmp_path / "w", "train").items():
+def test_events_are_drawn_on_haystack_videos(haystack, tmp_path):
+    config = SyntheticConfig(train=3, validation=1, test=1, haystack=str(haystack))
+    generate_dataset(tmp_path / "w", config, seed=2)
+    assert validate_dataset(tmp_path / "w").problems == ()
+    for name, (_, labels) in VideoDataset.read_labels(tmp_path / "w", "train").items():
         path = str(tmp_path / "w/train/clips" / name)
-        assert video.probe(path).duration == 64.0
+        assert video.probe_video(path).duration == 64.0
         times = [i + 0.5 for i in range(64)]
-        for time, frame in zip(times, video.decode(video.survey(path), times), strict=True):
-            expected = next((event.colour for event in labels.events if event.holds(time)), None)
-            assert colour_shown(frame.pixels) == expected
+        for time, frame in zip(times, video.decode_frames(video.index_video(path), times), strict=True):
+            expected = next((event.color for event in labels.events if event.is_visible_at(time)), None)
+            assert find_color(frame.pixels) == expected
 
 
 def whole(path):
-    return Source(path=Path(path), digest="d")
+    return BackgroundVideo(path=Path(path), digest="d")
 
 
-def test_a_stretch_is_the_clips_own_frames(stack):
-    source, times = chosen([whole(stack / "2.mp4")], 7, count=40, fps=4.0)
+def test_background_frames_are_those_of_the_video(haystack):
+    source, times = select_background([whole(haystack / "2.mp4")], 7, count=40, fps=4.0)
     assert 0 <= times[0] <= 60
     assert times == pytest.approx([times[0] + i / 4 for i in range(40)])
-    originals = video.decode(video.survey(str(stack / "2.mp4")), times)
-    assert np.array_equal(frames_of(source, times, 64), np.stack([frame.pixels for frame in originals]))
+    originals = video.decode_frames(video.index_video(str(haystack / "2.mp4")), times)
+    assert np.array_equal(decode_frames(source, times, 64), np.stack([frame.pixels for frame in originals]))
 
 
-def test_a_short_clip_is_played_back_and_forth(stack):
-    source, times = chosen([whole(stack / "0.mp4")], 1, count=256, fps=4.0)
-    frames = frames_of(source, times, 32)
+def test_short_background_plays_forward_and_backward(haystack):
+    source, times = select_background([whole(haystack / "0.mp4")], 1, count=256, fps=4.0)
+    frames = decode_frames(source, times, 32)
     assert frames.shape == (256, 32, 32, 3)
     assert np.array_equal(frames[110], frames[130])  # 27.5 s and 32.5 s of a clip of 30 s
-    assert (shown(source, times).start, shown(source, times).end) == (0.0, 29.75)
+    assert (compute_span(source, times).start, compute_span(source, times).end) == (0.0, 29.75)
 
 
-def test_three_files_are_given_to_the_splits_whole_and_copies_count_once(stack, tmp_path):
-    found = divided(hay(str(stack)))
-    names = {split: [source.path.name for source in sources] for split, sources in found.items()}
+def test_three_files_are_assigned_whole_and_copies_count_once(haystack, tmp_path):
+    assigned = assign_to_splits(list_background_videos(str(haystack)))
+    names = {split: [source.path.name for source in sources] for split, sources in assigned.items()}
     assert names == {"train": ["2.mp4"], "validation": ["1.mp4"], "test": ["0.mp4"]}
-    assert all(source.part == (0.0, 1.0) for sources in found.values() for source in sources)
-    for name in ("a", "b", "c"):  # one video, three times
-        (tmp_path / f"{name}.mp4").write_bytes((stack / "0.mp4").read_bytes())
-    copies = divided(hay(str(tmp_path)))
+    assert all(source.share_range == (0.0, 1.0) for sources in assigned.values() for source in sources)
+    for name in ("a", "b", "c"):  # three copies of one video
+        (tmp_path / f"{name}.mp4").write_bytes((haystack / "0.mp4").read_bytes())
+    copies = assign_to_splits(list_background_videos(str(tmp_path)))
     assert [[source.path.name for source in copies[split]] for split in SPLITS] == [["a.mp4"]] * 3
-    assert [copies[split][0].part for split in SPLITS] == [PARTS[split] for split in SPLITS]
+    assert [copies[split][0].share_range for split in SPLITS] == [SPLIT_RANGES[split] for split in SPLITS]
 
 
 @pytest.mark.parametrize("fps", [4.0, 7.3, 24.0])
-def test_the_parts_of_a_file_share_no_frame(stack, fps):
-    """Whatever is drawn, and at whatever rate: the frames themselves are looked up, not their times."""
-    path = stack / "1.mp4"
-    reel, numbers = video.survey(str(path)), {}
-    for split, sources in divided([path]).items():
-        drawn = [chosen(sources, seed, count=64 * 4, fps=fps)[1] for seed in range(40)]
-        numbers[split] = {reel.at(time) for times in drawn for time in times}
+def test_parts_of_a_file_share_no_frame(haystack, fps):
+    """Frame numbers are compared, for any seed and frame rate."""
+    path = haystack / "1.mp4"
+    index, numbers = video.index_video(str(path)), {}
+    for split, sources in assign_to_splits([path]).items():
+        drawn = [select_background(sources, seed, count=64 * 4, fps=fps)[1] for seed in range(40)]
+        numbers[split] = {index.find_frame_number(time) for times in drawn for time in times}
     for split, (first, last) in {"train": (0, 215), "validation": (216, 287), "test": (288, 359)}.items():
         assert first <= min(numbers[split]) < first + 20
         assert last - 20 < max(numbers[split]) <= last
@@ -593,110 +662,129 @@ def test_the_parts_of_a_file_share_no_frame(stack, fps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_haystack_of_one_or_two_files_leaks_nothing(stack, tmp_path, count):
-    few, folder = tmp_path / "hay", tmp_path / "w"
+def test_haystack_of_one_or_two_files_does_not_leak(haystack, tmp_path, count):
+    few, folder = tmp_path / "few", tmp_path / "w"
     few.mkdir()
     for index in range(count):
-        (few / f"{index}.mp4").write_bytes((stack / f"{index + 1}.mp4").read_bytes())
-    make_world(folder, World(train=4, validation=2, test=2, seconds=20, haystack=str(few)), seed=2)
-    assert check_world(folder).problems == ()
-    sources = {split: read_sources(folder, split) for split in SPLITS}
+        (few / f"{index}.mp4").write_bytes((haystack / f"{index + 1}.mp4").read_bytes())
+    generate_dataset(folder, SyntheticConfig(train=4, validation=2, test=2, clip_seconds=20, haystack=str(few)), seed=2)
+    assert validate_dataset(folder).problems == ()
+    sources = {split: read_background_spans(folder, split) for split in SPLITS}
     assert [len(sources[split]) for split in SPLITS] == [4, 2, 2]
     length = {"0.mp4": 90, "1.mp4": 70}
-    for split, (first, last) in PARTS.items():
-        for each in sources[split].values():
-            assert first * length[each.file] - 1e-6 <= each.start < each.end <= last * length[each.file]
-    for name, each in sources["test"].items():  # what is written is what stands there: colours apart
-        clip = video.decode(video.survey(str(folder / "test/clips" / name)), [0.5])[0].pixels.astype(int)
-        behind = video.decode(video.survey(str(few / each.file)), [each.start], size=(clip.shape[1],) * 2)
-        assert clip.shape == behind[0].pixels.shape
+    for split, (first, last) in SPLIT_RANGES.items():
+        for span in sources[split].values():
+            assert first * length[span.file] - 1e-6 <= span.start < span.end <= last * length[span.file]
+    for name, span in sources["test"].items():
+        clip = video.decode_frames(video.index_video(str(folder / "test/clips" / name)), [0.5])[0].pixels.astype(int)
+        background = video.decode_frames(
+            video.index_video(str(few / span.file)), [span.start], size=(clip.shape[1],) * 2
+        )
+        assert clip.shape == background[0].pixels.shape
 
 
-def test_a_file_too_short_for_three_splits_is_refused(tmp_path):
-    (tmp_path / "hay").mkdir()
-    write_clip(tmp_path / "hay" / "short.mp4", background(12, 64, 4.0, 1), 4.0)
-    with pytest.raises(DataError, match=r"short\.mp4 lasts 3\.0 s, too little for three splits; give longer clips"):
-        make_world(tmp_path / "w", replace_world(SMALL, haystack=str(tmp_path / "hay")), seed=0)
+def test_file_too_short_for_three_splits_is_an_error(tmp_path):
+    folder = tmp_path / "haystack"
+    folder.mkdir()
+    write_video(folder / "short.mp4", render_background(12, 64, 4.0, 1), 4.0)
+    with raises(DataError, key="synthetic.haystack", value=str(folder / "short.mp4")):
+        generate_dataset(tmp_path / "w", change_config(SMALL, haystack=str(folder)), seed=0)
     assert not (tmp_path / "w").exists()
 
 
-def test_the_same_background_in_two_splits_is_a_leak(stack, tmp_path):
+def test_same_background_in_two_splits_is_a_leak(haystack, tmp_path):
     folder = tmp_path / "w"
-    world = World(train=2, validation=1, test=1, seconds=20, haystack=str(stack))
-    make_world(folder, world, seed=2)
+    config = SyntheticConfig(train=2, validation=1, test=1, clip_seconds=20, haystack=str(haystack))
+    generate_dataset(folder, config, seed=2)
     path = folder / "test" / "events.json"
-    entries, there = json.loads(path.read_text()), read_sources(folder, "train")["00001.mp4"]
-    for start, end, leaks in ((there.end, there.end + 5, 1), (there.end + 0.25, there.end + 5, 0)):
-        entries["00000.mp4"]["source"] = {"file": "x.mp4", "digest": there.digest, "start": start, "end": end}
+    entries, span = json.loads(path.read_text()), read_background_spans(folder, "train")["00001.mp4"]
+    for start, end, leaks in ((span.end, span.end + 5, 1), (span.end + 0.25, span.end + 5, 0)):
+        entries["00000.mp4"]["source"] = {"file": "x.mp4", "digest": span.digest, "start": start, "end": end}
         path.write_text(json.dumps(entries))
-        problems = check_world(folder).problems
+        problems = validate_dataset(folder).problems
         assert len(problems) == leaks
-        assert all("behind clips of more than one split" in problem for problem in problems)
+        assert all("the background in more than one split" in problem for problem in problems)
 
 
-def test_overlaps_by_hand():
-    def at(start, end, digest="d"):
-        return Stretch(file="a.mp4", digest=digest, start=start, end=end)
+def test_find_overlaps_by_hand():
+    def span(start, end, digest="d"):
+        return BackgroundSpan(file="a.mp4", digest=digest, start=start, end=end)
 
-    train = {"0": at(0, 10), "1": at(2, 3), "2": at(20, 30), "3": at(5, 6, "other")}
-    assert overlaps({"train": train, "test": {"0": at(11, 19), "1": at(0, 99, "third")}}) == []
-    (line,) = overlaps({"train": train, "test": {"0": at(9, 12), "1": at(9, 25)}})  # a long one before a short one
+    train = {"0": span(0, 10), "1": span(2, 3), "2": span(20, 30), "3": span(5, 6, "other")}
+    assert find_overlaps({"train": train, "test": {"0": span(11, 19), "1": span(0, 99, "third")}}) == []
+    (line,) = find_overlaps(
+        {"train": train, "test": {"0": span(9, 12), "1": span(9, 25)}}
+    )  # a long one before a short one
     assert line.startswith("train/clips/0, test/clips/0: the same frames of a.mp4")
     assert (
-        len(overlaps({"train": train, "validation": {"0": at(30, 31)}, "test": {"0": at(4, 5), "1": at(30, 40)}})) == 3
+        len(
+            find_overlaps(
+                {"train": train, "validation": {"0": span(30, 31)}, "test": {"0": span(4, 5), "1": span(30, 40)}}
+            )
+        )
+        == 3
     )
 
 
-def test_a_haystack_that_changed_is_another_world(stack, tmp_path):
-    few = tmp_path / "hay"
+def test_changed_haystack_is_another_dataset(haystack, tmp_path):
+    few = tmp_path / "few"
     few.mkdir()
     for index in range(3):
-        (few / f"{index}.mp4").write_bytes((stack / f"{index}.mp4").read_bytes())
-    world = World(train=1, validation=1, test=1, seconds=20, haystack=str(few))
-    make_world(tmp_path / "w", world, seed=2)
-    make_world(tmp_path / "w", world, seed=2)
+        (few / f"{index}.mp4").write_bytes((haystack / f"{index}.mp4").read_bytes())
+    config = SyntheticConfig(train=1, validation=1, test=1, clip_seconds=20, haystack=str(few))
+    generate_dataset(tmp_path / "w", config, seed=2)
+    generate_dataset(tmp_path / "w", config, seed=2)
     (few / "1.mp4").unlink()
-    with pytest.raises(DataError, match="another world \\(its sources differ\\)"):
-        make_world(tmp_path / "w", world, seed=2)
+    with raises(DataError, key=str(tmp_path / "w"), value=("sources",)):
+        generate_dataset(tmp_path / "w", config, seed=2)
 
 
-# ---- frame budgets of the traces -----------------------------------------------------------------------------------
+# ---- frame budgets -------------------------------------------------------------------------------------------------
 
 
-def test_traces_are_for_the_budgets_that_are_asked_for(tmp_path):
-    world = World(train=2, validation=1, test=1, seconds=20, tasks_per_video=2)
-    make_world(tmp_path / "w", world, seed=0, budgets=(4, 64, 4))
-    demos = read_demos(tmp_path / "w/train/traces.jsonl")
-    assert {demo.frames for demo in demos if demo.main} == {4, 64}
+def test_demonstrations_have_the_given_frame_budgets(tmp_path):
+    config = SyntheticConfig(train=2, validation=1, test=1, clip_seconds=20, tasks_per_video=2)
+    generate_dataset(tmp_path / "w", config, seed=0, frame_budgets=(4, 64, 4))
+    demos = load_demonstrations(tmp_path / "w/train/demonstrations.jsonl")
+    assert {demo.frame_budget for demo in demos if not demo.is_auxiliary} == {4, 64}
     assert len(demos) == 2 * 2 * 4
-    assert json.loads((tmp_path / "w/world.json").read_text())["budgets"] == [4, 64]
-    with pytest.raises(DataError, match="another world \\(its budgets differ\\)"):
-        make_world(tmp_path / "w", world, seed=0)
+    assert json.loads((tmp_path / "w/dataset.json").read_text())["frame_budgets"] == [4, 64]
+    with raises(DataError, key=str(tmp_path / "w"), value=("frame_budgets",)):
+        generate_dataset(tmp_path / "w", config, seed=0)
 
 
-@pytest.mark.parametrize(("gating", "budgets"), [((8, 64), {8, 64}), ((), {4, 8, 16, 32})])
-def test_a_recipes_world_has_traces_for_the_budgets_it_trains_with(tmp_path, gating, budgets):
-    settings = [f"gating.frames={list(gating)}", "world.train=1", "world.validation=1", "world.test=1"]
-    recipe = load_recipe("tiny/base", [*settings, "world.seconds=20", "world.tasks_per_video=2"])
-    stages.world(tmp_path / "w", recipe, told=lambda *_: None)
-    assert {demo.frames for demo in read_demos(tmp_path / "w/train/traces.jsonl") if demo.main} == budgets
+@pytest.mark.parametrize(("frame_budgets", "expected"), [((8, 64), {8, 64}), ((), {4, 8, 16, 32})])
+def test_recipe_generates_demonstrations_for_its_frame_budgets(tmp_path, frame_budgets, expected):
+    settings = [
+        f"frame_budgets={list(frame_budgets)}",
+        "synthetic.train=1",
+        "synthetic.validation=1",
+        "synthetic.test=1",
+    ]
+    recipe = load_recipe("tiny/base", [*settings, "synthetic.clip_seconds=20", "synthetic.tasks_per_video=2"])
+    pipeline.generate_data(tmp_path / "w", recipe, on_progress=lambda *_: None)
+    assert {
+        demo.frame_budget
+        for demo in load_demonstrations(tmp_path / "w/train/demonstrations.jsonl")
+        if not demo.is_auxiliary
+    } == expected
 
 
-def test_a_haystack_without_clips_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no folder"):
-        make_world(tmp_path / "w", replace_world(SMALL, haystack=str(tmp_path / "hay")), seed=0)
-    (tmp_path / "hay").mkdir()
-    with pytest.raises(DataError, match="holds no clip"):
-        make_world(tmp_path / "w", replace_world(SMALL, haystack=str(tmp_path / "hay")), seed=0)
+def test_haystack_without_videos_is_an_error(tmp_path):
+    folder = tmp_path / "haystack"
+    for _ in range(2):  # a missing folder, then an empty one
+        with raises(DataError, key="synthetic.haystack", value=str(folder)):
+            generate_dataset(tmp_path / "w", change_config(SMALL, haystack=str(folder)), seed=0)
+        folder.mkdir(exist_ok=True)
 
 
 REAL = Path(__file__).parents[3] / "shared" / "media"
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real clips are not on this machine")
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real videos are not on this machine")
 @pytest.mark.parametrize("name", ["video_90.mov", "av1_video.mkv", "nasa_13013.mp4"])
-def test_real_clips_serve_as_haystack(name):
-    source, times = chosen([whole(REAL / name)], 0, count=16, fps=2.0)
-    frames = frames_of(source, times, 32)
+def test_real_videos_as_haystack(name):
+    source, times = select_background([whole(REAL / name)], 0, count=16, fps=2.0)
+    frames = decode_frames(source, times, 32)
     assert frames.shape == (16, 32, 32, 3)
     assert frames.std() > 1

@@ -1,13 +1,14 @@
-"""A server for tests that speaks vLLM's endpoints: a real one, on a port of its own, that behaves as it is told.
+"""A fake vLLM server for tests: a real HTTP server with vLLM's endpoints and configurable failures.
 
-Its weights are a label, and what its workers took (`workers.py`), if it has any. With `pace` it takes so many seconds
-for each token, and a reply may see several labels: while it is paused no token is made ("keep"), or it pauses when all
-replies have ended ("wait").
+Its weights are a label and, if it has workers (`workers.py`), the tensors that they received. With `pace` it takes that
+many seconds per token, so that a reply may span several labels: a pause stops sampling (mode "keep"), or waits until
+all replies have ended (mode "wait").
 """
 
 import base64
 import io
 import json
+import math
 import select
 import threading
 import time
@@ -22,23 +23,26 @@ ORDERS = ["/pause", "/collective_rpc", "/update_weight_version", *RESETS, "/resu
 
 
 class Served:
-    """What a server saw: bodies of requests, how many at a time, orders for its weights; `well` cleared makes it hang,
-    `sick` answer 500 to everything, `refuses` to one order (its path, or what its body holds), `deaf` makes it keep its
-    label. `mixed` counts what was sampled from weights that its workers had in part.
+    """What a server received (request bodies, concurrency, weight updates), and how it fails.
+
+    `well` cleared makes it hang; `sick` makes it return 500 for everything. `refuses` (a path, or text of a body) makes
+    it return `refusal_status` to `num_refusals` requests; `deaf` makes it keep its label. `mixed` counts the requests
+    that were sampled from partial weights.
     """
 
     def __init__(self, workers=None):
         self.workers, self.mixed = workers, 0
         self.url = ""
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
-        self.sick, self.refuses, self.deaf = False, "", False
+        self.sick, self.refuses, self.refusal_status, self.num_refusals = False, "", 500, math.inf
+        self.deaf = False
         self.well = threading.Event()
         self.well.set()
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
 
     def spans(self, count, pace, gone=lambda: False):
-        """Make so many tokens, each at its time, until whoever asked is `gone`: the labels that they have."""
+        """Sample `count` tokens at `pace` until the client is `gone`; return the spans of their labels."""
         labels = []
         for _ in range(count):
             if gone():
@@ -47,25 +51,25 @@ class Served:
             with self.lock:
                 self.lock.wait_for(lambda: not self.paused)
                 labels.append(self.label)
-        edges = [place for place in range(len(labels)) if not place or labels[place] != labels[place - 1]]
+        edges = [index for index in range(len(labels)) if not index or labels[index] != labels[index - 1]]
         ends = [*edges[1:], len(labels)]
         return [{"version": labels[start], "start": start, "end": end} for start, end in zip(edges, ends, strict=True)]
 
     def restart(self):
-        """As a new process, which has the weights that it was started with."""
+        """Reset to the weights of the start, like a new process."""
         self.workers.restart()
         self.label, self.paused, self.sick = LABEL, False, False
 
     def obey(self, path, body):
-        """An order for its weights: status and answer, or None where it is none."""
+        """Handle a weight update request: return status and content, None for other requests."""
         path, _, query = path.partition("?")
-        if self.workers and (said := self.workers.obey(path, body)):
+        if self.workers and (response := self.workers.obey(path, body)):
             with self.lock:
                 self.orders += [(path, query)] if not self.orders or self.orders[-1][0] != path else []
                 self.sick |= self.workers.dead
-                if path == "/finish_weight_update" and said[0] == 200:
+                if path == "/finish_weight_update" and response[0] == 200:
                     self.label = body["weight_version"]
-            return said
+            return response
         if path not in ORDERS:
             return None
         with self.lock:
@@ -79,36 +83,38 @@ class Served:
 
 
 def reply_to(body, renderer, **changes):
-    """A sound reply: pictures expanded by the size of their pixels, tokens from the seed alone."""
+    """Build a valid reply: images expanded by their size in pixels, tokens determined by the seed."""
     sizes = [
         Image.open(io.BytesIO(base64.b64decode(part["url"].partition(",")[2]))).size
         for part in body.get("content_parts", [])
     ]
     visual = iter([width * height // renderer.factor**2 for width, height in sizes])
     placeholder = renderer.forbidden_ids[0]
-    prompt = [token for each in body["token_ids"] for token in [each] * (next(visual) if each == placeholder else 1)]
+    prompt = [copy for token in body["token_ids"] for copy in [token] * (next(visual) if token == placeholder else 1)]
     sampling = body["sampling_params"]
     allowed = sampling.get("allowed_token_ids")
     count = sampling["max_tokens"]
-    tokens = allowed or [10 + (sampling.get("seed", 0) * 7 + place) % 50 for place in range(count)]
+    tokens = allowed or [10 + (sampling.get("seed", 0) * 7 + index) % 50 for index in range(count)]
     choice = {
         "token_ids": tokens,
-        "logprobs": {"content": [{"logprob": 0.0 if allowed else -1.0 - place} for place in range(count)]},
+        "logprobs": {"content": [{"logprob": 0.0 if allowed else -1.0 - index} for index in range(count)]},
         "finish_reason": "length",
         "weight_versions": [{"version": LABEL, "start": 0, "end": count}],
     }
-    whole = {"prompt_token_ids": prompt, "choices": [choice]}
+    response = {"prompt_token_ids": prompt, "choices": [choice]}
     choice.update({key: value for key, value in changes.items() if key in choice})
-    whole.update({key: value for key, value in changes.items() if key in whole})
-    return whole
+    response.update({key: value for key, value in changes.items() if key in response})
+    return response
 
 
 @contextmanager
 def server(
     renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0, root="models/m", workers=None
 ):
-    """`behave(number, body)` gives None (well), a dict (the reply), bytes (a reply that is no JSON), a number (the
-    status), or seconds as a float (that it takes); "hang up" closes the connection. The n-th request is number n.
+    """Run a server; `behave(number, body)` decides the response to the n-th generate request.
+
+    It returns None (valid reply), a dict (the reply), bytes (invalid JSON), an int (the status), a float (seconds of
+    delay), or "hang up" (close the connection).
     """
 
     class Handler(http_server.Handler):
@@ -116,8 +122,8 @@ def server(
             served.well.wait()
             if served.sick or self.path in lacks:
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
-            if served.workers and (said := served.workers.get(self.path, served.label)):
-                return self.answer(said)
+            if served.workers and (content := served.workers.get(self.path, served.label)):
+                return self.answer(content)
             return self.answer({"data": [{"id": "m", "root": root, "max_model_len": context}]})
 
         def do_POST(self):
@@ -127,11 +133,13 @@ def server(
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if self.path == "/detokenize":
                 return self.answer({"prompt": words or renderer.decode(body["tokens"])})
-            if served.refuses and (self.path.startswith(served.refuses) or served.refuses in json.dumps(body)):
-                return self.answer({"error": {"message": "told to refuse"}}, 500)
-            if (done := served.obey(self.path, body)) is not None:
-                return self.act(body, "hang up") if served.sick else self.answer(done[1], done[0])
-            if "allowed_token_ids" in body["sampling_params"]:  # a greeting
+            is_refused = self.path.startswith(served.refuses) or served.refuses in json.dumps(body)
+            if served.refuses and served.num_refusals and is_refused:
+                served.num_refusals -= 1
+                return self.answer({"error": {"message": "refused as configured"}}, served.refusal_status)
+            if (response := served.obey(self.path, body)) is not None:
+                return self.act(body, "hang up") if served.sick else self.answer(response[1], response[0])
+            if "allowed_token_ids" in body["sampling_params"]:  # a handshake
                 return self.answer(reply_to(body, renderer, weight_versions=served.spans(1, 0.0)))
             with served.lock:
                 served.mixed += bool(served.workers and served.workers.mixed and not served.paused)
@@ -146,22 +154,23 @@ def server(
                     served.open -= 1
                     served.lock.notify_all()
 
-        def act(self, body, does):
-            if does == "hang up":
+        def act(self, body, behavior):
+            if behavior == "hang up":
                 self.close_connection = True
                 return self.connection.close()
-            if isinstance(does, float):
-                time.sleep(does)
-                does = None
-            if isinstance(does, int):
-                return self.answer({"error": {"message": f"told to say {does}"}}, does)
-            if does is None:
+            if isinstance(behavior, float):
+                time.sleep(behavior)
+                behavior = None
+            if isinstance(behavior, int):
+                return self.answer({"error": {"message": f"configured to return {behavior}"}}, behavior)
+            if behavior is None:
                 spans = served.spans(body["sampling_params"]["max_tokens"], pace, self.gone)
-                does = reply_to(body, renderer, weight_versions=spans)
-            return self.answer(does)
+                behavior = reply_to(body, renderer, weight_versions=spans)
+            return self.answer(behavior)
 
         def gone(self):
-            return bool(select.select([self.connection], [], [], 0)[0])  # nobody says more than one thing at a time
+            # Clients don't pipeline requests, so a readable connection is a closed one.
+            return bool(select.select([self.connection], [], [], 0)[0])
 
         def answer(self, content, status=200):
             served.left += not self.send(status, content)

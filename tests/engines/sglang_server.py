@@ -1,8 +1,8 @@
-"""A server for tests that speaks as the source of SGLang 0.5.23 does, strictly: what that doesn't know is refused.
+"""A fake SGLang server for tests that follows the source of SGLang 0.5.23 strictly: it refuses unknown fields.
 
-A real model samples behind it, one token at a time, and takes real weights from disk. As in SGLang it stops at the ids
-that the checkpoint names besides those of the request, at none of them with `ignore_eos`, keeps some of its context for
-itself, heeds seeds only if it was told to, and takes weights when nothing is under way, or while it is paused.
+It samples from a real model, token by token, and loads real weights from disk. Like SGLang it stops at the checkpoint's
+eos ids in addition to those of the request, at none of them with `ignore_eos`, reserves some of its context, uses seeds
+only if configured, and loads weights when it is idle or paused.
 """
 
 import asyncio
@@ -18,12 +18,13 @@ import http_server
 import numpy as np
 from PIL import Image
 
-from saccade.config import Model
-from saccade.engines.local import local
+from saccade.config.schema import ModelConfig
+from saccade.engines.local import Local
 from saccade.errors import SaccadeError
-from saccade.ledger import Ledger, Picture, Slot
-from saccade.model.backbone import Backbone
-from saccade.types import Sampling, digest_of, seed_of
+from saccade.ledger import ImageRef, ImageSlot, Ledger
+from saccade.models.backbone import Backbone
+from saccade.types import GenerationRequest, SamplingParams
+from saccade.utils.hashing import compute_digest, derive_seed
 
 NUMBER = (int, float)
 SAMPLING = {
@@ -47,7 +48,7 @@ LOADING = threading.Lock()  # transformers loads one model at a time
 
 
 class Refused(Exception):
-    """What it answers with 400."""
+    """A request to which the server returns 400."""
 
 
 def check(body, kinds):
@@ -59,38 +60,38 @@ def check(body, kinds):
 
 
 class Shown:
-    """The pictures that came with requests, as a media library."""
+    """The images of requests, as a media loader."""
 
     def __init__(self):
         self.known = {}
 
     def add(self, url):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))))
-        digest = digest_of(url)
+        digest = compute_digest(url)
         self.known[digest] = pixels
-        return Picture(path="", digest=digest, time=None, width=pixels.shape[1], height=pixels.shape[0])
+        return ImageRef(path="", digest=digest, time=None, width=pixels.shape[1], height=pixels.shape[0])
 
-    def pixels(self, picture):
-        return self.known[picture.digest]
+    def load_pixels(self, image):
+        return self.known[image.digest]
 
 
 class Served:
-    """One server; `lacks`, `behave(number, reply)`, `pace` (seconds per token) and the like may be changed any time.
+    """One server; its options, such as `pace` (seconds per token), may be changed at any time.
 
-    `behave` gives None (well), another reply, bytes (no JSON), a number (the status) or "hang up"; `refused` is why it
-    answered something with 400, in order.
+    `behave(number, reply)` returns None (valid reply), another reply, bytes (invalid JSON), an int (the status) or
+    "hang up"; `refused` lists the reasons of all responses with 400.
     """
 
     def __init__(self, folder, *, context=4096, seeded=True, lacks=(), behave=None, pace=0.0, blind=False):
         self.folder, self.context, self.seeded = str(folder), context, seeded
         self.lacks, self.behave, self.pace, self.blind = lacks, behave, pace, blind
-        self.bodies, self.orders, self.refused, self.replies, self.told = [], [], [], [], 0
+        self.bodies, self.orders, self.refused, self.num_generated = [], [], [], 0
         self.open, self.paused, self.label, self.url, self.sees = 0, False, LABEL, "", True
         self.changed, self.shown = threading.Condition(), Shown()
-        self.backbone = Backbone(Model(path=self.folder, threads=1))
+        self.backbone = Backbone(ModelConfig(path=self.folder, num_threads=1))
         ends = json.loads((Path(folder) / "generation_config.json").read_text())["eos_token_id"]
         self.ends = {ends} if isinstance(ends, int) else {*ends}
-        self.engine, self.loop = local(self.backbone, self.shown), asyncio.new_event_loop()
+        self.engine, self.loop = Local(self.backbone, self.shown), asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
@@ -103,7 +104,7 @@ class Served:
         self.thread.join()
         self.loop.close()
 
-    # ---- what it is asked ------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------------
 
     def get(self, path):
         if path == "/health":
@@ -112,8 +113,8 @@ class Served:
             return 404, {"detail": "Not Found"}
         if path != "/server_info":
             return 405, {"detail": "Method Not Allowed"}
-        about = {"model_path": self.folder, "max_req_input_len": self.context - 6, "version": "0.5.23"}
-        return 200, {**about, "enable_deterministic_inference": self.seeded}
+        info = {"model_path": self.folder, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+        return 200, {**info, "enable_deterministic_inference": self.seeded}
 
     def post(self, path, body):
         if path in self.lacks or path not in ACCEPTED:
@@ -127,8 +128,12 @@ class Served:
 
     def detokenize(self, path, body):
         if body["skip_special_tokens"]:
-            raise Refused("this test wants special tokens")
+            raise Refused("these tests need special tokens")
         return 200, {"text": self.backbone.renderer.decode(body["tokens"])}
+
+    def load(self, weights):
+        self.backbone.model.load_state_dict(weights)
+        self.run(self.engine.sync_weights(self.backbone, 0))
 
     def obey(self, path, body):
         with self.changed:
@@ -138,28 +143,28 @@ class Served:
                 try:
                     with LOADING:
                         path = body["model_path"] if self.sees else "/nowhere"
-                        weights = Backbone(Model(path=path, threads=1)).model.state_dict()
+                        weights = Backbone(ModelConfig(path=path, num_threads=1)).model.state_dict()
                 except SaccadeError as error:
-                    said = {"success": False, "message": f"Failed to get weights iterator: {error}."}
-                    return 400, {**said, "num_paused_requests": 0}
-                self.run(self.engine.publish(weights, 0))
+                    content = {"success": False, "message": f"Failed to get weights iterator: {error}."}
+                    return 400, {**content, "num_paused_requests": 0}
+                self.load(weights)
                 self.label = body["weight_version"]
                 self.changed.notify_all()
                 return 200, {"success": True, "message": "Succeeded.", "num_paused_requests": 0}
             if path == "/pause_generation" and body["mode"] != "retract":
-                raise Refused("this test keeps what is under way")
+                raise Refused("these tests keep unfinished requests")
             self.paused = path == "/pause_generation"
             self.changed.notify_all()
         return 200, {"message": "Generation paused or continued.", "status": "ok"}
 
-    # ---- what it samples -------------------------------------------------------------------------------------------
+    # ---- sampling --------------------------------------------------------------------------------------------------
 
     def generate(self, path, body):
         check(body["sampling_params"], SAMPLING)
         with self.changed:
-            greets = body["sampling_params"]["temperature"] > 100
-            number, self.told = self.told, self.told + (not greets)
-            self.bodies += [] if greets else [body]
+            is_handshake = body["sampling_params"]["temperature"] > 100
+            number, self.num_generated = self.num_generated, self.num_generated + (not is_handshake)
+            self.bodies += [] if is_handshake else [body]
             self.changed.wait_for(lambda: not self.paused)
             self.open += 1
         try:
@@ -168,17 +173,21 @@ class Served:
             with self.changed:
                 self.open -= 1
                 self.changed.notify_all()
-        does = self.behave(-1 if greets else number, reply) if self.behave else None
-        return (does, {"error": {"message": f"told to say {does}"}}) if isinstance(does, int) else (200, does or reply)
+        behavior = self.behave(-1 if is_handshake else number, reply) if self.behave else None
+        if isinstance(behavior, int):
+            return behavior, {"error": {"message": f"configured to return {behavior}"}}
+        return 200, behavior or reply
 
     def prompt(self, body):
         renderer, ids = self.backbone.renderer, body["input_ids"]
-        pictures = [] if self.blind else [self.shown.add(url) for url in body.get("image_data", [])]
-        places = [at for at, token in enumerate(ids) if token == renderer.forbidden_ids[0]]
-        if not self.blind and len(places) != len(pictures):
-            raise Refused(f"prompt has {len(places)} image placeholder token(s) but {len(pictures)} image(s)")
-        pairs = zip(places, pictures, strict=False)
-        slots = [Slot(at=at, picture=each, tokens=renderer.visual_tokens(each)) for at, each in pairs]
+        images = [] if self.blind else [self.shown.add(url) for url in body.get("image_data", [])]
+        indices = [index for index, token in enumerate(ids) if token == renderer.forbidden_ids[0]]
+        if not self.blind and len(indices) != len(images):
+            raise Refused(f"prompt has {len(indices)} image placeholder token(s) but {len(images)} image(s)")
+        slots = [
+            ImageSlot(index=index, image=image, num_tokens=renderer.count_visual_tokens(image))
+            for index, image in zip(indices, images, strict=False)
+        ]
         return Ledger().observe(ids, slots=slots)
 
     def sample(self, ledger, given):
@@ -191,10 +200,10 @@ class Served:
             time.sleep(self.pace)
             with self.changed:
                 self.changed.wait_for(lambda: not self.paused)
-                said = self.one(ledger.force(tokens) if tokens else ledger, given, len(tokens))
+                completion = self.sample_token(ledger.prefill(tokens) if tokens else ledger, given, len(tokens))
                 labels.append(self.label)
-            tokens += said.tokens
-            logprobs += said.logprobs
+            tokens += completion.tokens
+            logprobs += completion.logprobs
         ends = {"type": "stop", "matched": tokens[-1]} if stops.intersection(tokens) else {"type": "length"}
         edges = [at for at, label in enumerate(labels) if not at or label != labels[at - 1]]
         spans = zip(edges, [*edges[1:], len(tokens)], strict=True)
@@ -205,31 +214,31 @@ class Served:
             "output_token_logprobs": [[value, token, None] for value, token in zip(logprobs, tokens, strict=True)],
         }
         text = self.backbone.renderer.decode(tokens)
-        return {"text": text, "output_ids": tokens, "meta_info": meta, "prompt_token_ids": [*ledger.expanded()]}
+        return {"text": text, "output_ids": tokens, "meta_info": meta, "prompt_token_ids": [*ledger.input_ids()]}
 
-    def one(self, ledger, given, place):
+    def sample_token(self, ledger, given, index):
         if any(value > -100 for value in given["logit_bias"].values()):
-            raise Refused("this test knows no gentle bias")
-        forbidden = tuple(int(each) for each in given["logit_bias"])
-        seed = seed_of(given["sampling_seed"] if self.seeded else time.perf_counter_ns(), place)
-        wanted = Sampling(temperature=given["temperature"], max_tokens=1, seed=seed, forbidden_ids=forbidden)
-        return self.run(self.engine.generate(ledger, wanted))
+            raise Refused("these tests use logit_bias only to forbid tokens")
+        forbidden = tuple(int(token) for token in given["logit_bias"])
+        seed = derive_seed(given["sampling_seed"] if self.seeded else time.perf_counter_ns(), index)
+        sampling = SamplingParams(temperature=given["temperature"], max_tokens=1, seed=seed, forbidden_ids=forbidden)
+        return self.run(self.engine.generate(GenerationRequest(ledger, sampling)))
 
 
 @contextmanager
 def server(folder, *, port=0, **how):
-    """A server of a checkpoint, which answers while the block is open."""
+    """Run a server of a checkpoint inside the block."""
 
     class Handler(http_server.Handler):
         def do_GET(self):
             self.send(*served.get(self.path))
 
         def do_POST(self):
-            status, said = served.post(self.path, self.body())
-            if said == "hang up":
+            status, content = served.post(self.path, self.body())
+            if content == "hang up":
                 self.close_connection = True
                 return self.connection.close()
-            return self.send(status, said)
+            return self.send(status, content)
 
     served = Served(folder, **how)
     try:

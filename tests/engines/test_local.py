@@ -1,81 +1,85 @@
-"""The local engine against a plain forward pass of transformers, alone and in company."""
+"""The local engine against a plain forward pass of transformers, alone and in a batch."""
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from error_cases import raises
 
-from saccade.config import Model
-from saccade.engines.local import local
+from saccade.config.schema import ModelConfig
+from saccade.engines.local import Local
 from saccade.errors import EngineError, MediaError
-from saccade.ledger import Ledger, Picture
-from saccade.model.backbone import Backbone
-from saccade.model.tiny import make_tiny
+from saccade.ledger import ImageRef, Ledger
+from saccade.models.backbone import Backbone
+from saccade.models.tiny import make_tiny_model
 from saccade.testing import check_engine
-from saccade.types import Message, Sampling, Stop
+from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
 
 
 class Pixels:
-    """A media library that only knows pixels: noise from the picture's own key."""
+    """A media loader whose pixels are noise seeded by the image's key."""
 
-    def pixels(self, picture: Picture) -> np.ndarray:
-        rng = np.random.default_rng(abs(int.from_bytes(picture.key.encode()[-8:], "little")))
-        return rng.integers(0, 256, (picture.height, picture.width, 3), dtype=np.uint8)
+    def load_pixels(self, image: ImageRef) -> np.ndarray:
+        rng = np.random.default_rng(abs(int.from_bytes(image.key.encode()[-8:], "little")))
+        return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
 
 
-def picture(number: int, width: int = 16, height: int = 16) -> Picture:
-    return Picture(path="x", digest=f"d{number:06d}", time=float(number), width=width, height=height)
+def make_image(number: int, width: int = 16, height: int = 16) -> ImageRef:
+    return ImageRef(path="x", digest=f"d{number:06d}", time=float(number), width=width, height=height)
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
 def backbone(request, tmp_path_factory) -> Backbone:
     folder = tmp_path_factory.mktemp(request.param) / "model"
-    make_tiny(folder, family=request.param, seed=1)
-    return Backbone(Model(path=str(folder), threads=1))
+    make_tiny_model(folder, family=request.param, seed=1)
+    return Backbone(ModelConfig(path=str(folder), num_threads=1))
 
 
-def prompt(backbone: Backbone, number: int, pictures: int = 3) -> Ledger:
+def prompt(backbone: Backbone, number: int, images: int = 3) -> Ledger:
     side = backbone.renderer.factor
-    shown = [picture(100 * number + n, side * (1 + n % 2), side) for n in range(pictures)]
+    shown = [make_image(100 * number + n, side * (1 + n % 2), side) for n in range(images)]
     parts = [part for n, frame in enumerate(shown) for part in (f"<{n}.5 seconds>", frame)]
     message = Message(role="user", parts=(*parts, f"What is shown at second {number}?"))
     segment = backbone.renderer.render(Ledger(), [message])
-    return Ledger().observe(segment.tokens, slots=segment.slots).force(backbone.renderer.encode("<think>\n"))
+    return Ledger().observe(segment.tokens, slots=segment.slots).prefill(backbone.renderer.encode("<think>\n"))
 
 
-def sampling(backbone: Backbone, seed: int, **changes) -> Sampling:
+def sampling(backbone: Backbone, seed: int, **changes) -> SamplingParams:
     given = {"temperature": 1.0, "max_tokens": 24, "seed": seed, "stop_ids": backbone.renderer.stop_ids}
-    return Sampling(**{**given, **changes}, forbidden_ids=backbone.renderer.forbidden_ids)
+    return SamplingParams(**{**given, **changes}, forbidden_ids=backbone.renderer.forbidden_ids)
 
 
 def plain_logprobs(backbone: Backbone, ledger: Ledger) -> torch.Tensor:
-    """Logprobs of each token of a ledger by transformers' own path: its positions, its vision tower, no cache."""
-    ids = torch.tensor([ledger.expanded()])
+    """Return the logprobs of a ledger's tokens by transformers' own code: its positions, vision tower, no cache."""
+    ids = torch.tensor([ledger.input_ids()])
     inputs = {}
-    if ledger.pictures():
-        values, grids = backbone.renderer.patches([Pixels().pixels(p) for p in ledger.pictures()])
+    if ledger.images():
+        values, grids = backbone.renderer.patchify([Pixels().load_pixels(p) for p in ledger.images()])
         inputs = {"pixel_values": torch.from_numpy(values), "image_grid_thw": torch.from_numpy(grids)}
-    fresh = backbone.model.config._attn_implementation
+    implementation = backbone.model.config._attn_implementation
     backbone.model.set_attn_implementation("eager")
     with torch.inference_mode():
-        out = backbone.model(input_ids=ids, mm_token_type_ids=(ids == backbone.image_token).int(), **inputs)
-    backbone.model.set_attn_implementation({"": fresh, "text_config": "saccade", "vision_config": "sdpa"})
+        out = backbone.model(input_ids=ids, mm_token_type_ids=(ids == backbone.image_token_id).int(), **inputs)
+    backbone.model.set_attn_implementation({"": implementation, "text_config": "saccade", "vision_config": "sdpa"})
     logits = out.logits[0].float().clone()
     logits[:, list(backbone.renderer.forbidden_ids)] = float("-inf")
     logp = torch.log_softmax(logits, dim=-1)
     return logp[:-1].gather(1, ids[0, 1:, None])[:, 0]
 
 
-async def converse(engine: local, backbone: Backbone, number: int, turns: int = 3, **changes) -> Ledger:
-    """Several turns with pictures in the tool results, each sampled by the engine."""
+async def converse(engine: Local, backbone: Backbone, number: int, turns: int = 3, **changes) -> Ledger:
+    """Sample several turns, with images in the tool results; return the ledger."""
     ledger = prompt(backbone, number)
     for turn in range(turns):
-        done = await engine.generate(ledger, sampling(backbone, seed=1000 * number + turn, **changes))
-        ledger = ledger.act(done.tokens, logprobs=done.logprobs, version=done.version)
+        completion = await engine.generate(
+            GenerationRequest(ledger, sampling(backbone, seed=1000 * number + turn, **changes))
+        )
+        ledger = ledger.append_completion(completion.tokens, logprobs=completion.logprobs, version=completion.version)
         side = backbone.renderer.factor
-        result = Message(role="tool", parts=("frame ", picture(77 + number + turn, side, side), " and text"))
+        result = Message(role="tool", parts=("frame ", make_image(77 + number + turn, side, side), " and text"))
         segment = backbone.renderer.render(ledger, [result])
         if turn < turns - 1:
             ledger = ledger.observe(segment.tokens, slots=segment.slots, origin=segment.origin)
@@ -84,7 +88,7 @@ async def converse(engine: local, backbone: Backbone, number: int, turns: int = 
 
 def run(backbone: Backbone, body: Callable, **settings):
     async def main():
-        engine = local(backbone, Pixels(), **settings)
+        engine = Local(backbone, Pixels(), **settings)
         try:
             return await body(engine)
         finally:
@@ -99,7 +103,7 @@ def test_logprobs_equal_a_plain_forward_pass(backbone):
         return await asyncio.gather(*(converse(engine, backbone, n) for n in range(6)))
 
     for ledger in run(backbone, body):
-        mask = torch.tensor(ledger.mask()[1:])
+        mask = torch.tensor(ledger.loss_mask()[1:])
         theirs = plain_logprobs(backbone, ledger)[mask]
         ours = torch.tensor(ledger.logprobs()[1:])[mask]
         assert mask.sum() > 20
@@ -107,25 +111,28 @@ def test_logprobs_equal_a_plain_forward_pass(backbone):
 
 
 @pytest.mark.slow
-def test_a_result_does_not_depend_on_its_company(backbone):
+def test_a_result_does_not_depend_on_the_batch(backbone):
     async def alone(engine):
         return await converse(engine, backbone, 2, max_tokens=40)
 
-    async def together(engine):
+    async def in_batch(engine):
         return (await asyncio.gather(*(converse(engine, backbone, n, max_tokens=40) for n in (0, 2, 5, 7))))[1]
 
-    first, second = run(backbone, alone), run(backbone, together, rows=3)
-    assert first.compact() == second.compact()
+    first, second = run(backbone, alone), run(backbone, in_batch, max_num_seqs=3)
+    assert first.prompt_ids() == second.prompt_ids()
     assert np.abs(np.array(first.logprobs()) - np.array(second.logprobs())).max() < 1e-5
 
 
 @pytest.mark.slow
-def test_seeds_decide_and_greedy_ignores_them(backbone):
+def test_sampling_is_seeded_and_greedy_ignores_seeds(backbone):
     ledger = prompt(backbone, 1)
 
     async def body(engine):
-        drawn = [await engine.generate(ledger, sampling(backbone, seed=s)) for s in (5, 5, 6)]
-        greedy = [await engine.generate(ledger, sampling(backbone, seed=s, temperature=0.0)) for s in (1, 2)]
+        drawn = [await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=s))) for s in (5, 5, 6)]
+        greedy = [
+            await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=s, temperature=0.0)))
+            for s in (1, 2)
+        ]
         return drawn, greedy
 
     (a, b, c), (x, y) = run(backbone, body)
@@ -134,42 +141,53 @@ def test_seeds_decide_and_greedy_ignores_them(backbone):
     assert x.tokens == y.tokens
 
 
-def test_a_group_is_prefilled_once_and_turns_keep_their_keys(backbone, monkeypatch):
+def test_a_group_is_prefilled_once_and_turns_reuse_the_prefix_cache(backbone, monkeypatch):
     forwarded: list[int] = []
-    hidden = backbone.hidden
+    hidden = backbone.compute_hidden_states
 
     def counting(ids, *args, **kwargs):
         if ids.shape[1] > 1:
             forwarded.append(ids.numel())
         return hidden(ids, *args, **kwargs)
 
-    monkeypatch.setattr(backbone, "hidden", counting)
+    monkeypatch.setattr(backbone, "compute_hidden_states", counting)
     ledger = prompt(backbone, 3)
 
     async def body(engine):
-        done = await asyncio.gather(*(engine.generate(ledger, sampling(backbone, seed=s)) for s in range(8)))
-        again = ledger.act(done[0].tokens, logprobs=done[0].logprobs, version=0).observe((5, 6, 7))
-        await engine.generate(again, sampling(backbone, seed=0))
+        completions = await asyncio.gather(
+            *(engine.generate(GenerationRequest(ledger, sampling(backbone, seed=s))) for s in range(8))
+        )
+        again = ledger.append_completion(completions[0].tokens, logprobs=completions[0].logprobs, version=0).observe(
+            (5, 6, 7)
+        )
+        await engine.generate(GenerationRequest(again, sampling(backbone, seed=0)))
 
     run(backbone, body)
-    assert forwarded == [len(ledger), 3 + 1]  # the prompt once for eight; then the results and the newest token
+    assert forwarded == [
+        len(ledger),
+        3 + 1,
+    ]  # the prompt once for all eight; then the tool results and the newest token
 
 
 @pytest.mark.slow
 def test_stop_ids_length_and_forbidden_tokens(backbone):
     ledger = prompt(backbone, 4)
-    everything = tuple(range(300))
+    all_ids = tuple(range(300))
 
     async def body(engine):
-        short = await engine.generate(ledger, sampling(backbone, seed=1, max_tokens=3, stop_ids=()))
-        stopped = await engine.generate(ledger, sampling(backbone, seed=1, stop_ids=everything, max_tokens=400))
-        hot = await engine.generate(ledger, sampling(backbone, seed=2, stop_ids=(), temperature=9.0, max_tokens=800))
+        short = await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=1, max_tokens=3, stop_ids=())))
+        stopped = await engine.generate(
+            GenerationRequest(ledger, sampling(backbone, seed=1, stop_ids=all_ids, max_tokens=400))
+        )
+        hot = await engine.generate(
+            GenerationRequest(ledger, sampling(backbone, seed=2, stop_ids=(), temperature=9.0, max_tokens=800))
+        )
         return short, stopped, hot
 
     short, stopped, hot = run(backbone, body)
-    assert (len(short.tokens), short.stop) == (3, Stop.LENGTH)
-    assert stopped.stop is Stop.STOP
-    assert stopped.tokens[-1] in everything
+    assert (len(short.tokens), short.finish_reason) == (3, FinishReason.LENGTH)
+    assert stopped.finish_reason is FinishReason.STOP
+    assert stopped.tokens[-1] in all_ids
     assert not set(hot.tokens) & set(backbone.renderer.forbidden_ids)
     assert all(np.isfinite(hot.logprobs))
 
@@ -177,90 +195,98 @@ def test_stop_ids_length_and_forbidden_tokens(backbone):
 def test_cancelling_frees_the_row(backbone):
     async def body(engine):
         endless = sampling(backbone, 1, max_tokens=10**6, stop_ids=())
-        slow = asyncio.create_task(engine.generate(prompt(backbone, 1), endless))
+        slow = asyncio.create_task(engine.generate(GenerationRequest(prompt(backbone, 1), endless)))
         for _ in range(20):
             await asyncio.sleep(0)
         slow.cancel()
         with pytest.raises(asyncio.CancelledError):
             await slow
-        return await engine.generate(prompt(backbone, 2), sampling(backbone, 2, max_tokens=5, stop_ids=()))
+        return await engine.generate(
+            GenerationRequest(prompt(backbone, 2), sampling(backbone, 2, max_tokens=5, stop_ids=()))
+        )
 
-    assert len(run(backbone, body, rows=1).tokens) == 5
+    assert len(run(backbone, body, max_num_seqs=1).tokens) == 5
 
 
 @pytest.mark.parametrize("error", [MediaError("the clip has changed"), RuntimeError("out of memory")])
-def test_a_failure_reaches_everybody_and_is_over(backbone, error):
+def test_a_failure_fails_all_requests_and_the_engine_recovers(backbone, error):
     class Broken(Pixels):
-        def pixels(self, picture: Picture) -> np.ndarray:
+        def load_pixels(self, image: ImageRef) -> np.ndarray:
             raise error
 
     async def body(engine):
-        engine._scheduler._pixels = Broken().pixels
-        asked = [engine.generate(prompt(backbone, n), sampling(backbone, n)) for n in range(3)]
-        said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), timeout=10)
-        engine._scheduler._pixels = Pixels().pixels
-        return said, await engine.generate(prompt(backbone, 1), sampling(backbone, 1, max_tokens=3, stop_ids=()))
+        engine._scheduler._load_pixels = Broken().load_pixels
+        requests = [engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in range(3)]
+        results = await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=10)
+        engine._scheduler._load_pixels = Pixels().load_pixels
+        return results, await engine.generate(
+            GenerationRequest(prompt(backbone, 1), sampling(backbone, 1, max_tokens=3, stop_ids=()))
+        )
 
-    said, after = run(backbone, body, rows=2)
-    assert all(isinstance(each, EngineError) and str(error) in str(each) for each in said)
+    results, after = run(backbone, body, max_num_seqs=2)
+    assert all(isinstance(result, EngineError) and str(error) in str(result) for result in results)
     assert len(after.tokens) == 3
 
 
-def test_a_lost_picture_fails_only_who_shows_it(backbone):
+def test_an_unreadable_image_fails_only_its_requests(backbone):
     class Lossy(Pixels):
-        def pixels(self, picture: Picture) -> np.ndarray:
-            if picture.time and 200 <= picture.time < 300:
+        def load_pixels(self, image: ImageRef) -> np.ndarray:
+            if image.time and 200 <= image.time < 300:
                 raise MediaError("the clip has changed")
-            return super().pixels(picture)
+            return super().load_pixels(image)
 
     async def body(engine):
-        engine._scheduler._pixels = Lossy().pixels
-        asked = [engine.generate(prompt(backbone, n), sampling(backbone, n)) for n in (1, 2, 2, 3)]
-        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), timeout=60)
+        engine._scheduler._load_pixels = Lossy().load_pixels
+        requests = [
+            engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in (1, 2, 2, 3)
+        ]
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
 
-    one, *lost, three = run(backbone, body)
-    assert all(isinstance(each, EngineError) and "the clip has changed" in str(each) for each in lost)
+    first, *lost, last = run(backbone, body)
+    assert all(isinstance(error, EngineError) and "the clip has changed" in str(error) for error in lost)
 
     async def alone(engine):
-        return [await engine.generate(prompt(backbone, n), sampling(backbone, n)) for n in (1, 3)]
+        return [await engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in (1, 3)]
 
-    assert [one.tokens, three.tokens] == [each.tokens for each in run(backbone, alone)]
-
-
-def test_other_ids_can_not_be_forbidden(backbone):
-    strange = Sampling(temperature=1.0, max_tokens=2, seed=1, stop_ids=(), forbidden_ids=(5,))
-    with pytest.raises(EngineError, match="and no others"):
-        run(backbone, lambda engine: engine.generate(prompt(backbone, 1), strange))
+    assert [first.tokens, last.tokens] == [completion.tokens for completion in run(backbone, alone)]
 
 
-def test_others_can_learn_while_it_samples_and_weights_ignore_what_was_cancelled(backbone):
+def test_only_the_models_forbidden_ids_can_be_forbidden(backbone):
+    sampling_params = SamplingParams(temperature=1.0, max_tokens=2, seed=1, stop_ids=(), forbidden_ids=(5,))
+    with raises(EngineError, key="sampling.forbidden_ids", value=(5,)):
+        run(backbone, lambda engine: engine.generate(GenerationRequest(prompt(backbone, 1), sampling_params)))
+
+
+def test_sampling_does_not_disable_gradients_and_sync_weights_ignores_cancelled_requests(backbone):
     async def body(engine):
-        slow = asyncio.create_task(engine.generate(prompt(backbone, 1), sampling(backbone, 1, max_tokens=10**6)))
+        slow = asyncio.create_task(
+            engine.generate(GenerationRequest(prompt(backbone, 1), sampling(backbone, 1, max_tokens=10**6)))
+        )
         for _ in range(20):
             await asyncio.sleep(0)
         free = not torch.is_inference_mode_enabled()
-        with pytest.raises(EngineError, match="in flight"):
-            await engine.publish(None, version=1)
+        with raises(EngineError, value=1):
+            await engine.sync_weights(backbone, version=1)
         slow.cancel()
         await asyncio.sleep(0)
-        await engine.publish(None, version=1)
+        await engine.sync_weights(backbone, version=1)
         return free
 
     assert run(backbone, body)
 
 
-def test_new_weights_clear_what_was_kept(backbone):
+def test_new_weights_clear_the_caches(backbone):
     ledger = prompt(backbone, 6)
     state = {name: value.clone() for name, value in backbone.model.state_dict().items()}
     changed = {name: value + 0.05 * torch.randn_like(value) for name, value in state.items()}
 
     async def body(engine):
-        before = await engine.generate(ledger, sampling(backbone, seed=1))
-        await engine.publish(changed, version=7)
-        after = await engine.generate(ledger, sampling(backbone, seed=1))
-        ledger_after = ledger.act(after.tokens, logprobs=after.logprobs, version=7)
+        before = await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=1)))
+        await engine.sync_weights(SimpleNamespace(state_dict=lambda: changed), version=7)
+        after = await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=1)))
+        ledger_after = ledger.append_completion(after.tokens, logprobs=after.logprobs, version=7)
         theirs = plain_logprobs(backbone, ledger_after)[-len(after.tokens) :]
-        await engine.publish(state, version=8)
+        await engine.sync_weights(SimpleNamespace(state_dict=lambda: state), version=8)
         return before, after, theirs
 
     before, after, theirs = run(backbone, body)
@@ -272,6 +298,6 @@ def test_new_weights_clear_what_was_kept(backbone):
 @pytest.mark.slow
 def test_contract(backbone):
     async def body(engine):
-        await check_engine(engine, backbone.renderer)
+        await check_engine(engine, backbone.renderer, backbone)
 
     run(backbone, body)

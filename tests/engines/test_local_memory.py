@@ -1,6 +1,8 @@
-"""What the local engine holds: no more than it needs, and no more than it may."""
+"""Memory of the local engine: no more than needed, and never beyond its limits."""
 
 import asyncio
+import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,84 +10,89 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.config import Model
+from saccade.config.schema import ModelConfig
 from saccade.engines._local import scheduler as scheduler_module
-from saccade.engines._local.keyvalues import Kept, Prefixes, Rows
-from saccade.engines.local import local
-from saccade.ledger import Ledger, Picture
-from saccade.model.backbone import Backbone
-from saccade.types import Message, Sampling
+from saccade.engines._local.kv_cache import CachedPrefix, KVCache, PrefixCache
+from saccade.engines.local import Local
+from saccade.ledger import ImageRef, Ledger
+from saccade.models.backbone import Backbone
+from saccade.training.train_step import tree_attention_mask
+from saccade.types import GenerationRequest, Message, SamplingParams
 
 
 class Media:
-    def pixels(self, picture: Picture) -> np.ndarray:
-        rng = np.random.default_rng(int(picture.digest))
-        return rng.integers(0, 256, (picture.height, picture.width, 3), dtype=np.uint8)
+    def load_pixels(self, image: ImageRef) -> np.ndarray:
+        rng = np.random.default_rng(int(image.digest))
+        return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
 def backbone(tiny_folder) -> Backbone:
-    return Backbone(Model(path=tiny_folder, threads=1))
+    return Backbone(ModelConfig(path=tiny_folder, num_threads=1))
 
 
 def prompts(backbone: Backbone, count: int) -> list[Ledger]:
     side, ledgers = backbone.renderer.factor, []
     for number in range(count):
-        frame = Picture(path="x", digest=str(number), time=1.0, width=side, height=side)
+        frame = ImageRef(path="x", digest=str(number), time=1.0, width=side, height=side)
         segment = backbone.renderer.render(Ledger(), [Message(role="user", parts=(frame, f"{number} " * (number + 1)))])
         ledgers.append(Ledger().observe(segment.tokens, slots=segment.slots))
     return ledgers
 
 
 def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
-    """The completions, the most rows in flight, and the engine's scheduler afterwards."""
-    most = []
-    hidden = Backbone.hidden
+    """Sample all ledgers; return the tokens, the largest number of running rows, and the scheduler."""
+    max_rows = []
+    hidden = Backbone.compute_hidden_states
 
     def counting(self, ids, *args, **kwargs):
-        most.append(len(ids) if ids.shape[1] == 1 else 0)
+        max_rows.append(len(ids) if ids.shape[1] == 1 else 0)
         return hidden(self, ids, *args, **kwargs)
 
     async def main():
-        engine = local(backbone, Media(), **settings)
-        draws = [Sampling(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
+        engine = Local(backbone, Media(), **settings)
+        draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Backbone, "hidden", counting)
+            patch.setattr(Backbone, "compute_hidden_states", counting)
             pairs = zip(ledgers, draws, strict=True)
-            done = await asyncio.gather(*(engine.generate(ledger, sampling) for ledger, sampling in pairs))
-        return done, engine._scheduler
+            completions = await asyncio.gather(
+                *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)
+            )
+        return completions, engine._scheduler
 
-    done, scheduler = asyncio.run(main())
-    return [one.tokens for one in done], max(most), scheduler
+    completions, scheduler = asyncio.run(main())
+    return [completion.tokens for completion in completions], max(max_rows), scheduler
 
 
-def test_rows_in_flight_keep_within_their_tokens(backbone):
+def test_running_rows_stay_within_kv_cache_tokens(backbone):
     ledgers = prompts(backbone, 6)
-    free, most, scheduler = sample(backbone, ledgers)
-    assert most == 6
+    free, max_rows, scheduler = sample(backbone, ledgers)
+    assert max_rows == 6
     longest = max(map(len, ledgers)) + 12
-    assert scheduler._rows.data.shape[2] == 6
-    assert scheduler._rows.data.shape[4] <= longest * 1.25
-    bounded, most, scheduler = sample(backbone, ledgers, flight_tokens=3 * longest)
+    assert scheduler._kv_cache.data.shape[2] == 6
+    assert scheduler._kv_cache.data.shape[4] <= longest * 1.25
+    bounded, max_rows, scheduler = sample(backbone, ledgers, kv_cache_tokens=3 * longest)
     assert bounded == free
-    assert 1 < most <= 3 + 1  # shorter rows leave room for another
-    alone, most, _ = sample(backbone, ledgers, flight_tokens=1)
-    assert (alone, most) == (free, 1)
+    assert 1 < max_rows <= 3 + 1  # shorter rows leave room for another
+    alone, max_rows, _ = sample(backbone, ledgers, kv_cache_tokens=1)
+    assert (alone, max_rows) == (free, 1)
 
 
 def test_short_rows_make_room_for_long_ones(backbone):
-    """Eight short conversations, then one that takes all that may be held."""
+    """Eight short conversations, then one that needs the whole KV cache, then eight short ones."""
     short, long = prompts(backbone, 8), prompts(backbone, 90)[-1]
     flight = max(len(long) + 40, 8 * (max(map(len, short)) + 12))
 
     async def main():
-        engine = local(backbone, Media(), flight_tokens=flight)
+        engine = Local(backbone, Media(), kv_cache_tokens=flight)
         held = []
         for ledgers in (short, [long], short):
-            draws = [Sampling(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
+            draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
             pairs = zip(ledgers, draws, strict=True)
-            done = await asyncio.gather(*(engine.generate(ledger, sampling) for ledger, sampling in pairs))
-            held.append(([one.tokens for one in done], engine._scheduler._rows.data.shape))
+            completions = await asyncio.gather(
+                *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)
+            )
+            held.append(([completion.tokens for completion in completions], engine._scheduler._kv_cache.data.shape))
         return held
 
     held = asyncio.run(main())
@@ -96,50 +103,50 @@ def test_short_rows_make_room_for_long_ones(backbone):
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=12))
-def test_rows_keep_what_is_asked_for_and_no_more_than_they_may(asked):
-    most, largest = 60, 0
-    rows = Rows(shape=(1, 1, 1), dtype=torch.float32, device=torch.device("cpu"), most=most)
-    for count, capacity in asked:
+def test_the_kv_cache_holds_what_is_reserved_within_its_bound(reservations):
+    max_positions, largest = 60, 0
+    rows = KVCache(shape=(1, 1, 1), dtype=torch.float32, device=torch.device("cpu"), max_positions=max_positions)
+    for count, capacity in reservations:
         before = rows.data.clone()
         rows.reserve(count, capacity)
         held, width = rows.data.shape[2], rows.data.shape[4]
         assert held >= count
         assert width >= capacity
         largest = max(largest, count * capacity)
-        assert held * width <= max(most, 1.25 * largest)
-        both = min(count, before.shape[2]), min(capacity, before.shape[4])
-        assert torch.equal(rows.data[:, :, : both[0], :, : both[1]], before[:, :, : both[0], :, : both[1]])
+        assert held * width <= max(max_positions, 1.25 * largest)
+        common = min(count, before.shape[2]), min(capacity, before.shape[4])
+        assert torch.equal(rows.data[:, :, : common[0], :, : common[1]], before[:, :, : common[0], :, : common[1]])
         rows.data.normal_()
 
 
-def test_an_idle_engine_lets_go_of_large_rows(backbone, monkeypatch):
+def test_an_idle_engine_frees_a_large_cache(backbone, monkeypatch):
     ledgers = prompts(backbone, 3)
-    kept, _, scheduler = sample(backbone, ledgers)
-    assert scheduler._rows.data.nbytes > 0
-    monkeypatch.setattr(scheduler_module, "_IDLE_BYTES", 1024)
+    before, _, scheduler = sample(backbone, ledgers)
+    assert scheduler._kv_cache.data.nbytes > 0
+    monkeypatch.setattr(scheduler_module, "_MAX_IDLE_CACHE_BYTES", 1024)
     again, _, scheduler = sample(backbone, ledgers)
-    assert scheduler._rows.data.nbytes == 0
-    assert again == kept
+    assert scheduler._kv_cache.data.nbytes == 0
+    assert again == before
 
 
-def test_features_are_kept_by_their_size(backbone):
+def test_the_vision_cache_is_bounded_by_bytes(backbone):
     ledgers = prompts(backbone, 5)
     free, _, scheduler = sample(backbone, ledgers)
-    size = scheduler._features.used // 5
-    assert size == backbone.features(ledgers[0].pictures(), Media().pixels)[0].bytes
-    bounded, _, scheduler = sample(backbone, ledgers, feature_bytes=2 * size)
+    size = scheduler._vision_cache.total_cost // 5
+    assert size == backbone.encode_images(ledgers[0].images(), Media().load_pixels)[0].nbytes
+    bounded, _, scheduler = sample(backbone, ledgers, vision_cache_bytes=2 * size)
     assert bounded == free
-    assert scheduler._features.used == 2 * size
+    assert scheduler._vision_cache.total_cost == 2 * size
 
 
-def test_rows_grow_both_ways_and_keep_what_they_hold():
-    rows = Rows(shape=(2, 1, 4), dtype=torch.bfloat16, device=torch.device("cpu"))
+def test_the_kv_cache_grows_in_both_dimensions_and_keeps_its_contents():
+    rows = KVCache(shape=(2, 1, 4), dtype=torch.bfloat16, device=torch.device("cpu"))
     assert rows.data.nbytes == 0
     rows.reserve(2, 3)
     block = torch.randn(2, 2, 1, 3, 4).bfloat16()
-    rows.load(1, [block])
+    rows.load_row(1, [block])
     rows.reserve(3, 9)
-    assert torch.equal(rows.block(1, 0, 3), block)
+    assert torch.equal(rows.copy_block(1, 0, 3), block)
     assert rows.lengths.tolist() == [0, 3, 0]
     assert not rows.data[:, :, 1, :, 3:].any()
     held = rows.data.shape
@@ -147,16 +154,40 @@ def test_rows_grow_both_ways_and_keep_what_they_hold():
     assert rows.data.shape == held
 
 
-def test_a_shared_block_counts_once_until_its_last_user_goes():
+def test_a_shared_block_counts_once_until_its_last_reference():
     blocks = [torch.zeros(1, 2, 1, size, 1) for size in (10, 3, 4, 6)]
-    kept = Prefixes(18)
-    kept.put("prompt", Kept(blocks=(blocks[0],), length=10, last=None))
-    kept.put("a", Kept(blocks=(blocks[0], blocks[1]), length=13, last=None))
-    kept.put("b", Kept(blocks=(blocks[0], blocks[2]), length=14, last=None))
-    assert kept._held == 17
-    kept.put("c", Kept(blocks=(blocks[3],), length=6, last=None))
-    # The prompt's own entry goes, then "a"; the prompt's block stays for as long as "b" does.
-    assert [kept.longest([key]) is None for key in ("prompt", "a", "b", "c")] == [True, True, True, False]
-    assert kept._held == 6
-    kept.clear()
-    assert kept._held == 0
+    cache = PrefixCache(18)
+    cache.put("prompt", CachedPrefix(blocks=(blocks[0],), num_tokens=10, last_hidden=None))
+    cache.put("a", CachedPrefix(blocks=(blocks[0], blocks[1]), num_tokens=13, last_hidden=None))
+    cache.put("b", CachedPrefix(blocks=(blocks[0], blocks[2]), num_tokens=14, last_hidden=None))
+    assert cache._num_tokens == 17
+    cache.put("c", CachedPrefix(blocks=(blocks[3],), num_tokens=6, last_hidden=None))
+    # The prompt's entry is evicted, then "a"; the prompt's block stays as long as "b" holds it.
+    assert [cache.find_longest([key]) is None for key in ("prompt", "a", "b", "c")] == [True, True, True, False]
+    assert cache._num_tokens == 6
+    cache.clear()
+    assert cache._num_tokens == 0
+
+
+@pytest.mark.slow
+def test_no_tensor_stays_behind_on_the_cpu(tiny_folder, monkeypatch):
+    """A pass at the published shape on a device that holds no data, where a tensor of another device is an error."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    fake_components = importlib.import_module("_fake_components")
+    model = fake_components.make_model(fake_components.SCALES["qwen3-vl-8b"], tiny_folder, "meta", torch.bfloat16)
+    backbone = Backbone(ModelConfig(path=tiny_folder, device="meta", activation_checkpointing=True), model)
+    ids, positions = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in ((1, 5000), (3, 1, 5000)))
+    backbone.model.train()
+    hidden = backbone.compute_hidden_states(ids, positions, tree_attention_mask(ids, ids))
+    backbone.compute_logits(hidden[0, :100]).sum().backward()
+    assert all(layer.mlp.up_proj.weight.grad is not None for layer in backbone.language_model.layers)
+    backbone.model.eval()
+    rows = KVCache(shape=backbone.kv_cache_shape, dtype=torch.bfloat16, device=backbone.device)
+    rows.reserve(8, 5000)
+    assert rows.data.nbytes == 8 * 5000 * 36 * 2 * 8 * 128 * 2
+    with torch.no_grad():
+        for tokens in (300, 1):
+            rows.prepare(8, tokens, 4000)
+            new = ids[:, :tokens].expand(8, -1)
+            out = backbone.compute_hidden_states(new, new.expand(3, -1, -1), rows.build_mask(), kv_store=rows)
+            assert out.shape == (8, tokens, 4096)

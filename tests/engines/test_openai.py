@@ -1,4 +1,4 @@
-"""The engine that asks in words, beside a real HTTP server of chat completions, and a real vLLM on this CPU."""
+"""The chat completions engine with a fake HTTP server, and with a real vLLM on this CPU."""
 
 import asyncio
 import base64
@@ -9,119 +9,129 @@ import time
 import httpx
 import pytest
 from chat_server import completion, server
+from error_cases import raises
 from PIL import Image
 
-from saccade.chat.render import load_renderer
-from saccade.chat.text import TextRenderer, read, spell
-from saccade.data.record import plain, typed
-from saccade.engines._chat import sent
-from saccade.engines._urls import Urls
-from saccade.engines.openai import openai
+from saccade.chat.message_renderer import MessageRenderer
+from saccade.chat.renderer import load_renderer
+from saccade.engines.chat_completions import ChatCompletions, format_message
+from saccade.engines.image_urls import ImageUrls
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
-from saccade.ledger import Ledger, Origin, Picture, Segment
-from saccade.testing import PaintedMedia, check_engine, check_family
-from saccade.types import Message, Sampling, Stop
+from saccade.ledger import ImageRef, Ledger, Origin, Segment
+from saccade.media.relocation import map_media_paths
+from saccade.testing import FakeMediaLoader, check_engine
+from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
+from saccade.utils.jsonl import to_jsonable, validate_as
 
-FRAME = Picture(path="clip.mp4", digest="painted clip.mp4", time=3.0, width=64, height=32)
+FRAME = ImageRef(path="clip.mp4", digest="painted clip.mp4", time=3.0, width=64, height=32)
 
 
-def made(served, media=None, context=0, **settings):
-    given = {"url": served.url, "retries": 0, "wait": 0.0, "seconds": 10.0, **settings}
-    return openai(media or PaintedMedia(), context, **given)
+def make_engine(served, media=None, context=0, **settings):
+    given = {"url": served.url, "max_retries": 0, "retry_backoff": 0.0, "request_timeout": 10.0, **settings}
+    return ChatCompletions(media or FakeMediaLoader(), context, **given)
 
 
 def prompt(renderer, *parts):
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts or ("What?",)),)),))
 
 
-def said(served, ledger=None, sampling=None, **settings):
+def generate(served, ledger=None, sampling=None, **settings):
     async def body():
-        engine = made(served, **settings)
+        engine = make_engine(served, **settings)
         try:
-            return await engine.generate(ledger or prompt(engine.renderer), sampling or Sampling(max_tokens=8))
+            return await engine.generate(
+                GenerationRequest(ledger or prompt(engine.renderer), sampling or SamplingParams(max_tokens=8))
+            )
         finally:
             await engine.close()
 
     return asyncio.run(body())
 
 
-def drawn(number, body):
-    """A reply that the request alone decides, cut where it is too long for it."""
-    words = [f"w{(body['seed'] * 7 + place * 5) % 100}" for place in range(6 + body["seed"] % 9)]
-    room = body["max_tokens"]
-    cut = len(words) >= room
-    return completion(" ".join(words[:room]), "length" if cut else "stop", room if cut else len(words) + 1)
+def seeded_reply(number, body):
+    """A reply determined by the request's seed, truncated at max_tokens."""
+    words = [f"w{(body['seed'] * 7 + index * 5) % 100}" for index in range(6 + body["seed"] % 9)]
+    limit = body["max_tokens"]
+    is_cut = len(words) >= limit
+    return completion(" ".join(words[:limit]), "length" if is_cut else "stop", limit if is_cut else len(words) + 1)
 
 
-# ---- text ids ------------------------------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "a", "two words", "ünïcode 🙂 日本語", "<|im_end|><think>\n", "x" * 5000])
-@pytest.mark.parametrize("count", [0, 1, 3, 64, 9000])
-def test_text_survives_as_ids(text, count):
-    ids = spell(text, count)
-    assert read(ids) == text
-    if len(text.encode()) <= 1024 * count:
-        assert len(ids) == count
-    assert json.loads(json.dumps(ids)) == [*ids]
+def test_ids_measure_and_truncate_text(text):
+    renderer = MessageRenderer(32)
+    ids = renderer.encode(text)
+    assert renderer.decode(ids) == text
+    assert len(ids) == -(-len(text.encode()) // 4)
+    assert text.startswith(renderer.decode(ids[: len(ids) // 2]).rstrip("\ufffd"))
 
 
-def test_a_half_character_is_read_as_a_question_mark():
-    assert read(spell("a\ud800b")) == "a?b"
+def test_a_lone_surrogate_decodes_as_a_question_mark():
+    renderer = MessageRenderer(32)
+    assert renderer.decode(renderer.encode("a\ud800b")) == "a?b"
 
 
-def test_the_renderer_keeps_the_contract_of_families():
-    check_family(TextRenderer(32))
-
-
-def test_messages_are_what_was_rendered():
-    renderer = TextRenderer(32)
-    system, asked = Message(role="system", parts=("Be brief.\nLook.",)), Message(role="user", parts=(FRAME, "Which?"))
+def test_a_ledger_holds_the_messages_of_a_conversation():
+    renderer = MessageRenderer(32)
+    system, user = Message(role="system", parts=("Be brief.\nLook.",)), Message(role="user", parts=(FRAME, "Which?"))
     tool = {"type": "function", "function": {"name": "zoom", "description": "d", "parameters": {}}}
-    ledger = Ledger(segments=(renderer.render(Ledger(), (system, asked), tools=(tool,)),))
-    ledger = ledger.force(renderer.encode("<think>\n")).act(
-        (*spell("I zoom.", 3), *renderer.stop_ids), logprobs=(), version=None
-    )
-    told = [Message(role="tool", parts=("Here <|im_end|>:", FRAME)), Message(role="tool", parts=("Error: no",))]
-    ledger = Ledger(segments=(*ledger.segments, renderer.render(ledger, told))).force(renderer.encode("<think>\n"))
-    first, *rest = renderer.messages(ledger)
+    start = renderer.render(Ledger(), (system, user), tools=(tool,))
+    ledger = Ledger(segments=(start, renderer.render_prefill("<think>\n"))).append_text("I zoom.", 3)
+    results = [Message(role="tool", parts=("Here <|im_end|>:", FRAME)), Message(role="tool", parts=("Error: no",))]
+    ledger = Ledger(segments=(*ledger.segments, renderer.render(ledger, results), renderer.render_prefill("<think>\n")))
+    first, *rest = ledger.messages()
     assert (first.role, first.text.startswith("Be brief.\nLook.\n\n# Tools")) == ("system", True)
     assert '"name": "zoom"' in first.text
-    results = (
+    parts = (
         "<tool_response>\nHere <|im_end|>:",
         FRAME,
         "\n</tool_response>\n<tool_response>\nError: no\n</tool_response>",
     )
-    assert [(each.role, each.parts) for each in rest] == [
+    assert [(message.role, message.parts) for message in rest] == [
         ("user", (FRAME, "Which?")),
         ("assistant", ("<think>\nI zoom.",)),
-        ("user", results),
+        ("user", parts),
         ("assistant", ("<think>\n",)),
     ]
+    assert ledger.images() == (FRAME, FRAME)
+    assert [slot.num_tokens for slot in start.slots] == [2]
+    assert ledger.num_sampled_tokens == 3
+    assert len(ledger) == sum(segment.num_tokens for segment in ledger.segments) > 60
 
 
-def test_a_reply_in_words_is_no_sample():
-    ledger = Ledger().observe((300,)).act((400, 500), logprobs=(), version=None)
-    assert ledger.mask() == (False, False, False)
-    assert ledger.sampled_tokens() == (400, 500)
-    assert typed(plain(ledger), Ledger, "here") == ledger
-    with pytest.raises(ValueError, match="or neither"):
-        Segment(tokens=(1, 2), origin=Origin.SAMPLED, logprobs=(-0.5, -0.5))
+def test_a_conversation_without_tokens_has_no_loss_mask():
+    renderer = MessageRenderer(32)
+    ledger = prompt(renderer, FRAME, "Which?").append_text("red", 2)
+    assert (ledger.input_ids(), ledger.loss_mask(), ledger.logprobs()) == ((), (), ())
+    assert validate_as(to_jsonable(ledger), Ledger, "here") == ledger
+    with pytest.raises(ValueError, match="neither tokens nor logprobs"):
+        Segment(tokens=(1, 2), origin=Origin.SAMPLED, messages=ledger.messages(), num_message_tokens=2)
 
 
-# ---- what is asked and answered ------------------------------------------------------------------------------------
+def test_the_images_of_a_conversation_move_with_its_folder():
+    ledger = prompt(MessageRenderer(32), "See:", FRAME)
+    moved = map_media_paths(ledger, lambda path: f"/new/{path}")
+    assert [image.path for image in moved.images()] == ["/new/clip.mp4"]
+    assert moved.messages()[0].parts[1] == moved.images()[0]
+
+
+# ---- requests and replies --------------------------------------------------------------------------------------------
 
 
 def test_contract():
-    with server(drawn) as served:
-        engine = made(served)
+    with server(seeded_reply) as served:
+        engine = make_engine(served)
         asyncio.run(check_engine(engine, engine.renderer))
 
 
-def test_a_request_holds_the_messages_and_the_pixels():
+def test_a_request_has_the_messages_and_the_pixels():
     with server(lambda number, body: completion("red", "stop", 3), models=({"id": "m"},)) as served:
-        ledger = prompt(TextRenderer(32), "See:", FRAME, "Which?")
-        found = said(served, ledger, Sampling(temperature=0.5, max_tokens=9, seed=2**40 + 5), body={"top_p": 0.9})
+        ledger = prompt(MessageRenderer(32), "See:", FRAME, "Which?")
+        reply = generate(
+            served, ledger, SamplingParams(temperature=0.5, max_tokens=9, seed=2**40 + 5), extra_body={"top_p": 0.9}
+        )
     (body,) = served.bodies
     fields = {"model": "m", "temperature": 0.5, "seed": 5, "max_tokens": 9, "top_p": 0.9}
     assert {key: body[key] for key in body.keys() - {"messages"}} == fields
@@ -129,212 +139,215 @@ def test_a_request_holds_the_messages_and_the_pixels():
     assert message["role"] == "user"
     assert [part["type"] for part in message["content"]] == ["text", "image_url", "text"]
     shown = message["content"][1]["image_url"]["url"].removeprefix("data:image/png;base64,")
-    picture = Image.open(io.BytesIO(base64.b64decode(shown)))
-    assert (picture.size, picture.getpixel((0, 0))) == ((64, 32), (3, 252, 128))
-    assert (read(found.tokens), len(found.tokens), found.stop) == ("red<|im_end|>", 3, Stop.STOP)
-    assert (found.logprobs, found.version) == ((), None)
+    image = Image.open(io.BytesIO(base64.b64decode(shown)))
+    assert (image.size, image.getpixel((0, 0))) == ((64, 32), (3, 252, 128))
+    assert (reply.text, reply.num_text_tokens, reply.finish_reason) == ("red", 3, FinishReason.STOP)
+    assert (reply.tokens, reply.logprobs, reply.version) == ((), (), None)
 
 
 @pytest.mark.parametrize(
     ("reply", "tokens", "text", "stop"),
     [
-        (completion("a b", "length", 4), 4, "a b", Stop.LENGTH),
-        (completion("a b", "length"), 8, "a b", Stop.LENGTH),
-        (completion("twelve chars", "stop"), 4, "twelve chars<|im_end|>", Stop.STOP),
-        (completion("", "stop", 1), 1, "<|im_end|>", Stop.STOP),
-        (completion(None, "length", 8), 8, "", Stop.LENGTH),  # thoughts that the server keeps to itself
-        (completion("é", "stop", 6), 6, "é<|im_end|>", Stop.STOP),
+        (completion("a b", "length", 4), 4, "a b", FinishReason.LENGTH),
+        (completion("a b", "length"), 8, "a b", FinishReason.LENGTH),
+        (completion("twelve chars", "stop"), 4, "twelve chars", FinishReason.STOP),
+        (completion("", "stop", 1), 1, "", FinishReason.STOP),
+        (completion(None, "length", 8), 8, "", FinishReason.LENGTH),  # a server that hides the thoughts
+        (completion("é", "stop", 6), 6, "é", FinishReason.STOP),
     ],
 )
-def test_a_reply_has_as_many_ids_as_the_server_counts(reply, tokens, text, stop):
+def test_a_reply_has_as_many_tokens_as_the_server_counts(reply, tokens, text, stop):
     with server(lambda number, body: reply) as served:
-        found = said(served)
-    assert (len(found.tokens), read(found.tokens), found.stop) == (tokens, text, stop)
+        completion = generate(served)
+    assert (completion.num_text_tokens, completion.text, completion.finish_reason) == (tokens, text, stop)
 
 
-def test_a_prefix_is_gone_on_with_where_the_server_can():
-    renderer = TextRenderer(32)
-    ledger = prompt(renderer).force(renderer.encode("<think>\n"))
-    with server(drawn, models=({"id": "m", "owned_by": "vllm"},)) as served:
-        said(served, ledger)
-        said(served, prompt(renderer))
-    begun, plain_one = served.bodies
-    assert begun["messages"][-1] == {"role": "assistant", "content": "<think>\n"}
-    assert (begun["continue_final_message"], begun["add_generation_prompt"]) == (True, False)
-    assert "continue_final_message" not in plain_one
-    assert plain_one["messages"][-1]["role"] == "user"
-    with server(drawn, models=({"id": "m", "owned_by": "somebody"},)) as served:
-        with pytest.raises(ConfigError, match=r"begin a reply with '<think>': set agent\.settings\.think_prefix=false"):
-            said(served, ledger)
+def test_a_prefill_is_continued_if_the_server_supports_it():
+    renderer = MessageRenderer(32)
+    ledger = Ledger(segments=(*prompt(renderer).segments, renderer.render_prefill("<think>\n")))
+    with server(seeded_reply, models=({"id": "m", "owned_by": "vllm"},)) as served:
+        generate(served, ledger)
+        generate(served, prompt(renderer))
+    prefilled, plain = served.bodies
+    assert prefilled["messages"][-1] == {"role": "assistant", "content": "<think>\n"}
+    assert (prefilled["continue_final_message"], prefilled["add_generation_prompt"]) == (True, False)
+    assert "continue_final_message" not in plain
+    assert plain["messages"][-1]["role"] == "user"
+    with server(seeded_reply, models=({"id": "m", "owned_by": "somebody"},)) as served:
+        with raises(ConfigError, key="environment.settings.force_think", value="<think>"):
+            generate(served, ledger)
         assert served.bodies == []
-        said(served, ledger, continues=True)
+        generate(served, ledger, supports_prefill=True)
 
 
-def test_the_key_goes_with_every_request_and_nowhere_else(monkeypatch):
+def test_the_api_key_is_sent_and_never_shown(monkeypatch):
     monkeypatch.setenv("MY_KEY", " s3cret ")
-    with server(drawn) as served:
-        said(served, key_variable="MY_KEY")
+    with server(seeded_reply) as served:
+        generate(served, api_key_env="MY_KEY")
     assert served.headers[0]["Authorization"] == "Bearer s3cret"
     monkeypatch.delenv("MY_KEY")
-    with pytest.raises(ConfigError, match="the environment variable MY_KEY must hold the server's key; it is not set"):
-        made(served, key_variable="MY_KEY")
-    with pytest.raises(ConfigError) as caught:
-        made(served, key_variable="sk-123")
+    with raises(ConfigError, key="engine.settings.api_key_env"):
+        make_engine(served, api_key_env="MY_KEY")
+    with raises(ConfigError, key="engine.settings.api_key_env") as caught:
+        make_engine(served, api_key_env="sk-123")
     assert "sk-123" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://me:pw@here/v1", "http://here/v1?key=pw", "http://here/v1#pw"])
-def test_an_address_with_a_key_is_refused_without_repeating_it(url):
-    with pytest.raises(ConfigError, match="more than an address") as caught:
-        openai(PaintedMedia(), url=url)
+def test_an_address_with_credentials_is_refused_without_repeating_them(url):
+    with raises(ConfigError, key="engine.settings.url", value=None) as caught:
+        ChatCompletions(FakeMediaLoader(), url=url)
     assert "pw" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["", "here:80", "ftp://here", "http://", "http://a b/v1", "http://[::1"])
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(ConfigError, match="give one such as"):
-        openai(PaintedMedia(), url=url)
+def test_an_invalid_url_is_refused(url):
+    with raises(ConfigError, key="engine.settings.url", value=url):
+        ChatCompletions(FakeMediaLoader(), url=url)
 
 
 @pytest.mark.parametrize("field", ["messages", "max_tokens", "stream"])
-def test_a_field_of_the_engine_can_not_be_overwritten(field):
-    with pytest.raises(ConfigError, match=field):
-        openai(PaintedMedia(), url="http://here/v1", body={field: 1})
+def test_extra_body_can_not_set_reserved_fields(field):
+    with raises(ConfigError, key="engine.settings.extra_body", value=field):
+        ChatCompletions(FakeMediaLoader(), url="http://here/v1", extra_body={field: 1})
 
 
 # ---- which model ---------------------------------------------------------------------------------------------------
 
 
-def test_the_model_is_the_only_one_or_the_one_that_is_named():
-    both = ({"id": "small"}, {"id": "large"})
-    with server(drawn) as served:
-        said(served)
+def test_the_model_is_the_only_one_or_the_configured_one():
+    models = ({"id": "small"}, {"id": "large"})
+    with server(seeded_reply) as served:
+        generate(served)
     assert served.bodies[0]["model"] == "m"
-    with server(drawn, models=both) as served:
-        said(served, model="large")
+    with server(seeded_reply, models=models) as served:
+        generate(served, model="large")
         assert served.bodies[0]["model"] == "large"
-        with pytest.raises(ConfigError, match=r"offers small, large; name one with engine\.settings\.model"):
-            said(served)
-        with pytest.raises(ConfigError, match="has no model 'larg', it offers small, large"):
-            said(served, model="larg")
+        with raises(ConfigError, key="engine.settings.model", value="") as caught:
+            generate(served)
+        assert "small, large" in str(caught.value)
+        with raises(ConfigError, key="engine.settings.model", value="larg"):
+            generate(served, model="larg")
     with (
-        server(drawn, models=tuple({"id": f"m{i}"} for i in range(50))) as served,
-        pytest.raises(ConfigError, match="m19 and 30 more;"),
+        server(seeded_reply, models=tuple({"id": f"m{i}"} for i in range(50))) as served,
+        raises(ConfigError, key="engine.settings.model", value=""),
     ):
-        said(served)
+        generate(served)
 
 
-def test_a_server_without_a_list_is_believed():
-    with server(drawn, models=(404, "no")) as served:
-        said(served, model="large")
+def test_a_server_without_a_model_list_is_accepted():
+    with server(seeded_reply, models=(404, "no")) as served:
+        generate(served, model="large")
         assert served.bodies[0]["model"] == "large"
-        with pytest.raises(BrokenEngineError, match="answered 404 Not Found: no; mend its address"):
-            said(served)
-    with server(drawn, models=(200, '{"models": []}')) as served:
-        said(served, model="large")
-        with pytest.raises(EngineError, match="no list of models"):
-            said(served)
+        with raises(BrokenEngineError, key="engine.settings.url", value=served.url):
+            generate(served)
+    with server(seeded_reply, models=(200, '{"models": []}')) as served:
+        generate(served, model="large")
+        with raises(EngineError, key="engine.settings.url", value=served.url):
+            generate(served)
 
 
-def test_a_context_that_is_too_small_is_said_first():
-    with server(drawn, models=({"id": "m", "max_model_len": 512},)) as served:
-        with pytest.raises(BrokenEngineError, match=r"takes 512 tokens, and a conversation may have 4096; .*=512"):
-            said(served, context=4096)
-        said(served, context=512)
+def test_a_too_small_context_fails_before_the_first_request():
+    with server(seeded_reply, models=({"id": "m", "max_model_len": 512},)) as served:
+        with raises(BrokenEngineError, key="environment.settings.max_context_tokens", value=4096):
+            generate(served, context=4096)
+        generate(served, context=512)
     assert len(served.bodies) == 1
 
 
-# ---- what goes wrong -----------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
-PICTURED = prompt(TextRenderer(32), FRAME, "Which?")
+WITH_IMAGE = prompt(MessageRenderer(32), FRAME, "Which?")
 
 
-def words(text):
+def error_body(text):
     return json.dumps({"error": {"message": text, "type": "invalid_request_error"}})
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "kind", "sentence"),
+    ("status", "text", "error_type", "key"),
     [
-        (401, "Incorrect API key", BrokenEngineError, "401 Unauthorized: Incorrect API key; name the variable"),
-        (403, "no", BrokenEngineError, "key_variable"),
-        (404, "The model `m` does not exist", BrokenEngineError, "does not exist; mend its address"),
-        (400, "At most 0 image(s) may be provided in one prompt.", EngineError, "1 pictures were shown: serve a model"),
-        (500, "image input is not supported", EngineError, "1 pictures were shown"),
-        (400, "maximum context length is 512 tokens", EngineError, r"lower agent\.settings\.context_tokens"),
-        (413, "Payload Too Large", EngineError, "lower agent"),
-        (422, "temperature must be 1", EngineError, "422 Unprocessable Entity: temperature must be 1$"),
-        (429, "slow down", EngineError, "429 Too Many Requests: slow down"),
+        (401, "Incorrect API key", BrokenEngineError, "engine.settings.api_key_env"),
+        (403, "no", BrokenEngineError, "engine.settings.api_key_env"),
+        (404, "The model `m` does not exist", BrokenEngineError, "engine.settings.url"),
+        (400, "At most 0 image(s) may be provided in one prompt.", EngineError, "images"),
+        (500, "image input is not supported", EngineError, "images"),
+        (400, "maximum context length is 512 tokens", EngineError, "environment.settings.max_context_tokens"),
+        (413, "Payload Too Large", EngineError, "environment.settings.max_context_tokens"),
+        (422, "temperature must be 1", EngineError, "engine.settings.url"),
+        (429, "slow down", EngineError, "engine.settings.url"),
     ],
 )
-def test_a_refusal_becomes_a_sentence(status, text, kind, sentence):
-    with server(lambda number, body: (status, words(text))) as served, pytest.raises(kind, match=sentence):
-        said(served, PICTURED)
+def test_a_refused_request_raises_with_the_servers_message_and_a_key(status, text, error_type, key):
+    with server(lambda number, body: (status, error_body(text))) as served, raises(error_type, key=key) as caught:
+        generate(served, WITH_IMAGE)
+    assert f"{status} " in str(caught.value)
+    assert text in str(caught.value)
     assert len(served.bodies) == 1
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "[]", '{"choices": []}', '{"error": "broken"}', "null"])
-def test_what_is_no_completion_is_asked_again_and_then_said(body):
+def test_a_malformed_completion_is_retried_and_then_raises(body):
     with (
-        server(lambda number, asked: (200, body)) as served,
-        pytest.raises(EngineError, match=r"no chat completion \(2 attempts\)"),
+        server(lambda number, request: (200, body)) as served,
+        raises(EngineError, key="engine.settings.url"),
     ):
-        said(served, retries=1)
-    with server(lambda number, asked: (200, body) if number == 0 else "red") as served:
-        assert read(said(served, retries=1).tokens) == "red<|im_end|>"
+        generate(served, max_retries=1)
+    with server(lambda number, request: (200, body) if number == 0 else "red") as served:
+        assert generate(served, max_retries=1).text == "red"
 
 
-def test_an_end_for_other_reasons_is_said():
+def test_an_unknown_finish_reason_raises():
     with (
         server(lambda number, body: completion("I", "content_filter", 1)) as served,
-        pytest.raises(EngineError, match="for a reason of its own: content_filter"),
+        raises(EngineError, key="finish_reason", value="content_filter"),
     ):
-        said(served)
+        generate(served)
 
 
-def test_no_server_is_said():
-    with server(drawn) as served:
+def test_an_unreachable_server_raises():
+    with server(seeded_reply) as served:
         pass
-    with pytest.raises(BrokenEngineError, match=r"can't be reached.*start the server"):
-        said(served)
+    with raises(BrokenEngineError, key="engine.settings.url", value=served.url):
+        generate(served)
 
 
 @pytest.mark.slow
-def test_a_busy_server_is_asked_again_when_it_says():
+def test_a_busy_server_is_retried_after_its_retry_after():
     def reply(number, body):
-        return (429, words("slow down")) if number < 2 else "red"
+        return (429, error_body("slow down")) if number < 2 else "red"
 
     with server(reply, headers=(("Retry-After", "1"),)) as served:
         started = time.perf_counter()
-        assert read(said(served, retries=2).tokens) == "red<|im_end|>"
+        assert generate(served, max_retries=2).text == "red"
         assert time.perf_counter() - started > 2
     assert len(served.bodies) == 3
 
 
 @pytest.mark.slow
-def test_a_slow_server_fails_the_attempt_alone():
+def test_a_timeout_ends_only_the_episode():
     with (
-        server(drawn, seconds=1.0) as served,
-        pytest.raises(EngineError, match=r"did not answer within 0\.2 seconds"),
+        server(seeded_reply, seconds=1.0) as served,
+        raises(EngineError, key="engine.settings.url"),
     ):
-        said(served, seconds=0.2)
+        generate(served, request_timeout=0.2)
 
 
 @pytest.mark.slow
-def test_closing_and_cancelling_end_what_is_under_way():
+def test_close_and_cancel_end_unfinished_requests():
     async def body(served):
-        engine = made(served)
-        ledger, sampling = prompt(engine.renderer), Sampling(max_tokens=8)
-        one, other = (asyncio.ensure_future(engine.generate(ledger, sampling)) for _ in range(2))
+        engine = make_engine(served)
+        ledger, sampling = prompt(engine.renderer), SamplingParams(max_tokens=8)
+        one, other = (asyncio.ensure_future(engine.generate(GenerationRequest(ledger, sampling))) for _ in range(2))
         await asyncio.sleep(0.3)
         one.cancel()
         await engine.close()
         ends = await asyncio.gather(one, other, return_exceptions=True)
-        with pytest.raises(EngineError, match="closed"):
-            await engine.generate(ledger, sampling)
+        with raises(EngineError):
+            await engine.generate(GenerationRequest(ledger, sampling))
         return ends
 
-    with server(drawn, seconds=1.0) as served:
+    with server(seeded_reply, seconds=1.0) as served:
         started = time.perf_counter()
         ends = asyncio.run(body(served))
         assert time.perf_counter() - started < 0.9
@@ -342,57 +355,62 @@ def test_closing_and_cancelling_end_what_is_under_way():
     assert isinstance(ends[1], EngineError)
 
 
-def test_no_more_are_asked_at_once_than_allowed():
+def test_max_concurrency_bounds_concurrent_requests():
     async def body(served):
-        engine = made(served, at_once=3)
+        engine = make_engine(served, max_concurrency=3)
         ledger = prompt(engine.renderer)
-        await asyncio.gather(*(engine.generate(ledger, Sampling(max_tokens=4, seed=i)) for i in range(12)))
+        await asyncio.gather(
+            *(engine.generate(GenerationRequest(ledger, SamplingParams(max_tokens=4, seed=i))) for i in range(12))
+        )
 
-    with server(drawn, seconds=0.02) as served:
+    with server(seeded_reply, seconds=0.02) as served:
         asyncio.run(body(served))
     assert (len(served.bodies), served.most) == (12, 3)
 
 
 def test_a_ledger_of_another_renderer_is_refused(renderer):
-    with server(drawn) as served, pytest.raises(EngineError, match="the engine's own renderer"):
-        said(served, prompt(renderer))
+    with server(seeded_reply) as served, raises(EngineError):
+        generate(served, prompt(renderer))
 
 
 # ---- a real server -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_real_vllm_is_talked_to(vllm_server):
-    """Pictures, a begun reply and a tool's turn go through its own template, whose prompt is as long as ours."""
-    url = f"{vllm_server.wanted.url}/v1"
-    local = load_renderer(str(vllm_server.wanted.model))
-    frame = Picture(path="clip.mp4", digest="painted clip.mp4", time=3.0, width=64, height=32)
+def test_a_real_vllm_renders_the_same_prompt(vllm_server):
+    """Images and a prefilled reply go through vLLM's own template, which gives the local renderer's prompt."""
+    url = f"{vllm_server.config.url}/v1"
+    local = load_renderer(str(vllm_server.config.model))
+    frame = ImageRef(path="clip.mp4", digest="painted clip.mp4", time=3.0, width=64, height=32)
 
     async def body():
-        engine = openai(PaintedMedia(), 4096, url=url, factor=local.factor)
-        await check_engine(openai(PaintedMedia(), url=url, factor=local.factor), engine.renderer)
-        renderer, sampling = engine.renderer, Sampling(max_tokens=8, seed=3)
+        engine = ChatCompletions(FakeMediaLoader(), 4096, url=url, image_token_size=local.factor)
+        await check_engine(ChatCompletions(FakeMediaLoader(), url=url, image_token_size=local.factor), engine.renderer)
+        renderer, sampling = engine.renderer, SamplingParams(max_tokens=8, seed=3)
         ledgers = []
-        for each in (renderer, local):
-            asked = (Message(role="system", parts=("Look.",)), Message(role="user", parts=(frame, "Which?")))
-            ledgers.append(Ledger(segments=(each.render(Ledger(), asked),)).force(each.encode("<think>")))
-        first = await engine.generate(ledgers[0], sampling)
+        for each_renderer in (renderer, local):
+            messages = (Message(role="system", parts=("Look.",)), Message(role="user", parts=(frame, "Which?")))
+            ledgers.append(
+                Ledger(segments=(each_renderer.render(Ledger(), messages), each_renderer.render_prefill("<think>")))
+            )
+        first = await engine.generate(GenerationRequest(ledgers[0], sampling))
         await engine.close()
         return ledgers, first
 
-    (words, ours), reply = asyncio.run(body())
-    assert 1 <= len(reply.tokens) <= 8
-    # The same request by hand: what vLLM's template and processor made of it is the local renderer's ledger.
+    (message_ledger, ledger), reply = asyncio.run(body())
+    assert 1 <= reply.num_text_tokens <= 8
+    # The same request without the engine: vLLM's template and processor give the ids of the local ledger.
     sent_body = {
-        "model": str(vllm_server.wanted.model),
-        "messages": [sent(each, Urls(PaintedMedia())) for each in TextRenderer(local.factor).messages(words)],
+        "model": str(vllm_server.config.model),
+        "messages": [format_message(each, ImageUrls(FakeMediaLoader())) for each in message_ledger.messages()],
         **{"max_tokens": 1, "return_token_ids": True, "add_generation_prompt": False, "continue_final_message": True},
     }
     with httpx.Client(trust_env=False, timeout=60) as client:
-        told = client.post(f"{url}/chat/completions", json=sent_body).json()
+        response = client.post(f"{url}/chat/completions", json=sent_body).json()
         refused = client.post(f"{url}/chat/completions", json={**sent_body, "model": "other"})
-    # It takes the tiny template for one of plain text, and so puts a line break between a picture and what follows.
-    prompt_seen = local.decode(told["prompt_token_ids"]).replace("<|vision_end|>\n", "<|vision_end|>")
-    assert prompt_seen == local.decode(ours.expanded())
+    # vLLM treats the tiny template as text-only, and inserts a line break after an image.
+    prompt_seen = local.decode(response["prompt_token_ids"]).replace("<|vision_end|>\n", "<|vision_end|>")
+    assert prompt_seen == local.decode(ledger.input_ids())
     assert refused.status_code == 404

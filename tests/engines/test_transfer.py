@@ -1,55 +1,63 @@
-"""Weights through groups of processes: servers whose workers really take part in the broadcasts, some of which fail."""
+"""Weight broadcast: fake servers whose workers take part in real broadcasts, some of which fail."""
 
 import asyncio
 import contextlib
 
 import pytest
 import torch
+from error_cases import raises
 from generate_server import RESETS, server
 from safetensors.torch import load_file
 from workers import Workers
 
-from saccade.config import Model
-from saccade.engines._served import vllm_transfer
-from saccade.engines.sglang import sglang
-from saccade.engines.vllm import vllm
-from saccade.errors import BrokenEngineError, ConfigError
+from saccade.config.schema import ModelConfig
+from saccade.engines.remote import vllm_api
+from saccade.engines.sglang import Sglang
+from saccade.engines.vllm import Vllm
+from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import Ledger
-from saccade.model.backbone import Backbone
-from saccade.protocols import Needs
-from saccade.testing import PaintedMedia
-from saccade.types import Message, Sampling
+from saccade.models.backbone import Backbone
+from saccade.protocols import EngineRequirements
+from saccade.testing import FakeMediaLoader
+from saccade.types import GenerationRequest, Message, SamplingParams
 
-pytestmark = pytest.mark.slow  # groups come together and fall apart
+pytestmark = pytest.mark.slow  # process groups are created and torn down
 
 
 @pytest.fixture
 def backbone(tiny_folder):
-    return Backbone(Model(path=tiny_folder, threads=1))
+    return Backbone(ModelConfig(path=tiny_folder, num_threads=1))
 
 
 def engine_at(backbone, *served, check=None, **settings):
-    """An engine of servers whose logprobs are made up: comparing them with the trainer's is left out, or `check`."""
-    given = {"parity": False, "wait": 0.01, "patience": 60.0, "seconds": 30.0, "transfer": "gloo", **settings}
-    engine = vllm(backbone, PaintedMedia(), servers=tuple(each.url for each in served), **given)
+    """Create an engine of fake servers; their logprobs are made up, so `check` replaces the weight comparison."""
+    given = {
+        "verify_weights": False,
+        "retry_backoff": 0.01,
+        "down_timeout": 60.0,
+        "request_timeout": 30.0,
+        "weight_sync": "gloo",
+        **settings,
+    }
+    engine = Vllm(backbone.renderer, FakeMediaLoader(), servers=tuple(each.url for each in served), **given)
 
-    async def alike(server, edition=""):
+    async def accept(server, source, weight_label=""):
         return 0.0
 
-    engine._parity.check = check or alike
+    engine._logprob_check.check = check or accept
     return engine
 
 
-def moved(backbone):
-    """The weights after a step; what they are on disk."""
+def change_weights(backbone):
+    """Change the weights, as a training step does."""
     with torch.no_grad():
-        for parameter in backbone.parameters:
+        for parameter in backbone.trainable_parameters:
             parameter.mul_(1.1)
 
 
 @pytest.fixture
 def saved(backbone, tmp_path):
-    """What the trainer's weights are now, by another way: as its checkpoint would hold them."""
+    """A function that returns the trainer's current weights as saved in a checkpoint."""
 
     def read():
         backbone.save(tmp_path)
@@ -58,11 +66,11 @@ def saved(backbone, tmp_path):
     return read
 
 
-def has(served, weights):
-    """Whether every worker of a server has exactly these."""
+def has_weights(served, weights):
+    """Return whether every worker of a server has exactly these weights."""
     return all(
-        found.keys() == weights.keys() and all(torch.equal(found[name], value) for name, value in weights.items())
-        for found in served.workers.weights
+        worker.keys() == weights.keys() and all(torch.equal(worker[name], value) for name, value in weights.items())
+        for worker in served.workers.weights
     )
 
 
@@ -70,122 +78,124 @@ def prompt(renderer, text="What?"):
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=(text,)),)),))
 
 
-async def asked(engine, renderer, texts=("What?",), tokens=2):
-    sampling = Sampling(max_tokens=tokens, forbidden_ids=renderer.forbidden_ids)
-    return await asyncio.gather(*(engine.generate(prompt(renderer, text), sampling) for text in texts))
+async def generate_all(engine, renderer, texts=("What?",), tokens=2):
+    sampling = SamplingParams(max_tokens=tokens, forbidden_ids=renderer.forbidden_ids)
+    return await asyncio.gather(
+        *(engine.generate(GenerationRequest(prompt(renderer, text), sampling)) for text in texts)
+    )
 
 
-async def until(so):
+async def wait_until(condition):
     async with asyncio.timeout(60):
-        while not so():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-def test_all_processes_of_all_servers_get_what_a_checkpoint_holds(backbone, saved):
+def test_all_workers_of_all_servers_receive_the_checkpoints_weights(backbone, saved):
     async def body(*servers):
         engine = engine_at(backbone, *servers)
         for version in (1, 2, 3):
-            moved(backbone)
-            await engine.publish(None, version)
-            await until(lambda: all(each.up for each in engine._pool.servers))
-            assert all(has(each, saved()) for each in servers)
-            assert [each.version for each in await asked(engine, backbone.renderer)] == [version]
+            change_weights(backbone)
+            await engine.sync_weights(backbone, version)
+            await wait_until(lambda: all(each.is_up for each in engine._pool.servers))
+            assert all(has_weights(each, saved()) for each in servers)
+            assert [each.version for each in await generate_all(engine, backbone.renderer)] == [version]
         await engine.close()
 
     with server(backbone.renderer, workers=Workers(1)) as one, server(backbone.renderer, workers=Workers(2)) as two:
         asyncio.run(body(one, two))
-    assert one.workers.joined == two.workers.joined == 1, "a group that was well was made anew"
+    assert one.workers.joined == two.workers.joined == 1, "a working group was created again"
     assert not torch.distributed.is_initialized()
     once = ["/pause", "/update_weight_version", "/start_weight_update", "/update_weights", "/finish_weight_update"]
-    assert [path for path, _ in two.orders] == [vllm_transfer._JOIN, *[*once, *RESETS, "/resume"] * 3]
+    assert [path for path, _ in two.orders] == [vllm_api._INIT_PATH, *[*once, *RESETS, "/resume"] * 3]
 
 
-def test_a_reply_goes_on_over_an_update_and_no_token_is_of_weights_in_part(backbone):
+def test_a_reply_continues_over_an_update_without_partial_weights(backbone):
     async def body(served):
-        engine = engine_at(backbone, served, pause="keep")
-        await engine.publish(None, 1)
-        task = asyncio.create_task(asked(engine, backbone.renderer, tokens=30))
-        await until(lambda: served.open)
+        engine = engine_at(backbone, served, in_flight="continue")
+        await engine.sync_weights(backbone, 1)
+        task = asyncio.create_task(generate_all(engine, backbone.renderer, tokens=30))
+        await wait_until(lambda: served.open)
         await asyncio.sleep(0.15)
-        await engine.publish(None, 2)
-        (said,) = await task
+        await engine.sync_weights(backbone, 2)
+        (reply,) = await task
         await engine.close()
-        return said
+        return reply
 
     with server(backbone.renderer, pace=0.02, workers=Workers(2)) as served:
-        said = asyncio.run(body(served))
-    assert set(said.versions) == {1, 2}
-    assert said.versions == tuple(sorted(said.versions))
+        reply = asyncio.run(body(served))
+    assert set(reply.token_versions) == {1, 2}
+    assert reply.token_versions == tuple(sorted(reply.token_versions))
 
 
-@pytest.mark.parametrize("does", ["die", "hang", "refuse", "deny"])
-def test_a_server_that_fails_halfway_is_not_used_before_it_was_started_again(backbone, saved, does, caplog):
-    """The other one goes on. Started again, it gets what was published, though the trainer has moved on since."""
+@pytest.mark.parametrize("behavior", ["die", "hang", "refuse", "deny"])
+def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbone, saved, behavior, caplog):
+    """The other server continues. After a restart it loads the current version, not the trainer's newer weights."""
     renderer, texts = backbone.renderer, [f"What is {number}?" for number in range(6)]
 
-    async def body(bad, well):
-        engine = engine_at(backbone, bad, well, seconds=5.0)
-        await engine.publish(None, 1)
-        await until(lambda: len(engine._pool.up) == 2)
-        told = bad.workers.told
-        bad.workers.behave = lambda number: does if number == told + 2 else None
-        moved(backbone)
+    async def body(bad, healthy):
+        engine = engine_at(backbone, bad, healthy, request_timeout=5.0)
+        await engine.sync_weights(backbone, 1)
+        await wait_until(lambda: len(engine._pool.servers_up) == 2)
+        num_lists = bad.workers.num_lists
+        bad.workers.behave = lambda number: behavior if number == num_lists + 2 else None
+        change_weights(backbone)
         published = saved()
-        await engine.publish(None, 2)
-        assert [each.url for each in engine._pool.up] == [well.url]
-        assert has(well, published)
-        asks = len(bad.bodies)
-        assert {each.version for each in await asked(engine, renderer, texts)} == {2}
-        await asyncio.sleep(0.5)  # it is greeted in vain
-        assert len(bad.bodies) == asks
-        assert len(engine._pool.up) == 1
-        moved(backbone)
+        await engine.sync_weights(backbone, 2)
+        assert [each.url for each in engine._pool.servers_up] == [healthy.url]
+        assert has_weights(healthy, published)
+        num_requests = len(bad.bodies)
+        assert {each.version for each in await generate_all(engine, renderer, texts)} == {2}
+        await asyncio.sleep(0.5)  # its handshakes fail meanwhile
+        assert len(bad.bodies) == num_requests
+        assert len(engine._pool.servers_up) == 1
+        change_weights(backbone)
         bad.restart()
-        await until(lambda: len(engine._pool.up) == 2)
-        assert has(bad, published)
-        assert {each.version for each in await asked(engine, renderer, texts)} == {2}
-        moved(backbone)
-        await engine.publish(None, 3)
-        assert has(bad, saved())
-        assert has(well, saved())
+        await wait_until(lambda: len(engine._pool.servers_up) == 2)
+        assert has_weights(bad, published)
+        assert {each.version for each in await generate_all(engine, renderer, texts)} == {2}
+        change_weights(backbone)
+        await engine.sync_weights(backbone, 3)
+        assert has_weights(bad, saved())
+        assert has_weights(healthy, saved())
         await engine.close()
 
-    with server(renderer, workers=Workers(2)) as bad, server(renderer, workers=Workers(1)) as well:
-        asyncio.run(body(bad, well))
-    assert bad.mixed == well.mixed == 0
-    assert "has a part of new weights, and is not used before it was started again" in caplog.text
+    with server(renderer, workers=Workers(2)) as bad, server(renderer, workers=Workers(1)) as healthy:
+        asyncio.run(body(bad, healthy))
+    assert bad.mixed == healthy.mixed == 0
+    assert "it holds partial weights" in caplog.text
 
 
-def test_without_another_server_a_run_waits_for_the_one_that_failed(backbone, saved):
+def test_a_run_waits_for_its_only_server_that_failed(backbone, saved):
     async def body(served):
         engine = engine_at(backbone, served)
-        await engine.publish(None, 1)
-        told = served.workers.told
-        served.workers.behave = lambda number: "die" if number == told + 1 else None
-        moved(backbone)
-        publishing = asyncio.create_task(engine.publish(None, 2))
-        await until(lambda: served.sick)
+        await engine.sync_weights(backbone, 1)
+        num_lists = served.workers.num_lists
+        served.workers.behave = lambda number: "die" if number == num_lists + 1 else None
+        change_weights(backbone)
+        update = asyncio.create_task(engine.sync_weights(backbone, 2))
+        await wait_until(lambda: served.sick)
         await asyncio.sleep(0.2)
-        assert not publishing.done()
+        assert not update.done()
         served.restart()
-        await publishing
-        assert has(served, saved())
-        assert [each.version for each in await asked(engine, backbone.renderer)] == [2]
+        await update
+        assert has_weights(served, saved())
+        assert [each.version for each in await generate_all(engine, backbone.renderer)] == [2]
         await engine.close()
 
     with server(backbone.renderer, workers=Workers(1)) as served:
         asyncio.run(body(served))
 
 
-def test_a_server_that_was_started_again_unseen_joins_a_group_of_its_own(backbone, saved):
+def test_a_server_restarted_unnoticed_joins_a_new_group(backbone, saved):
     async def body(served):
         engine = engine_at(backbone, served)
-        await engine.publish(None, 1)
+        await engine.sync_weights(backbone, 1)
         served.restart()
-        moved(backbone)
-        await engine.publish(None, 2)
-        assert has(served, saved())
-        assert len(engine._pool.up) == 1
+        change_weights(backbone)
+        await engine.sync_weights(backbone, 2)
+        assert has_weights(served, saved())
+        assert len(engine._pool.servers_up) == 1
         await engine.close()
 
     with server(backbone.renderer, workers=Workers(2)) as served:
@@ -193,27 +203,27 @@ def test_a_server_that_was_started_again_unseen_joins_a_group_of_its_own(backbon
     assert served.workers.joined == 2
 
 
-def test_new_weights_that_a_server_has_otherwise_are_taken_back_by_all(backbone, saved):
-    """To the bit, from the copy: the trainer has others by then."""
+def test_weights_that_fail_verification_are_rolled_back_on_all_servers(backbone, saved):
+    """Bit for bit, from the copy: the trainer has other weights by then."""
 
     async def body(*servers):
         failing = set()
 
-        async def check(server, edition=""):
-            if edition in failing or (failing == {"next"} and not failing.discard("next")):
-                raise BrokenEngineError("other weights")
+        async def check(server, source, weight_label=""):
+            if weight_label in failing or (failing == {"next"} and not failing.discard("next")):
+                raise BrokenEngineError("other weights", key="engine.settings.servers")
             return 0.0
 
         engine = engine_at(backbone, *servers, check=check)
-        await engine.publish(None, 1)
-        await until(lambda: len(engine._pool.up) == 2)
+        await engine.sync_weights(backbone, 1)
+        await wait_until(lambda: len(engine._pool.servers_up) == 2)
         before = saved()
-        moved(backbone)
+        change_weights(backbone)
         failing.add("next")
-        with pytest.raises(BrokenEngineError, match="not taken: other weights"):
-            await engine.publish(None, 2)
-        assert all(has(each, before) for each in servers)
-        assert [each.version for each in await asked(engine, backbone.renderer)] == [1]
+        with raises(BrokenEngineError, key="engine.settings.servers"):
+            await engine.sync_weights(backbone, 2)
+        assert all(has_weights(each, before) for each in servers)
+        assert [each.version for each in await generate_all(engine, backbone.renderer)] == [1]
         await engine.close()
 
     with server(backbone.renderer, workers=Workers(1)) as one, server(backbone.renderer, workers=Workers(1)) as two:
@@ -222,68 +232,70 @@ def test_new_weights_that_a_server_has_otherwise_are_taken_back_by_all(backbone,
     assert one.label.startswith("saccade-1-")
 
 
-def test_who_is_stopped_while_weights_are_sent_leaves_whole_ones_behind(backbone, saved, caplog):
+def test_cancelling_a_broadcast_leaves_complete_weights(backbone, saved, caplog):
     async def body(served):
         engine = engine_at(backbone, served)
-        await engine.publish(None, 1)
-        before, told, began = saved(), served.workers.told, asyncio.Event()
+        await engine.sync_weights(backbone, 1)
+        before, num_lists, has_begun = saved(), served.workers.num_lists, asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def behave(number):
-            if number == told + 1:
-                loop.call_soon_threadsafe(began.set)
+            if number == num_lists + 1:
+                loop.call_soon_threadsafe(has_begun.set)
 
         served.workers.behave = behave
-        moved(backbone)
-        publishing = asyncio.create_task(engine.publish(None, 2))
-        await began.wait()
-        publishing.cancel()
+        change_weights(backbone)
+        update = asyncio.create_task(engine.sync_weights(backbone, 2))
+        await has_begun.wait()
+        update.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await publishing
-        assert publishing.cancelled()
-        assert has(served, before)
-        assert [each.version for each in await asked(engine, backbone.renderer)] == [1]
+            await update
+        assert update.cancelled()
+        assert has_weights(served, before)
+        assert [each.version for each in await generate_all(engine, backbone.renderer)] == [1]
         await engine.close()
 
     with server(backbone.renderer, workers=Workers(2)) as served:
         asyncio.run(body(served))
     assert served.mixed == 0
-    assert f"waiting until {served.url} has taken all of the weights" in caplog.text
+    assert f"waiting until {served.url} has received all weights" in caplog.text
 
 
-def test_a_server_that_was_started_without_it_is_refused_with_the_mend(backbone):
+def test_a_server_without_weight_transfer_is_refused(backbone):
     renderer = backbone.renderer
 
     async def body(served):
         engine = engine_at(backbone, served)
-        with pytest.raises(BrokenEngineError, match=r"saccade serve --transfer nccl.*--weight-transfer-config"):
-            await engine.publish(None, 1)
+        with raises(BrokenEngineError, key="engine.settings.weight_sync", value=served.url):
+            await engine.sync_weights(backbone, 1)
         await engine.close()
-        needs = Needs(model="models/m", renderer=renderer, context=64, training=True)
-        return await vllm.visit(needs, servers=(served.url,), transfer="gloo")
+        requirements = EngineRequirements(model_path="models/m", renderer=renderer, context_length=64, is_training=True)
+        return await Vllm.probe(requirements, servers=(served.url,), weight_sync="gloo")
 
     with server(renderer, workers=Workers(1, configured=False)) as served:
-        (said,) = asyncio.run(body(served)).values()
-    assert "--weight-transfer-config" in str(said)
-    assert isinstance(said, Exception)
+        (reply,) = asyncio.run(body(served)).values()
+    assert isinstance(reply, EngineError)
+    assert reply.key == "engine.settings.weight_sync"
 
 
-def test_a_visit_joins_nothing(backbone):
-    needs = Needs(model="models/m", renderer=backbone.renderer, context=64, training=True)
+def test_probe_joins_no_group(backbone):
+    requirements = EngineRequirements(
+        model_path="models/m", renderer=backbone.renderer, context_length=64, is_training=True
+    )
     with server(backbone.renderer, workers=Workers(1)) as served:
-        (said,) = asyncio.run(vllm.visit(needs, servers=(served.url,), transfer="gloo")).values()
-    assert isinstance(said, str), said
+        (reply,) = asyncio.run(Vllm.probe(requirements, servers=(served.url,), weight_sync="gloo")).values()
+    assert isinstance(reply, str), reply
     assert not served.workers.joined
 
 
 @pytest.mark.parametrize(
-    ("engine", "settings", "sentence"),
+    ("engine", "settings", "key", "value"),
     [
-        (vllm, {"transfer": "nccl"}, "transfer=nccl takes a trainer on a GPU: set model.device=cuda"),
-        (vllm, {"transfer": "gloo", "folder": "/tmp"}, "engine.settings.folder is for transfer=files"),
-        (sglang, {"transfer": "nccl"}, "the engine sglang takes new weights as files alone"),
+        (Vllm, {"weight_sync": "nccl"}, "engine.settings.weight_sync", "nccl"),
+        (Vllm, {"weight_sync": "gloo", "weight_dir": "/tmp"}, "engine.settings.weight_dir", "/tmp"),
+        (Sglang, {"weight_sync": "nccl"}, "engine.settings.weight_sync", "nccl"),
     ],
 )
-def test_a_transfer_that_can_not_be_is_refused(backbone, engine, settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        engine(backbone, PaintedMedia(), **settings)
+def test_an_unsupported_weight_sync_is_refused(backbone, engine, settings, key, value):
+    with raises(ConfigError, key=key, value=value):
+        engine(backbone.renderer, FakeMediaLoader(), **settings)

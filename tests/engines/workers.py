@@ -1,7 +1,7 @@
-"""The processes of a server that hold its weights, as threads that really take part in broadcasts, over gloo.
+"""Fake vLLM workers for tests: threads that hold weights and take part in real broadcasts over gloo.
 
-They obey as the source of vLLM 0.32 does, and as strictly: nothing is taken before it was begun, nothing is finished
-that failed, and what fails is answered with 500.
+They follow the source of vLLM 0.32: weights are received only after a start, a failed update can't be finished, and a
+failure returns 500.
 """
 
 import threading
@@ -16,20 +16,20 @@ INVITED = {"master_address", "master_port", "rank_offset", "world_size"}
 
 
 class Workers:
-    """`count` of them. `behave(number)` is asked before the n-th tensor list is taken, of all that ever were.
+    """`count` workers; `behave(number)` decides what happens at the n-th list of tensors, counted over all updates.
 
-    It gives None (well), "die" (the server is gone in the middle of the broadcast), "hang" (it answers no
-    more), "refuse" (it fails when it has received all) or "deny" (it fails before it receives anything).
+    It returns None (received), "die" (the server exits during the broadcast), "hang" (it stops responding), "refuse"
+    (it fails after receiving all) or "deny" (it fails before receiving anything).
     """
 
     def __init__(self, count=1, *, configured=True, behave=None):
         self.count, self.configured, self.behave = count, configured, behave
-        self.told, self.joined, self.life = 0, 0, threading.Event()
+        self.num_lists, self.joined, self.life = 0, 0, threading.Event()
         self.restart()
 
     def restart(self):
-        """As a new process: nothing is left but the weights that it was started with."""
-        self.life.set()  # what hung in the life before is gone with it
+        """Reset to the weights of the start, like a new process."""
+        self.life.set()  # ends the threads that hang
         self.life = threading.Event()
         self.groups, self.active, self.mixed, self.dead = [], False, False, False
         self.weights = [{} for _ in range(self.count)]
@@ -38,7 +38,7 @@ class Workers:
         return {"/get_world_size": {"world_size": self.count}, "/weight_info": {"weight_version": label}}.get(path)
 
     def obey(self, path, body):
-        """What is answered, as status and words; None where it is no order for weights."""
+        """Handle a weight transfer request: return status and content, None for other requests."""
         orders = {
             "/init_weight_transfer_engine": self.join,
             "/start_weight_update": self.start,
@@ -58,7 +58,7 @@ class Workers:
         return 200, {"message": "done"}
 
     def all(self, work):
-        """What every worker does at the same time."""
+        """Call `work(rank)` in all workers concurrently."""
         with ThreadPoolExecutor(self.count) as threads:
             return list(threads.map(work, range(self.count)))
 
@@ -77,25 +77,25 @@ class Workers:
     def start(self, body):
         if self.active:
             raise RuntimeError("start_weight_update called while a weight update is already active")
-        self.active, self.mixed, self.news = True, True, [{} for _ in range(self.count)]
+        self.active, self.mixed, self.received = True, True, [{} for _ in range(self.count)]
 
     def update(self, body):
         if not self.active:
             raise RuntimeError("start_weight_update must be called before update_weights")
-        number, self.told, life = self.told, self.told + 1, self.life
-        does = self.behave(number) if self.behave else None
+        number, self.num_lists, life = self.num_lists, self.num_lists + 1, self.life
+        behavior = self.behave(number) if self.behave else None
         try:
-            if does == "die":
+            if behavior == "die":
                 self.dead = True
-                raise RuntimeError("gone")
-            if does == "hang":
+                raise RuntimeError("the server exited")
+            if behavior == "hang":
                 life.wait()
-                raise RuntimeError("too late")
-            if does == "deny":
-                raise RuntimeError("told to deny")
+                raise RuntimeError("the server was restarted")
+            if behavior == "deny":
+                raise RuntimeError("denied as configured")
             self.all(lambda rank: self.receive(rank, **body["update_info"]))
-            if does == "refuse":
-                raise RuntimeError("told to refuse")
+            if behavior == "refuse":
+                raise RuntimeError("refused as configured")
         except RuntimeError:
             if life is self.life:
                 self.active, self.groups = False, []
@@ -105,11 +105,11 @@ class Workers:
         options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         for name, dtype, shape in zip(names, dtype_names, shapes, strict=True):
-            assert name not in self.news[rank], "a weight came twice"
-            value = self.news[rank][name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            assert name not in self.received[rank], "a weight was sent twice"
+            value = self.received[rank][name] = torch.empty(shape, dtype=getattr(torch, dtype))
             self.groups[rank].broadcast([value], options).wait()
 
     def finish(self, body):
         if not self.active:
             raise RuntimeError("finish_weight_update called without a matching start_weight_update")
-        self.active, self.mixed, self.weights = False, False, self.news
+        self.active, self.mixed, self.weights = False, False, self.received

@@ -8,21 +8,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.agents.direct import direct
-from saccade.agents.parallel import parallel
-from saccade.agents.reasoning import reasoning
-from saccade.config import load_recipe
-from saccade.data.world.film import write_clip
-from saccade.engines.scripted import scripted
-from saccade.errors import MediaError
-from saccade.ledger import Picture
-from saccade.media.cache import Library
-from saccade.model.tiny import make_tiny
+from saccade.config.load import load_recipe
+from saccade.data.synthetic.video_writer import write_video
+from saccade.engines.scripted import Scripted
+from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.single_turn import SingleTurn
+from saccade.ledger import ImageRef
+from saccade.media.cache import CachingMediaLoader
+from saccade.models.tiny import make_tiny_model
 from saccade.protocols import Context
-from saccade.rollouts.run import run_episode
-from saccade.rollouts.stage import Stage
-from saccade.testing import PaintedMedia
-from saccade.types import End, Kind, Media, MediaKind, Sampling, Task
+from saccade.rollouts.components import TrainingComponents
+from saccade.rollouts.runner import run_episode
+from saccade.testing import FakeMediaLoader
+from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, SamplingParams, Task
 
 CALL = '</think><tool_call>{"name":"crop_video","arguments":{"start_time":2,"end_time":6}}</tool_call>'
 ANSWER = "</think><answer>red</answer>"
@@ -35,77 +33,88 @@ def files(tmp_path_factory):
     Image.new("RGB", (40, 90), "blue").save(folder / "tall.png")
     Image.new("RGBA", (64, 64), (0, 255, 0, 128)).save(folder / "clear.png")
     for name, seconds in (("a.mp4", 8), ("b.mp4", 8), ("short.mp4", 1)):
-        write_clip(folder / name, np.full((seconds * 4, 32, 32, 3), 90, np.uint8), 4.0)
+        write_video(folder / name, np.full((seconds * 4, 32, 32, 3), 90, np.uint8), 4.0)
     return folder
 
 
 def task(folder, *names):
     media = tuple(Media(path=str(folder / name), kind=kind_of(name)) for name in names)
-    return Task(id="t", question="What is it?", media=media, kind=Kind.OPEN, gold="red")
+    return Task(id="t", question="What is it?", media=media, answer_type=AnswerType.OPEN, ground_truth="red")
 
 
 def kind_of(name):
     return MediaKind.VIDEO if name.endswith(".mp4") else MediaKind.IMAGE
 
 
-def attempt(renderer, of, *replies, agent=direct, media=None, frames=None, **settings):
-    engine = scripted(renderer, replies=replies or (ANSWER,))
-    given = {"engine": engine, "renderer": renderer, "media": media or Library(), "sampling": Sampling()}
-    return asyncio.run(agent(of, Context(**given, seed=5, frames=frames), **settings))
+def run(renderer, of, *replies, environment=SingleTurn, media=None, frame_budget=None, **settings):
+    engine = Scripted(renderer, replies=replies or (ANSWER,))
+    given = {
+        "engine": engine,
+        "renderer": renderer,
+        "media": media or CachingMediaLoader(),
+        "sampling": SamplingParams(),
+    }
+    ctx = Context(**given, seed=5, frame_budget=frame_budget)
+    return asyncio.run(run_episode(of, partial(environment, **settings), ctx))
 
 
 def shown(episode):
     """The prompt's pictures: the file's name, and its time or its size."""
     pictures = episode.ledger.segments[0].slots
-    return [(slot.picture.path.rpartition("/")[2], slot.picture.time) for slot in pictures]
+    return [(slot.image.path.rpartition("/")[2], slot.image.time) for slot in pictures]
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
 def stage(request, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("tiny") / request.param)
-    make_tiny(folder, family=request.param)
-    settings = ["model.threads=1", "agent.name=direct", "agent.settings=null", "sampling.max_tokens=4"]
-    return Stage.of(load_recipe("tiny/base", [*settings, f"model.path={folder}"]))
+    make_tiny_model(folder, family=request.param)
+    settings = [
+        "model.num_threads=1",
+        "environment.name=single_turn",
+        "environment.settings=null",
+        "sampling.max_tokens=4",
+    ]
+    return TrainingComponents.from_recipe(load_recipe("tiny/base", [*settings, f"model.path={folder}"]))
 
 
-@pytest.mark.parametrize("agent", [direct, reasoning])
-def test_a_model_sees_pictures(stage, files, agent, tmp_path):
+@pytest.mark.parametrize("force_think", [False, True])
+def test_a_model_sees_images(stage, files, force_think, tmp_path):
     """Real files through a real model: two pictures in order, their pixels in the budget, and other pixels matter."""
 
     def look(folder):
-        of, given = task(folder, "wide.jpg", "tall.png"), {"image_pixels": (3136, 20000)}
-        return asyncio.run(run_episode(of, partial(agent, **given), stage.context(seed=1, temperature=0.0)))
+        of, given = task(folder, "wide.jpg", "tall.png"), {"image_pixels": (3136, 20000), "force_think": force_think}
+        return asyncio.run(run_episode(of, partial(SingleTurn, **given), stage.build_context(seed=1, temperature=0.0)))
 
     episode = look(files)
-    assert (episode.error, episode.frames) == (None, 0)
+    assert (episode.error, episode.frame_budget) == (None, 0)
     assert shown(episode) == [("wide.jpg", None), ("tall.png", None)]
     factor = stage.backbone.renderer.factor
-    for picture in episode.ledger.pictures():
+    for picture in episode.ledger.images():
         assert picture.width % factor == picture.height % factor == 0
         assert 3136 <= picture.width * picture.height <= 20000
-    wide, tall = episode.ledger.pictures()
+    wide, tall = episode.ledger.images()
     assert wide.width > wide.height
     assert tall.height > tall.width
     slots = episode.ledger.segments[0].slots
-    assert [slot.tokens for slot in slots] == [p.width * p.height // factor**2 for p in (wide, tall)]
-    assert episode.usage.visual_tokens == sum(slot.tokens for slot in slots)
+    assert [slot.num_tokens for slot in slots] == [p.width * p.height // factor**2 for p in (wide, tall)]
+    assert episode.usage.visual_tokens == sum(slot.num_tokens for slot in slots)
     Image.new("RGB", (300, 120), "black").save(tmp_path / "wide.jpg")
     Image.new("RGB", (40, 90), "blue").save(tmp_path / "tall.png")
     assert look(tmp_path).ledger.logprobs() != episode.ledger.logprobs()
 
 
 def test_the_default_budget_of_a_picture(renderer, files):
-    pictures = attempt(renderer, task(files, "tall.png")).ledger.pictures()
+    pictures = run(renderer, task(files, "tall.png")).ledger.images()
     assert 3136 <= pictures[0].width * pictures[0].height <= 2_000_000
     Image.new("RGB", (3000, 2000)).save(files / "large.png")
-    (large,) = attempt(renderer, task(files, "large.png")).ledger.pictures()
+    (large,) = run(renderer, task(files, "large.png")).ledger.images()
     assert 1_900_000 < large.width * large.height <= 2_000_000
 
 
 def test_pictures_have_no_times_and_come_in_their_order(renderer, files):
-    episode = attempt(renderer, task(files, "tall.png", "a.mp4", "clear.png"), frames=2)
+    episode = run(renderer, task(files, "tall.png", "a.mp4", "clear.png"), frame_budget=2)
     assert shown(episode) == [("tall.png", None), ("a.mp4", 2.0), ("a.mp4", 6.0), ("clear.png", None)]
-    assert episode.frames == 2
+    assert episode.frame_budget == 2
     prompt = renderer.decode(episode.ledger.segments[0].tokens)
     picture = "<|vision_start|><|image_pad|><|vision_end|>"
     frames = f"<2.0 seconds>{picture}<6.0 seconds>{picture}"
@@ -122,30 +131,32 @@ def test_pictures_have_no_times_and_come_in_their_order(renderer, files):
     ],
 )
 def test_several_videos_share_the_budget(renderer, files, names, frames, counts):
-    episode = attempt(renderer, task(files, *names), frames=frames)
+    episode = run(renderer, task(files, *names), frame_budget=frames)
     found = [path for path, _ in shown(episode)]
     assert tuple(found.count(name) for name in names) == counts
     assert found == sorted(found, key=names.index)
-    assert episode.frames == sum(counts)
+    assert episode.frame_budget == sum(counts)
 
 
 def test_a_task_without_media_is_asked_all_the_same(renderer, files):
-    episode = attempt(renderer, task(files))
-    assert (shown(episode), episode.frames, episode.end) == ([], 0, End.ANSWERED)
+    episode = run(renderer, task(files))
+    assert (shown(episode), episode.frame_budget, episode.status) == ([], 0, EpisodeStatus.ANSWERED)
 
 
 def test_the_parallel_agent_has_no_video_to_crop_among_pictures(renderer, files):
-    episode = attempt(renderer, task(files, "wide.jpg", "tall.png"), CALL, ANSWER, agent=parallel)
+    episode = run(renderer, task(files, "wide.jpg", "tall.png"), CALL, ANSWER, environment=ParallelCrop)
     assert shown(episode) == [("wide.jpg", None), ("tall.png", None)]
     (result,) = episode.results
-    assert (result.executed, episode.children, episode.end) == (False, (), End.ANSWERED)
+    assert (result.was_executed, episode.children, episode.status) == (False, (), EpisodeStatus.ANSWERED)
     assert result.error == "there is no video to look at, only what you were shown; answer from that"
 
 
 def test_the_parallel_agent_crops_the_video_beside_a_picture(renderer, files):
-    episode = attempt(renderer, task(files, "wide.jpg", "b.mp4"), CALL, "seen", ANSWER, agent=parallel, frames=2)
+    episode = run(
+        renderer, task(files, "wide.jpg", "b.mp4"), CALL, "seen", ANSWER, environment=ParallelCrop, frame_budget=2
+    )
     assert episode.results[0].ok
-    pictures = episode.children[0].ledger.pictures()
+    pictures = episode.children[0].ledger.images()
     assert {picture.path.rpartition("/")[2] for picture in pictures} == {"b.mp4"}
     assert [picture.time for picture in pictures] == [2.5, 3.5, 4.5, 5.5]
 
@@ -156,12 +167,19 @@ def test_what_is_not_there_or_of_the_other_kind_is_named(renderer, files, kind):
     other = "a.mp4" if kind is MediaKind.IMAGE else "wide.jpg"
     for name in ("none.jpg", "notes.jpg", other):
         of = replace(task(files), media=(Media(path=str(files / name), kind=kind),))
-        with pytest.raises(MediaError, match=name):
-            attempt(renderer, of)
+        episode = run(renderer, of)
+        assert episode.status is EpisodeStatus.ABORTED
+        assert name in episode.error
 
 
 def test_painted_media_have_pictures_too(renderer):
-    of = Task(id="t", question="?", media=(Media(path="a.png", kind=MediaKind.IMAGE),), kind=Kind.OPEN, gold="red")
-    episode = attempt(renderer, of, media=PaintedMedia())
-    assert [(p.path, p.time) for p in episode.ledger.pictures()] == [("a.png", None)]
-    assert all(isinstance(p, Picture) for p in episode.ledger.pictures())
+    of = Task(
+        id="t",
+        question="?",
+        media=(Media(path="a.png", kind=MediaKind.IMAGE),),
+        answer_type=AnswerType.OPEN,
+        ground_truth="red",
+    )
+    episode = run(renderer, of, media=FakeMediaLoader())
+    assert [(p.path, p.time) for p in episode.ledger.images()] == [("a.png", None)]
+    assert all(isinstance(p, ImageRef) for p in episode.ledger.images())

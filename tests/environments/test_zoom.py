@@ -6,35 +6,37 @@ from functools import partial
 
 import numpy as np
 import pytest
+from error_cases import ANY, raises
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from saccade import plugins, preflight
-from saccade.agents.parallel import parallel
-from saccade.chat.render import load_renderer
-from saccade.config import load_recipe
-from saccade.data.world.film import write_clip
-from saccade.engines.scripted import scripted
+from saccade import plugins
+from saccade.chat.renderer import load_renderer
+from saccade.checks.run_checks import check_recipe
+from saccade.config.load import load_recipe
+from saccade.data.synthetic.video_writer import write_video
+from saccade.engines.scripted import Scripted
+from saccade.environments.parallel_crop import ParallelCrop
 from saccade.errors import ConfigError
 from saccade.ledger import Origin
-from saccade.media.cache import Library
-from saccade.model.tiny import make_tiny
+from saccade.media.cache import CachingMediaLoader
+from saccade.models.tiny import make_tiny_model
 from saccade.protocols import Context
-from saccade.rollouts.run import run_episode
-from saccade.rollouts.stage import Stage
-from saccade.types import End, Kind, Media, MediaKind, Sampling, Task
+from saccade.rollouts.components import TrainingComponents
+from saccade.rollouts.runner import run_episode
+from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, SamplingParams, Task
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 ANSWER = "I see.</think><answer>red</answer>"
-SIZES = {"image_pixels": (256, 1024), "overview_pixels": (256, 256)}
-TOOLS = {"zoom_image": {"pixels": (256, 2048)}}
+SIZES = {"image_pixels": (256, 1024), "frame_pixels": (256, 256)}
+TOOLS = {"zoom_image": {"image_pixels": (256, 2048)}}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("tiny") / request.param)
-    make_tiny(path, family=request.param, hidden=64, layers=2)
+    make_tiny_model(path, family=request.param, hidden_size=64, num_layers=2)
     return path
 
 
@@ -49,14 +51,14 @@ def files(tmp_path_factory):
     pixels = np.random.default_rng(0).integers(0, 256, (160, 240, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(folder / "a.png")
     Image.new("RGB", (100, 300), "blue").save(folder / "b.png")
-    write_clip(folder / "c.mp4", np.full((32, 32, 32, 3), 90, np.uint8), 4.0)
+    write_video(folder / "c.mp4", np.full((32, 32, 32, 3), 90, np.uint8), 4.0)
     return folder
 
 
 def task(folder, *names):
     kinds = {"mp4": MediaKind.VIDEO, "png": MediaKind.IMAGE}
     media = tuple(Media(path=str(folder / name), kind=kinds[name[-3:]]) for name in names)
-    return Task(id="t", question="What is it?", media=media, kind=Kind.OPEN, gold="red")
+    return Task(id="t", question="What is it?", media=media, answer_type=AnswerType.OPEN, ground_truth="red")
 
 
 def call(left, top, right, bottom, image=0):
@@ -64,16 +66,20 @@ def call(left, top, right, bottom, image=0):
     return f'<tool_call>{{"name": "zoom_image", "arguments": {arguments}}}</tool_call>'
 
 
-def attempt(renderer, of, *replies, library=None, **given):
-    engine = scripted(renderer, replies=replies)
+def run(renderer, of, *replies, library=None, **given):
+    engine = Scripted(renderer, replies=replies)
     ctx = Context(
-        engine=engine, renderer=renderer, media=library or Library(), sampling=Sampling(max_tokens=2000), seed=5
+        engine=engine,
+        renderer=renderer,
+        media=library or CachingMediaLoader(),
+        sampling=SamplingParams(max_tokens=2000),
+        seed=5,
     )
-    return asyncio.run(parallel(of, ctx, **{"tools": TOOLS, **SIZES, **given})), engine
+    return asyncio.run(run_episode(of, partial(ParallelCrop, **{"tools": TOOLS, **SIZES, **given}), ctx)), engine
 
 
 def boxes(segment):
-    return [slot.picture.box for slot in segment.slots]
+    return [slot.image.box for slot in segment.slots]
 
 
 # ---- order and exactness -------------------------------------------------------------------------------------------
@@ -83,18 +89,18 @@ def test_results_with_pictures_come_in_the_order_of_the_calls(renderer, files):
     wanted = [(0, 0, 24, 16), (24, 16, 48, 32), (100, 60, 140, 100)]
     calls = "".join(call(*box) for box in wanted)
     broken = call(9, 9, 3, 3) + "<tool_call>{</tool_call>"
-    for library in (Library(), Library(workers=4)):
-        episode, _ = attempt(renderer, task(files, "a.png"), f"Hm.</think>{calls}{broken}", ANSWER, library=library)
+    for library in (CachingMediaLoader(), CachingMediaLoader(workers=4)):
+        episode, _ = run(renderer, task(files, "a.png"), f"Hm.</think>{calls}{broken}", ANSWER, library=library)
         told = episode.ledger.segments[3]
         assert (told.origin, boxes(told)) == (Origin.TOOL, wanted)
-        assert [len(result.pictures) for result in episode.results] == [1, 1, 1, 0, 0]
+        assert [len(result.images) for result in episode.results] == [1, 1, 1, 0, 0]
         assert [result.ok for result in episode.results] == [True, True, True, False, False]
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
         shown = [f"<tool_response>\n{list(box)}{picture}\n</tool_response>\n" for box in wanted]
         text = renderer.decode(told.tokens)
         assert text.count(picture) == 3
         assert text.index("".join(shown)) < text.index("Error: right 3 must be greater than left 9")
-        assert (episode.end, episode.children, len(episode.ledger.pictures())) == (End.ANSWERED, (), 4)
+        assert (episode.status, episode.children, len(episode.ledger.images())) == (EpisodeStatus.ANSWERED, (), 4)
 
 
 shares = st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.2, -0.1])
@@ -107,39 +113,39 @@ written = st.builds(call, shares, shares, shares, shares, st.integers(0, 2))
 def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files, turns):
     """Compact ids hold a placeholder per picture, expanded ones one per visual token, both in the order of results."""
     replies = [f"Hm.</think>{''.join(calls)}" for calls in turns]
-    episode, engine = attempt(renderer, task(files, "a.png", "b.png"), *replies, ANSWER, max_calls=4)
+    episode, engine = run(renderer, task(files, "a.png", "b.png"), *replies, ANSWER, max_calls=4)
     ledger, pad = episode.ledger, renderer.forbidden_ids[0]
-    assert (episode.end, len(episode.turns)) == (End.ANSWERED, len(turns) + 1)
-    shown = [picture for result in episode.results for picture in result.pictures]
-    pictures = ledger.pictures()
+    assert (episode.status, len(episode.turns)) == (EpisodeStatus.ANSWERED, len(turns) + 1)
+    shown = [picture for result in episode.results for picture in result.images]
+    pictures = ledger.images()
     assert [picture.box for picture in pictures[:2]] == [None, None]
     assert list(pictures[2:]) == shown
-    assert ledger.compact().count(pad) == len(pictures)
-    assert ledger.expanded().count(pad) == sum(renderer.visual_tokens(each) for each in pictures)
-    assert episode.usage.visual_tokens == ledger.expanded().count(pad)
+    assert ledger.prompt_ids().count(pad) == len(pictures)
+    assert ledger.input_ids().count(pad) == sum(renderer.count_visual_tokens(each) for each in pictures)
+    assert episode.usage.visual_tokens == ledger.input_ids().count(pad)
     for slot, picture in zip(ledger.slots(), pictures, strict=True):
-        assert slot.picture == picture
-        assert slot.tokens == picture.width * picture.height // renderer.factor**2
-        assert set(ledger.expanded()[slot.at : slot.at + slot.tokens]) == {pad}
+        assert slot.image == picture
+        assert slot.num_tokens == picture.width * picture.height // renderer.factor**2
+        assert set(ledger.input_ids()[slot.index : slot.index + slot.num_tokens]) == {pad}
     # per turn: each result's own pictures, one result after the other
     told = [segment for segment in ledger.segments if segment.origin is Origin.TOOL]
     assert [boxes(segment) for segment in told] == [
-        [picture.box for result in turn.results for picture in result.pictures] for turn in episode.turns[:-1]
+        [picture.box for result in turn.results for picture in result.images] for turn in episode.turns[:-1]
     ]
-    assert renderer.positions(ledger).shape == (3, len(ledger))
+    assert renderer.compute_position_ids(ledger).shape == (3, len(ledger))
     # what the engine sampled is what the ledger holds, and each prompt continues the one before
-    assert [tuple(completion.tokens) for _, completion in engine.served] == [
-        segment.tokens for segment in ledger.segments if segment.sampled
+    assert [tuple(completion.tokens) for _, completion in engine.history] == [
+        segment.tokens for segment in ledger.segments if segment.is_sampled
     ]
-    for before, _ in engine.served:
-        assert ledger.expanded()[: len(before)] == before.expanded()
+    for before, _ in engine.history:
+        assert ledger.input_ids()[: len(before)] == before.input_ids()
 
 
 def test_results_that_outgrow_the_context_end_the_attempt_between_pictures(renderer, files):
-    small = {"tool_schemas": False, "system": "", "context_tokens": 330}
-    episode, _ = attempt(renderer, task(files, "a.png"), f"</think>{call(0, 0, 1, 1) * 5}", ANSWER, **small)
-    assert episode.end is End.CONTEXT_FULL
-    assert len(episode.ledger.pictures()) == 1
+    small = {"show_tool_schemas": False, "system": "", "max_context_tokens": 330}
+    episode, _ = run(renderer, task(files, "a.png"), f"</think>{call(0, 0, 1, 1) * 5}", ANSWER, **small)
+    assert episode.status is EpisodeStatus.CONTEXT_FULL
+    assert len(episode.ledger.images()) == 1
     assert len(episode.results) == 5
 
 
@@ -161,7 +167,7 @@ CROP = '<tool_call>{"name": "crop_video", "arguments": {"start_time": 2, "end_ti
 def test_tools_are_offered_by_name(renderer, files, tools, ok):
     of = task(files, "c.mp4", "a.png")
     replies = [f"Hm.</think>{CROP}{call(0, 0, 0.5, 0.5)}", *["a wall"] * ok[0], ANSWER]
-    episode, _ = attempt(renderer, of, *replies, tools=tools, overview_frames=2)
+    episode, _ = run(renderer, of, *replies, tools=tools, num_frames=2)
     prompt = renderer.decode(episode.ledger.segments[0].tokens)
     assert [f'"name": "{name}"' in prompt for name in ("crop_video", "zoom_image")] == list(ok)
     assert tuple(result.ok for result in episode.results) == ok
@@ -173,42 +179,42 @@ def test_tools_are_offered_by_name(renderer, files, tools, ok):
 
 def test_a_frame_of_a_video_is_no_still_picture(renderer, files):
     replies = [f"</think>{call(0, 0, 0.5, 0.5)}{call(0, 0, 0.5, 0.5, image=1)}", ANSWER]
-    episode, _ = attempt(renderer, task(files, "c.mp4", "b.png"), *replies, overview_frames=2)
+    episode, _ = run(renderer, task(files, "c.mp4", "b.png"), *replies, num_frames=2)
     first, second = episode.results
-    assert first.pictures[0].path.endswith("b.png")
+    assert first.images[0].path.endswith("b.png")
     assert second.error == "there is no image 1; there are 1, and the first one is 0"
 
 
 def test_a_tool_of_ones_own_is_offered_by_its_file(renderer, files, tmp_path):
     (tmp_path / "shout.py").write_text(
-        '"""A tool."""\nfrom typing import Annotated\nfrom saccade.tools._tool import ToolContext, tool\n\n\n'
+        '"""A tool."""\nfrom typing import Annotated\nfrom saccade.tools.base import ToolContext, tool\n\n\n'
         '@tool\nasync def shout(word: Annotated[str, "what"], *, ctx: ToolContext) -> str:\n'
         '    """Say it loudly."""\n    return word.upper()\n'
     )
     said = '</think><tool_call>{"name": "shout", "arguments": {"word": "red"}}</tool_call>'
-    episode, _ = attempt(renderer, task(files, "b.png"), said, ANSWER, tools={str(tmp_path / "shout.py"): {}})
+    episode, _ = run(renderer, task(files, "b.png"), said, ANSWER, tools={str(tmp_path / "shout.py"): {}})
     assert episode.results[0].text == "RED"
 
 
 @pytest.mark.parametrize(
-    ("tools", "error"),
+    ("tools", "key", "value"),
     [
-        (["zoom_imag"], "there is no 'zoom_imag' among the tools; did you mean 'zoom_image'"),
-        (["./no.py"], r"there is no plugin file no\.py"),
-        ("zoom_image", "the setting 'tools' can't be 'zoom_image'"),
+        (["zoom_imag"], "environment.settings.tools", "zoom_imag"),
+        (["./no.py"], "no.py", ANY),
+        ("zoom_image", "environment.settings.tools", "zoom_image"),
     ],
 )
-def test_a_wrong_tool_is_named_before_anything_runs(tools, error):
+def test_an_unknown_tool_is_rejected_before_a_run(tools, key, value):
     recipe = load_recipe("tiny/base")
-    agent = recipe.agent.model_copy(update={"settings": {**recipe.agent.settings, "tools": tools}})
-    with pytest.raises(ConfigError, match=error):
-        preflight.check(recipe.model_copy(update={"agent": agent}))
+    config = recipe.environment.model_copy(update={"settings": {**recipe.environment.settings, "tools": tools}})
+    with raises(ConfigError, key=key, value=value):
+        check_recipe(recipe.model_copy(update={"environment": config}))
 
 
 def test_what_is_no_tool_is_refused(tmp_path):
     (tmp_path / "plain.py").write_text('"""Not one."""\n\n\ndef plain(word):\n    return word\n')
-    with pytest.raises(ConfigError, match=r"plain\.py is no tool; write @tool above its function"):
-        plugins.bind("agents", "parallel", {"tools": [str(tmp_path / "plain.py")]})
+    with raises(ConfigError, key="environment.settings.tools", value=str(tmp_path / "plain.py")):
+        plugins.resolve("environments", "parallel_crop", {"tools": [str(tmp_path / "plain.py")]})
 
 
 # ---- a model sees them ---------------------------------------------------------------------------------------------
@@ -217,18 +223,18 @@ def test_what_is_no_tool_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
     """Real weights: other pixels in the box change what is sampled after it; pixels that no box shows don't."""
-    recipe = load_recipe("tiny/base", ["model.threads=1", "sampling.max_tokens=100", f"model.path={folder}"])
-    stage = Stage.of(recipe)
-    agent = partial(parallel, tools=TOOLS, tool_schemas=False, system="", **SIZES)
+    recipe = load_recipe("tiny/base", ["model.num_threads=1", "sampling.max_tokens=100", f"model.path={folder}"])
+    stage = TrainingComponents.from_recipe(recipe)
+    agent = partial(ParallelCrop, tools=TOOLS, show_tool_schemas=False, system="", **SIZES)
 
     class Calling:
         """Writes the call, then lets the model go on."""
 
-        async def generate(self, ledger, sampling):
-            if any(segment.sampled for segment in ledger.segments):
-                return await stage.engine.generate(ledger, sampling)
-            return await scripted(stage.backbone.renderer, replies=[f"</think>{call(0.5, 0.5, 1, 1)}"]).generate(
-                ledger, sampling
+        async def generate(self, request):
+            if any(segment.is_sampled for segment in request.ledger.segments):
+                return await stage.engine.generate(request)
+            return await Scripted(stage.backbone.renderer, replies=[f"</think>{call(0.5, 0.5, 1, 1)}"]).generate(
+                request
             )
 
     def look(change):
@@ -237,7 +243,7 @@ def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
         path = tmp_path / f"{change.__name__}.png"
         Image.fromarray(pixels).save(path)
         of = replace(task(files), media=(Media(path=str(path), kind=MediaKind.IMAGE),))
-        context = replace(stage.context(seed=1, temperature=0.0), engine=Calling())
+        context = replace(stage.build_context(seed=1, temperature=0.0), engine=Calling())
         episode = asyncio.run(run_episode(of, agent, context))
         assert episode.error is None
         return [value for value in episode.ledger.logprobs() if value]

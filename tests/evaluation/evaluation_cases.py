@@ -1,18 +1,18 @@
-"""Scored episodes in one line each."""
+"""Build scored episodes in one line each."""
 
-from saccade.ledger import Ledger, Picture, Slot
+from saccade.ledger import ImageRef, ImageSlot, Ledger
 from saccade.types import (
+    AnswerType,
     Block,
     BlockKind,
     Call,
-    End,
+    CallFormat,
     Episode,
-    Form,
-    Kind,
+    EpisodeStatus,
     Media,
     Reply,
     Score,
-    Scored,
+    ScoredEpisode,
     Task,
     ToolResult,
     Turn,
@@ -22,7 +22,7 @@ from saccade.types import (
 EVENTS = [[4.0, 6.0, "red"], [20.0, 22.0, "blue"]]
 
 
-def task(name, *, question="at", kind=Kind.OPEN, gold="red", second=5.0, clip=None):
+def task(name, *, question="at", kind=AnswerType.OPEN, gold="red", second=5.0, clip=None):
     extras = {
         "question": question,
         "target": None,
@@ -37,19 +37,19 @@ def task(name, *, question="at", kind=Kind.OPEN, gold="red", second=5.0, clip=No
         id=name,
         question=f"Question {name}?",
         media=(Media(path=f"{clip or name}.mp4"),),
-        kind=kind,
-        gold=gold,
+        answer_type=kind,
+        ground_truth=gold,
         extras=extras,
     )
 
 
 def frame(time):
-    return Picture(path="clip.mp4", digest="d", time=time, width=16, height=16)
+    return ImageRef(path="clip.mp4", digest="d", time=time, width=16, height=16)
 
 
 def prompt(times):
     tokens = (1, *(9,) * len(times), 2)
-    slots = tuple(Slot(at=1 + i, picture=frame(time), tokens=1) for i, time in enumerate(times))
+    slots = tuple(ImageSlot(index=1 + i, image=frame(time), num_tokens=1) for i, time in enumerate(times))
     return Ledger().observe(tokens, slots=slots)
 
 
@@ -61,36 +61,39 @@ def scored(
     calls=0,
     failing=0,
     answer="red",
-    end=End.ANSWERED,
+    end=EpisodeStatus.ANSWERED,
     error=None,
     value=None,
     times=(8.0, 24.0),
 ):
-    """One scored episode: `calls` that succeed, `failing` that don't, then an answer."""
+    """Return a scored episode with `calls` successful calls and `failing` failed ones, then an answer."""
     turns = []
-    made = tuple(
+    blocks = tuple(
         Block(
             kind=BlockKind.CALL,
             body="",
-            closed=True,
-            call=Call(name="crop_video", arguments={"start_time": 0, "end_time": 8}, form=Form.TRAINED),
+            is_closed=True,
+            call=Call(name="crop_video", arguments={"start_time": 0, "end_time": 8}, call_format=CallFormat.NATIVE),
         )
         for _ in range(calls + failing)
     )
-    results = (ToolResult(text="red", executed=True),) * calls + (ToolResult(error="no"),) * failing
-    if made:
-        turns.append(Turn(reply=Reply(text="", blocks=made), results=results))
+    results = (ToolResult(text="red", was_executed=True),) * calls + (ToolResult(error="no"),) * failing
+    if blocks:
+        turns.append(Turn(reply=Reply(text="", blocks=blocks), results=results))
     if answer is not None:
-        turns.append(Turn(reply=Reply(text=answer, blocks=(Block(kind=BlockKind.ANSWER, body=answer, closed=True),))))
+        turns.append(
+            Turn(reply=Reply(text=answer, blocks=(Block(kind=BlockKind.ANSWER, body=answer, is_closed=True),)))
+        )
     episode = Episode(
         task=of,
-        agent="parallel",
-        ledger=prompt(times).act((5, 6, 7), logprobs=(-0.1, -0.2, -0.3), version=0),
+        environment="parallel",
+        ledger=prompt(times).append_completion((5, 6, 7), logprobs=(-0.1, -0.2, -0.3), version=0),
         turns=tuple(turns),
-        end=end,
+        status=end,
         usage=Usage(prompt_tokens=10, sampled_tokens=6, visual_tokens=2, seconds=1.0),
-        frames=frames,
+        frame_budget=frames,
         error=error,
     )
-    parts = {"accuracy": accuracy, "format": 1.0, "compliance": float(answer is not None)}
-    return Scored(episode=episode, score=Score(value=accuracy + 0.5 if value is None else value, parts=parts))
+    parts = {"accuracy": accuracy, "format_reward": 1.0, "format_compliance": float(answer is not None)}
+    score = Score(value=accuracy + 0.5 if value is None else value, parts=parts, correct=accuracy)
+    return ScoredEpisode(episode=episode, score=score)

@@ -1,27 +1,42 @@
-"""A limited evaluation speaks of the whole: weights by hand, sums that hold for any strata, and estimates."""
+"""Estimates of the full set from a limited evaluation: weights by hand, sums for any strata, and accuracies."""
 
 from collections import Counter
 
 import pytest
+from error_cases import raises
 from evaluation_cases import scored, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import DataError
-from saccade.evaluation.benchmarks._benchmark import Answer, Benchmark, Mark, accuracy, extra, grade
-from saccade.evaluation.benchmarks._rules import mean_of_means
-from saccade.evaluation.expansion import Expansion, read_expansion, weigh
-from saccade.evaluation.portions import Portion
-from saccade.evaluation.report import compare, grids
-from saccade.evaluation.scoreboard import grids as board
-from saccade.evaluation.scorecard import keep, read_card, scorecard
-from saccade.types import Kind, Task
+from saccade.evaluation.benchmark_result import build_scorecard, read_scorecard, write_scorecard
+from saccade.evaluation.benchmarks.base import (
+    Answer,
+    Benchmark,
+    Grade,
+    compute_accuracy,
+    compute_macro_average,
+    grade,
+    group_by_extra,
+)
+from saccade.evaluation.compare import Evaluation, compare_evaluations
+from saccade.evaluation.subset import StratifiedWeights, Subset, compute_stratified_weights, read_stratified_weights
+from saccade.reporting.benchmark_report import build_evaluation_tables, build_overview_tables
+from saccade.reporting.evaluation_report import build_tables
+from saccade.types import AnswerType, Task
 
 
 def made(rows):
-    """Tasks with the rows of two tables; a row may be several names, or None."""
+    """Return tasks with labels in two tables; a label may be several names, or None."""
     return [
-        Task(id=f"t-{i}", question="?", media=(), kind=Kind.OPEN, gold="red", extras={"a": a, "b": b})
+        Task(
+            id=f"t-{i}",
+            question="?",
+            media=(),
+            answer_type=AnswerType.OPEN,
+            ground_truth="red",
+            extras={"a": a, "b": b},
+        )
         for i, (a, b) in enumerate(rows)
     ]
 
@@ -32,116 +47,132 @@ ROWS = st.lists(st.tuples(NAMES, st.sampled_from("pq")), min_size=2, max_size=40
 
 
 def test_weights_by_hand():
-    places = {f"x{i}": (("x",), ("p",) if i < 6 else ("q",)) for i in range(8)}  # six of x p, two of x q
-    places |= {f"y{i}": (("y",), ("p",)) for i in range(4)}  # and four of y
-    weights, unseen = weigh(places, {"x0", "x1", "x6", "y0", "y1"})
+    paths = {f"x{i}": (("x",), ("p",) if i < 6 else ("q",)) for i in range(8)}  # six of x p, two of x q
+    paths |= {f"y{i}": (("y",), ("p",)) for i in range(4)}  # and four of y
+    weights, uncovered = compute_stratified_weights(paths, {"x0", "x1", "x6", "y0", "y1"})
     assert weights == {"x0": 3, "x1": 3, "x6": 2, "y0": 2, "y1": 2}
-    assert not unseen
-    # of x q none was asked: x p stands for all of x; of y none: x stands for it
-    weights, unseen = weigh(places, {"x0", "x1"})
+    assert not uncovered
+    # x q has no sampled task, so x p represents all of x; y has none, so x represents it.
+    weights, uncovered = compute_stratified_weights(paths, {"x0", "x1"})
     assert weights == {"x0": 6, "x1": 6}
-    assert unseen == {"x6", "x7", "y0", "y1", "y2", "y3"}
+    assert uncovered == {"x6", "x7", "y0", "y1", "y2", "y3"}
 
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.integers(1, 40))
-def test_what_was_asked_stands_for_all_and_rows_for_their_size(rows, limit):
+def test_weights_sum_to_the_full_set_and_to_row_sizes(rows, limit):
     tasks = made(rows)
-    portion = Portion(limit=limit, strata=STRATA)
-    asked, found = portion.limited(tasks), portion.expansion(tasks)
-    if len(asked) == len(tasks):
-        assert found is None
+    subset = Subset(limit=limit, strata=STRATA)
+    sampled, weights = subset.apply_limit(tasks), subset.compute_weights(tasks)
+    if len(sampled) == len(tasks):
+        assert weights is None
         return
-    assert found.weights.keys() == {each.id for each in asked}
-    assert found.whole == len(tasks)
-    assert sum(found.weights.values()) == pytest.approx(len(tasks))
-    assert min(found.weights.values()) >= 1 - 1e-9
-    assert 0 <= found.unseen < 1
-    if found.unseen:
+    assert weights.weights.keys() == {task.id for task in sampled}
+    assert weights.full_set_size == len(tasks)
+    assert sum(weights.weights.values()) == pytest.approx(len(tasks))
+    assert min(weights.weights.values()) >= 1 - 1e-9
+    assert 0 <= weights.uncovered < 1
+    if weights.uncovered:
         return
 
-    def names(each):
-        return (str(each.extras["a"]), each.extras["b"])
+    def names(task):
+        return (str(task.extras["a"]), task.extras["b"])
 
     sizes, held = Counter(map(names, tasks)), Counter()
-    for each in asked:
-        held[names(each)] += found.weights[each.id]
+    for sample in sampled:
+        held[names(sample)] += weights.weights[sample.id]
     assert held == pytest.approx(sizes)
 
 
 def benchmark_of(count):
-    """A benchmark of two tables, by which the easy ones are rare in the whole and as many in a limited sample."""
+    """Return a benchmark with two tables; easy tasks are rare in the full set, and half of a limited sample."""
 
     def rule(text, task):
-        return Mark(read=text, value=float(text == "right"))
+        return Grade(extracted=text, value=float(text == "right"))
 
     return Benchmark(
         name="mine",
-        hub="",
-        patterns=(),
-        count=count,
-        read=lambda row, copy: [],
-        official=rule,
-        tolerant=rule,
-        headline="accuracy",
-        metrics=lambda results: {**accuracy(results), "mean_of_rows": mean_of_means(results, extra("a"))},
+        repo_id="",
+        file_patterns=(),
+        num_tasks=count,
+        parse_row=lambda row: [],
+        grade_strict=rule,
+        grade_lenient=rule,
+        primary_metric="accuracy",
+        compute_metrics=lambda results: {
+            **compute_accuracy(results),
+            "mean_of_rows": compute_macro_average(results, group_by_extra("a")),
+        },
         strata={"a": STRATA[0], "b": STRATA[1]},
     )
 
 
-def test_the_estimate_is_the_whole_s_own_where_strata_decide_and_the_plain_mean_is_not(tmp_path):
+def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
     tasks = made([("easy", "p")] * 10 + [("hard", "p")] * 60 + [("hard", "q")] * 30)
     said = {each.id: "right" if each.extras["a"] == "easy" or each.extras["b"] == "q" else "no" for each in tasks}
-    benchmark, portion = benchmark_of(100), Portion(limit=12, strata=STRATA)
-    asked = portion.of(tasks)
+    benchmark, portion = benchmark_of(100), Subset(limit=12, strata=STRATA)
+    asked = portion.select(tasks)
     results = grade(benchmark, asked, {each.id: Answer(text=said[each.id]) for each in asked})
     episodes = [scored(each, 1.0) for each in asked]
-    card = scorecard(benchmark, episodes, results, expansion=portion.expansion(tasks), known={"a limited sample": "x"})
-    whole = benchmark.metrics(grade(benchmark, tasks, {name: Answer(text=text) for name, text in said.items()}))
+    card = build_scorecard(
+        benchmark,
+        episodes,
+        results,
+        stratified_weights=portion.compute_weights(tasks),
+        conditions={"a limited sample": "x"},
+    )
+    whole = benchmark.compute_metrics(grade(benchmark, tasks, {name: Answer(text=text) for name, text in said.items()}))
     assert whole == pytest.approx({"accuracy": 40, "mean_of_rows": 100 * (1 + 1 / 3) / 2})
-    assert card.whole.metrics == pytest.approx(whole)
+    assert card.full_set.metrics == pytest.approx(whole)
     assert card.metrics["accuracy"] == 75  # rows alike: six easy ones, three of six hard ones
-    low, high = card.whole.intervals["accuracy"]
+    low, high = card.full_set.intervals["accuracy"]
     assert low < 40 < high
-    assert card.whole.questions == 100
-    # it is told apart wherever it stands
-    cells = {cell for grid in board({"mine": card}, {}) for row in (grid.header, *grid.rows) for cell in row}
-    assert {"accuracy, official, a limited sample", "accuracy, official, of all 100, estimated"} <= cells
-    assert {"% of the 12 asked", "% of all 100, estimated", "12 of 100"} <= cells
-    keep(tmp_path / "mine.jsonl", card)
-    assert read_card(tmp_path / "mine.report.json") == card
+    assert card.full_set.num_questions == 100
+    # Reports label it as an estimate.
+    grids = [*build_overview_tables({"mine": card}, {}), *build_evaluation_tables("mine", card, {})]
+    cells = {cell for grid in grids for row in (grid.header, *grid.rows) for cell in row}
+    assert {"accuracy, strict, a limited sample", "accuracy, strict, of all 100, estimated"} <= cells
+    assert {"% of the 12 evaluated", "% of all 100, estimated", "12 of 100"} <= cells
+    write_scorecard(tmp_path / "mine.jsonl", card)
+    assert read_scorecard(tmp_path / "mine.scorecard.json") == card
 
 
-def test_a_run_s_own_tasks_are_estimated_as_well():
+def test_estimate_for_the_tasks_of_a_run():
     tasks = [task(f"w-{i}", question="at" if i < 2 else "when") for i in range(10)]
-    portion = Portion(limit=4)
-    few = [scored(each, float(each.extras["question"] == "at")) for each in portion.of(tasks)]
-    found = compare({"a": few}, expansions={"a": portion.expansion(tasks)})
+    portion = Subset(limit=4)
+    few = [scored(each, float(each.extras["question"] == "at")) for each in portion.select(tasks)]
+    weights = portion.compute_weights(tasks)
+    found = compare_evaluations({"a": Evaluation(scored=few, weights=weights)})
     summary = found.summaries["a"]
-    assert (summary.accuracy.mean, summary.whole.mean, summary.whole_tasks) == (0.5, pytest.approx(0.2), 10)
-    rows = dict(row for row in grids(found)[0].rows)
+    assert (summary.accuracy.mean, summary.full_set_accuracy.mean, summary.full_set_size) == (
+        0.5,
+        pytest.approx(0.2),
+        10,
+    )
+    rows = dict(row for row in build_tables(found)[0].rows)
     assert rows["… of all tasks, estimated from a limited sample"].startswith("0.20 [")
-    # a file that holds more than that limit's is not one of it
+    # A file with further tasks is not that limited sample.
     more = [*few, scored(task("w-99"), 1.0)]
-    assert compare({"a": more}, expansions={"a": portion.expansion(tasks)}).summaries["a"].whole is None
+    found = compare_evaluations({"a": Evaluation(scored=more, weights=weights)})
+    assert found.summaries["a"].full_set_accuracy is None
 
 
-def test_it_is_kept_beside_the_results_and_a_smaller_limit_takes_nothing_away(tmp_path):
+def test_weights_file_is_not_replaced_by_a_smaller_limit(tmp_path):
     results = tmp_path / "test.jsonl"
-    assert read_expansion(results) is None
+    assert read_stratified_weights(results) is None
     results.touch()
-    large = Expansion(whole=9, weights={"a": 3.0, "b": 3.0, "c": 3.0}, unseen=0.0)
-    small = Expansion(whole=9, weights={"a": 4.5, "b": 4.5}, unseen=0.0)
-    for one, kept in ((small, small), (large, large), (small, large)):
-        one.keep(results)
-        assert read_expansion(results) == kept
-    Expansion(whole=9, weights={"a": 4.5, "z": 4.5}, unseen=0.0).keep(results)
-    assert read_expansion(results).weights.keys() == {"a", "z"}
-    results.unlink()  # of other results, which are gone
-    large.keep(results)
-    small.keep(results)
-    assert read_expansion(results) == small
-    for text in ("{", "[]", '{"whole": 3}'):
-        (tmp_path / "test.expansion.json").write_text(text)
-        with pytest.raises(DataError, match=r"test\.expansion\.json.*; delete it, and evaluate again"):
-            read_expansion(results)
+    large = StratifiedWeights(full_set_size=9, weights={"a": 3.0, "b": 3.0, "c": 3.0}, uncovered=0.0)
+    small = StratifiedWeights(full_set_size=9, weights={"a": 4.5, "b": 4.5}, uncovered=0.0)
+    for weights, expected in ((small, small), (large, large), (small, large)):
+        weights.write_unless_covered(results)
+        assert read_stratified_weights(results) == expected
+    StratifiedWeights(full_set_size=9, weights={"a": 4.5, "z": 4.5}, uncovered=0.0).write_unless_covered(results)
+    assert read_stratified_weights(results).weights.keys() == {"a", "z"}
+    results.unlink()  # the weights file belongs to deleted results
+    large.write_unless_covered(results)
+    small.write_unless_covered(results)
+    assert read_stratified_weights(results) == small
+    for text in ("{", "[]", '{"full_set_size": 3}'):
+        (tmp_path / "test.weights.json").write_text(text)
+        with raises(DataError, key=str(tmp_path / "test.weights.json")):
+            read_stratified_weights(results)

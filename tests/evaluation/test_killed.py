@@ -1,4 +1,4 @@
-"""An evaluation that is killed at random moments, or runs out of disk, goes on and ends with the same results."""
+"""An evaluation that is killed at random moments, or runs out of disk, resumes and ends with the same results."""
 
 import json
 import multiprocessing
@@ -12,17 +12,21 @@ import time
 import pytest
 from commands import SFT, good
 
-KILLS = 10
-ATTEMPTS = 16
-WORLD = ["world.train=2", "world.validation=1", "world.test=2", "world.tasks_per_video=4"]
-# Two rows at a time: attempts end one after the other, and not all at once.
-SETTINGS = ["evaluation.temperature=1", "evaluation.repeat=2", "sampling.max_tokens=16", "engine.settings.rows=2"]
-SETTINGS += ["model.threads=1"]
+NUM_EPISODES = 16
+SYNTHETIC = ["synthetic.train=2", "synthetic.validation=1", "synthetic.test=2", "synthetic.tasks_per_video=4"]
+# Two rows at a time, so that episodes end one after the other.
+SETTINGS = [
+    "evaluation.temperature=1",
+    "evaluation.num_samples=2",
+    "sampling.max_tokens=16",
+    "engine.settings.max_num_seqs=2",
+]
+SETTINGS += ["model.num_threads=1"]
 
 
 def main(words, output, bytes_at_most=None):
-    """The command line in a process of its own, which may be refused files beyond a size."""
-    from saccade.cli import main as command
+    """Run the command line in its own process, optionally with a limit on file sizes."""
+    from saccade.cli.app import main as command
 
     if bytes_at_most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_at_most, bytes_at_most))
@@ -34,9 +38,11 @@ def main(words, output, bytes_at_most=None):
 
 @pytest.fixture(scope="module")
 def start():
-    """Starts a command; whatever is slow to import is there already."""
+    """Return a function that starts a command in a process with slow imports preloaded."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["saccade.cli", "saccade.exams", "saccade.evaluation.report", "transformers"])
+    processes.set_forkserver_preload(
+        ["saccade.cli.app", "saccade.runs.evaluation", "saccade.reporting.run_report", "transformers"]
+    )
 
     def begin(words, output, **more):
         process = processes.Process(target=main, args=([*map(str, words)], str(output)), kwargs=more)
@@ -49,24 +55,24 @@ def start():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_folder):
     place = tmp_path_factory.mktemp("killed")
-    good("data", "world", place / "world", *WORLD)
-    begin = ["tiny/para_grpo", *SFT, "sft.steps=1", "--model", tiny_folder, "--world", place / "world"]
+    good("data", "synth", place / "world", *SYNTHETIC)
+    begin = ["tiny/para_grpo", *SFT, "sft.steps=1", "--model", tiny_folder, "--data", place / "world"]
     good("sft", *begin, "--out", place / "run")
     return place / "run"
 
 
 def records(path):
-    """What a results file says, in order of tasks and attempts, without how long it took."""
+    """Return the newest records of a results file in order of tasks and samples, without durations."""
     newest = {}
     for line in path.read_text().splitlines():
         record = json.loads(line)
-        newest[record["scored"]["episode"]["task"]["id"], record["repeat"]] = timeless(record)
+        newest[record["outcome"]["episode"]["task"]["id"], record["sample_index"]] = timeless(record)
     return [newest[key] for key in sorted(newest)]
 
 
 def timeless(value):
     if isinstance(value, dict):
-        # What a token's probability is differs in its last digits with what else is in the batch.
+        # The last digits of a token's logprob depend on the batch.
         return {
             key: [round(one, 4) for one in each] if key == "logprobs" else timeless(each)
             for key, each in value.items()
@@ -77,48 +83,49 @@ def timeless(value):
 
 @pytest.fixture(scope="module")
 def evaluation(start, run, tmp_path_factory):
-    """Starts an evaluation of a name; and a file that holds what the last one said."""
+    """Return a function that starts a named evaluation, and the file with the output of the last one."""
     said = tmp_path_factory.mktemp("said") / "output"
     return lambda name, **more: start(["eval", run, *SETTINGS, "--name", name], said, **more), said
 
 
 @pytest.fixture(scope="module")
 def whole(evaluation, run):
-    """An evaluation that nobody disturbed, and its seconds."""
+    """Return the records of an uninterrupted evaluation, and its duration in seconds."""
     begin, said = evaluation
     begun, process = time.monotonic(), begin("whole")
     process.join()
     assert process.exitcode == 0, said.read_text()
     found = records(run / "evaluations" / "whole.jsonl")
-    assert len(found) == ATTEMPTS
+    assert len(found) == NUM_EPISODES
     return found, time.monotonic() - begun
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_it_ends_with_the_same_results(evaluation, whole, run):
+@pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.soak)])
+def test_killed_evaluation_ends_with_the_same_results(evaluation, whole, run, num_kills):
     (begin, said), (results, seconds) = evaluation, whole
     chance, kills, halves, number = random.Random(7), 0, 0, 0
 
     def path():
-        return run / "evaluations" / f"killed {number}.jsonl"
+        return run / "evaluations" / f"killed {num_kills} {number}.jsonl"
 
     def lines():
         return len(path().read_bytes().splitlines()) if path().exists() else 0
 
-    while kills < KILLS:
+    while kills < num_kills:
         had, process = lines(), begin(path().stem)
-        if kills % 2:  # a machine may be slow to start it: every other time it is killed with something done
+        if kills % 2:  # startup may be slow: every other kill waits for a finished episode
             while process.is_alive() and lines() == had:
                 time.sleep(0.01)
-            process.join(chance.uniform(0, seconds / ATTEMPTS))
+            process.join(chance.uniform(0, seconds / NUM_EPISODES))
         else:
             process.join(chance.uniform(0, seconds))
         process.kill()
         process.join()
         if process.exitcode == -signal.SIGKILL:
             kills += 1
-            halves += 0 < lines() < ATTEMPTS
-        else:  # it was done before it could be killed: the next one begins anew
+            halves += 0 < lines() < NUM_EPISODES
+        else:  # it finished before the kill: the next one starts another file
             assert process.exitcode == 0, said.read_text()
             assert records(path()) == results
             number += 1
@@ -130,8 +137,8 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_results(evaluation, 
 
 
 @pytest.mark.slow
-def test_a_disk_that_runs_full_is_one_sentence_and_nothing_is_lost(evaluation, whole, run):
-    """The system refuses a file beyond a size in the middle of a line, as a full disk does."""
+def test_full_disk_is_one_error_and_loses_nothing(evaluation, whole, run):
+    """The system rejects writes beyond a file size in the middle of a line, as a full disk does."""
     begin, said = evaluation
     size = (run / "evaluations" / "whole.jsonl").stat().st_size
     full = begin("full", bytes_at_most=int(0.6 * size))
@@ -140,11 +147,11 @@ def test_a_disk_that_runs_full_is_one_sentence_and_nothing_is_lost(evaluation, w
     sentences = [line for line in said.read_text().splitlines() if "can't be written" in line]
     assert len(sentences) == 1
     assert "full.jsonl can't be written: " in sentences[0]
-    assert sentences[0].endswith("then go on with --resume, or with the same command where there is none")
+    assert sentences[0].endswith("then continue with --resume, or repeat the command if it has no such option")
     assert "Traceback" not in said.read_text()
     path = run / "evaluations" / "full.jsonl"
     kept = path.read_bytes()[: path.read_bytes().rindex(b"\n") + 1]
-    assert 0 < len(kept.splitlines()) < ATTEMPTS
+    assert 0 < len(kept.splitlines()) < NUM_EPISODES
     again = begin("full")
     again.join()
     assert again.exitcode == 0, said.read_text()

@@ -1,4 +1,4 @@
-"""Options in another order: the same words, the gold with them, and nothing that is meant by its place."""
+"""Shuffled options: the same texts, the ground truth with them, and options that refer to positions stay."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,40 +8,44 @@ from evaluation_cases import scored, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.evaluation.metrics import paired_difference, summarize
-from saccade.evaluation.options import may_move, published, shuffled
-from saccade.types import Kind, Task
+from saccade.data.option_shuffle import can_shuffle_options, restore_options, shuffle_options
+from saccade.metrics.episode_metrics import compute_paired_difference, summarize
+from saccade.types import AnswerType, Task
 
 WORDS = ("red", "blue", "green", "a dog", "12", "")
 
 
-def asking(*choices, gold="A", question="Which?", kind=Kind.CHOICE):
-    return Task(id="q", question=question, media=(), kind=kind, gold=gold, choices=choices, extras={"d": [1]})
+def asking(*options, gold="A", question="Which?", kind=AnswerType.CHOICE):
+    return Task(
+        id="q", question=question, media=(), answer_type=kind, ground_truth=gold, options=options, extras={"d": [1]}
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), min_size=2, max_size=12), st.data(), st.integers(0, 99), st.integers(0, 9))
-def test_the_gold_follows_and_the_way_back_is_exact(choices, data, seed, attempt):
+def test_ground_truth_follows_and_restore_is_exact(choices, data, seed, attempt):
     gold = data.draw(st.sampled_from([*(chr(65 + i) for i in range(len(choices))), ""]))
     one = asking(*choices, gold=gold)
-    variant = shuffled(one, seed=seed, attempt=attempt)
-    assert Counter(variant.choices) == Counter(choices)
+    variant = shuffle_options(one, seed=seed, sample_index=attempt)
+    assert Counter(variant.options) == Counter(choices)
     if gold:
-        assert variant.choices[ord(variant.gold) - 65] == choices[ord(gold) - 65]
+        assert variant.options[ord(variant.ground_truth) - 65] == choices[ord(gold) - 65]
     else:
-        assert variant.gold == ""
-    assert published(variant) == one
-    assert published(one) is one
-    assert shuffled(one, seed=seed, attempt=attempt) == variant
-    assert shuffled(one, seed=seed, attempt=attempt + 1).digest != variant.digest
+        assert variant.ground_truth == ""
+    assert restore_options(variant) == one
+    assert restore_options(one) is one
+    assert shuffle_options(one, seed=seed, sample_index=attempt) == variant
+    assert shuffle_options(one, seed=seed, sample_index=attempt + 1).digest != variant.digest
 
 
-def test_every_place_is_as_likely_as_any_other():
-    one = asking("red", "blue", "green", "grey")
-    golds = Counter(shuffled(replace(one, id=f"q{i}"), seed=0, attempt=i % 3).gold for i in range(800))
-    assert set(golds) == set("ABCD")
-    assert all(150 < count < 250 for count in golds.values())
-    other = [shuffled(one, seed=seed, attempt=0).choices for seed in range(12)]
+def test_positions_are_uniform():
+    original = asking("red", "blue", "green", "grey")
+    letters = Counter(
+        shuffle_options(replace(original, id=f"q{i}"), seed=0, sample_index=i % 3).ground_truth for i in range(800)
+    )
+    assert set(letters) == set("ABCD")
+    assert all(150 < count < 250 for count in letters.values())
+    other = [shuffle_options(original, seed=seed, sample_index=0).options for seed in range(12)]
     assert len(set(other)) > 3
 
 
@@ -59,11 +63,11 @@ def test_every_place_is_as_likely_as_any_other():
         ("red",),
     ],
 )
-def test_what_is_meant_by_its_place_stays(choices):
+def test_options_that_refer_to_positions_stay(choices):
     one = asking(*choices)
-    assert not may_move(one)
-    assert all(shuffled(one, seed=seed, attempt=0).choices == choices for seed in range(20))
-    assert published(shuffled(one, seed=0, attempt=1)) == one
+    assert not can_shuffle_options(one)
+    assert all(shuffle_options(one, seed=seed, sample_index=0).options == choices for seed in range(20))
+    assert restore_options(shuffle_options(one, seed=0, sample_index=1)) == one
 
 
 @pytest.mark.parametrize(
@@ -77,19 +81,19 @@ def test_what_is_meant_by_its_place_stays(choices):
         ("1", "2"),
     ],
 )
-def test_what_is_not_moves(choices):
-    assert may_move(asking(*choices))
+def test_other_options_are_shuffled(choices):
+    assert can_shuffle_options(asking(*choices))
 
 
-def test_other_kinds_and_questions_about_options_stay():
-    assert not may_move(asking("red", "blue", kind=Kind.OPEN))
-    assert not may_move(asking("red", "blue", question="Why is option B wrong?"))
+def test_other_answer_types_and_questions_about_options_stay():
+    assert not can_shuffle_options(asking("red", "blue", kind=AnswerType.OPEN))
+    assert not can_shuffle_options(asking("red", "blue", question="Why is option B wrong?"))
 
 
-def test_attempts_with_other_orders_are_attempts_at_one_task():
-    one = replace(task("a"), kind=Kind.CHOICE, gold="A", choices=("red", "blue", "green"))
-    rows = [scored(shuffled(one, seed=0, attempt=i), value) for i, value in enumerate((1, 0, 1))]
+def test_orders_of_options_are_samples_of_one_task():
+    one = replace(task("a"), answer_type=AnswerType.CHOICE, ground_truth="A", options=("red", "blue", "green"))
+    rows = [scored(shuffle_options(one, seed=0, sample_index=i), value) for i, value in enumerate((1, 0, 1))]
     found = summarize(rows)
-    assert (found.tasks, found.episodes) == (1, 3)
+    assert (found.num_tasks, found.num_episodes) == (1, 3)
     assert found.at_k["pass@3"] == 1.0
-    assert paired_difference([scored(one, 0)], rows).n == 1
+    assert compute_paired_difference([scored(one, 0)], rows).n == 1

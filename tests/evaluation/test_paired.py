@@ -1,27 +1,29 @@
-"""Two evaluations of the same tasks, against numbers worked out by hand."""
+"""Paired comparisons of two evaluations, against hand-computed numbers."""
 
 import json
 import math
 from dataclasses import replace
 
 import pytest
-from commands import bad, good
+from commands import fail, good
+from error_cases import raises
 from evaluation_cases import scored, task
 
-from saccade.commands.bench import unit_of_results
-from saccade.data.record import append
+from saccade.cli.benchmark import resolve_cluster_key
+from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import DataError
-from saccade.evaluation.expansion import Expansion
-from saccade.evaluation.options import shuffled
-from saccade.evaluation.paired import compare, grids, mcnemar
-from saccade.evaluation.run import Record
-from saccade.types import End, Kind, Unscored
+from saccade.evaluation.compare import Evaluation, compare_evaluations, mcnemar, require_same_tasks
+from saccade.evaluation.records import Record
+from saccade.evaluation.subset import StratifiedWeights
+from saccade.reporting.evaluation_report import build_pair_tables
+from saccade.types import AnswerType, EpisodeStatus, UngradedEpisode
+from saccade.utils.jsonl import append_jsonl
 
 TASKS = [task(f"w-{i}") for i in range(10)]
 
 
 def rows(values, *, calls=(), tasks=TASKS):
-    """An attempt per value; those whose index is in `calls` ran a tool."""
+    """Return an episode per value; those whose index is in `calls` ran a tool."""
     return [scored(one, value, calls=int(i in calls)) for i, (one, value) in enumerate(zip(tasks, values, strict=True))]
 
 
@@ -29,50 +31,68 @@ BARE = rows([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 LOOKED = rows([1, 1, 1, 0, 1, 1, 1, 0, 0, 1], calls=range(8))
 
 
-def test_a_pair_in_numbers():
-    found = compare(("bare", BARE), ("looked", LOOKED))
-    assert [each.mean for each in found.accuracy] == [0.4, pytest.approx(0.7)]
+def compare(**evaluations):
+    """Compare two evaluations by name."""
+    named = {name: Evaluation(scored=scored) for name, scored in evaluations.items()}
+    require_same_tasks(named)
+    return compare_evaluations(named, pairs=[tuple(named)])
+
+
+def change(**evaluations):
+    return compare(**evaluations).changes[0]
+
+
+def table(comparison):
+    return dict(build_pair_tables(comparison)[0].rows)
+
+
+def test_paired_comparison():
+    comparison = compare(bare=BARE, looked=LOOKED)
+    assert [each.accuracy.mean for each in comparison.summaries.values()] == [0.4, pytest.approx(0.7)]
+    found = comparison.changes[0]
     assert found.difference.mean == pytest.approx(0.3)
     assert found.difference.low < 0.3 < found.difference.high
-    assert (found.only_first, found.only_second) == (1, 4)
+    assert (found.only_before, found.only_after) == (1, 4)
     assert found.p_value == pytest.approx(2 * (1 + 5) / 32)
 
 
-def test_tasks_about_one_clip_are_drawn_together():
+def test_tasks_about_one_clip_form_a_cluster():
     clips = [task(f"w-{i}", clip=f"clip{i % 2}") for i in range(10)]
     apart, together = (
-        compare(("bare", rows([0] * 10, tasks=tasks)), ("looked", rows([0, 1] * 5, tasks=tasks, calls=range(10))))
+        compare(bare=rows([0] * 10, tasks=tasks), looked=rows([0, 1] * 5, tasks=tasks, calls=range(10)))
         for tasks in (TASKS, clips)
     )
-    assert (apart.units, together.units) == (10, 2)
-    assert apart.difference.low > 0
-    found = [together.difference, together.accuracy[1], together.tools.gain]
+    one, other = apart.changes[0], together.changes[0]
+    assert (one.num_clusters, other.num_clusters) == (10, 2)
+    assert one.difference.low > 0
+    found = [other.difference, together.summaries["looked"].accuracy, other.tool_effect.gain]
     assert [(each.low, each.high, each.n) for each in found] == [(0.0, 1.0, 10)] * 3
-    table = dict(grids(together)[0].rows)
-    assert table["difference, paired"].endswith("over 10 tasks, drawn as the 2 files or problems that they are about")
-    assert table["McNemar's exact test"].endswith("if tasks were independent")
-    assert dict(grids(apart)[0].rows)["difference, paired"].endswith("over 10 tasks")
+    assert table(together)["difference, paired"].endswith("over 10 tasks in 2 clusters (files or problems)")
+    assert table(together)["McNemar's exact test"].endswith("if tasks were independent")
+    assert table(apart)["difference, paired"].endswith("over 10 tasks")
 
 
-def test_what_a_benchmark_takes_together_is_drawn_together(tmp_path):
+def test_cluster_key_of_a_benchmark(tmp_path):
     variant = replace(task("v"), extras={"seed": "7"})
-    assert unit_of_results(tmp_path / "dynamath, tools off.jsonl")(variant) == "7"
-    assert unit_of_results(tmp_path / "test.jsonl")(variant) == unit_of_results(tmp_path / "mlvu.jsonl")(variant)
-    with pytest.raises(DataError, match=r"dynamath\.jsonl is called after the benchmark dynamath, but holds other"):
-        unit_of_results(tmp_path / "dynamath.jsonl")(task("v"))
+    assert resolve_cluster_key(tmp_path / "dynamath, tools off.jsonl")(variant) == "7"
+    assert resolve_cluster_key(tmp_path / "test.jsonl")(variant) == resolve_cluster_key(tmp_path / "mlvu.jsonl")(
+        variant
+    )
+    with raises(DataError, key=str(tmp_path / "dynamath.jsonl")):
+        resolve_cluster_key(tmp_path / "dynamath.jsonl")(task("v"))
 
 
-def test_what_tools_gain_and_harm_is_over_the_tasks_with_calls():
-    tools = compare(("bare", BARE), ("looked", LOOKED)).tools
+def test_tool_gain_and_harm_are_over_tasks_with_calls():
+    tools = change(bare=BARE, looked=LOOKED).tool_effect
     # of the 8 with a call 4, 5, 6 are right only with tools and 3 only without; 9 was gained without a call
-    assert (tools.with_tools, tools.called) == ("looked", 8)
+    assert (tools.with_tools, tools.num_tasks_with_call) == ("looked", 8)
     assert (tools.gain.mean, tools.harm.mean, tools.net) == (3 / 8, 1 / 8, 0.25)
     assert tools.gain.low < 3 / 8 < tools.gain.high
-    turned = compare(("looked", LOOKED), ("bare", BARE)).tools
+    turned = change(looked=LOOKED, bare=BARE).tool_effect
     assert (turned.with_tools, turned.gain, turned.harm) == ("looked", tools.gain, tools.harm)
 
 
-def test_visual_tokens_stand_side_by_side():
+def test_visual_tokens_of_both_evaluations():
     def seeing(scores, *tokens):
         usages = [replace(each.episode.usage, visual_tokens=tokens[i % len(tokens)]) for i, each in enumerate(scores)]
         return [
@@ -80,21 +100,21 @@ def test_visual_tokens_stand_side_by_side():
             for each, usage in zip(scores, usages, strict=True)
         ]
 
-    found = compare(("dense", seeing(BARE, 64)), ("code", seeing(LOOKED, 4, 12)))
-    assert found.visual_tokens == (64, 8)
-    assert ("visual tokens per attempt", "64.0 / 8.0, 0.12 of the first") in grids(found)[0].rows
-    blind = compare(("blind", seeing(BARE, 0)), ("code", seeing(LOOKED, 4)))
-    assert ("visual tokens per attempt", "0.0 / 4.0") in grids(blind)[0].rows
-    neither = compare(("blind", seeing(BARE, 0)), ("blinder", seeing(LOOKED, 0)))
-    assert not [row for row in grids(neither)[0].rows if row[0].startswith("visual")]
+    found = compare(dense=seeing(BARE, 64), code=seeing(LOOKED, 4, 12))
+    assert [each.visual_tokens for each in found.summaries.values()] == [64, 8]
+    assert table(found)["visual tokens per episode"] == "64.0 / 8.0, ratio 0.12"
+    blind = compare(blind=seeing(BARE, 0), code=seeing(LOOKED, 4))
+    assert table(blind)["visual tokens per episode"] == "0.0 / 4.0"
+    neither = compare(blind=seeing(BARE, 0), blinder=seeing(LOOKED, 0))
+    assert "visual tokens per episode" not in table(neither)
 
 
-def test_without_a_control_nothing_is_said_of_tools():
-    assert compare(("a", LOOKED), ("b", LOOKED)).tools is None
-    assert compare(("a", BARE), ("b", BARE)).tools is None
-    refused = [scored(one, 0, failing=1) for one in TASKS]  # calls were written, and no tool was there
-    assert compare(("a", BARE), ("b", refused)).tools is None
-    assert compare(("a", refused), ("b", LOOKED)).tools.with_tools == "b"
+def test_tool_effect_needs_a_control():
+    assert change(a=LOOKED, b=LOOKED).tool_effect is None
+    assert change(a=BARE, b=BARE).tool_effect is None
+    refused = [scored(one, 0, failing=1) for one in TASKS]  # calls without any tool
+    assert change(a=BARE, b=refused).tool_effect is None
+    assert change(a=refused, b=LOOKED).tool_effect.with_tools == "b"
 
 
 @pytest.mark.parametrize(
@@ -112,81 +132,92 @@ def test_the_exact_test_of_large_numbers():
     assert 0.0 <= mcnemar(100, 9900) < 1e-300
 
 
-def test_attempts_are_averaged_and_orders_of_options_are_one_task():
-    one = replace(task("c"), kind=Kind.CHOICE, gold="A", choices=("red", "blue", "green"))
+def test_samples_are_averaged_over_option_orders():
+    one = replace(task("c"), answer_type=AnswerType.CHOICE, ground_truth="A", options=("red", "blue", "green"))
     old = [scored(one, value) for value in (1, 0, 0)]  # wrong: a third
-    new = [scored(shuffled(one, seed=1, attempt=i), value) for i, value in enumerate((1, 0))]  # right: a half
-    found = compare(("old", old), ("new", new))
-    assert (found.only_first, found.only_second, found.difference.n) == (0, 1, 1)
+    new = [
+        scored(shuffle_options(one, seed=1, sample_index=i), value) for i, value in enumerate((1, 0))
+    ]  # right: a half
+    found = change(old=old, new=new)
+    assert (found.only_before, found.only_after, found.difference.n) == (0, 1, 1)
     assert found.difference.mean == pytest.approx(1 / 2 - 1 / 3)
 
 
-def test_a_broken_attempt_is_wrong():
-    broken = [scored(one, 1, end=End.ABORTED, error="gone") for one in TASKS]
-    assert compare(("a", broken), ("b", BARE)).accuracy[0].mean == 0
+def test_failed_episode_is_wrong():
+    broken = [scored(one, 1, end=EpisodeStatus.ABORTED, error="gone") for one in TASKS]
+    assert compare(a=broken, b=BARE).summaries["a"].accuracy.mean == 0
 
 
-def test_other_tasks_are_refused():
-    with pytest.raises(DataError, match="2 of the 10 tasks of 'b' are not in 'a', such as w-8"):
-        compare(("a", BARE[:8]), ("b", LOOKED))
-    with pytest.raises(DataError, match="2 of the 10 tasks of 'a' are not in 'b', such as w-8"):
-        compare(("a", BARE), ("b", LOOKED[:8]))
+def test_different_tasks_raise():
+    with raises(DataError, key="tasks", value="w-8"):
+        compare(a=BARE[:8], b=LOOKED)
+    with raises(DataError, key="tasks", value="w-8"):
+        compare(a=BARE, b=LOOKED[:8])
     changed = [*BARE[:9], scored(replace(TASKS[9], question="Another?"), 1)]
-    with pytest.raises(DataError, match="the task w-9 is not the same in 'a' and in 'b'"):
-        compare(("a", BARE), ("b", changed))
+    with raises(DataError, key="tasks", value="w-9"):
+        compare(a=BARE, b=changed)
 
 
 def write(path, scored, under="seed=1, weights=a"):
     path.parent.mkdir(parents=True, exist_ok=True)
     for each in scored:
-        append(path, Record(task=each.episode.task.id, frames=4, repeat=0, under=under, scored=each))
+        append_jsonl(
+            path, Record(task=each.episode.task.id, frame_budget=4, sample_index=0, fingerprint=under, outcome=each)
+        )
     return path
 
 
-def test_the_command(tmp_path):
+def test_compare_command(tmp_path):
     for name, one in (("a", BARE), ("b", LOOKED)):
         write(tmp_path / name / "evaluations" / "test.jsonl", one, under=f"seed=1, weights={name}")
     said = good("eval", "compare", tmp_path / "a", tmp_path / "b", "--json", tmp_path / "out" / "pair.json")
     assert "+0.30 [" in said
     assert "p = 0.375, no evidence of a difference" in said
     assert "0.38 [" in said
-    assert "they were made with other" in said
+    assert "other differences" in said
     found = json.loads((tmp_path / "out" / "pair.json").read_text())
-    assert (found["only_first"], found["only_second"], found["other"]) == (1, 4, ["weights"])
-    assert (found["tools"]["called"], found["tools"]["net"]) == (8, 0.25)
-    assert grids(compare(("a", BARE), ("b", LOOKED)))[0].rows[0][0] == "accuracy of a"
+    assert found["summaries"].keys() == {str(tmp_path / name / "evaluations" / "test.jsonl") for name in "ab"}
+    (found,) = found["changes"]
+    assert (found["only_before"], found["only_after"], found["other_differences"]) == (1, 4, ["weights"])
+    assert (found["tool_effect"]["num_tasks_with_call"], found["tool_effect"]["net"]) == (8, 0.25)
+    assert next(iter(table(compare(a=BARE, b=LOOKED)))) == "accuracy of a"
     file = tmp_path / "a" / "evaluations" / "test.jsonl"
     assert "+0.00 [+0.00, +0.00] over 10 tasks" in good("eval", "compare", file, tmp_path / "a")
 
 
-def test_a_limited_sample_is_called_so_and_speaks_of_the_whole(tmp_path):
+def test_limited_sample_estimates_the_full_set(tmp_path):
     paths = [write(tmp_path / f"{name}.jsonl", one) for name, one in (("a", BARE), ("b", LOOKED))]
     assert "a limited sample" not in good("eval", "compare", *paths)
     # w-4 to w-9 stand for four tasks each: there 0 of 6 are right, and 4 of 6
     weights = {each.id: 1.0 if i < 4 else 4.0 for i, each in enumerate(TASKS)}
-    Expansion(whole=28, weights=weights, unseen=0.25).keep(paths[1])
+    StratifiedWeights(full_set_size=28, weights=weights, uncovered=0.25).write_unless_covered(paths[1])
     said = " ".join(good("eval", "compare", *paths, "--json", tmp_path / "pair.json").split())
     assert "a limited sample 10 of 28 tasks, even over strata" in said
     assert "difference, paired +0.30 [" in said
     assert "difference, 28 tasks, estimated +0.54 [" in said
-    assert "in strata of which none was asked 25%" in said
-    whole = json.loads((tmp_path / "pair.json").read_text())["whole"]
-    assert [each["mean"] for each in whole["accuracy"]] == pytest.approx([4 / 28, (3 + 4 * 4) / 28])
-    assert whole["difference"]["mean"] == pytest.approx(15 / 28)
-    # more tasks than it tells of: they are no longer those of that limit
-    Expansion(whole=28, weights={"w-1": 28.0}, unseen=0.0).write(paths[1])
+    assert "in strata without a sampled task 25%" in said
+    whole = json.loads((tmp_path / "pair.json").read_text())
+    estimates = [each["full_set_accuracy"]["mean"] for each in whole["summaries"].values()]
+    assert estimates == pytest.approx([4 / 28, (3 + 4 * 4) / 28])
+    assert whole["changes"][0]["full_set_difference"]["mean"] == pytest.approx(15 / 28)
+    # The weights don't cover these tasks, so they are not those of the limit.
+    StratifiedWeights(full_set_size=28, weights={"w-1": 28.0}, uncovered=0.0).write(paths[1])
     assert "a limited sample" not in good("eval", "compare", *paths)
 
 
-def test_what_cannot_be_compared_is_one_sentence(tmp_path):
+def test_user_errors_are_one_line(tmp_path):
     one = write(tmp_path / "one.jsonl", BARE)
-    assert "there is no evaluation" in bad("eval", "compare", one, tmp_path / "none.jsonl")
-    assert "name a results file, or a run and --name" in bad("eval", "compare", tmp_path, one)
+    compare = ["eval", "compare", one]
+    fail(DataError, *compare, tmp_path / "none.jsonl", key=tmp_path / "none.jsonl")
+    fail(DataError, *compare, tmp_path, key=tmp_path / "evaluations" / "test.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
-    assert "empty.jsonl holds no result; evaluate it first" in bad("eval", "compare", one, tmp_path / "empty.jsonl")
-    lost = Unscored(episode=BARE[0].episode, index=0, reason="the judge is gone")
-    append(tmp_path / "lost.jsonl", Record(task="t", frames=4, repeat=0, under="seed=1", scored=lost))
-    assert "lost.jsonl holds no result: the judge is gone" in bad("eval", "compare", one, tmp_path / "lost.jsonl")
+    fail(DataError, *compare, tmp_path / "empty.jsonl", key=tmp_path / "empty.jsonl")
+    lost = UngradedEpisode(episode=BARE[0].episode, group_index=0, reason="the judge is gone")
+    append_jsonl(
+        tmp_path / "lost.jsonl", Record(task="t", frame_budget=4, sample_index=0, fingerprint="seed=1", outcome=lost)
+    )
+    line = fail(DataError, *compare, tmp_path / "lost.jsonl", key=tmp_path / "lost.jsonl")
+    assert "the judge is gone" in line
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    assert "bad.jsonl, line 1" in bad("eval", "compare", one, tmp_path / "bad.jsonl")
-    assert "such as w-9" in bad("eval", "compare", one, write(tmp_path / "less.jsonl", LOOKED[:9]))
+    fail(DataError, *compare, tmp_path / "bad.jsonl", key="task")
+    fail(DataError, *compare, write(tmp_path / "less.jsonl", LOOKED[:9]), key="tasks", value="w-9")

@@ -1,21 +1,21 @@
-"""Shards: every task once, rows even; joined they are what one machine would have written, or it is said why not."""
+"""Shards: every task once, rows even; merged they equal a single evaluation, or an error explains why not."""
 
 import shutil
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evaluate import TASKS, bare, counting, run
 from test_portions import STRATA, made
 
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.evaluation.benchmarks._benchmark import extra
-from saccade.evaluation.merge import merge
-from saccade.evaluation.portions import Portion
-from saccade.evaluation.run import read_records, read_results
-from saccade.evaluation.shards import Shard, shard_path
+from saccade.evaluation.benchmarks.base import group_by_extra
+from saccade.evaluation.records import read_records, read_scored_episodes
+from saccade.evaluation.shards import get_results_path, merge_shards
+from saccade.evaluation.subset import Shard, Subset
 from saccade.types import Media
 
 
@@ -27,9 +27,9 @@ from saccade.types import Media
 )
 def test_shards_hold_every_task_once_and_rows_evenly(rows, count, limit):
     tasks = made(rows)
-    whole = Portion(limit=limit, strata=STRATA).of(tasks)
+    whole = Subset(limit=limit, strata=STRATA).select(tasks)
     parts = [
-        Portion(limit=limit, strata=STRATA, shard=Shard(index=index, of=count)).of(tasks)
+        Subset(limit=limit, strata=STRATA, shard=Shard(index=index, num_shards=count)).select(tasks)
         for index in range(1, count + 1)
     ]
     assert sorted(each.id for part in parts for each in part) == sorted(each.id for each in whole)
@@ -37,72 +37,76 @@ def test_shards_hold_every_task_once_and_rows_evenly(rows, count, limit):
     for name in {str(row[0]) for row in rows}:
         held = [Counter(str(each.extras["a"]) for each in part)[name] for part in parts]
         assert max(held) - min(held) <= 1
-    again = Portion(limit=limit, strata=STRATA, shard=Shard(index=1, of=count)).of(tasks[::-1])
+    again = Subset(limit=limit, strata=STRATA, shard=Shard(index=1, num_shards=count)).select(tasks[::-1])
     assert {each.id for each in again} == {each.id for each in parts[0]}
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=6, max_size=12), st.integers(1, 6))
-def test_what_a_metric_reads_together_is_in_one_shard(sizes, count):
+def test_joint_tasks_are_in_one_shard(sizes, count):
     tasks = [
         replace(TASKS[0], id=f"{name}-{i}", extras={"a": "x", "b": str(i), "problem": f"p{name}"})
         for name, size in enumerate(sizes)
         for i in range(size)
     ]
     parts = [
-        Portion(strata=STRATA, unit=extra("problem"), shard=Shard(index=index, of=count)).of(tasks)
+        Subset(strata=STRATA, joint_key=group_by_extra("problem"), shard=Shard(index=index, num_shards=count)).select(
+            tasks
+        )
         for index in range(1, count + 1)
     ]
     assert sorted(each.id for part in parts for each in part) == sorted(each.id for each in tasks)
     units = [{each.extras["problem"] for each in part} for part in parts]
     assert sum(map(len, units)) == len(sizes)
     assert max(map(len, units)) - min(map(len, units)) <= 1
-    with pytest.raises(ConfigError, match=f"{len(tasks)} tasks.* are too few for 13 shards"):
-        Portion(strata=STRATA, unit=extra("problem"), shard=Shard(index=1, of=13)).of(tasks)
+    with raises(ConfigError, key="--shard", value="1/13"):
+        Subset(strata=STRATA, joint_key=group_by_extra("problem"), shard=Shard(index=1, num_shards=13)).select(tasks)
 
 
 @pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3", "1.0/2"])
-def test_what_is_no_shard(text):
-    with pytest.raises(ConfigError, match="a shard is written i/n"):
-        Shard.read(text)
+def test_invalid_shard_raises(text):
+    with raises(ConfigError, key="--shard", value=text):
+        Shard.parse(text)
 
 
-def test_there_must_be_a_task_for_every_shard():
-    assert str(Shard.read(" 2 / 8 ")) == "2/8"
-    with pytest.raises(ConfigError, match="8 tasks are too few for 9 shards"):
-        Portion(shard=Shard.read("9/9")).of(TASKS)
+def test_more_shards_than_tasks_raise():
+    assert str(Shard.parse(" 2 / 8 ")) == "2/8"
+    with raises(ConfigError, key="--shard", value="9/9"):
+        Subset(shard=Shard.parse("9/9")).select(TASKS)
 
 
 def shard(renderer, folder, text, **more):
-    """One shard of an evaluation in a run's folder."""
-    part = Portion(shard=Shard.read(text))
-    path = shard_path(folder, "test", part.shard)
-    return run(renderer, path, portion=part, root=folder, **{"repeat": 2, **more})
+    """Run one shard of an evaluation in a run folder."""
+    part = Subset(shard=Shard.parse(text))
+    path = get_results_path(folder, "test", part.shard)
+    return run(renderer, path, subset=part, root=folder, **{"num_samples": 2, **more})
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_options": True}, {"limit": 5}])
-def test_joined_shards_are_what_one_machine_writes(renderer, tmp_path, options):
+def test_merged_shards_equal_a_single_evaluation(renderer, tmp_path, options):
     folders = [tmp_path / name for name in "abc"]
     tasks = [replace(each, media=(Media(path=str(tmp_path / "a" / "clip.mp4")),)) for each in TASKS]
     for place, folder in enumerate(folders):
-        # each machine has the run at its own place, and clips in it
+        # Each machine has its own copy of the run, with clips in it.
         here = [replace(each, media=(Media(path=str(folder / "clip.mp4")),)) for each in tasks]
         shard(renderer, folder, f"{place + 1}/3", tasks=here, **options)
-    path = merge(folders[0], "test", folders[1:])
+    path = merge_shards(folders[0], "test", folders[1:])
     whole = tmp_path / "a" / "evaluations" / "whole.jsonl"
-    found = run(renderer, whole, tasks=tasks, repeat=2, root=tmp_path / "a", **options)
-    assert bare(read_results(path)) == bare(found)  # in the order of one machine as well
-    assert {each.episode.task.media[0].path for each in read_results(path)} == {str(tmp_path / "a" / "clip.mp4")}
-    keys = [[(record.key, record.under) for record in read_records(file)] for file in (path, whole)]
+    found = run(renderer, whole, tasks=tasks, num_samples=2, root=tmp_path / "a", **options)
+    assert bare(read_scored_episodes(path)) == bare(found)  # including the order
+    assert {each.episode.task.media[0].path for each in read_scored_episodes(path)} == {
+        str(tmp_path / "a" / "clip.mp4")
+    }
+    keys = [[(record.key, record.fingerprint) for record in read_records(file)] for file in (path, whole)]
     assert sorted(keys[0]) == sorted(keys[1])
     engine = counting(renderer)
-    run(renderer, path, engine=engine, tasks=tasks, repeat=2, root=tmp_path / "a", **options)
-    assert engine.asked == 0  # nothing is left to be done
+    run(renderer, path, engine=engine, tasks=tasks, num_samples=2, root=tmp_path / "a", **options)
+    assert engine.asked == 0  # everything is finished
     before = path.read_bytes()
-    assert merge(folders[0], "test", folders[1:]).read_bytes() == before
+    assert merge_shards(folders[0], "test", folders[1:]).read_bytes() == before
 
 
-def test_machines_may_lack_the_subtitles_of_others_and_new_ones_are_another_attempt(renderer, tmp_path):
+def test_other_shards_may_lack_subtitles(renderer, tmp_path):
     def here(folder, has):
         folder.mkdir(parents=True, exist_ok=True)
         for each in has:
@@ -118,11 +122,11 @@ def test_machines_may_lack_the_subtitles_of_others_and_new_ones_are_another_atte
 
     folders = [tmp_path / name for name in "ab"]
     for place, folder in enumerate(folders):
-        own = Portion(shard=Shard(index=place + 1, of=2)).of(TASKS)
+        own = Subset(shard=Shard(index=place + 1, num_shards=2)).select(TASKS)
         shard(renderer, folder, f"{place + 1}/2", tasks=here(folder, own))
-    path = merge(folders[0], "test", folders[1:])
-    assert len(read_results(path)) == 2 * len(TASKS)
-    # where subtitles are there now that weren't, what was asked without them is no result
+    path = merge_shards(folders[0], "test", folders[1:])
+    assert len(read_scored_episodes(path)) == 2 * len(TASKS)
+    # New subtitles invalidate results that were obtained without them.
     engine = counting(renderer)
     one = tmp_path / "one"
     shard(renderer, one, "1/1", tasks=here(one, []))
@@ -130,60 +134,62 @@ def test_machines_may_lack_the_subtitles_of_others_and_new_ones_are_another_atte
     assert engine.asked == 2
 
 
-def test_what_cannot_be_joined_is_said_in_a_sentence(renderer, tmp_path):
+def test_incompatible_shards_raise(renderer, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    with pytest.raises(RunError, match="holds no shard of 'test'; evaluate with --shard"):
-        merge(one, "test")
+    with raises(RunError, key="shards", value="test"):
+        merge_shards(one, "test")
     shard(renderer, one, "2/4")
-    with pytest.raises(RunError, match="holds no shard of 'else', but some of 'test'"):
-        merge(one, "else")
-    with pytest.raises(RunError, match="these shards are missing: 1/4, 3/4, 4/4"):
-        merge(one, "test")
+    with raises(RunError, key="shards", value="else"):
+        merge_shards(one, "else")
+    with raises(RunError, key="shards", value=("1/4", "3/4", "4/4")):
+        merge_shards(one, "test")
     shutil.rmtree(one)
     shard(renderer, one, "1/2", identity={"weights": "these"})
-    for options, why in (
-        ({"identity": {"weights": "others"}}, "was made with other weights than"),
-        ({"identity": {"weights": "these"}, "temperature": 0.0}, "was made with other settings than"),
-        ({"identity": {"weights": "these"}, "seed": 8}, "was made with other seed than"),
-        ({"identity": {"weights": "these"}, "limit": 6}, "is a part of other tasks"),
-        ({"identity": {"weights": "these"}, "repeat": 3}, "is a part of other tasks"),
-        ({"identity": {"weights": "these"}, "tasks": TASKS[1:]}, "is a part of other tasks"),
+    path = two / "evaluations" / "shards" / "test" / "2-of-2.shard.json"
+    for options, difference in (
+        ({"identity": {"weights": "others"}}, ("weights",)),
+        ({"identity": {"weights": "these"}, "temperature": 0.0}, ("settings",)),
+        ({"identity": {"weights": "these"}, "seed": 8}, ("seed",)),
+        ({"identity": {"weights": "these"}, "limit": 6}, "tasks"),
+        ({"identity": {"weights": "these"}, "num_samples": 3}, "tasks"),
+        ({"identity": {"weights": "these"}, "tasks": TASKS[1:]}, "tasks"),
     ):
         shard(renderer, two, "2/2", **options)
-        with pytest.raises(RunError, match=why):
-            merge(one, "test", [two])
+        with raises(RunError, key=str(path), value=difference):
+            merge_shards(one, "test", [two])
         assert not (one / "evaluations" / "test.jsonl").exists()
         shutil.rmtree(two)
     shard(renderer, two, "1/3")
-    with pytest.raises(RunError, match=r"is shard 1/2 and .* shard 1/3"):
-        merge(one, "test", [two])
+    with raises(RunError, key=str(path.with_name("1-of-3.shard.json")), value="1/3"):
+        merge_shards(one, "test", [two])
 
 
-def test_an_unfinished_shard_and_one_too_many(renderer, tmp_path):
+def test_unfinished_and_duplicate_shards_raise(renderer, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     shard(renderer, one, "1/2")
     dying = counting(renderer)
     dying.lives = 5
     with pytest.raises(KeyboardInterrupt):
-        shard(renderer, one, "2/2", engine=dying, at_once=2)
-    with pytest.raises(RunError, match=r"2-of-2\.jsonl isn't finished, \d of its 8 attempts are missing; run the same"):
-        merge(one, "test")
+        shard(renderer, one, "2/2", engine=dying, max_concurrency=2)
+    with raises(RunError, key=str(one / "evaluations" / "shards" / "test" / "2-of-2.jsonl")) as caught:
+        merge_shards(one, "test")
+    assert 0 < caught.value.value < 8
     shard(renderer, one, "2/2")
     shutil.copytree(one, two)
-    path = merge(one, "test", [two, one])  # the same copied, or named twice, is one all the same
+    path = merge_shards(one, "test", [two, one])  # identical copies count once
     for name in ("1-of-2", "2-of-2"):
         file = two / "evaluations" / "shards" / "test" / f"{name}.jsonl"
         file.write_text("\n".join(reversed(file.read_text().splitlines())) + "\n")
-    with pytest.raises(RunError, match="of 'test' is there twice, with other results"):
-        merge(one, "test", [two])
+    with raises(RunError, value="1/2"):
+        merge_shards(one, "test", [two])
     path.write_text(path.read_text().splitlines()[0] + "\n")
-    with pytest.raises(RunError, match="holds other results; delete it"):
-        merge(one, "test")
+    with raises(RunError, key=str(path)):
+        merge_shards(one, "test")
     path.unlink()
-    cut = shard_path(one, "test", Shard.read("1/2")).with_suffix(".cut.json")
-    cut.write_text("{}")
-    with pytest.raises(DataError, match=r"1-of-2\.cut\.json, field shard"):
-        merge(one, "test")
-    cut.write_text("{")
-    with pytest.raises(RunError, match=r"1-of-2\.cut\.json can't be read"):
-        merge(one, "test")
+    manifest = get_results_path(one, "test", Shard.parse("1/2")).with_suffix(".shard.json")
+    manifest.write_text("{}")
+    with raises(DataError, key=str(manifest)):
+        merge_shards(one, "test")
+    manifest.write_text("{")
+    with raises(DataError, key=str(manifest)):
+        merge_shards(one, "test")

@@ -1,4 +1,4 @@
-"""Another system's questions as tasks, and what an agent answers to them."""
+"""Other systems' questions as tasks, and an environment's answers to them."""
 
 import base64
 import io
@@ -8,14 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import WORLD, good
+from error_cases import raises
 from PIL import Image
 
-from saccade.data.record import read_jsonl
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.evaluation.run import evaluate
-from saccade.interop.attempts import Attempts, task_of
-from saccade.interop.lmms_eval import Asked, manifest, text_of
-from saccade.types import Block, BlockKind, End, Episode, Kind, Ledger, Media, MediaKind, Reply, Score, Task, Turn
+from saccade.evaluation.runner import evaluate
+from saccade.interop.episode_runner import AgentRunner, build_task
+from saccade.interop.lmms_eval import AgentModel, build_manifest, format_response
+from saccade.rewards.compose import score_each
+from saccade.types import (
+    AnswerType,
+    Block,
+    BlockKind,
+    Episode,
+    EpisodeStatus,
+    Ledger,
+    Media,
+    MediaKind,
+    Reply,
+    Score,
+    Task,
+    Turn,
+)
+from saccade.utils.jsonl import read_jsonl
 
 
 def user(*content):
@@ -30,155 +45,173 @@ def text(said):
 
 
 def test_messages_become_a_task_with_its_media_in_order(tmp_path):
-    picture = Image.fromarray(np.arange(300, dtype=np.uint8).reshape(10, 30))
+    image = Image.fromarray(np.arange(300, dtype=np.uint8).reshape(10, 30))
     messages = [{"role": "system", "content": "Be short."}]
-    messages += user({"type": "video", "url": "file:///v/a.mp4"}, {"type": "image", "url": picture}, text("Which?"))
+    messages += user({"type": "video", "url": "file:///v/a.mp4"}, {"type": "image", "url": image}, text("Which?"))
     messages += user({"type": "image", "url": "b.jpg"}, text("<b>A</b> or B?"))
-    task = task_of("mine/test/3", messages, tmp_path)
-    assert (task.id, task.kind, task.question) == ("mine/test/3", Kind.OPEN, "Be short.\nWhich?\n<b>A</b> or B?")
+    task = build_task("mine/test/3", messages, tmp_path)
+    assert (task.id, task.answer_type, task.question) == (
+        "mine/test/3",
+        AnswerType.OPEN,
+        "Be short.\nWhich?\n<b>A</b> or B?",
+    )
     assert [(media.kind, Path(media.path).suffix) for media in task.media] == [
         (MediaKind.VIDEO, ".mp4"),
         (MediaKind.IMAGE, ".png"),
         (MediaKind.IMAGE, ".jpg"),
     ]
     assert task.media[0].path == "/v/a.mp4"
-    kept = Image.open(task.media[1].path)
-    assert (kept.mode, kept.size) == ("RGB", (30, 10))
-    assert np.array_equal(np.asarray(kept)[..., 0], np.asarray(picture))
+    saved = Image.open(task.media[1].path)
+    assert (saved.mode, saved.size) == ("RGB", (30, 10))
+    assert np.array_equal(np.asarray(saved)[..., 0], np.asarray(image))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "CMYK", "1", "I;16"])
-def test_a_picture_of_any_mode_is_kept_once(tmp_path, mode):
-    picture = Image.new(mode, (8, 8))
-    first, second = (task_of(name, user({"type": "image", "url": picture}), tmp_path) for name in "ab")
+def test_image_of_any_mode_is_saved_once(tmp_path, mode):
+    image = Image.new(mode, (8, 8))
+    first, second = (build_task(name, user({"type": "image", "url": image}), tmp_path) for name in "ab")
     assert first.media == second.media
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_picture_comes_in_any_form_in_which_it_is_handed_over(tmp_path):
+def test_image_formats(tmp_path):
     pixels = np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     content = buffer.getvalue()
     (tmp_path / "a b#.png").write_bytes(content)
-    address = "data:image/png;base64," + base64.b64encode(content).decode()
-    forms = [tmp_path / "a b#.png", f"file://{tmp_path}/a b#.png", f"file://{tmp_path}/a%20b%23.png", content, address]
-    forms += [pixels, Image.fromarray(pixels), {"bytes": content, "path": "gone.png"}, {"image_url": {"url": address}}]
+    data_url = "data:image/png;base64," + base64.b64encode(content).decode()
+    forms = [tmp_path / "a b#.png", f"file://{tmp_path}/a b#.png", f"file://{tmp_path}/a%20b%23.png", content, data_url]
+    forms += [pixels, Image.fromarray(pixels), {"bytes": content, "path": "gone.png"}, {"image_url": {"url": data_url}}]
     forms += [{"path": str(tmp_path / "a b#.png"), "bytes": None}, bytearray(content)]
-    for held in forms:
-        (media,) = task_of("a", user({"type": "image", "url": held}), tmp_path / "kept").media
-        assert np.array_equal(np.asarray(Image.open(media.path)), pixels), held
-    assert len(list((tmp_path / "kept").iterdir())) <= 2  # their bytes, and pixels as they were written here
+    for value in forms:
+        (media,) = build_task("a", user({"type": "image", "url": value}), tmp_path / "kept").media
+        assert np.array_equal(np.asarray(Image.open(media.path)), pixels), value
+    assert len(list((tmp_path / "kept").iterdir())) <= 2  # the given bytes, and the pixels as encoded here
 
 
-def test_a_video_comes_as_a_file_as_content_or_as_its_frames(tmp_path):
-    for held in (b"a film", {"bytes": b"a film"}, {"video": {"bytes": b"a film"}}, "data:video/mp4;base64,YSBmaWxt"):
-        (media,) = task_of("a", user({"type": "video", "url": held}), tmp_path).media
+def test_video_formats(tmp_path):
+    for value in (b"a clip", {"bytes": b"a clip"}, {"video": {"bytes": b"a clip"}}, "data:video/mp4;base64,YSBjbGlw"):
+        (media,) = build_task("a", user({"type": "video", "url": value}), tmp_path).media
         assert (media.kind, Path(media.path).read_bytes(), Path(media.path).suffix) == (
             MediaKind.VIDEO,
-            b"a film",
+            b"a clip",
             ".mp4",
         )
-    frames = [Image.new("RGB", (8, 8), (at, 0, 0)) for at in range(3)]
-    shown = task_of("a", user({"type": "video", "url": frames}), tmp_path).media
+    frames = [Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(3)]
+    shown = build_task("a", user({"type": "video", "url": frames}), tmp_path).media
     assert [media.kind for media in shown] == [MediaKind.IMAGE] * 3
     assert [Image.open(media.path).getpixel((0, 0))[0] for media in shown] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("messages", "sentence"),
+    ("messages", "key", "value"),
     [
-        (user({"type": "audio", "url": "a.wav"}), "takes texts, pictures and videos, not 'audio'"),
-        (user({"type": "video", "url": "a.mp4", "start_time": 3.0}), "takes whole videos"),
-        (user({"type": "video", "url": [1, 2]}), "the image is a int; an agent takes the path of a file"),
-        (user({"type": "video", "url": []}), "the video is a list; an agent takes the path of a file"),
-        (user({"type": "video", "url": "https://x.org/a.mp4"}), "the video is at https://x.org/a.mp4; download it"),
-        (user({"type": "image", "url": {"id": 3}}), "the image is a NoneType"),
-        (user({"type": "image", "url": "data:text/plain,hi"}), "'data:text/plain,hi', which is no data address of one"),
-        (user({"type": "image", "url": "data:image/png;base64,*"}), "the data address of the image can't be read"),
-        (user({"type": "image", "url": np.zeros((2, 2, 7))}), "the array is no picture; give height, width"),
-        (user({"type": "image", "url": None}), "the image is a NoneType"),
-        ([*user(text("?")), {"role": "assistant", "content": "B"}], "no messages of the role 'assistant'"),
+        (user({"type": "audio", "url": "a.wav"}), "type", "audio"),
+        (user({"type": "video", "url": "a.mp4", "start_time": 3.0}), "start_time", 3.0),
+        (user({"type": "video", "url": [1, 2]}), "image", 1),
+        (user({"type": "video", "url": []}), "video", []),
+        (user({"type": "video", "url": "https://x.org/a.mp4"}), "video", "https://x.org/a.mp4"),
+        (user({"type": "image", "url": {"id": 3}}), "image", None),
+        (user({"type": "image", "url": "data:text/plain,hi"}), "image", "data:text/plain,hi"),
+        (user({"type": "image", "url": "data:image/png;base64,*"}), "image", "data:image/png;base64,*"),
+        (user({"type": "image", "url": np.zeros((2, 2, 7))}), "image", (2, 2, 7)),
+        (user({"type": "image", "url": None}), "image", None),
+        ([*user(text("?")), {"role": "assistant", "content": "B"}], "role", "assistant"),
     ],
 )
-def test_what_no_agent_takes_is_said(tmp_path, messages, sentence):
-    with pytest.raises(DataError, match=f"^mine/test/0: .*{sentence}"):
-        task_of("mine/test/0", messages, tmp_path)
+def test_unsupported_messages_raise(tmp_path, messages, key, value):
+    with raises(DataError, key=key, value=value) as caught:
+        build_task("mine/test/0", messages, tmp_path)
+    assert str(caught.value).startswith("mine/test/0: ")
 
 
-def test_a_picture_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_unwritable_image_dir_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="can't be written"):
-        task_of("a", user({"type": "image", "url": Image.new("RGB", (8, 8))}), tmp_path / "file" / "pictures")
+    with raises(RunError) as caught:
+        build_task("a", user({"type": "image", "url": Image.new("RGB", (8, 8))}), tmp_path / "file" / "images")
+    assert caught.value.key.startswith(str(tmp_path / "file" / "images"))
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------
 
 
-def test_the_final_answer_is_marked_and_broken_episodes_say_nothing():
-    said = "<think>A man</think><answer>B</answer>"
-    reply = Reply(text=said, blocks=(Block(kind=BlockKind.ANSWER, body="B", closed=True),))
-    task = Task(id="a", question="?", media=(), kind=Kind.OPEN, gold="")
-    episode = Episode(task=task, agent="direct", ledger=Ledger(), turns=(Turn(reply=reply),), end=End.ANSWERED)
-    assert text_of(episode, whole=False) == "B"
-    assert text_of(episode, whole=True) == said
-    broken = Episode(
-        task=task, agent="direct", ledger=Ledger(), turns=(Turn(reply=reply),), end=End.ABORTED, error="no"
+def test_format_response():
+    response = "<think>A man</think><answer>B</answer>"
+    reply = Reply(text=response, blocks=(Block(kind=BlockKind.ANSWER, body="B", is_closed=True),))
+    task = Task(id="a", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="")
+    episode = Episode(
+        task=task, environment="direct", ledger=Ledger(), turns=(Turn(reply=reply),), status=EpisodeStatus.ANSWERED
     )
-    assert text_of(broken, whole=True) == text_of(broken, whole=False) == ""
+    assert format_response(episode, full_reply=False) == "B"
+    assert format_response(episode, full_reply=True) == response
+    failed = Episode(
+        task=task,
+        environment="direct",
+        ledger=Ledger(),
+        turns=(Turn(reply=reply),),
+        status=EpisodeStatus.ABORTED,
+        error="no",
+    )
+    assert format_response(failed, full_reply=True) == format_response(failed, full_reply=False) == ""
 
 
 @pytest.mark.slow
-def test_the_attempts_are_those_of_an_evaluation(tmp_path, tiny_folder):
-    good("data", "world", tmp_path / "world", *WORLD)
-    settings = ["sampling.max_tokens=8", "evaluation.temperature=1", "evaluation.frames=[4,8]"]
-    attempts = Attempts(Path(tiny_folder), folder=tmp_path / "kept", recipe="tiny/para_grpo", settings=settings)
+def test_episodes_equal_those_of_an_evaluation(tmp_path, tiny_folder):
+    good("data", "synth", tmp_path / "world", *WORLD)
+    settings = ["sampling.max_tokens=8", "evaluation.temperature=1", "evaluation.frame_budgets=[4,8]"]
+    runner = AgentRunner(Path(tiny_folder), folder=tmp_path / "episodes", recipe="tiny/para_grpo", overrides=settings)
     rows = [json.loads(line) for line in (tmp_path / "world" / "test" / "tasks.jsonl").read_text().splitlines()]
     clip = str(tmp_path / "world" / "test" / rows[0]["media"][0]["path"])
     tasks = [
-        task_of(str(at), user({"type": "video", "url": clip}, text(rows[at]["question"])), tmp_path) for at in (0, 1)
+        build_task(str(i), user({"type": "video", "url": clip}, text(rows[i]["question"])), tmp_path) for i in (0, 1)
     ]
-    first = attempts.episodes(tasks)
-    again = attempts.episodes(tasks[:1])  # the engine goes on from question to question
-    assert [each.task for each in first] == tasks
-    assert sorted(each.frames for each in first) == [4, 8]
-    assert all(each.usage.visual_tokens for each in first)
+    first = runner.run_episodes(tasks)
+    again = runner.run_episodes(tasks[:1])  # the engine persists between calls
+    assert [episode.task for episode in first] == tasks
+    assert sorted(episode.frame_budget for episode in first) == [4, 8]
+    assert all(episode.usage.visual_tokens for episode in first)
     assert first[0].ledger != again[0].ledger
-    kept = read_jsonl(tmp_path / "kept" / "episodes.jsonl", Episode)  # in the order in which they ended
-    assert sorted(kept[:2], key=lambda each: each.task.id) == first
-    assert kept[2:] == again
+    stored = read_jsonl(tmp_path / "episodes" / "episodes.jsonl", Episode)  # in the order of completion
+    assert sorted(stored[:2], key=lambda episode: episode.task.id) == first
+    assert stored[2:] == again
 
-    stage = attempts.stage
+    components = runner.components
     work = evaluate(
         tasks,
-        agent=stage.agent,
-        base=stage.context(seed=stage.recipe.seed),
-        score=lambda episode, task: Score(value=0.0, parts={}),
-        settings=stage.recipe.evaluation,
-        path=tmp_path / "same.jsonl",
+        environments=components.environments,
+        context=components.build_context(seed=components.recipe.seed),
+        score_fn=score_each(lambda episode: Score(value=0.0)),
+        settings=components.recipe.evaluation,
+        results_path=tmp_path / "same.jsonl",
     )
-    same = attempts._loop.run(work)
-    assert [each.episode.ledger.sampled_tokens() for each in same] == [each.ledger.sampled_tokens() for each in first]
+    same = runner._event_loop.run(work)
+    assert [episode.episode.ledger.sampled_tokens() for episode in same] == [
+        episode.ledger.sampled_tokens() for episode in first
+    ]
 
-    gone = [Task(id=name, question="?", media=(Media(path="gone.mp4"),), kind=Kind.OPEN, gold="") for name in "ab"]
-    with pytest.warns(UserWarning, match=r"1 of 2 attempts broke \(gone\.mp4"):
-        assert attempts.episodes([tasks[0], gone[0]])[1].error
-    with pytest.raises(RunError, match=r"every attempt broke, the first with: gone\.mp4"):
-        attempts.episodes(gone)
-    attempts.close()
+    missing = [
+        Task(id=name, question="?", media=(Media(path="gone.mp4"),), answer_type=AnswerType.OPEN, ground_truth="")
+        for name in "ab"
+    ]
+    with pytest.warns(UserWarning, match=r"1 of 2 .* gone\.mp4"):
+        assert runner.run_episodes([tasks[0], missing[0]])[1].error
+    with raises(RunError, key="episodes", value=2):
+        runner.run_episodes(missing)
+    runner.close()
 
 
-def test_what_lmms_eval_may_not_ask_is_said():
+def test_unsupported_requests_raise():
     class Request:
         task_name = "mine"
 
-    with pytest.raises(ConfigError, match="mine asks how likely answers are"):
-        Asked.loglikelihood(None, [Request()])
-    with pytest.raises(ConfigError, match="mine asks in several rounds"):
-        Asked.generate_until_multi_round(None, [Request()])
+    with raises(ConfigError, key="tasks", value="mine"):
+        AgentModel.loglikelihood(None, [Request()])
+    with raises(ConfigError, key="tasks", value="mine"):
+        AgentModel.generate_until_multi_round(None, [Request()])
 
 
-def test_without_lmms_eval_one_sentence_says_so(monkeypatch):
+def test_missing_lmms_eval_raises(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lmms_eval", None)
-    with pytest.raises(ConfigError, match="lmms-eval is not installed here; `pip install lmms-eval`"):
-        manifest()
+    with raises(ConfigError, key="lmms-eval"):
+        build_manifest()

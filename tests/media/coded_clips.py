@@ -1,4 +1,4 @@
-"""Clips whose every frame shows its own number in blocks, so that a returned frame proves which one it is."""
+"""Clips in which each frame shows its number in blocks, so that tests can identify decoded frames."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,8 @@ from pathlib import Path
 import av
 import numpy as np
 
-COLUMNS, ROWS, BLOCK = 6, 4, 16  # 8 blocks for the number, 8 for its complement, 8 that say which way is up
-MARKS = (1, 0, 0, 1, 1, 0, 1, 0)
+COLUMNS, ROWS, BLOCK = 6, 4, 16  # 8 blocks for the number, 8 for its complement, 8 for the orientation
+ORIENTATION = (1, 0, 0, 1, 1, 0, 1, 0)
 OPTIONS = {
     "libx265": {"x265-params": "log-level=none"},
     "libsvtav1": {"svtav1-params": "lp=1", "preset": "6", "crf": "10"},
@@ -18,31 +18,33 @@ OPTIONS = {
 }
 
 
-def drawn(number):
+def draw_number(number):
     bits = [number >> shift & 1 for shift in range(8)]
-    grid = np.array([*bits, *(1 - bit for bit in bits), *MARKS], np.uint8).reshape(ROWS, COLUMNS)
+    grid = np.array([*bits, *(1 - bit for bit in bits), *ORIENTATION], np.uint8).reshape(ROWS, COLUMNS)
     return np.repeat(np.kron(grid * 180 + 40, np.ones((BLOCK, BLOCK), np.uint8))[:, :, None], 3, axis=2)
 
 
-def number_of(pixels):
-    """The number that a frame shows, whatever its size; fails where it isn't shown whole and upright."""
+def read_number(pixels):
+    """Return the number that a frame of any size shows; fail unless it is complete and upright."""
     height, width, _ = pixels.shape
     rows = ((np.arange(ROWS) + 0.5) * height / ROWS).astype(int)
     columns = ((np.arange(COLUMNS) + 0.5) * width / COLUMNS).astype(int)
     bits = (pixels[np.ix_(rows, columns)].mean(axis=2) > 128).astype(int).reshape(-1)
-    assert tuple(bits[16:]) == MARKS, f"not upright: {bits}"
-    assert (bits[:8] + bits[8:16] == 1).all(), f"not whole: {bits}"
+    assert tuple(bits[16:]) == ORIENTATION, f"not upright: {bits}"
+    assert (bits[:8] + bits[8:16] == 1).all(), f"not complete: {bits}"
     return int(sum(bit << shift for shift, bit in enumerate(bits[:8])))
 
 
 def make(target, **settings):
-    """Write a clip, in a thread of its own: SVT-AV1 moves the thread that calls it to real time where it may."""
-    with ThreadPoolExecutor(1) as one:
-        return one.submit(_make, target, **settings).result()
+    """Write a clip in a new thread: SVT-AV1 gives the calling thread real-time priority if it can."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_make, target, **settings).result()
 
 
-def _make(target, *, codec="libx264", count=60, rate=25, stamps=None, draw=drawn, matrix=None, form=None, **options):
-    """`stamps` are the frames' times in ms (otherwise i / rate), `matrix` a display matrix."""
+def _make(
+    target, *, codec="libx264", count=60, rate=25, stamps=None, draw=draw_number, matrix=None, form=None, **options
+):
+    """Write a clip; `stamps` are the frames' times in ms (default: i / rate), `matrix` is a display matrix."""
     muxer = {name[4:]: options.pop(name) for name in list(options) if name.startswith("mux_")}
     with av.open(target, "w", format=form, options=muxer) as container:
         options = {key: str(value) for key, value in options.items()}
@@ -62,8 +64,8 @@ def _make(target, *, codec="libx264", count=60, rate=25, stamps=None, draw=drawn
     return str(target)
 
 
-def moved(source, target, seconds, form=None):
-    """Copy a clip's packets, shown `seconds` later; what would be shown before 0 is cut by an edit list (MP4)."""
+def copy_shifted(source, target, seconds, form=None):
+    """Copy a clip's packets, shifted by `seconds`; in MP4 an edit list hides frames before 0."""
     with av.open(source) as old, av.open(str(target), "w", format=form) as new:
         stream = new.add_stream_from_template(old.streams.video[0])
         for packet in old.demux(old.streams.video[0]):
@@ -75,7 +77,7 @@ def moved(source, target, seconds, form=None):
 
 
 class Pipe(io.RawIOBase):
-    """A file that can only be written on, as a pipe; so that a container can't go back to fill in its header."""
+    """A file that can't seek, like a pipe, so that a container can't complete its header at the end."""
 
     def __init__(self, path):
         super().__init__()

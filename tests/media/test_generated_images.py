@@ -1,64 +1,74 @@
-"""Pictures that tools make: sized, written, found again by anybody, and bounded on disk."""
+"""Generated images: resized, saved, readable by other loaders, and limited on disk."""
 
 import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
+from error_cases import raises
 
 from saccade.errors import MediaError
-from saccade.media.cache import Files, Library
-from saccade.protocols import Budget
+from saccade.media import cache
+from saccade.media.cache import CachingMediaLoader
+from saccade.media.image import encode_png
+from saccade.protocols import PixelBudget
 
-WIDE = {"factor": 32, "budget": Budget(min_pixels=784, max_pixels=10**6)}
+SIZE = {"factor": 32, "budget": PixelBudget(min_pixels=784, max_pixels=10**6)}
 
 
 def noise(height=64, width=96, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def keep(library, pixels, **options):
-    return asyncio.run(library.keep(pixels, **{**WIDE, **options}))
+def save(loader, pixels, **options):
+    return asyncio.run(loader.save_image(pixels, **{**SIZE, **options}))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_made_picture_can_be_read_by_another_library(tmp_path, workers):
-    library = Library(workers=workers, made=str(tmp_path / "made"))
-    picture = keep(library, noise())
-    assert (picture.width, picture.height, picture.time, picture.box) == (96, 64, None, None)
-    assert np.array_equal(library.pixels(picture), noise())
-    assert np.array_equal(Library().pixels(picture), noise())
-    assert [path.name for path in (tmp_path / "made").iterdir()] == [Path(picture.path).name]
+def test_a_saved_image_is_readable_by_another_loader(tmp_path, workers):
+    loader = CachingMediaLoader(workers=workers, generated_dir=str(tmp_path / "generated"))
+    image = save(loader, noise())
+    assert (image.width, image.height, image.time, image.box) == (96, 64, None, None)
+    assert np.array_equal(loader.load_pixels(image), noise())
+    assert np.array_equal(CachingMediaLoader().load_pixels(image), noise())
+    assert [path.name for path in (tmp_path / "generated").iterdir()] == [Path(image.path).name]
 
 
-def test_equal_pictures_are_one_file(tmp_path):
-    library = Library(made=str(tmp_path))
-    assert keep(library, noise()) == keep(library, noise())
-    assert keep(library, noise()) != keep(library, noise(seed=1))
+def test_equal_images_share_one_file(tmp_path):
+    loader = CachingMediaLoader(generated_dir=str(tmp_path))
+    assert save(loader, noise()) == save(loader, noise())
+    assert save(loader, noise()) != save(loader, noise(seed=1))
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_made_pictures_are_sized_like_frames(tmp_path):
-    picture = keep(Library(made=str(tmp_path)), noise(500, 1000), budget=Budget(min_pixels=784, max_pixels=50176))
-    assert picture.width * picture.height <= 50176
-    assert picture.width % 32 == picture.height % 32 == 0
-    assert Library().pixels(picture).shape == (picture.height, picture.width, 3)
+def test_saved_images_are_resized_like_frames(tmp_path):
+    image = save(
+        CachingMediaLoader(generated_dir=str(tmp_path)),
+        noise(500, 1000),
+        budget=PixelBudget(min_pixels=784, max_pixels=50176),
+    )
+    assert image.width * image.height <= 50176
+    assert image.width % 32 == image.height % 32 == 0
+    assert CachingMediaLoader().load_pixels(image).shape == (image.height, image.width, 3)
 
 
-def test_without_a_folder_there_is_one_for_the_process():
-    assert np.array_equal(Library().pixels(keep(Library(), noise())), noise())
+def test_without_a_folder_images_are_saved_in_a_temporary_one():
+    assert np.array_equal(CachingMediaLoader().load_pixels(save(CachingMediaLoader(), noise())), noise())
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+def test_an_unwritable_folder_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(MediaError, match=r"file/.* can't be written"):
-        keep(Library(made=str(tmp_path / "file")), noise())
+    with raises(MediaError) as caught:
+        save(CachingMediaLoader(generated_dir=str(tmp_path / "file")), noise())
+    assert Path(caught.value.key).parent == tmp_path / "file"
 
 
-def test_the_oldest_files_go_first(tmp_path):
-    held = Files(10)
-    for name in "abca":
-        path = tmp_path / name
-        path.write_text(name)
-        held.put(str(path), 4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+def test_the_oldest_files_are_deleted_first(tmp_path, monkeypatch):
+    size = len(encode_png(noise()))
+    monkeypatch.setattr(cache, "MAX_GENERATED_BYTES", int(2.5 * size))
+    loader = CachingMediaLoader(generated_dir=str(tmp_path))
+    first, second = save(loader, noise(seed=0)), save(loader, noise(seed=1))
+    assert save(loader, noise(seed=0)) == first  # the second is the oldest now
+    third = save(loader, noise(seed=2))
+    assert {str(path) for path in tmp_path.iterdir()} == {first.path, third.path}
+    assert second.path not in (first.path, third.path)

@@ -1,7 +1,7 @@
-"""One of two processes among which a model's weights are divided (FSDP2): `divided.py RANK MODEL OUT STORE LORA_RANK`.
+"""One of two ranks of a model sharded by FSDP2: `divided.py RANK MODEL OUT STORE LORA_RANK`.
 
-Writes the weights to OUT a layer at a time and copies them, and says as JSON how many bytes were whole at once, and
-those of a layer.
+It writes the weights to OUT layer by layer, copies them, and prints as JSON how many gathered bytes were alive at most,
+and the bytes of the largest layer.
 """
 
 import json
@@ -16,54 +16,54 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForImageTextToText
 
-from saccade.model import _adapters, layerwise
+from saccade.models import checkpoint_io, lora
 
-FILE = 100_000  # bytes
+SHARD_BYTES = 100_000  # bytes
 
 
-def opened(model: str, lora_rank: int):
-    """The model, with adapters that say something."""
-    found = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+def load_model(model: str, lora_rank: int):
+    """Load the model, with nonzero adapters."""
+    model = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
     if lora_rank:
-        _adapters.attach(found, found.model.language_model, lora_rank)
+        lora.attach_adapters(model, model.model.language_model, lora_rank)
         torch.manual_seed(7)
-        for value in _adapters.adapters(found).values():
+        for value in lora.get_adapter_weights(model).values():
             value.add_(torch.randn_like(value))
-    return found
+    return model
 
 
-def load(folder: str, name: str) -> torch.Tensor:
-    """A weight that was written."""
-    places = json.loads((Path(folder) / "model.safetensors.index.json").read_text())["weight_map"]
-    with safe_open(Path(folder) / places[name], framework="pt") as file:
+def load_weight(folder: str, name: str) -> torch.Tensor:
+    """Load a weight that was written."""
+    weight_map = json.loads((Path(folder) / "model.safetensors.index.json").read_text())["weight_map"]
+    with safe_open(Path(folder) / weight_map[name], framework="pt") as file:
         return file.get_tensor(name)
 
 
 def main(rank: int, path: str, out: str, store: str, lora_rank: int) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    model = opened(path, lora_rank)
+    model = load_model(path, lora_rank)
     mesh = init_device_mesh("cpu", (2,))
     for layer in (*model.model.language_model.layers, *model.model.visual.blocks, model):
         fully_shard(layer, mesh=mesh)
-    model(input_ids=torch.tensor([[1, 2, 3]]))  # its root stays whole after a pass
-    parts = [each.parts.values() for each in layerwise.layers(model)]
-    assert all(isinstance(value, layerwise.DTensor) for values in parts for value in values)
+    model(input_ids=torch.tensor([[1, 2, 3]]))  # after a forward pass the root stays unsharded
+    layers = [layer.weights.values() for layer in checkpoint_io.iterate_layers(model)]
+    assert all(isinstance(value, checkpoint_io.DTensor) for values in layers for value in values)
 
-    live, whole = {"now": 0, "most": 0}, layerwise.whole
+    live, gather_tensor = {"now": 0, "max": 0}, checkpoint_io.gather_tensor
 
-    def counted(value):
-        found = whole(value)
-        live["now"] += found.nbytes
-        live["most"] = max(live["most"], live["now"])
-        weakref.finalize(found, lambda size: live.update(now=live["now"] - size), found.nbytes)
-        return found
+    def gather_and_count(value):
+        gathered = gather_tensor(value)
+        live["now"] += gathered.nbytes
+        live["max"] = max(live["max"], live["now"])
+        weakref.finalize(gathered, lambda size: live.update(now=live["now"] - size), gathered.nbytes)
+        return gathered
 
-    layerwise.whole = counted
-    layerwise.write(model, Path(out), file=FILE)
-    sizes = [sum(value.nbytes for value in values) for values in parts]
-    copies = {name: value for each in layerwise.copied(model) for name, value in each.items()}
-    assert all(torch.equal(value, load(out, name)) for name, value in copies.items())
+    checkpoint_io.gather_tensor = gather_and_count
+    checkpoint_io.write_weights(model, Path(out), shard_bytes=SHARD_BYTES)
+    sizes = [sum(value.nbytes for value in values) for values in layers]
+    copies = {name: value for layer in checkpoint_io.copy_layers_to_cpu(model) for name, value in layer.items()}
+    assert all(torch.equal(value, load_weight(out, name)) for name, value in copies.items())
     print(json.dumps({**live, "copied": len(copies), "largest": max(sizes), "all": sum(sizes)}))
     distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Weights as files, a layer at a time: the same to the bit as written at once, and never whole but on disk."""
+"""Writing weights layer by layer: bit for bit the same files, without a second full copy in memory."""
 
 import importlib.util
 import json
@@ -12,114 +12,119 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade.config import Model
-from saccade.model import layerwise
-from saccade.model.backbone import Backbone
-from saccade.model.files import check_weights
-from saccade.model.tiny import make_tiny
+from saccade.config.schema import ModelConfig
+from saccade.models import checkpoint_io
+from saccade.models.backbone import Backbone
+from saccade.models.checkpoint_files import check_weights
+from saccade.models.tiny import make_tiny_model
 
-pytestmark = pytest.mark.slow  # models are made and opened
+pytestmark = pytest.mark.slow  # creates and loads models
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl", "untied"])
 def folder(request, tmp_path_factory) -> Path:
     path, untied = tmp_path_factory.mktemp(request.param) / "model", request.param == "untied"
-    make_tiny(str(path), family="qwen3_vl" if untied else request.param, seed=3, tied=not untied)
+    make_tiny_model(str(path), family="qwen3_vl" if untied else request.param, seed=3, tie_word_embeddings=not untied)
     return path
 
 
-def opened(folder) -> Backbone:
-    return Backbone(Model(path=str(folder), threads=1))
+def load_backbone(folder) -> Backbone:
+    return Backbone(ModelConfig(path=str(folder), num_threads=1))
 
 
-def read(folder) -> dict[str, torch.Tensor]:
-    found = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
-    assert sum(len(each) for each in found) == len({name for each in found for name in each}), "a weight is there twice"
-    return {name: value for each in found for name, value in each.items()}
+def read_weights(folder) -> dict[str, torch.Tensor]:
+    shards = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    assert sum(len(shard) for shard in shards) == len({name for shard in shards for name in shard}), (
+        "a weight is stored twice"
+    )
+    return {name: value for shard in shards for name, value in shard.items()}
 
 
-def equal(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+def are_equal(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_a_small_model_is_the_file_that_transformers_writes(folder, tmp_path):
-    backbone = opened(folder)
+    backbone = load_backbone(folder)
     backbone.save(tmp_path / "ours")
     backbone.model.save_pretrained(tmp_path / "theirs")
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("file", [1, 100_000, 10**9])
-def test_many_files_are_the_same_weights(folder, tmp_path, file):
-    backbone = opened(folder)
+@pytest.mark.parametrize("shard_bytes", [1, 100_000, 10**9])
+def test_sharded_files_hold_the_same_weights(folder, tmp_path, shard_bytes):
+    backbone = load_backbone(folder)
     backbone.save(tmp_path)
-    layerwise.write(backbone.model, tmp_path, file=1)  # what an earlier model left there
-    layerwise.write(backbone.model, tmp_path, file=file)
-    assert equal(read(tmp_path), read(folder))
-    many = [path.name for path in sorted(tmp_path.glob("*.safetensors"))]
-    assert (len(many) == 1) == (file == 10**9) == (not (tmp_path / "model.safetensors.index.json").exists())
+    checkpoint_io.write_weights(backbone.model, tmp_path, shard_bytes=1)  # files of an earlier model
+    checkpoint_io.write_weights(backbone.model, tmp_path, shard_bytes=shard_bytes)
+    assert are_equal(read_weights(tmp_path), read_weights(folder))
+    names = [path.name for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert (len(names) == 1) == (shard_bytes == 10**9) == (not (tmp_path / "model.safetensors.index.json").exists())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     check_weights(tmp_path)
-    again, ours = opened(tmp_path).model.state_dict(), backbone.model.state_dict()
-    assert equal(again, ours)
-    if len(many) > 1:
+    reloaded, original = load_backbone(tmp_path).model.state_dict(), backbone.model.state_dict()
+    assert are_equal(reloaded, original)
+    if len(names) > 1:
         index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-        assert sorted(set(index["weight_map"].values())) == many
-        assert index["metadata"]["total_size"] == sum(value.nbytes for value in read(tmp_path).values())
+        assert sorted(set(index["weight_map"].values())) == names
+        assert index["metadata"]["total_size"] == sum(value.nbytes for value in read_weights(tmp_path).values())
 
 
-def test_a_copy_is_what_a_file_would_hold_and_stays_so(folder):
-    backbone = opened(folder)
-    layers = layerwise.copied(backbone.model)
+def test_a_cpu_copy_equals_the_files_and_is_independent_of_training(folder):
+    backbone = load_backbone(folder)
+    layers = checkpoint_io.copy_layers_to_cpu(backbone.model)
     with torch.no_grad():
-        for parameter in backbone.parameters:
+        for parameter in backbone.trainable_parameters:
             parameter.add_(1.0)
     whole = {name: value for layer in layers for name, value in layer.items()}
     assert sum(map(len, layers)) == len(whole)
-    assert equal(whole, read(folder))
+    assert are_equal(whole, read_weights(folder))
 
 
-def test_a_layer_is_gathered_once_and_in_its_place(folder):
-    backbone = opened(folder)
-    layers = [[layerwise.layer_of(name) for name in layer.parts] for layer in layerwise.layers(backbone.model)]
+def test_layers_are_iterated_once_and_in_order(folder):
+    backbone = load_backbone(folder)
+    layers = [
+        [checkpoint_io.parse_layer_name(name) for name in layer.weights]
+        for layer in checkpoint_io.iterate_layers(backbone.model)
+    ]
     assert all(len(set(names)) == 1 for names in layers)
     text = [names[0] for names in layers if "language_model.layers" in names[0]]
-    assert text == [f"model.language_model.layers.{number}" for number in range(len(backbone.text.layers))]
+    assert text == [f"model.language_model.layers.{number}" for number in range(len(backbone.language_model.layers))]
 
 
 @pytest.mark.parametrize(("tied", "lora_rank"), [(True, 0), (False, 0), (True, 4)])
-def test_two_processes_write_what_one_would(tmp_path, tied, lora_rank):
-    """And hold a layer and a file at most, where all weights would be many times as much."""
+def test_two_ranks_write_what_one_process_writes(tmp_path, tied, lora_rank):
+    """And hold a layer and a file at most, where all weights would be names times as much."""
     if lora_rank and not importlib.util.find_spec("peft"):
         pytest.skip("peft is missing: pip install peft")
-    make_tiny(str(tmp_path / "model"), seed=3, tied=tied)
-    told = together(tmp_path, lora_rank)
-    layerwise.write(divided.opened(str(tmp_path / "model"), lora_rank), tmp_path, file=10**9)
+    make_tiny_model(str(tmp_path / "model"), seed=3, tie_word_embeddings=tied)
+    reports = run_two_ranks(tmp_path, lora_rank)
+    checkpoint_io.write_weights(divided.load_model(str(tmp_path / "model"), lora_rank), tmp_path, shard_bytes=10**9)
     alone = load_file(tmp_path / "model.safetensors")
-    found = read(tmp_path / "out")
-    if lora_rank:  # a part of a product is rounded as the kernel for its size does
-        assert found.keys() == alone.keys()
-        assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in found.items())
+    written = read_weights(tmp_path / "out")
+    if lora_rank:  # rounding of a partial product depends on its size
+        assert written.keys() == alone.keys()
+        assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in written.items())
     else:
-        assert equal(found, alone)
+        assert are_equal(written, alone)
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
-    assert [each["copied"] for each in told] == [len(alone), 0]
-    for each in told:
-        assert each["now"] == 0
-        layer = each["largest"] * (2 if lora_rank else 1)  # what is added to an adapted one as well
-        assert each["most"] <= layer + divided.FILE
-        assert each["most"] < each["all"] / 2
+    assert [report["copied"] for report in reports] == [len(alone), 0]
+    for report in reports:
+        assert report["now"] == 0
+        layer = report["largest"] * (2 if lora_rank else 1)  # the adapters' product, too
+        assert report["max"] <= layer + divided.SHARD_BYTES
+        assert report["max"] < report["all"] / 2
 
 
-def together(tmp_path, lora_rank):
-    """What the two processes say."""
+def run_two_ranks(tmp_path, lora_rank):
+    """Run the two ranks; return their JSON reports."""
     (tmp_path / "out").mkdir()
-    source = str(Path(layerwise.__file__).parents[2])
-    given = [*(str(tmp_path / name) for name in ("model", "out", "store")), str(lora_rank)]
+    source = str(Path(checkpoint_io.__file__).parents[2])
+    arguments = [*(str(tmp_path / name) for name in ("model", "out", "store")), str(lora_rank)]
     running = [
         subprocess.Popen(
-            [sys.executable, divided.__file__, str(rank), *given],
+            [sys.executable, divided.__file__, str(rank), *arguments],
             env={**os.environ, "PYTHONPATH": source},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -128,9 +133,9 @@ def together(tmp_path, lora_rank):
         for rank in range(2)
     ]
     try:
-        told = [each.communicate(timeout=240) for each in running]
+        outputs = [process.communicate(timeout=240) for process in running]
     finally:
-        for each in running:
-            each.kill()
-    assert [each.returncode for each in running] == [0, 0], told
-    return [json.loads(said.splitlines()[-1]) for said, _ in told]
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], outputs
+    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]

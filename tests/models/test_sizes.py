@@ -1,20 +1,21 @@
-"""How large a model is: against the real one, and against numbers worked out by hand."""
+"""Model sizes against real models, and against numbers worked out by hand."""
 
 import copy
 
 import pytest
 import torch
+from error_cases import raises
 
-from saccade.config import Model, Optim
+from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import ConfigError, ModelError
-from saccade.ledger import Picture
-from saccade.model.backbone import Backbone
-from saccade.model.sizes import PUBLISHED, published_sizes, read_sizes, tiny_sizes
-from saccade.model.tiny import make_tiny
-from saccade.testing import PaintedMedia
-from saccade.training.optim import Optimizer
+from saccade.ledger import ImageRef
+from saccade.models.backbone import Backbone
+from saccade.models.model_sizes import PUBLISHED_MODELS, compute_published_sizes, compute_tiny_sizes, read_sizes
+from saccade.models.tiny import make_tiny_model
+from saccade.testing import FakeMediaLoader
+from saccade.training.optimizer import Optimizer
 
-# What the published checkpoints hold, to a tenth of a billion.
+# Parameters of the published checkpoints in billions, to one decimal.
 BILLIONS = {
     "Qwen3-VL-2B-Instruct": 2.1,
     "Qwen3-VL-4B-Instruct": 4.4,
@@ -26,18 +27,18 @@ BILLIONS = {
 
 
 def make(folder, family, **changes):
-    make_tiny(str(folder), family=family, **{"hidden": 64, "layers": 2, **changes})
+    make_tiny_model(str(folder), family=family, **{"hidden_size": 64, "num_layers": 2, **changes})
     return str(folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_models_have_the_parameters_they_are_known_for(name):
-    assert published_sizes(name).parameters / 1e9 == pytest.approx(BILLIONS[name], abs=0.05)
+@pytest.mark.parametrize("name", PUBLISHED_MODELS)
+def test_published_models_have_their_known_parameter_counts(name):
+    assert compute_published_sizes(name).num_parameters / 1e9 == pytest.approx(BILLIONS[name], abs=0.05)
 
 
 def test_qwen3_vl_8b_by_hand():
-    found = published_sizes("Qwen3-VL-8B-Instruct")
+    sizes = compute_published_sizes("Qwen3-VL-8B-Instruct")
     # 36 layers: q and o 4096 x 4096, k and v 4096 x 1024, MLP 3 x 4096 x 12288, norms 2 x 4096 + 2 x 128
     layer = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
     text = 36 * layer + 2 * 151936 * 4096 + 4096
@@ -46,62 +47,64 @@ def test_qwen3_vl_8b_by_hand():
     patches = 1152 * (3 * 2 * 16 * 16) + 1152 + 2304 * 1152
     merger = 4608 * 4608 + 4608 + 4608 * 4096 + 4096
     tower = 27 * block + patches + (merger + 2 * 1152) + 3 * (merger + 2 * 4608)
-    assert found.parameters == text + tower == 8_767_123_696
-    assert found.key_values(2) == 2 * 36 * 8 * 128 * 2 == 147_456
-    assert found.factor == 32
+    assert sizes.num_parameters == text + tower == 8_767_123_696
+    assert sizes.compute_kv_bytes(2) == 2 * 36 * 8 * 128 * 2 == 147_456
+    assert sizes.factor == 32
     # on every layer: q and o 4096 + 4096, k and v 4096 + 1024, gate, up and down 4096 + 12288
-    assert found.adapters(64) == 36 * 64 * (2 * 8192 + 2 * 5120 + 3 * 16384)
+    assert sizes.count_adapter_parameters(64) == 36 * 64 * (2 * 8192 + 2 * 5120 + 3 * 16384)
 
 
-def test_other_families_see_other_patches():
-    assert published_sizes("Qwen2.5-VL-7B-Instruct").factor == 28
-    assert published_sizes("Qwen2.5-VL-7B-Instruct").key_values(2) == 2 * 28 * 4 * 128 * 2
+def test_other_families_have_other_patch_sizes():
+    assert compute_published_sizes("Qwen2.5-VL-7B-Instruct").factor == 28
+    assert compute_published_sizes("Qwen2.5-VL-7B-Instruct").compute_kv_bytes(2) == 2 * 28 * 4 * 128 * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_folder_is_counted_exactly(tmp_path, family, tied):
-    backbone = Backbone(Model(path=make(tmp_path, family, tied=tied)))
-    found = read_sizes(str(tmp_path))
-    assert found.parameters == sum(parameter.numel() for parameter in backbone.parameters)
-    assert found.factor == backbone.renderer.factor
-    layers, heads, width = backbone.cache_shape
-    assert found.key_values(4) == 2 * layers * heads * width * 4
-    assert found.vocabulary == backbone.vocabulary
+def test_sizes_of_a_folder_are_exact(tmp_path, family, tied):
+    backbone = Backbone(ModelConfig(path=make(tmp_path, family, tie_word_embeddings=tied)))
+    sizes = read_sizes(str(tmp_path))
+    assert sizes.num_parameters == sum(parameter.numel() for parameter in backbone.trainable_parameters)
+    assert sizes.factor == backbone.renderer.factor
+    layers, heads, width = backbone.kv_cache_shape
+    assert sizes.compute_kv_bytes(4) == 2 * layers * heads * width * 4
+    assert sizes.vocab_size == backbone.vocab_size
 
 
-def test_what_the_demo_makes_is_what_make_tiny_makes(tmp_path):
-    make_tiny(str(tmp_path))
-    made, told = read_sizes(str(tmp_path)), tiny_sizes("qwen3_vl")
-    # They differ by their words alone: one row of 128 numbers for each.
-    assert made.parameters - told.parameters == 128 * (made.vocabulary - told.vocabulary)
+def test_sizes_of_the_demos_model_match_make_tiny_model(tmp_path):
+    make_tiny_model(str(tmp_path))
+    made, computed = read_sizes(str(tmp_path)), compute_tiny_sizes("qwen3_vl")
+    # Only the vocabularies differ: one row of 128 numbers per token.
+    assert made.num_parameters - computed.num_parameters == 128 * (made.vocab_size - computed.vocab_size)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_moments_are_the_optimisers_own(tmp_path, name):
-    backbone = Backbone(Model(path=make(tmp_path, "qwen3_vl")))
-    optimizer = Optimizer(backbone.model, Optim(name=name), 1)
-    for parameter in backbone.parameters:
+def test_moment_counts_match_the_optimizer(tmp_path, name):
+    backbone = Backbone(ModelConfig(path=make(tmp_path, "qwen3_vl")))
+    optimizer = Optimizer(backbone.model, OptimizerConfig(name=name), 1)
+    for parameter in backbone.trainable_parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    states = [state for part in optimizer.state()["parts"] for state in part["state"].values()]
+    states = [state for part in optimizer.state_dict()["optimizers"] for state in part["state"].values()]
     held = sum(value.numel() for state in states for value in state.values() if value.ndim)
-    found = read_sizes(str(tmp_path))
-    assert held == 2 * found.parameters - (found.matrices if name == "muon" else 0)
+    sizes = read_sizes(str(tmp_path))
+    assert held == 2 * sizes.num_parameters - (sizes.num_matrix_parameters if name == "muon" else 0)
 
 
 def test_adapters_are_counted_exactly(tmp_path):
     pytest.importorskip("peft", reason="peft is missing: pip install peft")
-    backbone = Backbone(Model(path=make(tmp_path, "qwen3_vl"), lora_rank=4))
-    assert read_sizes(str(tmp_path)).adapters(4) == sum(parameter.numel() for parameter in backbone.parameters)
+    backbone = Backbone(ModelConfig(path=make(tmp_path, "qwen3_vl"), lora_rank=4))
+    assert read_sizes(str(tmp_path)).count_adapter_parameters(4) == sum(
+        parameter.numel() for parameter in backbone.trainable_parameters
+    )
 
 
-# ---- what autograd keeps -------------------------------------------------------------------------------------------
+# ---- saved tensors of autograd ---------------------------------------------------------------------------------------
 
 
-def saved(backbone, work):
-    """Bytes that autograd keeps of `work`, but for the parameters."""
+def count_saved_bytes(backbone, work):
+    """Return the bytes that autograd saves for `work`, without parameters."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
     held = {}
 
@@ -113,62 +116,63 @@ def saved(backbone, work):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = work()
     assert result is not None
-    return sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in weights)
+    return sum(tensor.untyped_storage().nbytes() for pointer, tensor in held.items() if pointer not in weights)
 
 
-def read(backbone, T):
+def forward(backbone, T):
     ids, positions = torch.randint(0, 50, (1, T)), torch.arange(T).expand(3, 1, T)
-    return lambda: backbone.hidden(ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril())
+    return lambda: backbone.compute_hidden_states(ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
-def test_a_layer_keeps_what_is_said(tmp_path, family, dtype, size):
-    T, kept = 256, []
+def test_text_activation_bytes_match_autograd(tmp_path, family, dtype, size):
+    T, saved_bytes = 256, []
     for layers in (1, 3):
-        folder = make(tmp_path / str(layers), family, layers=layers, hidden=128)
-        backbone = Backbone(Model(path=folder, dtype=dtype))
-        kept.append(saved(backbone, read(backbone, T)))
-    # Beside what is said there is the mask, as numbers, and a few numbers per token and head.
-    said = read_sizes(folder).saved_text(size) * T + size * T * T
-    assert (kept[1] - kept[0]) / 2 == pytest.approx(said, rel=0.01)
+        folder = make(tmp_path / str(layers), family, num_layers=layers, hidden_size=128)
+        backbone = Backbone(ModelConfig(path=folder, dtype=dtype))
+        saved_bytes.append(count_saved_bytes(backbone, forward(backbone, T)))
+    # In addition there are the mask, and a few numbers per token and head.
+    expected = read_sizes(folder).compute_text_activation_bytes(size) * T + size * T * T
+    assert (saved_bytes[1] - saved_bytes[0]) / 2 == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_a_checkpointed_layer_keeps_its_input(tmp_path, family):
-    T, kept = 64, []
+    T, saved_bytes = 64, []
     for layers in (1, 3):
         backbone = Backbone(
-            Model(path=make(tmp_path / str(layers), family, layers=layers), activation_checkpointing=True)
+            ModelConfig(path=make(tmp_path / str(layers), family, num_layers=layers), activation_checkpointing=True)
         )
-        kept.append(saved(backbone, read(backbone, T)))
-    assert (kept[1] - kept[0]) / 2 == 4 * 64 * T
+        saved_bytes.append(count_saved_bytes(backbone, forward(backbone, T)))
+    assert (saved_bytes[1] - saved_bytes[0]) / 2 == 4 * 64 * T
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
-def test_a_block_of_the_tower_keeps_what_is_said(tmp_path, family, dtype, size):
+def test_vision_activation_bytes_match_autograd(tmp_path, family, dtype, size):
     folder = make(tmp_path, family)
-    backbone = Backbone(Model(path=folder, dtype=dtype))
-    frames = [Picture(path="v", digest=str(at), time=0.0, width=128, height=128) for at in range(4)]
-    before = saved(backbone, lambda: backbone.features(frames, PaintedMedia().pixels))
+    backbone = Backbone(ModelConfig(path=folder, dtype=dtype))
+    frames = [ImageRef(path="v", digest=str(index), time=0.0, width=128, height=128) for index in range(4)]
+    before = count_saved_bytes(backbone, lambda: backbone.encode_images(frames, FakeMediaLoader().load_pixels))
     blocks = backbone.model.model.visual.blocks
     blocks.append(copy.deepcopy(blocks[0]))
-    after = saved(backbone, lambda: backbone.features(frames, PaintedMedia().pixels))
+    after = count_saved_bytes(backbone, lambda: backbone.encode_images(frames, FakeMediaLoader().load_pixels))
     patches = 4 * 16 * 16  # of 8 x 8 pixels
-    assert after - before == pytest.approx(read_sizes(folder).saved_vision(size) * patches, rel=0.02)
+    assert after - before == pytest.approx(read_sizes(folder).compute_vision_activation_bytes(size) * patches, rel=0.02)
 
 
-# ---- what can't be counted -----------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_unknown_models_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"did you mean 'Qwen3-VL-8B-Instruct'"):
-        published_sizes("Qwen3-VL-8B")
-    with pytest.raises(ModelError, match="no tiny model of the family 'nothing'"):
-        tiny_sizes("nothing")
-    with pytest.raises(ModelError, match="can't be read as a model"):
+def test_unknown_models_are_refused(tmp_path):
+    with raises(ConfigError, key="model.base_model", value="Qwen3-VL-8B") as caught:
+        compute_published_sizes("Qwen3-VL-8B")
+    assert "'Qwen3-VL-8B-Instruct'" in str(caught.value)
+    with raises(ModelError, key="family", value="nothing"):
+        compute_tiny_sizes("nothing")
+    with raises(ModelError):
         read_sizes(str(tmp_path))

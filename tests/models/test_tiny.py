@@ -7,27 +7,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_cases import raises
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
-from saccade.agents import parallel, reasoning
-from saccade.chat.render import load_renderer
-from saccade.data.world import phrases
-from saccade.data.world.events import COLOURS
+from saccade.chat.renderer import load_renderer
+from saccade.data.synthetic import text_templates
+from saccade.data.synthetic.events import COLORS
+from saccade.environments import parallel_crop, single_turn
 from saccade.errors import ModelError
-from saccade.ledger import Ledger, Picture
-from saccade.model.tiny import make_tiny
+from saccade.ledger import ImageRef, Ledger
+from saccade.models.tiny import make_tiny_model
 from saccade.tools.crop_video import crop_video
 from saccade.types import Message
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
-WORLD = ["What colour is shown at second 37?", "Which heptagon comes right after the vermilion one?"]
+TEXTS = ["What colour is shown at second 37?", "Which heptagon comes right after the vermilion one?"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("tiny") / request.param)
-    make_tiny(path, family=request.param, vocabulary_text=WORLD, phrases=["Say it in one word."])
+    make_tiny_model(path, family=request.param, vocabulary_text=TEXTS, phrases=["Say it in one word."])
     return path
 
 
@@ -40,7 +41,7 @@ def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(folder).iterdir())}
 
 
-def test_transformers_opens_it_as_it_is(folder, tokenizer):
+def test_transformers_loads_the_checkpoint(folder, tokenizer):
     model = AutoModelForImageTextToText.from_pretrained(folder)
     assert 0.9e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.5e6
     assert model.config.text_config.pad_token_id is None
@@ -55,13 +56,13 @@ def test_transformers_opens_it_as_it_is(folder, tokenizer):
     assert list(model.generation_config.eos_token_id) == list(load_renderer(folder).stop_ids)
 
 
-def test_every_byte_survives(tokenizer):
+def test_every_byte_round_trips(tokenizer):
     text = "".join(map(chr, range(1, 0x250))) + "\x00 日本語 🙂 \u200b\r\n\t  end"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.get_vocab().keys() >= set(pre_tokenizers.ByteLevel.alphabet())
 
 
-def test_words_are_the_same_everywhere_and_digits_are_apart(tokenizer):
+def test_words_have_one_token_and_digits_are_separate(tokenizer):
     for word in ("red", "purple", "colour", "vermilion", "heptagon"):
         (token,) = tokenizer(word)["input_ids"]
         for context in (f" {word}", f"{word}.", f"<answer>{word}</answer>", f"\n{word}", f'"{word}"', f"{word}17"):
@@ -69,46 +70,55 @@ def test_words_are_the_same_everywhere_and_digits_are_apart(tokenizer):
     assert tokenizer.tokenize("3710.5") == ["3", "7", "1", "0", ".", "5"]
 
 
-def test_the_packaged_agents_and_worlds_speak_in_whole_words(tokenizer):
-    said = [parallel.SYSTEM, parallel.FORCED_ANSWER, reasoning.SYSTEM, json.dumps(crop_video.schema)]
-    said += [*(text.replace("{target}", "") for text in phrases.QUESTIONS.values()), phrases.LOOK, *COLOURS]
-    for word in {word for text in said for word in re.findall(r"[A-Za-z]+(?:_[a-z]+)*", text)}:
+def test_words_of_packaged_prompts_and_datasets_are_single_tokens(tokenizer):
+    texts = [
+        parallel_crop.SYSTEM_PROMPT,
+        parallel_crop.FINAL_ANSWER_PROMPT,
+        single_turn.THINK_SYSTEM_PROMPT,
+        json.dumps(crop_video.schema),
+    ]
+    texts += [
+        *(text.replace("{target}", "") for text in text_templates.QUESTION_TEMPLATES.values()),
+        text_templates.LOOK_CLOSER,
+        *COLORS,
+    ]
+    for word in {word for text in texts for word in re.findall(r"[A-Za-z]+(?:_[a-z]+)*", text)}:
         assert len(tokenizer(word)["input_ids"]) == 1, word
 
 
-def test_the_protocol_is_short(folder, tokenizer):
+def test_the_prompt_format_uses_few_tokens(folder, tokenizer):
     call = '{"name": "crop_video", "arguments": {"start_time": 16, "end_time": 32}}'
     assert len(tokenizer(call)["input_ids"]) == 7
     assert len(tokenizer("<answer>red</answer>")["input_ids"]) == 3
     assert len(tokenizer("Say it in one word.")["input_ids"]) == 1
     renderer = load_renderer(folder)
-    frame = Picture(path="a", digest="d", time=12.5, width=16, height=16)
+    frame = ImageRef(path="a", digest="d", time=12.5, width=16, height=16)
     empty = renderer.render(Ledger(), [Message(role="user", parts=())]).tokens
     shown = renderer.render(Ledger(), [Message(role="user", parts=("<12.5 seconds>", frame))]).tokens
     assert len(shown) - len(empty) == 7
-    assert renderer.visual_tokens(frame) == 1
+    assert renderer.count_visual_tokens(frame) == 1
 
 
 @pytest.mark.slow
 def test_the_same_arguments_write_the_same_files(tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         state = torch.random.get_rng_state()
-        make_tiny(str(tmp_path / name), seed=seed, hidden=64, layers=1, vocabulary_text=WORLD)
+        make_tiny_model(str(tmp_path / name), seed=seed, hidden_size=64, num_layers=1, vocabulary_text=TEXTS)
         assert torch.equal(state, torch.random.get_rng_state())
     first, same, other = (digests(tmp_path / name) for name in "abc")
     assert first == same
     assert first["tokenizer.json"] == other["tokenizer.json"]
     assert first["model.safetensors"] != other["model.safetensors"]
     code = (
-        "import sys; from saccade.model.tiny import make_tiny\n"
-        "make_tiny(sys.argv[1], seed=3, hidden=64, layers=1, vocabulary_text=sys.argv[2:])"
+        "import sys; from saccade.models.tiny import make_tiny_model\n"
+        "make_tiny_model(sys.argv[1], seed=3, hidden_size=64, num_layers=1, vocabulary_text=sys.argv[2:])"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "d"), *WORLD], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "d"), *TEXTS], check=True, capture_output=True)
     assert digests(tmp_path / "d") == first
 
 
 def test_sizes_are_arguments(tmp_path):
-    make_tiny(str(tmp_path / "m"), hidden=192, layers=2, patch=14, tied=False)
+    make_tiny_model(str(tmp_path / "m"), hidden_size=192, num_layers=2, patch_size=14, tie_word_embeddings=False)
     config = AutoConfig.from_pretrained(tmp_path / "m")
     assert (config.text_config.hidden_size, config.text_config.num_hidden_layers) == (192, 2)
     assert load_renderer(str(tmp_path / "m")).factor == 28
@@ -121,13 +131,7 @@ def test_the_template_is_in_the_folder(folder, tokenizer):
     assert json.loads((Path(folder) / "preprocessor_config.json").read_text())["patch_size"] == 8
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"family": "llama"}, "no tiny model of the family 'llama'; found: qwen2_5_vl, qwen3_vl"),
-        ({"hidden": 100}, "hidden size must be a multiple of 64, not 100"),
-    ],
-)
-def test_settings_that_do_not_fit(tmp_path, settings, sentence):
-    with pytest.raises(ModelError, match=sentence):
-        make_tiny(str(tmp_path), **settings)
+@pytest.mark.parametrize(("name", "value"), [("family", "llama"), ("hidden_size", 100)])
+def test_invalid_settings_are_refused(tmp_path, name, value):
+    with raises(ModelError, key=name, value=value):
+        make_tiny_model(str(tmp_path), **{name: value})

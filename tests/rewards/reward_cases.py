@@ -1,48 +1,59 @@
-"""Small builders of typed episodes."""
+"""Build typed episodes for tests."""
 
 from saccade.ledger import Ledger
-from saccade.types import Block, BlockKind, Call, End, Episode, Form, Kind, Reply, Task, ToolResult, Turn
+from saccade.types import (
+    AnswerType,
+    Block,
+    BlockKind,
+    Call,
+    CallFormat,
+    Episode,
+    EpisodeStatus,
+    Reply,
+    Task,
+    ToolResult,
+    Turn,
+)
 
-RAN = ToolResult(text="red", executed=True)
-SILENT = ToolResult(executed=True)
-RAISED = ToolResult(text="Traceback", error="NameError", executed=True)
+RAN = ToolResult(text="red", was_executed=True)
+SILENT = ToolResult(was_executed=True)
+RAISED = ToolResult(text="Traceback", error="NameError", was_executed=True)
 REFUSED = ToolResult(error="too many calls")
 
 
-def task(gold, kind=Kind.OPEN, choices=()):
-    return Task(id="t", question="?", media=(), kind=kind, gold=gold, choices=choices)
+def task(gold, kind=AnswerType.OPEN, choices=()):
+    return Task(id="t", question="?", media=(), answer_type=kind, ground_truth=gold, options=choices)
 
 
 def think(body="I should look closer.", closed=True):
-    return Block(kind=BlockKind.THINK, body=body, closed=closed)
+    return Block(kind=BlockKind.THINK, body=body, is_closed=closed)
 
 
 def answer(body="red", closed=True):
-    return Block(kind=BlockKind.ANSWER, body=body, closed=closed)
+    return Block(kind=BlockKind.ANSWER, body=body, is_closed=closed)
 
 
 def text(body):
-    return Block(kind=BlockKind.TEXT, body=body, closed=True)
+    return Block(kind=BlockKind.TEXT, body=body, is_closed=True)
 
 
 def stray(body="</think>"):
-    return Block(kind=BlockKind.STRAY, body=body, closed=False)
+    return Block(kind=BlockKind.UNMATCHED_TAG, body=body, is_closed=False)
 
 
-def call(form=Form.TRAINED, error=None, closed=True):
-    made = Call(name="crop_video", arguments={"start_time": 1, "end_time": 2}, form=form, error=error)
-    return Block(kind=BlockKind.CALL, body="{}", closed=closed, call=made)
+def call(form=CallFormat.NATIVE, error=None, closed=True):
+    made = Call(name="crop_video", arguments={"start_time": 1, "end_time": 2}, call_format=form, error=error)
+    return Block(kind=BlockKind.CALL, body="{}", is_closed=closed, call=made)
 
 
 def turn(*blocks, results=(), forced=""):
-    return Turn(reply=Reply(text="", blocks=blocks, forced=forced), results=tuple(results))
+    return Turn(reply=Reply(text="", blocks=blocks, prefill=forced), results=tuple(results))
 
 
-def episode(*turns, of=None, end=End.ANSWERED):
-    return Episode(task=of or task("red"), agent="parallel", ledger=Ledger(), turns=turns, end=end)
+def episode(*turns, of=None, end=EpisodeStatus.ANSWERED):
+    return Episode(task=of or task("red"), environment="parallel", ledger=Ledger(), turns=turns, status=end)
 
 
 def said(body, **task_settings):
-    """An episode that gave one answer, and its task."""
-    of = task(**task_settings)
-    return episode(turn(think(), answer(body)), of=of), of
+    """Return an episode with one answer."""
+    return episode(turn(think(), answer(body)), of=task(**task_settings))

@@ -1,30 +1,31 @@
-"""Boxes and points in every form that models write, and in all coordinates."""
+"""Boxes and points in every format that models write, and in all coordinates."""
 
 import json
 from dataclasses import replace
 
 import pytest
+from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_cases import said
 
 from saccade.errors import DataError
-from saccade.ledger import Ledger, Picture, Slot
-from saccade.rewards.box import box
-from saccade.types import Kind
+from saccade.ledger import ImageRef, ImageSlot, Ledger
+from saccade.rewards.answer_types.base import get_answer_type
+from saccade.types import AnswerType
 
-GOLD = (100.0, 50.0, 300.0, 150.0)  # of a picture of 400 x 200
+GOLD = (100.0, 50.0, 300.0, 150.0)  # of an image of 400 x 200
 SIZE = {"width": 400, "height": 200}
 
 
-def score(body, gold=GOLD, kind=Kind.BOX, extras=SIZE, ledger=None, **rule):
-    episode, of = said(body, gold=gold, kind=kind)
-    of = replace(of, extras=extras)
-    return box(replace(episode, task=of, ledger=ledger or Ledger()), of, **rule)
+def score(body, gold=GOLD, kind=AnswerType.BOX, extras=SIZE, ledger=None, **rule):
+    episode = said(body, gold=gold, kind=kind)
+    task = replace(episode.task, extras=extras)
+    return get_answer_type(kind)(**rule)(replace(episode, task=task, ledger=ledger or Ledger()))
 
 
 def pointed(body, **more):
-    return score(body, kind=Kind.POINT, **more)
+    return score(body, kind=AnswerType.POINT, **more)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def pointed(body, **more):
         "［100，50，300，150］",
     ],
 )
-def test_forms_of_a_box(body):
+def test_box_formats(body):
     assert score(body) == pytest.approx(1.0)
 
 
@@ -68,7 +69,7 @@ def test_forms_of_a_box(body):
         ("[100, 50, 200, 150]", 0.5),
         ("[200, 50, 400, 150]", 1 / 3),
         ("[0, 0, 400, 200]", 0.25),
-        ("[-50, -9, 9999, 400]", 0.25),  # cut to the picture
+        ("[-50, -9, 9999, 400]", 0.25),  # clipped to the image
         ("[0, 0, 100, 50]", 0.0),  # they touch
         ("[0, 0, 10, 10]", 0.0),
         ("[500, 300, 600, 400]", 0.0),
@@ -92,7 +93,7 @@ def test_forms_of_a_box(body):
         ("[" * 5000, 0.0),
     ],
 )
-def test_overlap(body, expected):
+def test_iou_of_boxes(body, expected):
     assert score(body) == pytest.approx(expected)
 
 
@@ -111,7 +112,7 @@ def test_overlap(body, expected):
         ("(200, 151)", 0.0),
         ("(-200, 100)", 0.0),
         ("(200, 100) or (10, 10)", 0.0),
-        ("[100, 50, 300, 150]", 1.0),  # the centre of a box
+        ("[100, 50, 300, 150]", 1.0),  # the center of a box
         ("[0, 0, 150, 60]", 0.0),
         ("(200)", 0.0),
         ("(200, 100, 7)", 0.0),
@@ -135,22 +136,22 @@ def test_points(body, expected):
     ],
 )
 def test_coordinates(coordinates, body):
-    picture = Picture(path="a.png", digest="d", time=None, width=64, height=32)
-    ledger = Ledger().observe((1, 2), slots=(Slot(at=0, picture=picture, tokens=2),))
+    image = ImageRef(path="a.png", digest="d", time=None, width=64, height=32)
+    ledger = Ledger().observe((1, 2), slots=(ImageSlot(index=0, image=image, num_tokens=2),))
     assert score(body, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
-    parts = tuple(value / side for value, side in zip(GOLD, (400, 200, 400, 200), strict=True))
-    if coordinates in ("unit", "percent", "thousand", "shown"):  # nothing else need be known of the file
-        assert score(body, gold=parts, extras={}, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
-    assert score("[16, 8, 48, 24]", gold=parts, extras={}, ledger=ledger) == pytest.approx(1.0)
+    fractions = tuple(value / side for value, side in zip(GOLD, (400, 200, 400, 200), strict=True))
+    if coordinates in ("unit", "percent", "thousand", "shown"):  # these don't need the image size
+        assert score(body, gold=fractions, extras={}, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
+    assert score("[16, 8, 48, 24]", gold=fractions, extras={}, ledger=ledger) == pytest.approx(1.0)
 
 
-def test_what_can_not_be_graded_is_named():
+def test_invalid_ground_truth_raises():
     for gold in ((100.0, 50.0), (300.0, 50.0, 100.0, 150.0), (100.0, 50.0, 500.0, 150.0), "[1, 2, 3, 4]", 4.0):
-        with pytest.raises(DataError, match=r"task t: the gold must be a box .* within 400"):
+        with raises(DataError, key="ground_truth", value=gold):
             score("[1, 2, 3, 4]", gold=gold)
-    with pytest.raises(DataError, match=r"between 0 and 1 \(extras holds no width"):
+    with raises(DataError, key="ground_truth", value=GOLD):
         score("[1, 2, 3, 4]", extras={})
-    with pytest.raises(DataError, match="needs the picture's width and height"):
+    with raises(DataError, key="extras.width", value=None):
         score("[1, 2, 30, 40]", gold=(0.0, 0.0, 1.0, 1.0), extras={})
 
 
@@ -171,6 +172,6 @@ def test_overlap_is_symmetric_and_bounded(one, other):
 
 @settings(deadline=None)
 @given(st.text(alphabet='0123456789.,-+e[](){}<> "bx:NaIty', max_size=60))
-def test_whatever_is_said_has_a_value(body):
+def test_any_answer_has_a_value(body):
     assert 0.0 <= score(body) <= 1.0
     assert pointed(body) in (0.0, 1.0)

@@ -1,19 +1,20 @@
 import itertools
 
 import pytest
+from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_cases import episode, said, stray, task, text, turn
 
 from saccade.errors import DataError
-from saccade.rewards.choice import choice
-from saccade.types import Kind
+from saccade.rewards.answer_types.choice import ChoiceAnswer
+from saccade.types import AnswerType
 
 OPTIONS = ("the red ball", "the blue ball", "A and B", "none of them")
 
 
 def score(body, gold="B", choices=OPTIONS):
-    return choice(*said(body, gold=gold, kind=Kind.CHOICE, choices=choices))
+    return ChoiceAnswer()(said(body, gold=gold, kind=AnswerType.CHOICE, choices=choices))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +112,11 @@ def test_one_letter_or_its_text(body):
         "neither",
     ],
 )
-def test_everything_else_is_wrong(body):
+def test_other_answers_are_wrong(body):
     assert score(body) == 0.0
 
 
-def test_an_option_may_be_about_letters():
+def test_options_may_mention_letters():
     assert score("A and B", gold="C") == 1.0
     assert score("A and B", gold="A") == 0.0
 
@@ -141,15 +142,15 @@ def test_labels_inside_options_and_repeated_options():
     assert score("A", gold="A", choices=("B", "A")) == 1.0  # a letter wins over a text
 
 
-def test_the_answer_must_be_an_answer():
-    of = task("B", Kind.CHOICE, OPTIONS)
-    assert choice(episode(turn(text("B")), of=of), of) == 0.0
-    assert choice(episode(turn(stray("<answer>"), text("B")), of=of), of) == 0.0
+def test_text_outside_an_answer_block_is_not_graded():
+    of = task("B", AnswerType.CHOICE, OPTIONS)
+    assert ChoiceAnswer()(episode(turn(text("B")), of=of)) == 0.0
+    assert ChoiceAnswer()(episode(turn(stray("<answer>"), text("B")), of=of)) == 0.0
 
 
 @pytest.mark.parametrize(("gold", "choices"), [("E", OPTIONS), ("red", OPTIONS), ("A", ()), (1.0, OPTIONS)])
-def test_a_task_without_sense_is_named(gold, choices):
-    with pytest.raises(DataError, match="task t: "):
+def test_invalid_tasks_raise(gold, choices):
+    with raises(DataError, key="ground_truth" if choices else "options", value=gold if choices else ()):
         score("A", gold=gold, choices=choices)
 
 

@@ -1,134 +1,238 @@
 import asyncio
+import math
+from dataclasses import replace
 
 import pytest
+from error_cases import raises
 from reward_cases import RAN, answer, call, episode, task, text, think, turn
 
-from saccade.config import Term
+from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError
-from saccade.rewards._compose import compose
-from saccade.types import Ungraded
+from saccade.rewards.compose import compose_rewards
+from saccade.types import Credit, Span, Ungraded
 
 TASK = task("red")
 LOOKED = turn(think(), call(), call(), call(), results=[RAN, RAN, RAN])
 
 
 def scored(terms, attempt, of=TASK):
-    return asyncio.run(compose(terms)(attempt, of))
+    [score] = asyncio.run(compose_rewards(terms)([replace(attempt, task=of)]))
+    return score
 
 
-def test_value_and_named_parts():
-    terms = {"accuracy": Term(), "format": Term(weight=0.5), "tools": Term(settings={"mode": "accumulative"})}
+def test_value_and_parts():
+    terms = {
+        "accuracy": RewardTerm(correct=True),
+        "format_reward": RewardTerm(weight=0.5),
+        "tool_use": RewardTerm(settings={"mode": "accumulative"}),
+    }
     score = scored(terms, episode(LOOKED, turn(think(), answer())))
     assert score.value == pytest.approx(1.0 + 0.5 * 1.0 + 0.3)
-    assert score.parts == pytest.approx({"accuracy": 1.0, "format": 1.0, "tools": 0.3, "compliance": 1.0})
+    assert score.parts == pytest.approx(
+        {"accuracy": 1.0, "format_reward": 1.0, "tool_use": 0.3, "format_compliance": 1.0}
+    )
 
 
-def test_compliance_counts_only_where_it_is_a_term():
+def test_format_compliance_counts_only_as_a_term():
     loose = episode(turn(think(), answer(), text("!")))
     tidy = episode(turn(think(), answer()))
-    assert scored({"accuracy": Term()}, loose).value == 1.0
-    assert scored({"accuracy": Term()}, tidy).parts["compliance"] == 1.0
-    weighted = {"accuracy": Term(), "compliance": Term(weight=0.25)}
+    assert scored({"accuracy": RewardTerm(correct=True)}, loose).value == 1.0
+    assert scored({"accuracy": RewardTerm(correct=True)}, tidy).parts["format_compliance"] == 1.0
+    weighted = {"accuracy": RewardTerm(correct=True), "format_compliance": RewardTerm(weight=0.25)}
     assert (scored(weighted, loose).value, scored(weighted, tidy).value) == (1.0, 1.25)
 
 
-@pytest.mark.parametrize("order", [("accuracy", "tools"), ("tools", "accuracy")])
+@pytest.mark.parametrize("order", [("accuracy", "tool_use"), ("tool_use", "accuracy")])
 def test_tools_share_the_accuracy_of_the_recipe(order):
     partly = episode(LOOKED, turn(think(), answer("red ball")))
-    strict = {"accuracy": Term(settings={"open": "exact"}), "tools": Term()}
-    assert scored({name: Term() for name in order}, partly).parts["tools"] == pytest.approx(0.8)
-    assert scored({name: strict[name] for name in order}, partly).parts["tools"] == pytest.approx(0.3)
-    assert scored({"tools": Term()}, partly).parts == pytest.approx({"tools": 0.8, "compliance": 1.0})
+    settings = {"answer_types": {"open_ended": {"mode": "exact"}}}
+    strict = {"accuracy": RewardTerm(correct=True, settings=settings), "tool_use": RewardTerm()}
+    loose = {"accuracy": RewardTerm(correct=True), "tool_use": RewardTerm()}
+    assert scored({name: loose[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.8)
+    assert scored({name: strict[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
-    ("terms", "message"),
+    ("name", "setting", "value"),
     [
-        ({"acuracy": Term()}, "did you mean 'accuracy'"),
-        ({"format": Term(settings={"lamb": 0.1})}, "did you mean 'lam'"),
-        ({"format": Term(settings={"mode": "loose"})}, "'mode' can't be 'loose'"),
-        ({"tools": Term(settings={"accuracy": "mine"})}, "no setting 'accuracy'"),
-        ({"accuracy": Term(settings={"oppen": "f1"})}, "did you mean 'open'"),
-        ({"accuracy": Term(settings={"open": "f2"})}, "'open' can't be 'f2'"),
-        ({"accuracy": Term(), "./accuracy.py": Term()}, "have one name"),
-        ({"format": Term(settings={"lam": float("nan")})}, "'lam' can't be nan: input should be a finite number"),
-        ({"tools": Term(settings={"threshold": float("inf")})}, "'threshold' can't be inf"),
-        ({"tools": Term(settings={"cap": -1})}, "'cap' can't be -1"),
-        ({"accuracy": Term(settings={"tolerance": -0.1})}, "'tolerance' can't be -0.1"),
+        ("format_reward", "anchor_weigt", 0.1),
+        ("format_reward", "mode", "loose"),
+        ("tool_use", "correct", 1.0),
+        ("accuracy", "oppen", "f1"),
+        ("format_reward", "anchor_weight", math.nan),
+        ("tool_use", "threshold", math.inf),
+        ("tool_use", "cap", -1),
     ],
 )
-def test_a_bad_recipe_is_named(terms, message):
-    with pytest.raises(ConfigError, match=message):
-        compose(terms)
+def test_invalid_settings_raise(name, setting, value):
+    with raises(ConfigError, key=f"rewards.{name}.settings.{setting}") as caught:
+        compose_rewards({name: RewardTerm(settings={setting: value})})
+    assert caught.value.value is value
 
 
-def written(path, code):
-    path.write_text("import asyncio\nfrom saccade.types import Score, Ungraded\n\n" + code)
+def test_invalid_names_raise():
+    with raises(ConfigError, key="rewards.acuracy", value="acuracy"):
+        compose_rewards({"acuracy": RewardTerm()})
+    with raises(ConfigError, key="rewards", value=("accuracy", "./accuracy.py")):
+        compose_rewards({"accuracy": RewardTerm(correct=True), "./accuracy.py": RewardTerm()})
+
+
+def write_reward(path, code):
+    path.write_text("import asyncio\nfrom saccade.types import Credit, Score, Span, Ungraded\n\n" + code)
     return str(path)
 
 
 def test_a_reward_from_a_file(tmp_path):
-    mine = written(
+    mine = write_reward(
         tmp_path / "brevity.py",
-        "def brevity(episode, task, *, free: int = 3) -> float:\n    return float(len(episode.turns) <= free)\n",
+        "def brevity(episode, *, free: int = 3) -> float:\n    return float(len(episode.turns) <= free)\n",
     )
-    terms = {"accuracy": Term(), mine: Term(weight=0.5, settings={"free": 1})}
+    terms = {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.5, settings={"free": 1})}
     assert scored(terms, episode(turn(think(), answer()))).value == 1.5
     assert scored(terms, episode(LOOKED, turn(think(), answer()))).parts["brevity"] == 0.0
 
 
-def test_a_reward_may_be_a_class_that_waits_and_is_told_the_accuracy(tmp_path):
-    mine = written(
+def test_async_class_reward_receives_the_accuracy(tmp_path):
+    mine = write_reward(
         tmp_path / "slow.py",
         "class slow:\n"
         "    def __init__(self, *, factor: float):\n        self.factor = factor\n"
-        "    async def __call__(self, episode, task, *, accuracy):\n"
-        "        await asyncio.sleep(0)\n        return self.factor * accuracy\n",
+        "    async def __call__(self, episode, *, correct):\n"
+        "        await asyncio.sleep(0)\n        return self.factor * correct\n",
     )
     partly = episode(turn(think(), answer("red ball")))
-    assert scored({mine: Term(weight=3.0, settings={"factor": 0.5})}, partly).value == pytest.approx(1.0)
-    with pytest.raises(ConfigError, match="needs the setting 'factor'"):
-        compose({mine: Term()})
+    assert scored(
+        {"accuracy": RewardTerm(weight=0.0, correct=True), mine: RewardTerm(weight=3.0, settings={"factor": 0.5})},
+        partly,
+    ).value == pytest.approx(1.0)
+    with raises(ConfigError, key=f"rewards.{mine}.settings.factor"):
+        compose_rewards({mine: RewardTerm()})
 
 
 @pytest.mark.parametrize(("code", "reason"), [("1 / 0", "division by zero"), ("'much'", "could not convert")])
-def test_a_reward_that_fails_is_named_with_its_task(tmp_path, code, reason):
-    mine = written(tmp_path / "hasty.py", f"async def hasty(episode, task):\n    return {code}\n")
-    with pytest.raises(ConfigError, match=f"the reward 'hasty' failed on task {TASK.id}: {reason}"):
-        scored({mine: Term()}, episode(turn(answer())))
+def test_failing_reward_raises(tmp_path, code, reason):
+    mine = write_reward(tmp_path / "hasty.py", f"async def hasty(episode):\n    return {code}\n")
+    with raises(ConfigError, key="rewards.hasty", value=TASK.id) as caught:
+        scored({mine: RewardTerm()}, episode(turn(answer())))
+    assert reason in str(caught.value)
 
 
-def test_what_one_reward_can_not_tell_has_no_score(tmp_path):
-    mine = written(tmp_path / "unsure.py", "def unsure(episode, task):\n    return Ungraded(reason='no idea')\n")
-    for terms in ({"accuracy": Term(), mine: Term(weight=0.0)}, {mine: Term(), "accuracy": Term()}):
+def test_one_ungraded_reward_leaves_no_score(tmp_path):
+    mine = write_reward(tmp_path / "unsure.py", "def unsure(episode):\n    return Ungraded(reason='no idea')\n")
+    for terms in (
+        {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.0)},
+        {mine: RewardTerm(), "accuracy": RewardTerm(correct=True)},
+    ):
         assert scored(terms, episode(turn(answer()))) == Ungraded(reason="no idea")
 
 
 def test_an_ungraded_accuracy_is_not_a_wrong_answer_for_other_rewards(tmp_path):
-    mine = written(tmp_path / "accuracy.py", "async def accuracy(episode, task):\n    return Ungraded(reason='away')\n")
+    mine = write_reward(tmp_path / "accuracy.py", "async def accuracy(episode):\n    return Ungraded(reason='away')\n")
     attempt = episode(LOOKED, turn(think(), answer()))
-    assert scored({"tools": Term(), mine: Term()}, attempt) == Ungraded(reason="away")
+    assert scored({"tool_use": RewardTerm(), mine: RewardTerm(correct=True)}, attempt) == Ungraded(reason="away")
 
 
-def test_parts_that_are_credited_apart_are_not_in_the_value(tmp_path):
-    mine = written(
-        tmp_path / "split.py", "def split(episode, task):\n    return Score(value=0.8, parts={'aside': 0.35})\n"
+def test_credits_are_weighted_and_not_in_the_value(tmp_path):
+    credit = "Credit(span=Span(kind='turn', turn=0), value=0.35)"
+    mine = write_reward(
+        tmp_path / "split.py",
+        f"def split(episode):\n    return Score(value=0.8, parts={{'detail': 3.0}}, credits=({credit},))\n",
     )
-    score = scored({"accuracy": Term(), mine: Term(weight=0.5)}, episode(turn(think(), answer())))
-    assert score.value == pytest.approx(1.4)
-    assert score.parts == pytest.approx({"accuracy": 1.0, "split": 0.8, "compliance": 1.0, "aside": 0.175})
+    terms = {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.5)}
+    score = scored(terms, episode(turn(think(), answer())))
+    assert (score.value, score.total, score.correct) == (pytest.approx(1.4), pytest.approx(1.575), 1.0)
+    assert score.parts == {"accuracy": 1.0, "split": 0.8, "format_compliance": 1.0, "split/detail": 3.0}
+    assert score.credits == (Credit(span=Span(kind="turn", turn=0), value=pytest.approx(0.175)),)
+
+
+CALL = Span(kind="call", turn=0, call=0)
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("code", "value"),
     [
-        ("float('nan')", "'broken' returned nan for task t"),
-        ("Score(value=1.0, parts={'aside': float('inf')})", "'aside' returned inf for task t"),
-        ("Score(value=1.0, parts={'broken': 1.0})", "calls a part 'broken', as another"),
-        ("Score(value=1.0, parts={'compliance': 1.0})", "calls a part 'compliance', as another"),
+        ("float('-inf')", -math.inf),
+        ("Score(value=1.0, parts={'extra': float('inf')})", math.inf),
+        ("Score(value=1.0, credits=(Credit(span=Span(kind='tags'), value=float('inf')),))", math.inf),
+        ("Score(value=1.0, credits=(Credit(span=Span(kind='turn', turn=1), value=1.0),))", Span(kind="turn", turn=1)),
+        ("Score(value=1.0, credits=(Credit(span=Span(kind='call', turn=0, call=0), value=1.0),))", CALL),
     ],
 )
-def test_a_reward_must_be_finite_and_its_parts_have_names_of_their_own(tmp_path, bad, message):
-    mine = written(tmp_path / "broken.py", f"def broken(episode, task) -> float:\n    return {bad}\n")
-    with pytest.raises(ConfigError, match=message):
-        scored({mine: Term()}, episode(turn(answer())))
+def test_infinite_rewards_and_credits_of_missing_spans_raise(tmp_path, code, value):
+    broken = write_reward(tmp_path / "broken.py", f"def broken(episode) -> float:\n    return {code}\n")
+    with raises(ConfigError, key="rewards.broken", value=value):
+        scored({broken: RewardTerm()}, episode(turn(answer())))
+
+
+def test_correctness_comes_from_the_marked_term(tmp_path):
+    mine = write_reward(tmp_path / "mine.py", "def mine(episode):\n    return 0.7\n")
+    right = episode(turn(think(), answer()))
+    marked = {"accuracy": RewardTerm(), mine: RewardTerm(weight=0.0, correct=True), "tool_use": RewardTerm()}
+    assert (scored(marked, right).correct, scored(marked, right).is_correct) == (0.7, True)
+    unmarked = scored({"accuracy": RewardTerm(), mine: RewardTerm()}, right)
+    assert (unmarked.correct, unmarked.is_correct) == (None, False)
+    with raises(ConfigError, key="rewards", value=("accuracy", mine)):
+        compose_rewards({"accuracy": RewardTerm(correct=True), mine: RewardTerm(correct=True)})
+    with raises(ConfigError, key="rewards", value=None):
+        compose_rewards({"accuracy": RewardTerm(), "tool_use": RewardTerm()})
+    with raises(ConfigError, key="rewards", value="diversity"):
+        compose_rewards({"diversity": RewardTerm(correct=True)})
+
+
+def test_a_nan_reward_raises(tmp_path):
+    broken = write_reward(tmp_path / "broken.py", "def broken(episode):\n    return float('nan')\n")
+    with raises(ConfigError, key="rewards.broken") as caught:
+        scored({broken: RewardTerm()}, episode(turn(answer())))
+    assert math.isnan(caught.value.value)
+
+
+# ---- rewards of groups -----------------------------------------------------------------------------------------------
+
+SEEN = [episode(turn(think(), answer(body)), of=TASK) for body in ("red", "red", "blue", "green")]
+
+
+def test_a_group_reward_compares_the_episodes_of_a_group():
+    """Of the three others, two answer otherwise than each of the first two, and all three than the last two."""
+    terms = {"accuracy": RewardTerm(correct=True), "diversity": RewardTerm(weight=0.3, settings={"of": "answer"})}
+    scores = asyncio.run(compose_rewards(terms)(SEEN))
+    assert [score.parts["diversity"] for score in scores] == pytest.approx([2 / 3, 2 / 3, 1.0, 1.0])
+    assert [score.value for score in scores] == pytest.approx([1.2, 1.2, 0.3, 0.3])
+    assert [score.correct for score in scores] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_diversity_of_calls_counts_for_correct_episodes_alone_if_asked_to():
+    wide, narrow = turn(think(), call(), call()), turn(think(), call())
+    right, wrong = turn(think(), answer("red")), turn(think(), answer("blue"))
+    seen = [episode(wide, right, of=TASK), episode(narrow, right, of=TASK), episode(narrow, wrong, of=TASK)]
+    terms = {"accuracy": RewardTerm(correct=True), "diversity": RewardTerm(settings={"only_correct": True})}
+    scores = asyncio.run(compose_rewards(terms)(seen))
+    assert [score.parts["diversity"] for score in scores] == [1.0, 0.5, 0.0]
+    assert [score.parts["diversity"] for score in asyncio.run(compose_rewards(terms)(seen[:1]))] == [0.0]
+
+
+def test_a_group_reward_from_a_file_sees_the_scores_of_the_graded_episodes(tmp_path):
+    unsure = write_reward(
+        tmp_path / "unsure.py",
+        "def unsure(episode):\n    return Ungraded(reason='no idea') if episode.answer == 'blue' else 0.5\n",
+    )
+    rank = write_reward(
+        tmp_path / "rank.py",
+        "async def rank(group, *, factor: float = 1.0):\n    await asyncio.sleep(0)\n"
+        "    return [factor * index + member.score.value for index, member in enumerate(group.episodes)]\n",
+    )
+    scores = asyncio.run(compose_rewards({unsure: RewardTerm(), rank: RewardTerm(settings={"factor": 2.0})})(SEEN))
+    assert [getattr(score, "value", score) for score in scores] == [1.0, 3.0, Ungraded(reason="no idea"), 5.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "value"), [("[1.0]", 1), ("[1.0, 1.0, 1.0, float('inf')]", math.inf), ("1 / 0", TASK.id)]
+)
+def test_a_group_reward_that_fails_raises(tmp_path, code, value):
+    broken = write_reward(tmp_path / "broken.py", f"def broken(group):\n    return {code}\n")
+    with raises(ConfigError, key="rewards.broken", value=value):
+        asyncio.run(compose_rewards({broken: RewardTerm()})(SEEN))
+
+
+def test_an_ungraded_group_has_no_scores(tmp_path):
+    away = write_reward(tmp_path / "away.py", "def away(group):\n    return Ungraded(reason='no judge')\n")
+    assert asyncio.run(compose_rewards({away: RewardTerm()})(SEEN)) == [Ungraded(reason="no judge")] * 4

@@ -1,24 +1,24 @@
 import asyncio
 
 import pytest
-from reward_cases import RAN, answer, call, episode, stray, task, text, think, turn
+from reward_cases import RAN, answer, call, episode, stray, text, think, turn
 
-from saccade.config import Term
-from saccade.rewards._compose import compose
-from saccade.rewards.compliance import compliance
-from saccade.rewards.format import format as format_reward
-from saccade.types import Form, Score
+from saccade.config.schema import RewardTerm
+from saccade.rewards.compose import compose_rewards
+from saccade.rewards.format_compliance import format_compliance
+from saccade.rewards.format_reward import format_reward as format_reward
+from saccade.types import CallFormat, Credit, Score, Span
 
-TASK = task("red")
+TAGS = Span(kind="tags")
 FLOW = turn(think(), answer())
 LOOK = turn(think(), call(), results=[RAN])
 
 
 def score(*turns, **settings):
-    return format_reward(episode(*turns), TASK, **settings)
+    return format_reward(episode(*turns), **settings)
 
 
-def test_the_check_values():
+def test_reference_values():
     uncapped = 0.7 + 0.5 * 0.7 + 0.1
     assert uncapped == pytest.approx(1.15)
     assert score(FLOW) == 1.0
@@ -28,9 +28,9 @@ def test_the_check_values():
 
 
 def test_vanilla_has_no_anchor():
-    assert score(FLOW, lam=0.0) == pytest.approx(0.8)
-    assert score(LOOK, FLOW, lam=0.0) == 1.0
-    assert score(turn(think("hm", closed=False), answer()), lam=0.0) == pytest.approx(0.5)
+    assert score(FLOW, anchor_weight=0.0) == pytest.approx(0.8)
+    assert score(LOOK, FLOW, anchor_weight=0.0) == 1.0
+    assert score(turn(think("hm", closed=False), answer()), anchor_weight=0.0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_vanilla_has_no_anchor():
         ((turn(answer(), think()),), 0.7 + 0.5 * 0.4 + 0.1),  # an answer before the think is no flow
         ((turn(think(), call()),), 0.5 + 0.5 * 0.4 + 0.1),
         ((turn(think(), call(error="bad JSON")),), 0.2 + 0.5 * 0.4 + 0.1),
-        ((turn(think(), call(form=Form.LEAKED)),), 0.5 + 0.5 * 0.4 + 0.1),
+        ((turn(think(), call(form=CallFormat.PYTHON_STYLE)),), 0.5 + 0.5 * 0.4 + 0.1),
         ((turn(call(), think()),), 0.2 + 0.5 * 0.4 + 0.1),  # a call before the think
         ((turn(think()), turn(call())), 0.2 + 0.5 * 0.4 + 0.1),  # a think of another turn
         ((LOOK, turn(think(closed=False), answer())), 1.0 - 0.15),  # left open in any turn
@@ -72,39 +72,42 @@ def test_base_and_anchor_by_hand(turns, expected):
         ((turn(text("red")),), 0.0, 0.0),
     ],
 )
-def test_the_anchor_apart(turns, value, anchor):
-    apart = score(*turns, anchor_credit="tokens")
-    assert apart == Score(value=pytest.approx(value), parts={"anchor": pytest.approx(anchor)})
+def test_separate_anchor(turns, value, anchor):
+    separate = score(*turns, anchor_credit="tokens")
+    assert separate == Score(value=pytest.approx(value), credits=(Credit(span=TAGS, value=pytest.approx(anchor)),))
     assert score(*turns) == pytest.approx(min(1.0, value + anchor))
-    assert score(*turns, anchor_credit="tokens", lam=0.0).parts == {"anchor": 0.0}
+    assert score(*turns, anchor_credit="tokens", anchor_weight=0.0).credits == (Credit(span=TAGS, value=0.0),)
 
 
-def test_the_anchor_apart_in_a_score():
-    terms = {"accuracy": Term(), "format": Term(weight=0.5, settings={"anchor_credit": "tokens"})}
-    found = asyncio.run(compose(terms)(episode(FLOW), TASK))
-    assert found.value == pytest.approx(1.0 + 0.5 * 0.8)
-    assert found.parts == pytest.approx({"accuracy": 1.0, "format": 0.8, "compliance": 1.0, "anchor": 0.5 * 0.35})
-    terms["format"] = Term(weight=0.5)
-    assert "anchor" not in asyncio.run(compose(terms)(episode(FLOW), TASK)).parts
+def test_separate_anchor_in_a_composed_score():
+    terms = {
+        "accuracy": RewardTerm(correct=True),
+        "format_reward": RewardTerm(weight=0.5, settings={"anchor_credit": "tokens"}),
+    }
+    [composed] = asyncio.run(compose_rewards(terms)([episode(FLOW)]))
+    assert composed.value == pytest.approx(1.0 + 0.5 * 0.8)
+    assert composed.parts == pytest.approx({"accuracy": 1.0, "format_reward": 0.8, "format_compliance": 1.0})
+    terms["format_reward"] = RewardTerm(weight=0.5)
+    assert asyncio.run(compose_rewards(terms)([episode(FLOW)]))[0].credits == ()
 
 
 def test_without_the_answer_suffix():
-    assert score(FLOW, lam=0.0, answer_suffix=False) == pytest.approx(0.3 + 0.2 + 0.1 + 0.1)
-    assert score(turn(answer(closed=False)), lam=0.0, answer_suffix=False) == pytest.approx(0.2)
+    assert score(FLOW, anchor_weight=0.0, answer_suffix=False) == pytest.approx(0.3 + 0.2 + 0.1 + 0.1)
+    assert score(turn(answer(closed=False)), anchor_weight=0.0, answer_suffix=False) == pytest.approx(0.2)
 
 
 def test_ablation_of_gamma():
     assert score(turn(think(closed=False), answer()), gamma=0.0) == pytest.approx(0.7)
 
 
-def test_a_forced_think_counts_unless_hidden():
+def test_prefilled_think_counts_unless_hidden():
     prefixed = turn(think(), answer(), forced="<think>\n")
     assert score(prefixed) == 1.0
-    assert score(prefixed, think_prefix=False) == pytest.approx(0.5)  # `</think>` closes nothing
-    assert score(FLOW, think_prefix=False) == 1.0
+    assert score(prefixed, count_prefilled_think=False) == pytest.approx(0.5)  # `</think>` closes nothing
+    assert score(FLOW, count_prefilled_think=False) == 1.0
     left_open = turn(think(closed=False), answer(), forced="<think>\n")
     assert score(left_open) == pytest.approx(0.55)
-    assert score(left_open, think_prefix=False) == pytest.approx(0.6)
+    assert score(left_open, count_prefilled_think=False) == pytest.approx(0.6)
 
 
 WELL_FORMED = [
@@ -132,7 +135,7 @@ ILL_FORMED = [
     turn(think(), call(), answer()),
     turn(think(), call(error="bad JSON")),
     turn(think(), call(), call(error="bad JSON")),
-    turn(think(), call(form=Form.LEAKED)),
+    turn(think(), call(form=CallFormat.PYTHON_STYLE)),
     turn(think(), call(closed=False)),
     turn(think("I open <tool_call> here"), answer()),
     turn(think(), answer("red</think>")),
@@ -143,25 +146,25 @@ ILL_FORMED = [
 
 @pytest.mark.parametrize("good", WELL_FORMED)
 def test_grammar_accepts(good):
-    assert score(good, mode="grammar") == compliance(episode(good), TASK) == 1.0
+    assert score(good, mode="grammar") == format_compliance(episode(good)) == 1.0
 
 
 @pytest.mark.parametrize("bad", ILL_FORMED)
-def test_grammar_refuses(bad):
-    assert score(bad, mode="grammar") == compliance(episode(bad), TASK) == 0.0
+def test_grammar_rejects(bad):
+    assert score(bad, mode="grammar") == format_compliance(episode(bad)) == 0.0
     assert score(LOOK, bad, mode="grammar") == 0.5
-    assert compliance(episode(LOOK, bad), TASK) == 0.0
+    assert format_compliance(episode(LOOK, bad)) == 0.0
 
 
-def test_what_the_anchor_pays_for_and_the_grammar_does_not():
+def test_anchor_rewards_what_the_grammar_rejects():
     collapsed = turn(think(), stray(), answer("yellow"), text("5555"))
     assert score(collapsed) == 1.0
     assert score(collapsed, mode="grammar") == 0.0
 
 
 def test_a_quoted_tag_costs_the_balance_bonus():
-    assert score(turn(think("I open <tool_call> here"), answer()), lam=0.0) == pytest.approx(0.7)
+    assert score(turn(think("I open <tool_call> here"), answer()), anchor_weight=0.0) == pytest.approx(0.7)
 
 
-def test_no_turn_is_not_well_formed():
-    assert compliance(episode(), TASK) == score(mode="grammar") == 0.0
+def test_episode_without_turns_is_not_compliant():
+    assert format_compliance(episode()) == score(mode="grammar") == 0.0

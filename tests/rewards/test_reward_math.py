@@ -1,4 +1,4 @@
-"""Formulas through math-verify, in processes that may be attacked, starved and killed."""
+"""Formulas through math-verify, in worker processes that are attacked, starved and killed."""
 
 import asyncio
 import gc
@@ -8,25 +8,25 @@ import sys
 import time
 
 import pytest
+from error_cases import raises
 from reward_cases import episode, said, task, text, turn
 
 from saccade.errors import ConfigError, DataError
-from saccade.rewards import _checker
-from saccade.rewards._checker import Checker
-from saccade.rewards.accuracy import accuracy
-from saccade.rewards.math import formula
-from saccade.rewards.math import math as math_reward
-from saccade.types import Kind, Ungraded
+from saccade.rewards import math_worker_pool
+from saccade.rewards.accuracy import Accuracy
+from saccade.rewards.answer_types.formula import FormulaAnswer, extract_formula
+from saccade.rewards.math_worker_pool import MathWorkerPool
+from saccade.types import AnswerType, Ungraded
 
 
 @pytest.fixture(scope="module")
 def reward():
     pytest.importorskip("math_verify", reason="math-verify is missing: pip install 'saccade[math]'")
-    return math_reward(seconds=1, processes=1)
+    return FormulaAnswer(cpu_seconds=1, num_workers=1)
 
 
 def asked(reward, body, gold):
-    return asyncio.run(reward(*said(body, gold=gold, kind=Kind.MATH)))
+    return asyncio.run(reward(said(body, gold=gold, kind=AnswerType.MATH)))
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_unequal_formulas(reward, body, gold):
         "x^{" * 90 + "x" + "}" * 90,
     ],
 )
-def test_hostile_formulas_take_a_bounded_time_and_harm_nobody(reward, body):
+def test_hostile_formulas_take_bounded_time(reward, body):
     def used():
         times = os.times()
         return times.children_user + times.children_system
@@ -167,10 +167,10 @@ def test_hostile_formulas_take_a_bounded_time_and_harm_nobody(reward, body):
 
 
 @pytest.mark.slow
-def test_nothing_waits_for_a_hostile_formula_but_its_own_episode(reward):
+def test_hostile_formula_does_not_block_the_event_loop(reward):
     async def body():
         ticks = 0
-        hostile = asyncio.ensure_future(reward(*said("8**9**9**9", gold="4", kind=Kind.MATH)))
+        hostile = asyncio.ensure_future(reward(said("8**9**9**9", gold="4", kind=AnswerType.MATH)))
         while not hostile.done():
             ticks += 1
             await asyncio.sleep(0.01)
@@ -181,7 +181,7 @@ def test_nothing_waits_for_a_hostile_formula_but_its_own_episode(reward):
     assert ticks > 20
 
 
-def test_what_was_asked_before_is_known(reward):
+def test_comparisons_are_cached(reward):
     asked(reward, "7**9**9**9", "4")
     started = time.perf_counter()
     for _ in range(100):
@@ -190,81 +190,84 @@ def test_what_was_asked_before_is_known(reward):
 
 
 @pytest.mark.slow
-def test_a_process_that_was_killed_by_another_hand_says_nothing_of_the_answer(reward):
+def test_killed_worker_is_replaced(reward):
     assert asked(reward, "3 + 1", "4") == 1.0
-    (process,) = reward._checker._alive
+    (process,) = reward._worker_pool._processes
     process.send_signal(signal.SIGKILL)
     assert asked(reward, "6 - 2", "4") == 1.0
-    assert len(reward._checker._alive) == 1
+    assert len(reward._worker_pool._processes) == 1
 
 
 @pytest.mark.slow
-def test_processes_end_with_their_reward():
+def test_workers_end_with_their_reward():
     pytest.importorskip("math_verify", reason="math-verify is missing")
-    own = math_reward(processes=2)
+    own = FormulaAnswer(num_workers=2)
     assert asked(own, "3 + 1", "4") == 1.0
-    (process,) = own._checker._alive
+    (process,) = own._worker_pool._processes
     del own
     gc.collect()
     process.wait(10)  # whichever thread lets go of it last ends it; raises where none does
 
 
-def test_where_no_process_starts_nobody_is_wrong(monkeypatch):
+def test_worker_that_can_not_start_is_ungraded(monkeypatch):
     pytest.importorskip("math_verify", reason="math-verify is missing")
-    monkeypatch.setattr(_checker._symbolic, "__file__", os.devnull)
-    found = asked(math_reward(), "3 + 1", "4")
+    monkeypatch.setattr(math_worker_pool.math_worker, "__file__", os.devnull)
+    found = asked(FormulaAnswer(), "3 + 1", "4")
     assert isinstance(found, Ungraded)
     assert "math-verify can't be started" in found.reason
 
 
 @pytest.mark.slow
-def test_a_machine_that_gives_no_time_says_nothing_of_the_answer(monkeypatch, tmp_path):
+def test_unresponsive_worker_raises(monkeypatch, tmp_path):
     script = tmp_path / "idle.py"
     script.write_text("import time\nprint('{\"ready\": true}', flush=True)\ntime.sleep(99)\n")
-    monkeypatch.setattr(_checker._symbolic, "__file__", str(script))
-    monkeypatch.setattr(_checker, "_IDLE", (0.2, 0.0))
-    with pytest.raises(_checker.CheckerError, match="did nothing for 0 seconds"):
-        asyncio.run(Checker(seconds=1, processes=1).same("4", "5"))
+    monkeypatch.setattr(math_worker_pool.math_worker, "__file__", str(script))
+    monkeypatch.setattr(math_worker_pool, "_RESPONSE_TIMEOUT", (0.2, 0.0))
+    with pytest.raises(math_worker_pool.MathWorkerError):
+        asyncio.run(MathWorkerPool(cpu_seconds=1, num_workers=1).are_equal("4", "5"))
 
 
-def test_without_the_package_the_error_names_the_extra(monkeypatch):
+def test_missing_math_verify_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ConfigError, match=r"needs the package math-verify: pip install 'saccade\[math\]'"):
-        math_reward()
-    other = accuracy()  # who has no task of this kind needs nothing
-    assert other(*said("red", gold="red")) == 1.0
-    with pytest.raises(ConfigError, match="saccade"):
-        other(*said("4", gold="4", kind=Kind.MATH))
+    with raises(ConfigError, key="answer_type", value="math"):
+        FormulaAnswer()
+    other = Accuracy()  # works without the package until the first math task
+    assert other(said("red", gold="red")) == 1.0
+    with raises(ConfigError, key="answer_type", value="math"):
+        other(said("4", gold="4", kind=AnswerType.MATH))
 
 
-def test_accuracy_asks_it(reward):
+def test_accuracy_passes_settings_to_the_answer_type(reward):
     async def body():
-        return await accuracy(math={"longest": 3})(*said("4.", gold="4", kind=Kind.MATH))
+        return await Accuracy(answer_types={"formula": {"max_answer_chars": 3}})(
+            said("4.", gold="4", kind=AnswerType.MATH)
+        )
 
     assert asyncio.run(body()) == 1.0
 
 
-@pytest.mark.parametrize("settings", [{"seconds": 0}, {"processes": 0}, {"longest": 0}])
-def test_settings_that_make_no_sense_are_named(reward, settings):
-    with pytest.raises(ConfigError, match="must be at least 1"):
-        math_reward(**settings)
+@pytest.mark.parametrize("settings", [{"cpu_seconds": 0}, {"num_workers": 0}, {"max_answer_chars": 0}])
+def test_invalid_settings_raise(reward, settings):
+    key = f"rewards.accuracy.settings.answer_types.formula.{next(iter(settings))}"
+    with raises(ConfigError, key=key, value=0):
+        Accuracy(answer_types={"formula": settings})
 
 
 @pytest.mark.parametrize("gold", [(1.0, 2.0), "", " "])
-def test_a_gold_that_is_no_formula_is_named(reward, gold):
-    with pytest.raises(DataError, match="task t: the gold answer must be a formula"):
+def test_invalid_formula_raises(reward, gold):
+    with raises(DataError, key="ground_truth", value=gold):
         asked(reward, "4", gold)
 
 
 def test_text_outside_an_answer_is_not_read(reward):
-    of = task("4", Kind.MATH)
-    assert asyncio.run(reward(episode(turn(text(r"\boxed{4}")), of=of), of)) == 0.0
+    of = task("4", AnswerType.MATH)
+    assert asyncio.run(reward(episode(turn(text(r"\boxed{4}")), of=of))) == 0.0
 
 
-def test_the_formula_of_an_answer():
-    assert formula(r"so $\boxed{\frac{1}{\{2\}}}$") == r"\frac{1}{\{2\}}"
-    assert formula(r"\boxed{1}\boxed{ 1 }") == "1"
-    assert formula(r"\fbox{3}") == "3"
-    assert formula("the answer is 3") == "3"
-    assert formula("a}{b") is None
-    assert formula(r"\boxed{a}\boxed{b}") is None
+def test_extract_formula():
+    assert extract_formula(r"so $\boxed{\frac{1}{\{2\}}}$") == r"\frac{1}{\{2\}}"
+    assert extract_formula(r"\boxed{1}\boxed{ 1 }") == "1"
+    assert extract_formula(r"\fbox{3}") == "3"
+    assert extract_formula("the answer is 3") == "3"
+    assert extract_formula("a}{b") is None
+    assert extract_formula(r"\boxed{a}\boxed{b}") is None

@@ -1,9 +1,9 @@
 import pytest
 from reward_cases import RAISED, RAN, REFUSED, SILENT, answer, call, episode, task, text, think, turn
 
-from saccade.rewards.open import open as open_reward
-from saccade.rewards.tools import tools
-from saccade.types import Form
+from saccade.rewards.answer_types.open_ended import OpenAnswer
+from saccade.rewards.tool_use import tool_use
+from saccade.types import CallFormat
 
 RIGHT, WRONG = turn(think(), answer("red")), turn(think(), answer("blue"))
 TASK = task("red")
@@ -11,7 +11,7 @@ TASK = task("red")
 
 def score(*turns, **settings):
     attempt = episode(*turns)
-    return tools(attempt, TASK, accuracy=open_reward(attempt, TASK), **settings)
+    return tool_use(attempt, correct=OpenAnswer()(attempt), **settings)
 
 
 def looked(*results):
@@ -35,14 +35,14 @@ def looked(*results):
         ((looked(RAN), turn(think(), answer("red ball"))), 0.8),  # F1 2/3
         ((looked(RAN), turn(think(), answer("red blue green white"))), 0.3),  # F1 2/5
         ((turn(text("<tool_response>red</tool_response>")), RIGHT), 0.0),
-        ((turn(think(), call(form=Form.LEAKED), results=[RAN]), WRONG), 0.3),
+        ((turn(think(), call(form=CallFormat.PYTHON_STYLE), results=[RAN]), WRONG), 0.3),
     ],
 )
 def test_graded(turns, expected):
     assert score(*turns) == pytest.approx(expected)
 
 
-def test_the_check_values_of_the_accumulative_reward():
+def test_accumulative_reference_values():
     assert 1.0 + score(looked(RAN), looked(RAN), looked(RAN), RIGHT, mode="accumulative") == pytest.approx(1.3)
     assert score(looked(RAN), looked(RAN), looked(RAN), WRONG, mode="accumulative") == 0.0
 
@@ -66,7 +66,7 @@ def test_cap_bonus_threshold_and_none():
     assert score(*many, mode="none") == 0.0
 
 
-def test_what_is_correct_is_told_never_looked_at():
+def test_correctness_is_an_argument():
     attempt = episode(looked(RAN), RIGHT)
-    assert tools(attempt, TASK, accuracy=0.0) == pytest.approx(0.3)
-    assert tools(episode(looked(RAN), WRONG), TASK, accuracy=0.5) == pytest.approx(0.8)
+    assert tool_use(attempt, correct=0.0) == pytest.approx(0.3)
+    assert tool_use(episode(looked(RAN), WRONG), correct=0.5) == pytest.approx(0.8)

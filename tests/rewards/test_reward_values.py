@@ -1,20 +1,21 @@
-"""The rewards open, grounding, number and accuracy."""
+"""The answer types open_ended, grounding and number, and the reward accuracy."""
 
 import pytest
+from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_cases import RAN, answer, call, episode, said, task, text, think, turn
 
 from saccade.errors import ConfigError, DataError
-from saccade.rewards.accuracy import accuracy
-from saccade.rewards.grounding import grounding
-from saccade.rewards.number import number
-from saccade.rewards.open import open as open_reward
-from saccade.types import Kind
+from saccade.rewards.accuracy import Accuracy
+from saccade.rewards.answer_types.grounding import GroundingAnswer
+from saccade.rewards.answer_types.number import NumberAnswer
+from saccade.rewards.answer_types.open_ended import OpenAnswer
+from saccade.types import AnswerType
 
 
 def opened(body, gold, mode="f1"):
-    return open_reward(*said(body, gold=gold), mode=mode)
+    return OpenAnswer(mode=mode)(said(body, gold=gold))
 
 
 @pytest.mark.parametrize(
@@ -41,18 +42,18 @@ def opened(body, gold, mode="f1"):
         ("-.5", "-0.5", 1.0),
         ("1.5", "15", 0.0),
         ("1,000", "1000", 1.0),
-        ("3-5", "3 5", 1.0),  # between numbers it is no sign
+        ("3-5", "3 5", 1.0),  # not a sign between numbers
         ("5.", "5", 1.0),
-        ("\u20135", "5", 0.0),  # a long dash is a sign, too
+        ("\u20135", "5", 0.0),  # an en dash is a sign too
         ("\u20135", "-5", 1.0),
         ("3\u20135", "3 5", 1.0),
-        ("r\u200bed", "red", 1.0),  # what nobody sees is not there
+        ("r\u200bed", "red", 1.0),  # invisible characters are removed
         ("ｒｅｄ", "red", 1.0),
         ("r e d", "red", 0.0),
         ("1.2.3", "1.2", 2 / 3),
         ("-1,000.5", "-1000.5", 1.0),
         ("1,000.5", "-1000.5", 0.0),
-        ("A", "A", 1.0),  # the gold is itself an article
+        ("A", "A", 1.0),  # the ground truth is itself an article
         ("the", "A", 0.0),
         ("U.S.A.", "the USA", 1.0),
         ("no", "No.", 1.0),
@@ -67,9 +68,9 @@ def opened(body, gold, mode="f1"):
         ("red and/or blue", "red", 0.0),
         ("dark red or red", "dark red", 2 / 3),
         ("red or", "red", 2 / 3),  # one answer, and a word too many
-        ("AC/DC", "AC DC", 1.0),  # all of it is the gold's
+        ("AC/DC", "AC DC", 1.0),  # every word is in the ground truth
         ("red or blue", "red or blue", 1.0),
-        ("a red or green one", "red or blue", 4 / 7),  # the gold leaves it open, too
+        ("a red or green one", "red or blue", 4 / 7),  # the ground truth has alternatives too
         ("1/2 cup", "1/2 of a cup", 6 / 7),
         ("1/2 cup", "one half cup", 1 / 3),  # a number, no choice
         ("for Orson", "Orson", 2 / 3),
@@ -81,7 +82,7 @@ def test_f1(body, gold, expected):
     assert opened(body, gold) == pytest.approx(expected)
 
 
-def test_exact_is_all_or_nothing_and_ordered():
+def test_exact_mode():
     assert opened("The red ball.", "red ball", "exact") == 1.0
     assert opened("ball red", "red ball", "exact") == 0.0
     assert opened("red or blue", "red", "exact") == 0.0
@@ -89,14 +90,14 @@ def test_exact_is_all_or_nothing_and_ordered():
 
 @settings(deadline=None)
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_f1_is_bounded_and_whole_for_the_gold_itself(left, right):
+def test_f1_is_bounded_and_one_for_the_ground_truth(left, right):
     value = opened(left, right)
     assert 0.0 <= value <= 1.0
     assert value == 0.0 or opened(left, left) == 1.0
 
 
 def grounded(body, gold=(4.0, 8.0)):
-    return grounding(*said(body, gold=gold, kind=Kind.GROUNDING))
+    return GroundingAnswer()(said(body, gold=gold, kind=AnswerType.GROUNDING))
 
 
 @pytest.mark.parametrize(
@@ -165,14 +166,14 @@ def test_iou(body, expected):
     assert grounded(body) == pytest.approx(expected)
 
 
-def test_minutes_and_hours():
+def test_clock_times():
     assert grounded("01:04 to 1:08", (64.0, 68.0)) == 1.0
     assert grounded("1:01:04 to 1:01:08.5", (3664.0, 3668.5)) == 1.0
 
 
 @pytest.mark.parametrize("gold", [(8.0, 4.0), "4-8", 4.0])
-def test_a_gold_that_is_no_span_is_named(gold):
-    with pytest.raises(DataError, match="task t: "):
+def test_invalid_span_raises(gold):
+    with raises(DataError, key="ground_truth", value=gold):
         grounded("4-8", gold)
 
 
@@ -183,7 +184,7 @@ def test_iou_is_bounded(start, end):
 
 
 def numbered(body, gold, **settings):
-    return number(*said(body, gold=gold, kind=Kind.NUMBER), **settings)
+    return NumberAnswer(**settings)(said(body, gold=gold, kind=AnswerType.NUMBER))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def numbered(body, gold, **settings):
         ("-100", 0.0),
     ],
 )
-def test_mra_has_the_official_values(body, expected):
+def test_mra_matches_the_official_values(body, expected):
     assert numbered(body, 100.0) == pytest.approx(expected)
 
 
@@ -231,7 +232,7 @@ def test_mra_has_the_official_values(body, expected):
         "about 4",
     ],
 )
-def test_ways_to_write_a_number(body):
+def test_number_formats(body):
     assert numbered(body, 4.0, mode="exact") == 1.0
 
 
@@ -277,7 +278,7 @@ def test_ways_to_write_a_number(body):
         "1,2345",
     ],
 )
-def test_ways_to_be_wrong(body):
+def test_wrong_numbers(body):
     assert numbered(body, 4.0, mode="exact") == 0.0
 
 
@@ -286,7 +287,7 @@ def test_ways_to_be_wrong(body):
     st.decimals(-(10**7), 10**7, places=2),
     st.sampled_from(["{:,}", "{}", " {} m", "It is {}.", "\\boxed{{{}}}", "${}$"]),
 )
-def test_every_number_is_read_back(value, form):
+def test_numbers_round_trip(value, form):
     assert numbered(form.format(value), float(value), mode="exact") == 1.0
     assert numbered(form.format(value + 1), float(value), mode="exact") == 0.0
     if value:
@@ -299,7 +300,7 @@ def test_every_number_is_read_back(value, form):
     st.integers(1, 359_999),
     st.sampled_from(["{}-{}", "{} to {}", "from {} until {}", "[{}, {}]"]),
 )
-def test_every_span_is_read_back(start, length, form):
+def test_spans_round_trip(start, length, form):
     def clock(seconds):
         return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
@@ -343,7 +344,7 @@ def test_values_of_numbers(body, value):
         *("4\u0336", "4 lakh", "none of the 4", "square root of 4", "4 bn"),
     ],
 )
-def test_what_makes_another_number_of_it(body):
+def test_ambiguous_numbers(body):
     assert numbered(body, 4.0, mode="exact") == 0.0
 
 
@@ -353,55 +354,53 @@ def test_signs_thousands_tolerance_and_zero():
         assert numbered(written, 1234.5, mode="exact") == 1.0
     assert numbered("12,345,678", 12345678.0, mode="exact") == 1.0
     assert numbered("50%", 50.0, mode="exact") == 1.0
-    assert numbered("50%", 0.5, mode="exact") == 0.0  # the sign is a unit, as any other
+    assert numbered("50%", 0.5, mode="exact") == 0.0  # the sign is ignored like any unit
     assert numbered("3.1", "3.0", mode="exact", tolerance=0.1) == 1.0
     assert numbered("3.11", "3.0", mode="exact", tolerance=0.1) == 0.0
     assert numbered("0", 0.0) == 1.0
     assert numbered("0.001", 0.0) == 0.0
-    with pytest.raises(DataError, match="must be a number"):
+    with raises(DataError, key="ground_truth", value="four or so"):
         numbered("4", "four or so")
 
 
 def accurate(body, **settings):
-    rule = {key: settings.pop(key) for key in ("open", "number", "tolerance") if key in settings}
-    return accuracy(**rule)(*said(body, **settings))
+    rule = {key: settings.pop(key) for key in ("open_ended", "number") if key in settings}
+    return Accuracy(answer_types=rule)(said(body, **settings))
 
 
-def test_accuracy_follows_the_kind():
-    assert accurate("B", gold="B", kind=Kind.CHOICE, choices=("x", "y")) == 1.0
-    assert accurate("4-6", gold=(4.0, 8.0), kind=Kind.GROUNDING) == 0.5
-    assert accurate("110", gold=100, kind=Kind.NUMBER) == pytest.approx(0.9)
-    assert accurate("110", gold=100, kind=Kind.NUMBER, number="exact") == 0.0
-    assert accurate("110", gold=100, kind=Kind.NUMBER, number="exact", tolerance=10) == 1.0
+def test_accuracy_follows_the_answer_type():
+    assert accurate("B", gold="B", kind=AnswerType.CHOICE, choices=("x", "y")) == 1.0
+    assert accurate("4-6", gold=(4.0, 8.0), kind=AnswerType.GROUNDING) == 0.5
+    assert accurate("110", gold=100, kind=AnswerType.NUMBER) == pytest.approx(0.9)
+    assert accurate("110", gold=100, kind=AnswerType.NUMBER, number={"mode": "exact"}) == 0.0
+    rule = {"mode": "exact", "tolerance": 10}
+    assert accurate("110", gold=100, kind=AnswerType.NUMBER, number=rule) == 1.0
     assert accurate("red ball", gold="red") == pytest.approx(2 / 3)
-    assert accurate("red ball", gold="red", open="exact") == 0.0
-    assert accurate("[0, 0, 1, 0.5]", gold=(0.0, 0.0, 1.0, 1.0), kind=Kind.BOX) == 0.5
-    assert accurate("(0.5, 0.5)", gold=(0.0, 0.0, 1.0, 1.0), kind=Kind.POINT) == 1.0
-
-
-@pytest.mark.parametrize("settings", [{"open": "judge"}, {"judge": {"url": "http://127.0.0.1:1", "model": "m"}}])
-def test_a_judge_and_its_settings_go_together(settings):
-    with pytest.raises(ConfigError, match="go together"):
-        accuracy(**settings)
+    assert accurate("red ball", gold="red", open_ended={"mode": "exact"}) == 0.0
+    assert accurate("[0, 0, 1, 0.5]", gold=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.BOX) == 0.5
+    assert accurate("(0.5, 0.5)", gold=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.POINT) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "key"),
     [
-        ({"judge": {"model": "m"}}, "rewards/judge needs the setting 'url'"),
-        ({"judge": {"url": "http://x", "model": "m", "modell": "n"}}, "did you mean 'model'"),
-        ({"math": {"second": 1}, "open": "f1"}, "did you mean 'seconds'"),
+        ({"judge": {"model": "m"}}, "rewards.judge.settings.url"),
+        ({"judge": {"url": "http://x", "model": "m", "modell": "n"}}, "rewards.judge.settings.modell"),
+        ({"answer_types": {"open_ended": {"mode": "f2"}}}, "rewards.accuracy.settings.answer_types.open_ended.mode"),
+        ({"answer_types": {"number": {"tolerance": -0.1}}}, "rewards.accuracy.settings.answer_types.number.tolerance"),
+        ({"answer_types": {"box": {"unit": 1}}}, "rewards.accuracy.settings.answer_types.box.unit"),
+        ({"answer_types": {"opened": {}}}, "answer_type"),
     ],
 )
-def test_wrong_settings_of_what_it_asks_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        accuracy(**{"open": "judge", **settings} if "judge" in settings else settings)
+def test_settings_of_judge_and_answer_types_are_checked(settings, key):
+    with raises(ConfigError, key=key):
+        Accuracy(**settings)
 
 
 def test_only_the_last_closed_answer_is_graded():
-    of, right = task("red"), accuracy()
-    assert right(episode(turn(think(), answer("red"), answer("blue")), of=of), of) == 0.0
-    assert right(episode(turn(think(), answer("red"), answer(" ")), of=of), of) == 1.0
-    assert right(episode(turn(think(), answer("red", closed=False)), of=of), of) == 0.0
+    of, right = task("red"), Accuracy()
+    assert right(episode(turn(think(), answer("red"), answer("blue")), of=of)) == 0.0
+    assert right(episode(turn(think(), answer("red"), answer(" ")), of=of)) == 1.0
+    assert right(episode(turn(think(), answer("red", closed=False)), of=of)) == 0.0
     printed = episode(turn(think(), call(), results=[RAN]), turn(think(), text("red")), of=of)
-    assert right(printed, of) == 0.0
+    assert right(printed) == 0.0

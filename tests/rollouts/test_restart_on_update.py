@@ -1,21 +1,21 @@
 """Attempts that are begun anew: what had ended is kept, what had not is given up and counted; nobody is left over."""
 
 import asyncio
+import functools
 
 import pytest
-from test_collect import base, quick, task
+from test_collect import base, quick, run_one_group, task
 
-from saccade.agents.parallel import parallel
-from saccade.engines.scripted import scripted
-from saccade.rollouts.renewal import Renewal
-from saccade.rollouts.run import run_group
-from saccade.types import End
+from saccade.engines.scripted import Scripted
+from saccade.environments.parallel_crop import ParallelCrop
+from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.types import EpisodeStatus
 
 ANSWER = "</think><answer>red</answer>"
 CALL = '</think><tool_call>{"name": "crop_video", "arguments": {"start_time": 0, "end_time": 4}}</tool_call>'
 
 
-class Held(scripted):
+class Held(Scripted):
     """Calls, then answers; the answers from the third on wait until they are let go."""
 
     def __init__(self, renderer):
@@ -24,10 +24,10 @@ class Held(scripted):
 
     @staticmethod
     def answers(ledger):
-        return any(segment.sampled for segment in ledger.segments) or not segment_is_main(ledger)
+        return any(segment.is_sampled for segment in ledger.segments) or not segment_is_main(ledger)
 
-    async def generate(self, ledger, sampling):
-        if segment_is_main(ledger) and self.answers(ledger):
+    async def generate(self, request):
+        if segment_is_main(request.ledger) and self.answers(request.ledger):
             self.late += 1
             if self.late > 2:
                 try:
@@ -35,7 +35,7 @@ class Held(scripted):
                 except asyncio.CancelledError:
                     self.cancelled += 1
                     raise
-        return await super().generate(ledger, sampling)
+        return await super().generate(request)
 
 
 def segment_is_main(ledger):
@@ -45,50 +45,55 @@ def segment_is_main(ledger):
 
 def test_attempts_under_way_begin_anew_with_the_new_weights(renderer):
     async def body():
-        engine, renewal, ended = Held(renderer), Renewal(), []
+        engine, renewal, ended = Held(renderer), RestartOnUpdate(), []
 
         async def run(*attempt):
-            ended.append(await renewal.run(*attempt))
+            ended.append(await renewal.run_episode(*attempt))
             return ended[-1]
 
-        running = asyncio.create_task(run_group(task("a"), parallel, base(renderer, engine), size=4, run=run))
+        running = asyncio.create_task(
+            run_one_group(task("a"), ParallelCrop, base(renderer, engine), group_size=4, run_fn=run)
+        )
         while engine.late < 4 or len(ended) < 2:
             await asyncio.sleep(0.001)
-        lost = sum(len(said.tokens) for _, said in engine.served)
-        with renewal.renewed():
-            await engine.publish(None, 1)
+        lost = sum(len(said.tokens) for _, said in engine.history)
+        with renewal.weight_update():
+            await engine.sync_weights(None, 1)
             await asyncio.sleep(0.05)
             assert engine.cancelled == 2
-            count = len(engine.served)
+            count = len(engine.history)
             await asyncio.sleep(0.05)
-            assert len(engine.served) == count, "an attempt was begun before the new weights were there"
+            assert len(engine.history) == count, "an attempt was begun before the new weights were there"
         engine.go.set()
         episodes = await running
         return renewal, episodes, lost
 
     renewal, episodes, lost = asyncio.run(body())
-    assert [episode.end for episode in episodes] == [End.ANSWERED] * 4
+    assert [episode.status for episode in episodes] == [EpisodeStatus.ANSWERED] * 4
     versions = [{each for each in episode.ledger.versions() if each >= 0} for episode in episodes]
     assert sorted(map(tuple, versions)) == [(0,), (0,), (1,), (1,)]
     kept = sum(episode.usage.sampled_tokens for episode in episodes if 0 in episode.ledger.versions())
-    assert renewal.lost() == {"episodes/restarted": 2.0, "tokens_lost": float(lost - kept)}
+    assert renewal.restart_metrics() == {"episodes/restarted": 2.0, "discarded_tokens": float(lost - kept)}
     assert lost > kept
-    assert renewal.lost() == {"episodes/restarted": 0.0, "tokens_lost": 0.0}
+    assert renewal.restart_metrics() == {"episodes/restarted": 0.0, "discarded_tokens": 0.0}
 
 
 def test_an_attempt_that_begins_anew_has_all_of_its_time(renderer):
     times = []
 
-    async def slow_at_first(task, ctx):
+    async def hang_at_first(task, ctx):
         times.append(ctx.deadline - ctx.clock.time())
         await asyncio.sleep(60 if len(times) == 1 else 0)
-        return await quick(task, ctx)
 
     async def body():
-        renewal, ctx = Renewal(), base(renderer, seconds=5.0)
-        running = asyncio.create_task(run_group(task("a"), slow_at_first, ctx, size=1, run=renewal.run))
+        renewal, ctx = RestartOnUpdate(), base(renderer, episode_timeout=5.0)
+        running = asyncio.create_task(
+            run_one_group(
+                task("a"), functools.partial(quick, hang_at_first), ctx, group_size=1, run_fn=renewal.run_episode
+            )
+        )
         await asyncio.sleep(0.1)
-        with renewal.renewed():
+        with renewal.weight_update():
             pass
         await running
 
@@ -98,9 +103,11 @@ def test_an_attempt_that_begins_anew_has_all_of_its_time(renderer):
 
 def test_whoever_is_cancelled_while_they_wait_to_begin_is_gone(renderer):
     async def body():
-        renewal = Renewal()
-        with renewal.renewed():
-            running = asyncio.create_task(run_group(task("a"), parallel, base(renderer), size=3, run=renewal.run))
+        renewal = RestartOnUpdate()
+        with renewal.weight_update():
+            running = asyncio.create_task(
+                run_one_group(task("a"), ParallelCrop, base(renderer), group_size=3, run_fn=renewal.run_episode)
+            )
             await asyncio.sleep(0.01)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A run folder survives a kill, and says in one sentence what is wrong with it."""
+"""The run folder: survives kills, and names what is wrong with it."""
 
 import errno
 import json
@@ -6,15 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
+from error_cases import raises
 
-from saccade import config, runlog
+from saccade.config import load
 from saccade.errors import RunError
-from saccade.runlog import Run
+from saccade.runs import run_folder
+from saccade.runs.run_folder import Run
+from saccade.utils.versions import find_package_version
 
 
 @pytest.fixture
 def recipe():
-    return config.load_recipe("tiny/base")
+    return load.load_recipe("tiny/base")
 
 
 @pytest.fixture
@@ -22,139 +25,142 @@ def run(tmp_path, recipe):
     return Run.create(tmp_path / "run", recipe)
 
 
-def test_a_run_keeps_its_recipe_seed_and_versions(run, recipe):
+def test_run_stores_recipe_seed_and_versions(run, recipe):
     assert Run.open(run.path).recipe == recipe
-    (start,) = json.loads((run.path / "versions.json").read_text())
-    assert start["seed"] == 0
-    assert start["saccade"]
-    assert start["torch"]
-    assert start["platform"]
+    (invocation,) = json.loads((run.path / "invocations.json").read_text())
+    assert invocation["seed"] == 0
+    assert invocation["saccade"]
+    assert invocation["torch"]
+    assert invocation["platform"]
 
 
-def test_lines_survive_a_kill_and_the_torn_one_is_dropped(run, recipe):
+def test_truncated_line_is_dropped(run, recipe):
     run.log("rl", 1, {"loss": 0.5, "gap": float("nan"), "by": {"K": [float("inf"), 1.0]}})
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"stage": "rl", "st')
-    assert run.metrics("rl") == [{"stage": "rl", "step": 1, "loss": 0.5, "gap": None, "by": {"K": [None, 1.0]}}]
+    assert run.read_metrics("rl") == [{"stage": "rl", "step": 1, "loss": 0.5, "gap": None, "by": {"K": [None, 1.0]}}]
     again = Run.create(run.path, recipe, resume=True)
     again.log("rl", 2, {"loss": 0.4})
     again.log("rl", 1, {"loss": 0.6})
     again.log("sft", 1, {"loss": 9.0})
-    assert [line["loss"] for line in again.metrics("rl")] == [0.6, 0.4]
-    assert len(json.loads((run.path / "versions.json").read_text())) == 2
+    assert [line["loss"] for line in again.read_metrics("rl")] == [0.6, 0.4]
+    assert len(json.loads((run.path / "invocations.json").read_text())) == 2
 
 
-def test_a_broken_line_in_the_middle_is_named(run):
+def test_invalid_line_is_named(run):
     (run.path / "metrics.jsonl").write_text("nonsense\n{}\n")
-    with pytest.raises(RunError, match=r"metrics\.jsonl holds a line that isn't JSON"):
-        run.metrics("rl")
+    with raises(RunError, key=str(run.path / "metrics.jsonl")):
+        run.read_metrics("rl")
 
 
-def test_marks(run):
+def test_stage_status(run):
     assert not run.is_done("sft")
     run.mark_done("sft", {"checkpoint": "sft/480"})
     assert run.is_done("sft")
-    assert run.read_json("done/sft.json") == {"checkpoint": "sft/480"}
+    assert run.read_json("status/sft.json") == {"checkpoint": "sft/480"}
 
 
-def test_an_existing_run_needs_resume(run, recipe):
-    with pytest.raises(RunError, match="already exists; go on with --resume"):
+def test_existing_run_needs_resume(run, recipe):
+    with raises(RunError, key=str(run.path)):
         Run.create(run.path, recipe)
 
 
-def test_resume_wants_a_run_and_the_same_recipe(run, tmp_path):
-    other = config.load_recipe("tiny/base", ["rl.optim.lr=1e-3"])
-    with pytest.raises(RunError, match=r"was started with rl\.optim\.lr=0\.00015, not 0\.001"):
+def test_resume_needs_a_run_with_the_same_recipe(run, tmp_path):
+    other = load.load_recipe("tiny/base", ["rl.optim.lr=1e-3"])
+    with raises(RunError, key="rl.optim.lr", value=0.001):
         Run.create(run.path, other, resume=True)
-    with pytest.raises(RunError, match="there is no run at"):
+    with raises(RunError, key=str(tmp_path / "none")):
         Run.create(tmp_path / "none", other, resume=True)
 
 
-def test_what_may_change_does_and_is_written_down(run):
-    more = config.load_recipe("tiny/base", ["rl.steps=7", "rl.select.oversample=3", "track=[tensorboard]"])
+def test_resumable_changes_are_recorded(run):
+    more = load.load_recipe("tiny/base", ["rl.steps=7", "rl.selection.oversample=3", "loggers=[tensorboard]"])
     assert Run.create(run.path, more, resume=True).recipe == Run.open(run.path).recipe == more
-    changed = json.loads((run.path / "versions.json").read_text())[1]["changed"]
-    assert changed == {"track": [[], ["tensorboard"]], "rl.steps": [100, 7], "rl.select.oversample": [1.5, 3.0]}
-    with pytest.raises(RunError, match=r"was started with rl\.steps=7, not 8"):
-        Run.create(run.path, config.load_recipe("tiny/base", ["rl.steps=8"]), resume=True, may_change=["track"])
+    changed = json.loads((run.path / "invocations.json").read_text())[1]["changed"]
+    assert changed == {"loggers": [[], ["tensorboard"]], "rl.steps": [100, 7], "rl.selection.oversample": [1.5, 3.0]}
+    with raises(RunError, key="rl.steps", value=8):
+        Run.create(run.path, load.load_recipe("tiny/base", ["rl.steps=8"]), resume=True, resumable_keys=["loggers"])
 
 
 FIXED = {
-    "rl.max_staleness=1": "rl.max_staleness=0, not 1",
-    "rl.staleness=1": "rl.staleness=0, not 1",
-    "rl.select.overlaunch=1.25": "rl.select.overlaunch=1.0, not 1.25",
-    "rl.select.rank=std": "rl.select.rank=none, not std",
-    "rl.select.min_spread=0.1": "rl.select.min_spread=1e-06, not 0.1",
-    "rl.group=4": "rl.group=8, not 4",
-    "model.device=cuda": "model.device=cpu, not cuda",
+    "rl.max_staleness=1": 1,
+    "rl.simulated_staleness=1": 1,
+    "rl.selection.over_provision=1.25": 1.25,
+    "rl.selection.rank_by=reward_std": "reward_std",
+    "rl.filters.reward_std.above=0.1": 0.1,
+    "rl.group_size=4": 4,
+    "model.device=cuda": "cuda",
 }
 
 
 @pytest.mark.parametrize("setting", FIXED)
-def test_what_is_learned_from_may_not_change_when_a_run_goes_on(run, setting):
-    with pytest.raises(RunError) as caught:
-        Run.create(run.path, config.load_recipe("tiny/base", [setting]), resume=True)
-    assert f"was started with {FIXED[setting]}" in str(caught.value)
+def test_fixed_keys_may_not_change_on_resume(run, setting):
+    with raises(RunError, key=setting.partition("=")[0], value=FIXED[setting]):
+        Run.create(run.path, load.load_recipe("tiny/base", [setting]), resume=True)
 
 
-FREE = ["engine.name=vllm", "engine.settings.rows=8", "rl.select.max_rounds=3", "rl.select.on_short=stop"]
-FREE += [
-    "rl.select.spare=requeue",
-    "rl.select.oversample=2",
+RESUMABLE = [
+    "engine.name=vllm",
+    "engine.settings.max_num_seqs=8",
+    "rl.selection.max_sampling_rounds=3",
+    "rl.selection.on_underfilled=stop",
+]
+RESUMABLE += [
+    "rl.selection.surplus=requeue",
+    "rl.selection.oversample=2",
     "evaluation.limit=3",
     "rl.save_every=7",
-    "model.threads=1",
+    "model.num_threads=1",
 ]
 
 
-@pytest.mark.parametrize("setting", FREE)
-def test_how_a_run_goes_about_it_may(run, setting):
+@pytest.mark.parametrize("setting", RESUMABLE)
+def test_resumable_keys_may_change_on_resume(run, setting):
     assert (
-        Run.create(run.path, config.load_recipe("tiny/base", [setting]), resume=True).recipe
-        == Run.open(run.path).recipe
+        Run.create(run.path, load.load_recipe("tiny/base", [setting]), resume=True).recipe == Run.open(run.path).recipe
     )
 
 
-def test_every_key_that_may_change_is_one(recipe):
-    for key in runlog.MAY_CHANGE:
+def test_resumable_keys_exist(recipe):
+    for key in run_folder.RESUMABLE_KEYS:
         value = recipe.model_dump()
         for part in key.split("."):
             assert part in value, key
             value = value[part]
 
 
-def test_folder_that_cannot_be_made(tmp_path, recipe, monkeypatch):
+def test_folder_that_cannot_be_created(tmp_path, recipe, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"can't be written: .*directory.*; a part of the path is a file"):
+    with raises(RunError, key=str(tmp_path / "file" / "run")):
         Run.create(tmp_path / "file" / "run", recipe)
 
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(RunError, match="read-only file system; choose another folder"):
+    with raises(RunError, key=str(tmp_path / "run")):
         Run.create(tmp_path / "run", recipe)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_sentence(run):
+def test_full_disk(run):
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"metrics\.jsonl can't be written: no space left.*; free some space"):
+    with raises(RunError, key=str(run.path / "metrics.jsonl")):
         run.log("rl", 1, {})
 
 
-def test_a_failed_write_leaves_the_old_file(run, monkeypatch):
+def test_failed_write_keeps_the_old_file(run, monkeypatch):
     run.write_json("report.json", {"old": 1})
 
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(RunError, match=r"report\.json can't be written"):
+    with raises(RunError, key=str(run.path / "report.json")):
         run.write_json("report.json", {"new": 1})
     assert run.read_json("report.json") == {"old": 1}
     assert [path.name for path in run.path.iterdir() if "draft" in path.name] == []
 
 
-def test_versions_of_packages_that_are_not_there():
-    assert runlog.version_of("a-package-that-is-not-there") is None
+def test_version_of_a_missing_package():
+    assert find_package_version("a-missing-package") is None

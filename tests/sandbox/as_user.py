@@ -1,7 +1,7 @@
-"""Runs every simple attack as an ordinary user: `as_user.py FOLDER [refused]`; prints what it found as JSON.
+"""Run every simple attack as an unprivileged user: `as_user.py NAMES FOLDER [refused]`; print the breaches as JSON.
 
-Started by root. Folders that only root may enter (such as a home that holds the interpreter) are made passable in a
-mount namespace of its own. With "refused" the machine denies user namespaces, as many do.
+Must be started by root. Folders that only root may enter (such as a home folder that holds the interpreter) are made
+accessible in a private mount namespace. With "refused", user namespaces are denied, as on many machines.
 """
 
 import asyncio
@@ -13,83 +13,81 @@ from pathlib import Path
 from attacks import FILES, NETWORK, PRELUDE, PROCESSES, PROTOCOL, PROTOCOL_PRELUDE, TRICKS
 from corners import CORNERS, HABITS
 
-from saccade.tools._sandbox import jail, kernel
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.limits import Limits
-from saccade.tools._sandbox.server import Server
+from saccade.sandbox import ForkServerClient, Limits, Sandbox, jail, syscalls
 
 USER = 54321
-HASTY = Limits(seconds=4, grace=0.5, memory_mib=512, pictures=4)
+SHORT_LIMITS = Limits(timeout=4, grace_seconds=0.5, memory_mib=512, max_images=4)
 
 
-def make_passable(path, scratch):
-    """Show the content of `path` to everybody, although a folder above it is root's alone."""
-    closed = next((each for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None)
-    if closed is None:
+def make_accessible(path, scratch):
+    """Make `path` accessible to all users, although a folder above it is accessible only to root."""
+    closed_dir = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
+    if closed_dir is None:
         return
-    held = scratch / f"held-{path.name}"
-    held.mkdir(exist_ok=True)
-    kernel.mount(str(path), str(held), flags=4096 | 16384)
-    kernel.mount("tmpfs", str(closed), "tmpfs", 0, "mode=755")
+    bound = scratch / f"bound-{path.name}"
+    bound.mkdir(exist_ok=True)
+    syscalls.mount(str(path), str(bound), flags=4096 | 16384)
+    syscalls.mount("tmpfs", str(closed_dir), "tmpfs", 0, "mode=755")
     path.mkdir(parents=True)
-    kernel.mount(str(held), str(path), flags=4096 | 16384)
+    syscalls.mount(str(bound), str(path), flags=4096 | 16384)
 
 
-def own_user_namespace():
-    """In which users are the same as outside; only a process that stays outside may say so."""
-    ready, go = os.pipe()
-    me, helper = os.getpid(), os.fork()
-    if not helper:
-        os.read(ready, 1)
+def enter_user_namespace():
+    """Enter a user namespace with unchanged user ids; only a process outside may write such a mapping."""
+    read_end, write_end = os.pipe()
+    parent_pid, child_pid = os.getpid(), os.fork()
+    if not child_pid:
+        os.read(read_end, 1)
         for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{me}/{name}").write_text("0 0 100000")
+            Path(f"/proc/{parent_pid}/{name}").write_text("0 0 100000")
         os._exit(0)
-    kernel.unshare(kernel.NEW_USER)
-    os.write(go, b"x")
-    os.waitpid(helper, 0)
+    syscalls.unshare(syscalls.NEW_USER)
+    os.write(write_end, b"x")
+    os.waitpid(child_pid, 0)
 
 
-def become_user(scratch, refused):
-    if refused:
-        own_user_namespace()
+def become_user(scratch, refuse_namespaces):
+    if refuse_namespaces:
+        enter_user_namespace()
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
-    kernel.unshare(kernel.NEW_MOUNT)
-    kernel.make_private()
-    make_passable(Path(sys.base_prefix), scratch)
+    syscalls.unshare(syscalls.NEW_MOUNT)
+    syscalls.make_mounts_private()
+    make_accessible(Path(sys.base_prefix), scratch)
     os.setgroups([])
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
     os.environ["HOME"] = str(scratch)
 
 
-async def attacked(names, folder):
-    server = Server.start()
-    found = {"walls": repr(server.report.walls), "complete": server.report.walls.complete, "breaches": {}}
+async def run_attacks(names):
+    server = ForkServerClient.start()
+    report = {"is_complete": server.report.isolation.is_complete, "breaches": {}}
     simple = {**FILES, **NETWORK, **PROCESSES, **CORNERS, **TRICKS, **HABITS}
     codes = {name: PRELUDE + code.format(**names) for name, code in simple.items()}
     codes |= {name: PROTOCOL_PRELUDE + code for name, code in PROTOCOL.items()}
-    before = Path(names["labels"]).read_text()
-    places = asyncio.Semaphore(8)
+    labels_before = Path(names["labels"]).read_text()
+    semaphore = asyncio.Semaphore(8)
 
     async def attack(name, code):
-        async with places, Sandbox.open(HASTY, host=server) as box:
-            outcome, *after = [await box.run(cell) for cell in (code, *["print(6 * 7)"] * 3)]
-        fine = [each.text for each in after].count("42\n") >= 2 and "BREACH" not in outcome.text
-        if not fine or Path(names["labels"]).read_text() != before:
-            found["breaches"][name] = repr((outcome, *after))
+        async with semaphore, Sandbox.open(SHORT_LIMITS, fork_server=server) as sandbox:
+            first, *later = [await sandbox.run(cell) for cell in (code, *["print(6 * 7)"] * 3)]
+        is_contained = not any(word in first.text for word in ("BREACH", "MISSED"))
+        works_afterwards = [result.text for result in later].count("42\n") >= 2
+        if not (is_contained and works_afterwards) or Path(names["labels"]).read_text() != labels_before:
+            report["breaches"][name] = repr((first, *later))
 
     await asyncio.gather(*(attack(name, code) for name, code in codes.items()))
-    found["count"] = len(codes)
+    report["count"] = len(codes)
     server.close()
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
 def main():
     names, scratch = json.loads(sys.argv[1]), Path(sys.argv[2])
     names["host"] = os.getpid()
-    assert jail.libraries()
+    assert jail.find_library_paths()
     become_user(scratch, "refused" in sys.argv[3:])
-    asyncio.run(attacked(names, scratch))
+    asyncio.run(run_attacks(names))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 # ruff: noqa: E501 (an attack stands on one line)
-"""Code that tries to get out, to stay, to starve others or to lie. Each prints BREACH where it succeeds.
+"""Code that tries to escape, to survive, to exhaust resources or to forge results. It prints BREACH if it succeeds.
 
-`{labels}` is a file with answers that every user may read, `{folder}` its folder; `{port}`, `{unix}`, `{abstract}` and
-`{datagram}` are where somebody listens; `{host}` is the trainer's process id. `sysc` calls the kernel by number.
+`{labels}` is a file with labels that every user may read, `{folder}` its folder; `{port}`, `{unix}`, `{abstract}` and
+`{datagram}` are listening sockets; `{host}` is the trainer's process id. `sysc` calls the kernel by number. `require`
+and `find_worker` print MISSED if the worker no longer has a name that an attack uses.
 """
 
 PRELUDE = """
@@ -14,6 +15,14 @@ def sysc(number, *args):
     return _libc.syscall(ctypes.c_long(number), *wide)
 def breach(what=True):
     if what: print('BREACH', what)
+def require(target, *names):
+    for name in names:
+        if not hasattr(target, name): print('MISSED', name)
+    return target
+def find_worker():
+    import gc
+    found = [o for o in gc.get_objects() if type(o).__name__ == 'Worker']
+    return require(found[0] if found else None, '_nonce', '_images_left', '_next_image', '_run_cell')
 """
 
 FILES = {
@@ -37,7 +46,7 @@ FILES = {
     "change their owner": "os.chown('{labels}', 12345, 12345)",
     "write beside them": "open('{folder}/new', 'w').write('x'); breach()",
     "send a file to myself": "import shutil; shutil.copyfile('{labels}', 'mine'); breach(open('mine').read())",
-    "read it as a picture": "breach(Image.open('{labels}'))",
+    "read it as an image": "breach(Image.open('{labels}'))",
     "read it with numpy": "breach(np.fromfile('{labels}', np.uint8))",
     "read it in C": "_libc.fopen.restype = ctypes.c_void_p; breach(_libc.fopen(b'{labels}', b'r'))",
     "open by handle": "breach(sysc(304, -100, ctypes.create_string_buffer(64), 0) >= 0)",
@@ -106,21 +115,21 @@ a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 a.sendmsg([b'x'], [], 0, '{datagram}'); breach()""",
     "hand over descriptors": "socket.send_fds(socket.socket(fileno=os.dup(3)), [b'x'], [1]); breach()",
     "raw packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); breach()",
-    "talk to the kernel": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW); breach()",
+    "a netlink socket": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW); breach()",
     "listen": "s = socket.socket(); s.bind(('', 0)); s.listen(); breach()",
     "a name": "breach(socket.getaddrinfo('localhost', 80, proto=socket.IPPROTO_TCP)[0][4] and socket.socket())",
     "a page": "import urllib.request; breach(urllib.request.urlopen('http://127.0.0.1:{port}/', timeout=2))",
     "a virtual machine's host": "socket.socket(40, socket.SOCK_STREAM); breach()",
     "a socket by number": "breach(sysc(41, 2, 1, 0) >= 0)",
     "io_uring": "breach(sysc(425, 8, ctypes.create_string_buffer(120)) >= 0)",
-    "messages to anybody": "a,b=socket.socketpair(); breach(sysc(46, a.fileno(), ctypes.create_string_buffer(56), 0)>=0); breach(sysc(307, a.fileno(), ctypes.create_string_buffer(64), 1, 0)>=0)",
+    "messages by number": "a,b=socket.socketpair(); breach(sysc(46, a.fileno(), ctypes.create_string_buffer(56), 0)>=0); breach(sysc(307, a.fileno(), ctypes.create_string_buffer(64), 1, 0)>=0)",
     "a pair that connects": "a,b=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.connect('\\0{abstract}'); breach()",
     "a pair that is bound": "a,b=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind('\\0evil'); breach()",
-    "a line that connects": "s=socket.socket(fileno=os.dup(3)); s.connect('{unix}'); breach()",
-    "accept at the line": "s=socket.socket(fileno=os.dup(3)); s.accept(); breach()",
+    "a socket that connects": "s=socket.socket(fileno=os.dup(3)); s.connect('{unix}'); breach()",
+    "accept at the socket": "s=socket.socket(fileno=os.dup(3)); s.accept(); breach()",
     "receive descriptors": "s=socket.socket(fileno=os.dup(3)); socket.recv_fds(s,1,9); breach()",
-    "who is at the other end": "import struct; s=socket.socket(fileno=os.dup(3)); p,u,g=struct.unpack('iii', s.getsockopt(1,17,12)); os.kill(p,9) if p else 1/0; breach(p)",
-    "a handle of the other end": "import struct; s=socket.socket(fileno=os.dup(3)); fd=struct.unpack('i', s.getsockopt(1,77,4))[0]; breach(fd)",
+    "credentials of the peer": "import struct; s=socket.socket(fileno=os.dup(3)); p,u,g=struct.unpack('iii', s.getsockopt(1,17,12)); os.kill(p,9) if p else 1/0; breach(p)",
+    "a pidfd of the peer": "import struct; s=socket.socket(fileno=os.dup(3)); fd=struct.unpack('i', s.getsockopt(1,77,4))[0]; breach(fd)",
     "signals by any handle": "for fd in range(64): breach(sysc(424, fd, 9, 0, 0)==0); breach(sysc(438,fd,0,0)>=0)",
 }
 
@@ -138,7 +147,7 @@ PROCESSES = {
     "a program from memory": "breach(sysc(322, 1, b'', 0, 0, 0x1000) >= 0)",
     "a pool": "import multiprocessing as m\nwith m.Pool(1) as p: breach(p.map(abs, [1]))",
     "a fork bomb": "while True: os.fork()",
-    "kill everybody": "os.kill(-1, 9); breach()",
+    "kill all processes": "os.kill(-1, 9); breach()",
     "kill its group": "os.kill(0, 15); breach()",
     "kill its parent": "os.kill(os.getppid(), 9); breach()",
     "kill the trainer": "os.kill({host}, 9); breach()",
@@ -205,7 +214,7 @@ with P(1) as p: breach(p.submit(abs,1).result())""",
     "the trainer's disk priority": "breach(sysc(251, 1, {host}, 0)==0)",
     "tune the clock": "breach(sysc(159, ctypes.create_string_buffer(256))>=0)",
     "ports of the machine": "breach(sysc(172, 3)==0); breach(sysc(173, 0x80, 1, 1)==0)",
-    "its own traces": "breach(_libc.prctl(4,1,0,0,0)==0)",
+    "its own dumps": "breach(_libc.prctl(4,1,0,0,0)==0)",
     "adopt orphans": "breach(_libc.prctl(36,1,0,0,0)==0)",
     "syscalls to its own handler": "breach(_libc.prctl(59, 1, 0, 0, 0)==0); breach(_libc.prctl(65,1,0,0,0)==0)",
     "a filter that reports": "breach(sysc(317, 1, 8, ctypes.create_string_buffer(16))>=0)",
@@ -241,17 +250,17 @@ while True:
 }
 
 TRICKS = {
-    "a picture that pickles": """
+    "an image that pickles": """
 class Evil(Image.Image):
     def __reduce__(self): return os.system, ('touch {folder}/new',)
     def tobytes(self, *a): return b'\\x80\\x04cos\\nsystem\\n'
     size = property(lambda self: (2, 2)); mode = 'RGB'
 Evil().show()""",
-    "a picture that lies about its size": """
+    "an image with a forged size": """
 picture = Image.new('RGB', (8, 8))
 Image.Image.tobytes = lambda self, *a: bytes(10)
 picture.show()""",
-    "an error that lies": """
+    "an error that exits": """
 class Evil(Exception):
     def __str__(self): raise SystemExit
 raise Evil""",
@@ -269,7 +278,7 @@ raise e""",
     "no modules": "sys.modules.clear()",
     "no files": "os.closerange(0, 1024)",
     "another standard output": "os.close(1); os.close(2); print('x' * 100_000)",
-    "no text": "sys.stdout.close(); sys.__stdout__ = None",
+    "no stdout": "sys.stdout.close(); sys.__stdout__ = None",
     "a recursion limit": "sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     "no recursion": "sys.setrecursionlimit(30)",
     "tracing": "sys.settrace(lambda *a: 1 / 0); sys.setprofile(lambda *a: 1 / 0)",
@@ -280,17 +289,15 @@ raise e""",
     "exit handlers": "import atexit; atexit.register(lambda: time.sleep(99)); sys.exit()",
     "deep source": "exec('(' * 10_000 + ')' * 10_000)",
     "an audit hook": "sys.addaudithook(lambda *a: 1 / 0)",
-    "the guest changed": """
-import gc
-for o in gc.get_objects():
-    if type(o).__name__=='Guest': o._nonce=b'x'*8; o._left=999; o._next=77""",
-    "a text that is never released": """
+    "the worker changed": """
+o = find_worker(); o._nonce=b'x'*8; o._images_left=999; o._next_image=77""",
+    "stdout removed in a thread": """
 def f():
     while True: sys.stdout=None
 threading.Thread(target=f, daemon=True).start()""",
-    "a stop of its own": "import saccade.tools._sandbox.guest as g; raise g.Stopped()",
+    "its own interrupt": "import saccade.sandbox.worker as g; require(g, 'TimeLimitExceeded'); raise g.TimeLimitExceeded()",
     "a signal to itself": "os.kill(os.getpid(), signal.SIGUSR1)",
-    "other words for errors": "import sys; m=sys.modules.get('saccade.tools._sandbox.guest'); print(m); m.told=lambda e: 'HACKED'",
+    "a replaced error formatter": "import sys; m=require(sys.modules.get('saccade.sandbox.worker'), 'format_traceback'); print(m); m.format_traceback=lambda e: 'HACKED'",
     "broken libraries": "import struct, linecache, traceback; struct.pack=None; linecache.cache=None; traceback.TracebackException=None; import os; os.fstat=None; signal.signal=None",
     "a broken socket": "socket.socket.sendall=None; socket.socket.recv_into=None",
     "import hooks": """
@@ -305,7 +312,7 @@ sys.meta_path.insert(0,H()); sys.path_hooks[:]=[]; sys.path.clear(); builtins.__
 class E(Exception):
     __class__=property(lambda s: 1/0)
 raise E()""",
-    "an exit that lies": """
+    "an exit with a broken code": """
 class S(str):
     def __add__(s,o): return 1/0
 sys.exit(S('a'))""",
@@ -316,17 +323,17 @@ raise g(900)""",
     "an impossible syntax error": "raise SyntaxError('x', ('f', 10**9, -5, object(), 3, 3))",
     "an error of half characters": "raise ValueError('\\ud800\\udfff')",
     "all descriptors but the first": "os.closerange(3,1024)",
-    "text into the line": "os.dup2(3,1)",
-    "the line into the text": "os.dup2(1,3)",
-    "text into a file": "f=os.open('a',os.O_CREAT|os.O_RDWR); os.dup2(f,1); print('to file'*1000)",
+    "stdout into the socket": "os.dup2(3,1)",
+    "the socket into stdout": "os.dup2(1,3)",
+    "stdout into a file": "f=os.open('a',os.O_CREAT|os.O_RDWR); os.dup2(f,1); print('to file'*1000)",
     "standard output closed in passing": "f=os.fdopen(1,'w'); del f",
-    "a text that doesn't wait": "os.set_blocking(1,False); print('x'*10**6)",
-    "a line that doesn't wait": "os.set_blocking(3,False)",
+    "non-blocking stdout": "os.set_blocking(1,False); print('x'*10**6)",
+    "a non-blocking socket": "os.set_blocking(3,False)",
     "an end in a thread": "threading.Thread(target=lambda: os._exit(3)).start(); time.sleep(1)",
     "interrupt itself": "os.kill(os.getpid(), signal.SIGINT); time.sleep(1)",
     "a handle of signals": "r,w=os.pipe(); os.set_blocking(w,False); signal.set_wakeup_fd(w)",
     "memory written over": "for o in range(0, 4096, 8): ctypes.memset(id(os)+o, 255, 8)",
-    "nothing freed": "ctypes.memset(id(None),0,8); x=[None]*10; del x",
+    "None freed": "ctypes.memset(id(None),0,8); x=[None]*10; del x",
     "True is false": "ctypes.memset(id(True)+24, 0, 4); print(True)",
     "a chain of a million": """
 class A: pass
@@ -344,10 +351,10 @@ pickle.dumps(l)""",
     "no folder": "import shutil; shutil.rmtree(os.getcwd(), ignore_errors=True); os.listdir('.')",
     "another temporary folder": "import tempfile; tempfile.tempdir='/etc'; os.environ.clear(); os.chdir('/')",
     "a sparse file": "f=open('s','wb'); f.truncate(10**12)",
-    "an empty picture": "Image.new('RGB',(0,5)).show()",
+    "an empty image": "Image.new('RGB',(0,5)).show()",
     "an empty figure": "plt.figure(figsize=(0,0)); plt.show()",
     "a figure without end": "f=plt.figure(); f.set_dpi(float('inf')); plt.show()",
-    "a picture of a lying size": """
+    "an image of a huge forged size": """
 class I(Image.Image):
     @property
     def size(self): return (10**9,10**9)
@@ -360,14 +367,13 @@ open('b.png','wb').write(b'\\x89PNG\\r\\n\\x1a\\n'+c(b'IHDR',struct.pack('>IIBBB
     "an audit that exits": "sys.addaudithook(lambda *a: os._exit(0))",
     "a report later": "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(0.2, exit=True)",
     "a debugger": "import pdb; pdb.set_trace()",
-    "a console": "import code; code.interact()",
+    "an interactive console": "import code; code.interact()",
 }
 
-PROTOCOL_PRELUDE = """
-import struct, socket, os, gc
+PROTOCOL_PRELUDE = f"""{PRELUDE}
+import struct, socket, os
 line = socket.socket(fileno=os.dup(3))
-guest = next(o for o in gc.get_objects() if type(o).__name__ == 'Guest')
-nonce = guest._nonce
+nonce = find_worker()._nonce
 def head(kind, a=0, b=0, c=0, size=0, n=None): return struct.pack('<8sBIIII', nonce if n is None else n, kind, a, b, c, size)
 """
 
@@ -379,11 +385,11 @@ PROTOCOL = {
     "a kind of the host's": "line.sendall(head(16))",
     "an unknown verdict": "line.sendall(head(1, 99))",
     "a huge error": "line.sendall(head(1, 1, 0, 0, 2**32 - 1) + b'x' * 100_000)",
-    "a huge picture": "line.sendall(head(2, 65535, 65535, 0, 4294705155) + bytes(100_000))",
-    "a picture of the wrong size": "line.sendall(head(2, 10, 10, 0, 7) + bytes(7))",
-    "an empty picture": "line.sendall(head(2, 0, 10, 0, 0))",
-    "an overflowing picture": "line.sendall(head(2, 2**31, 2**31, 0, 0))",
-    "pictures without end": "while True: line.sendall(head(2, 1, 1, 0, 3) + bytes(3))",
+    "a huge image": "line.sendall(head(2, 65535, 65535, 0, 4294705155) + bytes(100_000))",
+    "an image of the wrong size": "line.sendall(head(2, 10, 10, 0, 7) + bytes(7))",
+    "an empty image": "line.sendall(head(2, 0, 10, 0, 0))",
+    "an overflowing image": "line.sendall(head(2, 2**31, 2**31, 0, 0))",
+    "endless images": "while True: line.sendall(head(2, 1, 1, 0, 3) + bytes(3))",
     "a video that isn't there": "line.sendall(head(3, 9))",
     "too many frames": "line.sendall(head(3, 0, 0, 0, 4 * 10**6) + bytes(4 * 10**6))",
     "half a frame number": "line.sendall(head(3, 0, 0, 0, 3) + bytes(3))",
@@ -395,8 +401,8 @@ PROTOCOL = {
     "the host's fault, with the nonce": "line.sendall(head(1, 4, 0, 0, 4) + b'oops')",
     "hang up": "os.close(3); line.close()",
     "half closed": "line.shutdown(socket.SHUT_WR)",
-    "deaf": "line.shutdown(socket.SHUT_RD)",
-    "another line": "a, b = socket.socketpair(); os.dup2(a.fileno(), 3)",
-    "read what is the guest's": "line.settimeout(0.1); line.recv(1)",
+    "shut down for reading": "line.shutdown(socket.SHUT_RD)",
+    "another socket": "a, b = socket.socketpair(); os.dup2(a.fileno(), 3)",
+    "read the worker's requests": "line.settimeout(0.1); line.recv(1)",
     "never read": "line.sendall(head(3, 0) * 1000)",
 }

@@ -1,23 +1,23 @@
-"""Zygotes for all tests of the sandbox, each started once: the best this machine offers, and with walls left out."""
+"""Fork servers for the sandbox tests, each started once: with all isolation layers, and with some disabled."""
 
 import pytest
 
-from saccade.tools._sandbox.server import Server
+from saccade.sandbox import ForkServerClient
 
-WALLS = {"all walls": (), "no namespaces": ("namespaces",)}
+DISABLED_LAYERS = {"all layers": (), "no namespaces": ("namespaces",)}
 
 
 @pytest.fixture(scope="session")
 def servers():
-    """Starts a server once per set of walls that is left out."""
+    """A function that starts a server once per set of disabled layers."""
     started = {}
 
-    def get(*without):
-        if without not in started:
-            started[without] = Server.start(without=without)
-        return started[without]
+    def get_server(*disabled_layers):
+        if disabled_layers not in started:
+            started[disabled_layers] = ForkServerClient.start(disabled_layers=disabled_layers)
+        return started[disabled_layers]
 
-    yield get
+    yield get_server
     for server in started.values():
         server.close()
 
@@ -27,6 +27,6 @@ def server(servers):
     return servers()
 
 
-@pytest.fixture(params=WALLS)
+@pytest.fixture(params=DISABLED_LAYERS)
 def any_server(request, servers):
-    return servers(*WALLS[request.param])
+    return servers(*DISABLED_LAYERS[request.param])

@@ -1,21 +1,21 @@
 # ruff: noqa: E501 (an attack stands on one line)
-"""More attacks: by odd corners of the kernel, by what guests of one machine have in common, and against the guest itself.
+"""More attacks: by rarely used kernel features, by resources that workers share, and against the worker itself.
 
-Names and rules are those of attacks.py.
+The names and conventions are those of attacks.py.
 """
 
 CORNERS = {
-    "who else lives": """
-def told(ask, *args):
-    try: ask(*args); return True
+    "other processes": """
+def succeeds(query, *args):
+    try: query(*args); return True
     except OSError: return False
-asks = (os.getpgid, os.getsid, os.sched_getaffinity, os.sched_getscheduler, os.sched_getparam, lambda p: os.getpriority(0, p), lambda p: os.kill(p, 0))
-breach([p for p in (*range(1, 999), {host}) if p != os.getpid() and any(told(ask, p) for ask in asks)])""",
+queries = (os.getpgid, os.getsid, os.sched_getaffinity, os.sched_getscheduler, os.sched_getparam, lambda p: os.getpriority(0, p), lambda p: os.kill(p, 0))
+breach([p for p in (*range(1, 999), {host}) if p != os.getpid() and any(succeeds(query, p) for query in queries)])""",
     "who else has capabilities": "h=ctypes.create_string_buffer(b'\\x22\\x05\\x08\\x20'+(1).to_bytes(4,'little')); breach(sysc(125,h,ctypes.create_string_buffer(24))==0)",
     "another's locks": "p=ctypes.create_string_buffer(8); breach(sysc(274,{host},p,ctypes.create_string_buffer(8))==0)",
     "out of band": "a,b=socket.socketpair(); a.send(b'x', socket.MSG_OOB); breach()",
     "out of band, to the host": "socket.socket(fileno=os.dup(3)).send(b'x', socket.MSG_OOB); breach()",
-    "heard out of band": "a,b=socket.socketpair(); a.send(b'xy'); b.recv(1, socket.MSG_OOB | socket.MSG_DONTWAIT); breach()",
+    "receive out of band": "a,b=socket.socketpair(); a.send(b'xy'); b.recv(1, socket.MSG_OOB | socket.MSG_DONTWAIT); breach()",
     "a whiteout": "import stat; open('a','w').close(); r=sysc(316,-100,b'a',-100,b'b',4); breach(r==0 and stat.S_ISCHR(os.lstat('a').st_mode) and open('a','rb').read(1))",
     "machine code of its own": """
 import mmap
@@ -43,7 +43,7 @@ breach(ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffe
     "a pipe with a name": "os.mkfifo('p'); breach()",
     "a socket with a name of its own": "s=socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]; s.bind('s'); breach()",
     "more processors": "os.sched_setaffinity(0, range(os.cpu_count())); breach()",
-    "a quieter end": "open('/proc/self/oom_score_adj','w').write('-1000'); breach()",
+    "a lower oom score": "open('/proc/self/oom_score_adj','w').write('-1000'); breach()",
     "a fuller dump": "breach(os.open('/proc/self/coredump_filter', os.O_WRONLY))",
     "groups of processes": "os.makedirs('/sys/fs/cgroup/mine'); breach()",
     "names that are no text": """
@@ -56,11 +56,11 @@ os.rename('x' * 255, '\\udcff'); os.symlink('.', 'round'); os.chdir('round/round
 
 HABITS = {
     "another compile": "import builtins; builtins.compile = builtins.exec = builtins.open = lambda *a, **k: 1 / 0",
-    "text of another kind": "sys.stdout.reconfigure(encoding='utf-16', errors='strict', newline='\\r\\n')",
-    "text that isn't written": "sys.stdout.write = lambda *a: None; sys.stdout.flush = lambda: 1 / 0",
-    "text cut loose": "sys.stdout.detach()",
-    "text through another door": "import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8'); print('x')",
-    "a thread that never lets go": """
+    "stdout in another encoding": "sys.stdout.reconfigure(encoding='utf-16', errors='strict', newline='\\r\\n')",
+    "stdout methods replaced": "sys.stdout.write = lambda *a: None; sys.stdout.flush = lambda: 1 / 0",
+    "stdout detached": "sys.stdout.detach()",
+    "another text wrapper": "import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8'); print('x')",
+    "a thread that keeps the GIL": """
 sys.setswitchinterval(10**6)
 def f():
     while True: pass
@@ -69,15 +69,13 @@ threading.Thread(target=f, daemon=True).start()""",
 def f():
     while True: sum(range(999))
 for _ in range(8): threading.Thread(target=f, daemon=True).start()""",
-    "a guest that no longer listens": """
-import gc
-next(type(o) for o in gc.get_objects() if type(o).__name__ == 'Guest')._run = lambda self, source: None""",
-    "a thief at the line": """
+    "a worker that doesn't run code": "type(find_worker())._run_cell = lambda self, code: None",
+    "a thread that reads the socket": """
 line = socket.socket(fileno=os.dup(3))
 def f():
     while True: line.recv(1)
 threading.Thread(target=f, daemon=True).start()""",
-    "a babbler at the line": """
+    "a thread that writes to the socket": """
 line = socket.socket(fileno=os.dup(3))
 def f():
     while True: time.sleep(0.001); line.send(b'x')
@@ -87,32 +85,32 @@ event = ctypes.create_string_buffer((0).to_bytes(8, 'little') + (9).to_bytes(4, 
 timer = ctypes.create_string_buffer(8)
 sysc(222, 1, event, timer); sysc(223, int.from_bytes(timer.raw[:4], 'little'), 0, ctypes.create_string_buffer(bytes(16) + (0).to_bytes(8, 'little') + (10**7).to_bytes(8, 'little'), 32), None); time.sleep(0.001)""",
     "no cpuid": "sysc(158, 0x1012, 0); np.linalg.inv(np.eye(50))",
-    "a list of locks in a circle": """
+    "a circular robust list": """
 ring = ctypes.create_string_buffer(24); address = ctypes.addressof(ring)
 ring.raw = address.to_bytes(8, 'little') + bytes(16)
 def f(): sysc(273, ring, 24)
 t = threading.Thread(target=f); t.start(); t.join()""",
-    "a stack for signals that isn't there": "sysc(131, ctypes.create_string_buffer((4096).to_bytes(8,'little') + bytes(8) + (65536).to_bytes(8,'little'), 24), None)\nwhile True: pass",
-    "the ground gone": "_libc.munmap(ctypes.c_void_p(id(None) & ~4095), ctypes.c_size_t(4096)); x = [None]",
+    "an unmapped signal stack": "sysc(131, ctypes.create_string_buffer((4096).to_bytes(8,'little') + bytes(8) + (65536).to_bytes(8,'little'), 24), None)\nwhile True: pass",
+    "unmapped memory": "_libc.munmap(ctypes.c_void_p(id(None) & ~4095), ctypes.c_size_t(4096)); x = [None]",
     "a map of a file that has no room": """
 import mmap
 for n in range(9):
     f = open(str(n), 'wb+'); f.truncate(30 * 2**20); m = mmap.mmap(f.fileno(), 0)
     for at in range(0, 30 * 2**20, 4096): m[at] = 1""",
     "less CPU time": "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
-    "a deaf ear for the end of CPU time": "import resource; signal.signal(signal.SIGXCPU, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass",
+    "SIGXCPU ignored": "import resource; signal.signal(signal.SIGXCPU, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass",
     "less memory": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1, 1))",
     "fewer files": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))",
     "no stack": "import resource; resource.setrlimit(resource.RLIMIT_STACK, (4096, 4096))\ndef f(n): return f(n + 1)\nf(0)",
     "stopped like at a terminal": "os.kill(os.getpid(), signal.SIGTSTP); time.sleep(0.1)",
     "a library of its own": "open('numpy.py','w').write('raise SystemExit'); sys.path.insert(0, os.getcwd()); sys.modules.pop('numpy'); import numpy",
     "warnings as errors": "import warnings; warnings.simplefilter('error'); warnings.formatwarning = None; warnings.showwarning = lambda *a: 1 / 0; warnings.warn('x')",
-    "seeds that can't be": "import random; random.seed = np.random.seed = None; random.random = None",
+    "broken random modules": "import random; random.seed = np.random.seed = None; random.random = None",
     "a figure that shows itself": """
 from matplotlib.figure import Figure
 class F(Figure):
     def draw(self, renderer): plt.show()
 plt.figure(FigureClass=F); plt.show()""",
-    "a window of a lie": "display(type('P', (Image.Image,), {{'size': (9, 9), 'mode': 'RGB', 'im': None}})(), type('R', (), {{'__repr__': lambda s: 'x' * 10**8}})())",
-    "a display that never ends": "display(type('R', (), {{'__repr__': lambda s: __import__('time').sleep(99)}})())",
+    "display of forged objects": "display(type('P', (Image.Image,), {{'size': (9, 9), 'mode': 'RGB', 'im': None}})(), type('R', (), {{'__repr__': lambda s: 'x' * 10**8}})())",
+    "an endless display": "display(type('R', (), {{'__repr__': lambda s: __import__('time').sleep(99)}})())",
 }

@@ -1,4 +1,4 @@
-"""What the sandbox's tests share: running cells, and a clip whose frames show their own number as a shade."""
+"""Helpers of the sandbox tests: run cells, and make a clip whose frames encode their number as a shade of gray."""
 
 import asyncio
 from fractions import Fraction
@@ -6,40 +6,43 @@ from fractions import Fraction
 import av
 import numpy as np
 
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.limits import Limits
+from saccade.sandbox import Limits, Sandbox
+from saccade.tools.served_media import ServedVideo
 
-PATIENT = Limits(seconds=60)  # the machine may be busy; what must be quick says so itself
-SHADE = 4  # of grey per frame
+LONG_LIMITS = Limits(timeout=60)  # for tests that don't measure time, since the machine may be busy
+SHADE = 4  # gray levels per frame
 
 
-def play(server, *cells, media=(), limits=PATIENT, **options):
-    """The outcomes of cells, run one after the other in one sandbox."""
+def run_cells(server, *cells, images=(), videos=(), limits=LONG_LIMITS, **options):
+    """Run cells one after the other in one sandbox with these images and video files; return their results."""
+    videos = [ServedVideo(str(path), f"video_clue_{number}") for number, path in enumerate(videos)]
 
     async def body():
-        async with Sandbox.open(limits, media=media, host=server, **options) as box:
-            return [await box.run(cell) for cell in cells]
+        async with Sandbox.open(limits, images=images, videos=videos, fork_server=server, **options) as sandbox:
+            return [await sandbox.run(cell) for cell in cells]
 
     return asyncio.run(body())
 
 
-def said(server, *cells, **options):
-    """The text of the last cell; none may end in an error."""
-    outcomes = play(server, *cells, **options)
-    assert [outcome.error for outcome in outcomes] == [None] * len(cells)
-    return outcomes[-1].text
+def run_and_get_text(server, *cells, **options):
+    """Run cells, assert that none fails, and return the text of the last one."""
+    results = run_cells(server, *cells, **options)
+    assert [result.error for result in results] == [None] * len(cells)
+    return results[-1].text
 
 
-def pixels(shown):
-    return np.frombuffer(shown.rgb, np.uint8).reshape(shown.height, shown.width, 3)
+def to_pixels(shown):
+    """Convert a shown image to uint8 [height, width, 3]."""
+    return np.frombuffer(shown.rgb_bytes, np.uint8).reshape(shown.height, shown.width, 3)
 
 
-def number_of(frame):
+def decode_frame_number(frame):
+    """Return the number of a frame of `make_clip`."""
     return round(float(frame.mean()) / SHADE)
 
 
 def make_clip(path, *, frames=60, size=(96, 64), gop=12):
-    """H.264, 25 frames per second."""
+    """Write an H.264 video of 25 frames per second; return its path."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(25), options={"preset": "veryfast", "crf": "10"})
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"

@@ -1,4 +1,4 @@
-"""What the prompts promise works: pictures, videos, figures, state, errors that help."""
+"""What the prompts promise works: images, videos, figures, state, readable errors."""
 # ruff: noqa: E501 (a cell and what it prints stand on one line)
 
 import importlib.util
@@ -6,24 +6,21 @@ import importlib.util
 import numpy as np
 import pytest
 from PIL import Image
-from sandbox_cases import make_clip, number_of, pixels, play, said
+from sandbox_cases import decode_frame_number, make_clip, run_and_get_text, run_cells, to_pixels
 
-from saccade.tools._sandbox.limits import Fault
-from saccade.types import Media, MediaKind
+from saccade.sandbox import FailureReason
 
 
 @pytest.fixture(scope="module")
-def photo(tmp_path_factory):
-    path = tmp_path_factory.mktemp("photo") / "photo.png"
+def photo():
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:, 30:] = (255, 0, 0)
-    Image.fromarray(pixels).save(path)
-    return Media(path=str(path), kind=MediaKind.IMAGE)
+    return Image.fromarray(pixels)
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    return Media(path=make_clip(tmp_path_factory.mktemp("clip") / "clip.mp4"))
+    return make_clip(tmp_path_factory.mktemp("clip") / "clip.mp4")
 
 
 # ---- state and text ------------------------------------------------------------------------------------------------
@@ -62,32 +59,32 @@ def clip(tmp_path_factory):
         (["import sqlite3; print(sqlite3.connect(':memory:').execute('select 1+1').fetchone()[0])"], "2\n"),
         (["import random; a = random.random(); b = np.random.rand()", "print(0 < a < 1, 0 < b < 1)"], "True True\n"),
         (["import warnings; warnings.warn('careful')", "print('on')"], "on\n"),
-        (["try:\n    input()\nexcept EOFError:\n    print('nobody')"], "nobody\n"),
+        (["try:\n    input()\nexcept EOFError:\n    print('no input')"], "no input\n"),
     ],
 )  # fmt: skip
 def test_python_works(server, cells, text):
-    assert said(server, *cells) == text
+    assert run_and_get_text(server, *cells) == text
 
 
-def test_it_works_without_namespaces_too(any_server, photo, clip):
+def test_python_works_without_namespaces(any_server, photo, clip):
     cell = "import shutil; open('a', 'w').write('x'); shutil.copy2('a', 'b'); plt.plot([1]); plt.show()\n"
     cell += "print(image_clue_0.size, video_clue_0[3].shape, open('b').read())"
-    assert said(any_server, cell, media=(photo, clip)) == "(60, 40) (64, 96, 3) x\n"
+    assert run_and_get_text(any_server, cell, images=[photo], videos=[clip]) == "(60, 40) (64, 96, 3) x\n"
 
 
-def test_seeds_decide(server):
+def test_seeds_determine_random_numbers(server):
     cell = "import random; print(random.random(), np.random.rand())"
-    assert said(server, cell, seed=5) == said(server, cell, seed=5)
-    assert said(server, cell, seed=5) != said(server, cell, seed=2**62 + 1)
+    assert run_and_get_text(server, cell, seed=5) == run_and_get_text(server, cell, seed=5)
+    assert run_and_get_text(server, cell, seed=5) != run_and_get_text(server, cell, seed=2**62 + 1)
 
 
-def test_optional_libraries_are_there_or_plainly_missing(server):
+def test_optional_libraries_work_or_raise_module_not_found(server):
     for name in ("scipy", "skimage", "cv2", "sklearn"):
-        (outcome,) = play(server, f"import {name}; print('ok')")
+        (result,) = run_cells(server, f"import {name}; print('ok')")
         if importlib.util.find_spec(name) is not None:
-            assert (outcome.text, outcome.error) == ("ok\n", None)
+            assert (result.text, result.error) == ("ok\n", None)
         else:
-            assert outcome.error.endswith(f"ModuleNotFoundError: No module named '{name}'")
+            assert result.error.endswith(f"ModuleNotFoundError: No module named '{name}'")
 
 
 OPTIONAL = [
@@ -106,17 +103,17 @@ OPTIONAL = [
 @pytest.mark.parametrize(("library", "cell", "text"), OPTIONAL)
 def test_optional_libraries_work(any_server, photo, library, cell, text):
     pytest.importorskip(library, reason=f"{library} is not installed here")
-    assert said(any_server, cell, media=(photo,)) == text
+    assert run_and_get_text(any_server, cell, images=[photo]) == text
 
 
-def test_what_only_the_machine_has_stays_closed_to_optional_libraries(server, clip):
+def test_optional_libraries_cannot_open_files_of_the_machine(server, clip):
     pytest.importorskip("cv2", reason="cv2 is not installed here")
-    cell = f"import cv2; print(cv2.imread('/etc/passwd'), cv2.VideoCapture({clip.path!r}).isOpened(), cv2.VideoCapture(0).isOpened())"
-    assert said(server, cell, media=(clip,)).endswith("None False False\n")
+    cell = f"import cv2; print(cv2.imread('/etc/passwd'), cv2.VideoCapture({clip!r}).isOpened(), cv2.VideoCapture(0).isOpened())"
+    assert run_and_get_text(server, cell, videos=[clip]).endswith("None False False\n")
 
 
 @pytest.mark.parametrize(
-    ("array", "colour"),
+    ("array", "color"),
     [
         ("np.full((4, 4, 3), (0, 0, 255), np.uint8)", [255, 0, 0]),
         ("np.full((4, 4, 4), (0, 0, 255, 9), np.uint8)", [255, 0, 0]),
@@ -126,107 +123,107 @@ def test_what_only_the_machine_has_stays_closed_to_optional_libraries(server, cl
         ("np.full((4, 4), 512, np.uint16)", [2, 2, 2]),
     ],
 )
-def test_windows_of_cv2_show_their_pictures(server, array, colour):
+def test_cv2_windows_show_images(server, array, color):
     pytest.importorskip("cv2", reason="cv2 is not installed here")
-    (outcome,) = play(
+    (result,) = run_cells(
         server, f"import cv2; cv2.namedWindow('a'); cv2.imshow('a', {array}); cv2.waitKey(0); cv2.destroyAllWindows()"
     )
-    assert pixels(outcome.pictures[0])[0, 0].tolist() == colour
+    assert to_pixels(result.images[0])[0, 0].tolist() == color
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_a_traceback_holds_the_cells_own_frames(server):
+def test_a_traceback_has_only_frames_of_cells(server):
     first = "def ratio(a, b):\n    return np.linalg.inv(np.zeros((a, b)))"
-    _, outcome = play(server, first, "x = 1\nratio(2, 2)")
-    assert outcome.fault is Fault.RAISED
-    assert outcome.kept
-    lines = outcome.error.splitlines()
+    _, result = run_cells(server, first, "x = 1\nratio(2, 2)")
+    assert result.failure_reason is FailureReason.RAISED
+    assert result.variables_kept
+    lines = result.error.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1] == '  File "<cell 2>", line 2, in <module>'
     assert '  File "<cell 1>", line 2, in ratio' in lines
     assert "    return np.linalg.inv(np.zeros((a, b)))" in lines
     assert lines[-1] == "numpy.linalg.LinAlgError: Singular matrix"
-    assert "site-packages" not in outcome.error
+    assert "site-packages" not in result.error
 
 
-def test_causes_are_told(server):
+def test_tracebacks_include_causes(server):
     cell = "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('no a') from e"
-    (outcome,) = play(server, cell)
-    assert "KeyError: 'a'" in outcome.error
-    assert "direct cause" in outcome.error
-    assert outcome.error.endswith("ValueError: no a")
+    (result,) = run_cells(server, cell)
+    assert "KeyError: 'a'" in result.error
+    assert "direct cause" in result.error
+    assert result.error.endswith("ValueError: no a")
 
 
-def test_a_syntax_error_shows_the_place(server):
-    (outcome,) = play(server, "x = 1\ny = (2")
-    assert "line 2" in outcome.error
-    assert "SyntaxError: '(' was never closed" in outcome.error
-    assert play(server, "a = '\\0'; print(1)")[0].text == "1\n"
-    assert "null bytes" in play(server, "a = 1\0")[0].error
+def test_a_syntax_error_names_its_line(server):
+    (result,) = run_cells(server, "x = 1\ny = (2")
+    assert "line 2" in result.error
+    assert "SyntaxError: '(' was never closed" in result.error
+    assert run_cells(server, "a = '\\0'; print(1)")[0].text == "1\n"
+    assert "null bytes" in run_cells(server, "a = 1\0")[0].error
 
 
-def test_marks_stand_below_what_they_mark(server):
+def test_traceback_markers_align_with_the_code(server):
     for cell in ("print(1 + missing)", "print(1 + missing)\n", "'\\x0c'\nx = '\x0c'\nprint(1 + missing)"):
-        (outcome,) = play(server, cell)
-        *_, line, marks, _ = outcome.error.splitlines()
-        assert line.index("missing") == marks.index("^"), outcome.error
+        (result,) = run_cells(server, cell)
+        *_, line, marks, _ = result.error.splitlines()
+        assert line.index("missing") == marks.index("^"), result.error
         assert marks.count("^") == len("missing")
 
 
 @pytest.mark.parametrize("raised", ["class E(Exception):\n    __class__ = property(lambda s: 1 / 0)\nraise E()"])
-def test_an_exception_that_cannot_be_described_is_one(server, raised):
-    (outcome, after) = play(server, f"x = 7\n{raised}", "print(x)")
-    assert (outcome.fault, after.text) == (Fault.RAISED, "7\n")
-    assert outcome.error == "The code raised an exception that can't be described."
+def test_an_exception_that_cannot_be_formatted_is_reported(server, raised):
+    (result, after) = run_cells(server, f"x = 7\n{raised}", "print(x)")
+    assert (result.failure_reason, after.text) == (FailureReason.RAISED, "7\n")
+    assert result.error == "The code raised an exception that can't be described."
 
 
-def test_warnings_name_places_in_cells_alone(server):
+def test_warnings_give_locations_only_in_cells(server):
     cell = "import warnings; warnings.warn('mine')\nplt.title('日'); plt.show()"
-    first, second = said(server, cell).splitlines()
+    first, second = run_and_get_text(server, cell).splitlines()
     assert first == "<cell 1>:1: UserWarning: mine"
     assert second.startswith("UserWarning: Glyph 26085")
 
 
 def test_long_tracebacks_keep_their_end(server):
-    (outcome,) = play(server, "raise ValueError('x' * 100_000 + 'END')")
-    assert len(outcome.error) < 7000
-    assert outcome.error.endswith("END")
-    (deep,) = play(server, "def f(): f()\nf()")
-    assert deep.error.endswith("RecursionError: maximum recursion depth exceeded")
-    assert "more times]" in deep.error
+    (result,) = run_cells(server, "raise ValueError('x' * 100_000 + 'END')")
+    assert len(result.error) < 7000
+    assert result.error.endswith("END")
+    (result,) = run_cells(server, "def f(): f()\nf()")
+    assert result.error.endswith("RecursionError: maximum recursion depth exceeded")
+    assert "more times]" in result.error
 
 
-def test_what_was_printed_before_an_error_is_kept(server):
-    (outcome,) = play(server, "print('before'); plt.plot([1]); plt.show(); 1 / 0")
-    assert outcome.text == "before\n"
-    assert [shown.name for shown in outcome.pictures] == ["image_clue_0"]
-    assert outcome.error.endswith("ZeroDivisionError: division by zero")
+def test_output_before_an_error_is_kept(server):
+    (result,) = run_cells(server, "print('before'); plt.plot([1]); plt.show(); 1 / 0")
+    assert result.text == "before\n"
+    assert [shown.name for shown in result.images] == ["image_clue_0"]
+    assert result.error.endswith("ZeroDivisionError: division by zero")
 
 
-def test_a_refused_thing_is_explained_once(server):
-    first, second = play(server, *["import socket; socket.socket()"] * 2)
+def test_a_permission_error_is_explained_once(server):
+    first, second = run_cells(server, *["import socket; socket.socket()"] * 2)
     assert "PermissionError" in first.error
     assert first.error.endswith("(no network, no processes, files only in the working directory)")
     assert second.error.endswith("PermissionError: [Errno 1] Operation not permitted")
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_variables(server, photo):
+def test_images_are_variables(server, photo):
     cell = "print(image_clue_0.size, image_clue_0.mode, image_clue_0.getpixel((59, 0)), image_hint_0 is image_clue_0)"
-    assert said(server, cell, media=(photo,)) == "(60, 40) RGB (255, 0, 0) True\n"
+    assert run_and_get_text(server, cell, images=[photo]) == "(60, 40) RGB (255, 0, 0) True\n"
 
 
-def test_crops_are_shown_and_become_variables(server, photo):
+def test_shown_crops_become_variables(server, photo):
     cells = ["image_clue_0.crop((20, 10, 40, 20)).resize((40, 20), 0).show()", "print(image_clue_1.size)"]
-    first, second = play(server, *cells, media=(photo,))
-    (shown,) = first.pictures
+    first, second = run_cells(server, *cells, images=[photo])
+    (shown,) = first.images
     assert (shown.name, shown.width, shown.height) == ("image_clue_1", 40, 20)
-    assert pixels(shown)[0, 0].tolist() == [0, 0, 0]
-    assert pixels(shown)[19, 39].tolist() == [255, 0, 0]
+    assert to_pixels(shown)[0, 0].tolist() == [0, 0, 0]
+    assert to_pixels(shown)[19, 39].tolist() == [255, 0, 0]
     assert second.text == "(40, 20)\n"
 
 
@@ -249,56 +246,56 @@ SHOWS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", SHOWS)
-def test_figures_are_shown_in_every_way(server, cell):
-    (outcome,) = play(server, cell)
-    assert outcome.error is None
-    (shown,) = outcome.pictures
+def test_every_way_to_show_a_figure_works(server, cell):
+    (result,) = run_cells(server, cell)
+    assert result.error is None
+    (shown,) = result.images
     assert (shown.width, shown.height) == (640, 480)
-    assert len(np.unique(pixels(shown).reshape(-1, 3), axis=0)) > 2
+    assert len(np.unique(to_pixels(shown).reshape(-1, 3), axis=0)) > 2
 
 
 def test_every_open_figure_is_shown_in_order(server):
     cell = "for n in (1, 2, 3): plt.figure(figsize=(n, 1), dpi=100)\nplt.show()\nplt.show()"
-    (outcome,) = play(server, cell)
-    assert [shown.width for shown in outcome.pictures] == [100, 200, 300]
-    assert [shown.name for shown in outcome.pictures] == ["image_clue_0", "image_clue_1", "image_clue_2"]
+    (result,) = run_cells(server, cell)
+    assert [shown.width for shown in result.images] == [100, 200, 300]
+    assert [shown.name for shown in result.images] == ["image_clue_0", "image_clue_1", "image_clue_2"]
 
 
 @pytest.mark.parametrize("head", ["", "from IPython.display import display, clear_output; clear_output()\n"])
-def test_display_shows_pictures_and_figures_and_prints_the_rest(server, head):
+def test_display_shows_images_and_figures_and_prints_other_values(server, head):
     cell = head + "display(Image.new('RGB', (3, 2)), [1, 'a']); fig, _ = plt.subplots(); display(fig); plt.show()"
-    (outcome,) = play(server, cell)
-    assert (outcome.error, outcome.text) == (None, "[1, 'a']\n")
-    assert [(shown.width, shown.height) for shown in outcome.pictures] == [(3, 2), (640, 480)]
+    (result,) = run_cells(server, cell)
+    assert (result.error, result.text) == (None, "[1, 'a']\n")
+    assert [(shown.width, shown.height) for shown in result.images] == [(3, 2), (640, 480)]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LA", "I", "F", "I;16", "HSV"])
-def test_pictures_of_every_mode_can_be_shown(server, mode):
+def test_images_of_every_mode_can_be_shown(server, mode):
     cell = f"Image.linear_gradient('L').convert('RGB').convert({mode!r}).show()"
     if mode in ("I", "F", "I;16", "LA"):
         cell = f"Image.linear_gradient('L').convert('I' if {mode!r} == 'I;16' else 'L').convert({mode!r}).show()"
-    (outcome,) = play(server, cell)
-    assert outcome.error is None
-    assert (outcome.pictures[0].width, outcome.pictures[0].height) == (256, 256)
-    assert pixels(outcome.pictures[0])[:, 0, 0].std() > 20
+    (result,) = run_cells(server, cell)
+    assert result.error is None
+    assert (result.images[0].width, result.images[0].height) == (256, 256)
+    assert to_pixels(result.images[0])[:, 0, 0].std() > 20
 
 
 def test_transparency_is_shown_over_white(server):
-    (outcome,) = play(server, "Image.new('RGBA', (2, 2), (255, 0, 0, 0)).show()")
-    assert pixels(outcome.pictures[0]).min() == 255
+    (result,) = run_cells(server, "Image.new('RGBA', (2, 2), (255, 0, 0, 0)).show()")
+    assert to_pixels(result.images[0]).min() == 255
 
 
 def test_pillow_draws_filters_and_saves(server, photo):
     cell = """
 from PIL import ImageDraw, ImageEnhance, ImageFilter, ImageOps
-picture = image_clue_0.copy()
-ImageDraw.Draw(picture).rectangle([0, 0, 9, 9], outline='lime', width=2)
-picture = ImageEnhance.Contrast(ImageOps.autocontrast(picture.filter(ImageFilter.SHARPEN))).enhance(1.5)
-picture.save('a.png'); picture.save('a.jpg', quality=90)
-buffer = io.BytesIO(); picture.save(buffer, format='PNG')
-print(Image.open('a.png').size, Image.open('a.jpg').mode, len(buffer.getvalue()) > 100, np.array(picture).shape)
+image = image_clue_0.copy()
+ImageDraw.Draw(image).rectangle([0, 0, 9, 9], outline='lime', width=2)
+image = ImageEnhance.Contrast(ImageOps.autocontrast(image.filter(ImageFilter.SHARPEN))).enhance(1.5)
+image.save('a.png'); image.save('a.jpg', quality=90)
+buffer = io.BytesIO(); image.save(buffer, format='PNG')
+print(Image.open('a.png').size, Image.open('a.jpg').mode, len(buffer.getvalue()) > 100, np.array(image).shape)
 """
-    assert said(server, cell, media=(photo,)) == "(60, 40) RGB True (40, 60, 3)\n"
+    assert run_and_get_text(server, cell, images=[photo]) == "(60, 40) RGB True (40, 60, 3)\n"
 
 
 # ---- videos --------------------------------------------------------------------------------------------------------
@@ -326,18 +323,18 @@ def test_a_video_is_a_sequence_of_frames(server, clip):
         "assert isinstance(v, R) and R(v, ctx=c0(0), width=48, height=32)[0].shape == (32, 48, 3)",
         "import decord; Image.fromarray(v[3].asnumpy()).show(); plt.imshow(v[4]); Image.fromarray(v[5]); print('fine')",
     ]
-    assert said(server, *cells, media=(clip,)) == "fine\n"
+    assert run_and_get_text(server, *cells, videos=[clip]) == "fine\n"
 
 
-def test_frames_are_the_right_ones_in_any_order(server, clip):
+def test_frames_are_correct_in_any_order(server, clip):
     order = [0, 59, 13, 13, 11, 12, 40, 41, 42, 43, 44, 45, 3]
     cells = [f"for i in {order}: Image.fromarray(video_clue_0[i]).show()"]
     cells += [f"for f in video_clue_0.get_batch({order}).asnumpy(): Image.fromarray(f).show()"]
-    for outcome in play(server, *cells, media=(clip,)):
-        assert [number_of(pixels(shown)) for shown in outcome.pictures] == order
+    for result in run_cells(server, *cells, videos=[clip]):
+        assert [decode_frame_number(to_pixels(shown)) for shown in result.images] == order
 
 
-def test_wrong_indices_are_errors_to_read(server, clip):
+def test_invalid_indices_raise_readable_errors(server, clip):
     for cell, error in [
         ("video_clue_0[60]", "IndexError: frame 60 of a video with 60 frames"),
         ("video_clue_0.get_batch([0, -61])", "IndexError: frame -61"),
@@ -347,24 +344,26 @@ def test_wrong_indices_are_errors_to_read(server, clip):
         ("VideoReader(video_clue_0, width=4000, height=4000)[0]", "1 frames of 4000x4000 pixels are too much at once"),
         ("VideoReader('/data/x.mp4')", "there is no video '/data/x.mp4' here"),
     ]:
-        (outcome,) = play(server, cell, media=(clip,))
-        assert error in outcome.error
+        (result,) = run_cells(server, cell, videos=[clip])
+        assert error in result.error
 
 
-def test_a_video_that_cannot_be_read_says_so_without_its_path(server, tmp_path):
+def test_errors_of_unreadable_videos_omit_the_path(server, tmp_path):
     path = tmp_path / "secret-label-B.mp4"
     path.write_bytes(b"not a video" * 100)
     for media in (path, tmp_path / "gone-B.mp4"):
-        (outcome,) = play(server, "len(video_clue_0)", media=(Media(path=str(media)),))
-        assert "RuntimeError: video_clue_0" in outcome.error
-        assert "-B" not in outcome.error
-        assert str(tmp_path) not in outcome.error
+        (result,) = run_cells(server, "len(video_clue_0)", videos=[media])
+        assert "RuntimeError: video_clue_0" in result.error
+        assert "-B" not in result.error
+        assert str(tmp_path) not in result.error
 
 
-def test_a_video_is_opened_only_when_it_is_used(server, tmp_path):
-    assert said(server, "print(video_clue_0)", media=(Media(path="/nowhere.mp4"),)) == "VideoReader(video_clue_0)\n"
+def test_videos_are_opened_at_first_use(server, tmp_path):
+    assert run_and_get_text(server, "print(video_clue_0)", videos=["/nowhere.mp4"]) == "VideoReader(video_clue_0)\n"
 
 
-def test_numbers_of_pictures_go_on_where_they_are_told_to(server, photo):
-    (outcome,) = play(server, "plt.plot([1]); plt.show(); print(image_clue_9.size)", media=(photo,), first=9)
-    assert (outcome.pictures[0].name, outcome.text) == ("image_clue_9", "(640, 480)\n")
+def test_shown_images_are_numbered_from_first_shown_number(server, photo):
+    (result,) = run_cells(
+        server, "plt.plot([1]); plt.show(); print(image_clue_9.size)", images=[photo], first_shown_number=9
+    )
+    assert (result.images[0].name, result.text) == ("image_clue_9", "(640, 480)\n")

@@ -1,4 +1,4 @@
-"""Every limit ends in a sentence that the model can read, and says whether its variables are still there."""
+"""Every limit produces a sentence for the model that states whether its variables are kept."""
 # ruff: noqa: E501 (a cell stands on one line)
 
 import asyncio
@@ -9,26 +9,27 @@ import time
 
 import numpy as np
 import pytest
-from sandbox_cases import PATIENT, SHADE, make_clip, pixels, play
+from sandbox_cases import LONG_LIMITS, SHADE, make_clip, run_cells, to_pixels
 
-from saccade.tools._sandbox import call, films
-from saccade.tools._sandbox import limits as limits_module
-from saccade.tools._sandbox import server as server_module
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.limits import AGAIN, Fault, Limits, bytes_more
-from saccade.tools._sandbox.turns import Turns
-from saccade.types import Media
+from saccade.sandbox import FailureReason, Limits, Sandbox, execution
+from saccade.sandbox import forkserver_client as server_module
+from saccade.sandbox import limits as limits_module
+from saccade.sandbox import media as media_module
+from saccade.sandbox.limits import VARIABLES_LOST_NOTE, format_omitted_bytes
+from saccade.sandbox.scheduler import Scheduler
+from saccade.tools.served_media import ServedVideo
 
-SHORT = Limits(seconds=2, grace=1.5)
-KEPT = "Execution timeout: stopped after 2 s. Variables are kept."
-LOST = f"Execution timeout: stopped after 2 s and the interpreter was restarted. {AGAIN}"
+SHORT = Limits(timeout=1, grace_seconds=20)  # for code that can be interrupted, however busy the machine is
+KILLED = Limits(timeout=1, grace_seconds=1.5)  # for code that may have to be killed
+KEPT = "Execution timeout: stopped after 1 s. Variables are kept."
+LOST = f"Execution timeout: stopped after 1 s and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
 
 
-def ended(server, code, limits=SHORT, **options):
-    """The outcome of code after `x = 5`, and what `print(x)` says afterwards."""
-    _, outcome, after = play(server, "x = 5", code, "print(x)", limits=limits, **options)
-    assert outcome.kept == (after.text == "5\n"), after
-    return outcome
+def run_code(server, code, limits=SHORT, **options):
+    """Run code after `x = 5`; check `variables_kept` by `print(x)` afterwards, and return the code's result."""
+    _, result, after = run_cells(server, "x = 5", code, "print(x)", limits=limits, **options)
+    assert result.variables_kept == (after.text == "5\n"), after
+    return result
 
 
 # ---- time ----------------------------------------------------------------------------------------------------------
@@ -48,10 +49,10 @@ def ended(server, code, limits=SHORT, **options):
         "import threading; t = threading.Thread(target=lambda: __import__('time').sleep(99)); t.start(); t.join()",
     ],
 )
-def test_a_runaway_is_stopped_and_its_state_is_kept(server, code):
-    outcome = ended(server, code)
-    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
-    assert outcome.seconds >= 2  # and hardly more, says benchmarks/sandbox.py
+def test_a_runaway_is_interrupted_and_keeps_its_state(server, code):
+    result = run_code(server, code)
+    assert (result.failure_reason, result.error, result.variables_kept) == (FailureReason.TIMEOUT, KEPT, True)
+    assert result.seconds >= 1  # benchmarks/sandbox.py measures the upper bound
 
 
 @pytest.mark.slow
@@ -61,65 +62,71 @@ def test_a_runaway_is_stopped_and_its_state_is_kept(server, code):
         "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nwhile True: pass",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
         "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
-        "a = np.ones((8000, 8000)); a @ a",
+        "a = np.zeros((8000, 8000)); a @ a",
         "class A:\n    def __del__(self):\n        while True: pass\nA()\nwhile True: A()",
     ],
 )
-def test_what_cannot_be_stopped_is_killed_and_the_model_is_told(server, code):
-    outcome = ended(server, f"print('so far')\n{code}")
-    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, LOST, False)
-    assert outcome.text == "so far\n"
-    assert outcome.seconds >= 3.5  # and hardly more, says benchmarks/sandbox.py
+def test_uninterruptible_code_is_killed_and_reported(server, code):
+    result = run_code(server, f"print('so far')\n{code}", KILLED)
+    assert (result.failure_reason, result.error, result.variables_kept) == (FailureReason.TIMEOUT, LOST, False)
+    assert result.text == "so far\n"
+    assert result.seconds >= 2.5  # benchmarks/sandbox.py measures the upper bound
 
 
 @pytest.mark.slow
-def test_a_late_answer_is_never_taken_for_the_next_one(server):
+def test_a_late_reply_is_not_mistaken_for_the_next_one(server):
     cells = ["import time\ntry:\n    while True: pass\nfinally:\n    print('late')", "print('next')", "print('last')"]
-    stopped, *outcomes = play(server, *cells, limits=SHORT)
+    stopped, *results = run_cells(server, *cells, limits=SHORT)
     assert stopped.error == KEPT
-    assert [outcome.text for outcome in outcomes] == ["next\n", "last\n"]
+    assert [result.text for result in results] == ["next\n", "last\n"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clause", ["except BaseException: pass", "finally: continue"])
-def test_code_that_catches_everything_is_stopped_one_way_or_the_other(server, clause):
-    outcome = ended(server, f"while True:\n    try:\n        while True: pass\n    {clause}")
-    assert outcome.fault is Fault.TIMEOUT
-    assert outcome.error in (KEPT, LOST)
+def test_code_that_catches_everything_is_stopped(server, clause):
+    result = run_code(server, f"while True:\n    try:\n        while True: pass\n    {clause}", KILLED)
+    assert result.failure_reason is FailureReason.TIMEOUT
+    assert result.error in (KEPT, LOST)
 
 
 @pytest.mark.slow
-def test_who_ends_well_after_the_limit_was_late(server):
-    outcome = ended(server, "import time\ntry: time.sleep(99)\nexcept BaseException: print('done')")
-    assert (outcome.text, outcome.fault, outcome.error) == ("done\n", Fault.TIMEOUT, KEPT)
+def test_code_that_catches_the_interrupt_timed_out(server):
+    result = run_code(server, "import time\ntry: time.sleep(99)\nexcept BaseException: print('done')")
+    assert (result.text, result.failure_reason, result.error) == ("done\n", FailureReason.TIMEOUT, KEPT)
 
 
-@pytest.mark.parametrize("code", ["os.kill(os.getpid(), 10)", "raise guest.Stopped"])
-def test_code_that_stops_itself_was_not_late(server, code):
-    outcome = ended(server, f"import os; from saccade.tools._sandbox import guest\n{code}", Limits(seconds=60))
-    assert (outcome.fault, outcome.error) == (Fault.RAISED, "The code interrupted itself. Variables are kept.")
+@pytest.mark.parametrize("code", ["os.kill(os.getpid(), 10)", "raise worker.TimeLimitExceeded"])
+def test_code_that_interrupts_itself_did_not_time_out(server, code):
+    result = run_code(server, f"import os; from saccade.sandbox import worker\n{code}", Limits(timeout=60))
+    assert (result.failure_reason, result.error) == (
+        FailureReason.RAISED,
+        "The code interrupted itself. Variables are kept.",
+    )
 
 
 @pytest.mark.parametrize("code", ["os.close(1)", "os.dup2(os.open('f', os.O_CREAT | os.O_RDWR), 1)", "os.close(3)"])
-def test_an_interpreter_that_is_cut_off_is_replaced(server, code):
-    outcome = ended(server, f"import os; {code}", Limits(seconds=60))
-    said = "The code closed or changed what the interpreter needs and it was restarted."
-    assert (outcome.fault, outcome.error) == (Fault.BROKEN, f"{said} {AGAIN}")
+def test_an_interpreter_without_stdout_or_socket_is_replaced(server, code):
+    result = run_code(server, f"import os; {code}", Limits(timeout=60))
+    sentence = "The code closed or changed what the interpreter needs and it was restarted."
+    assert (result.failure_reason, result.error) == (FailureReason.BROKEN, f"{sentence} {VARIABLES_LOST_NOTE}")
 
 
 @pytest.mark.slow
-def test_an_exception_whose_text_never_ends_is_stopped(server):
-    outcome = ended(server, "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E")
-    assert outcome.fault in (Fault.TIMEOUT, Fault.RAISED)  # the standard library catches everything there
-    assert outcome.kept
+def test_an_endless_exception_text_is_interrupted(server):
+    result = run_code(server, "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E")
+    assert result.failure_reason in (
+        FailureReason.TIMEOUT,
+        FailureReason.RAISED,  # the standard library catches all exceptions of __str__
+    )
+    assert result.variables_kept
 
 
-def test_errors_in_threads_and_finalizers_are_told(server):
+def test_errors_in_threads_and_finalizers_are_printed(server):
     cell = "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()"
     cell += "\nclass A:\n    def __del__(self): {}['gone']\nA(); print('on')"
-    (outcome,) = play(server, cell)
-    assert outcome.error is None
-    assert [line for line in outcome.text.splitlines() if not line.startswith(" ")] == [
+    (result,) = run_cells(server, cell)
+    assert result.error is None
+    assert [line for line in result.text.splitlines() if not line.startswith(" ")] == [
         "Traceback (most recent call last):",
         "ZeroDivisionError: division by zero",
         "Traceback (most recent call last):",
@@ -129,7 +136,7 @@ def test_errors_in_threads_and_finalizers_are_told(server):
 
 
 @pytest.mark.slow
-def test_threads_rest_between_calls(server):
+def test_threads_are_stopped_between_calls(server):
     cells = [
         "import threading, time\nn = 0\ndef f():\n    global n\n    while True: n += 1; time.sleep(0.001)",
         "threading.Thread(target=f, daemon=True).start(); time.sleep(0.05)",
@@ -138,114 +145,116 @@ def test_threads_rest_between_calls(server):
     ]
 
     async def body():
-        async with Sandbox.open(host=server) as box:
+        async with Sandbox.open(fork_server=server) as sandbox:
             for cell in cells[:3]:
-                await box.run(cell)
+                await sandbox.run(cell)
             await asyncio.sleep(1.0)
-            return await box.run(cells[3])
+            return await sandbox.run(cells[3])
 
-    assert int(asyncio.run(body()).text) < 500  # of the thousand that a second has
-
-
-@pytest.mark.slow
-def test_waiting_for_ones_turn_is_not_charged(server):
-    async def body():
-        boxes = [Sandbox.open(Limits(seconds=20), host=server) for _ in range(12)]
-        opened = [await box.__aenter__() for box in boxes]
-        try:
-            return await asyncio.gather(*(box.run("import time; time.sleep(0.3)") for box in opened))
-        finally:
-            for box in boxes:
-                await box.__aexit__(None, None, None)
-
-    started = time.monotonic()
-    outcomes = asyncio.run(body())
-    assert all(outcome.ok for outcome in outcomes)
-    assert sum(outcome.seconds for outcome in outcomes) < 8 * (time.monotonic() - started)
+    assert int(asyncio.run(body()).text) < 500  # a running thread would count to about 1000
 
 
 @pytest.mark.slow
-def test_runaways_share_places_and_hold_up_nobody_else(server, monkeypatch):
-    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
-    ended = []
-
-    async def play(cell, limits, times=1):
-        async with Sandbox.open(limits, host=server) as box:
-            await box.run("x = 5")
-            outcomes = [await box.run(cell) for _ in range(times)]
-            ended.append(times)
-            return [*outcomes, await box.run("print(x)")]
+def test_waiting_for_a_cpu_slot_is_not_charged(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Scheduler", lambda num_short, num_long: Scheduler(1, 1))
 
     async def body():
-        hasty = [play("while True: pass", Limits(seconds=0.8, grace=30)) for _ in range(3)]
-        return await asyncio.gather(*hasty, play("s = sum(range(1000))", PATIENT, 20))
+        async with Sandbox.open(Limits(timeout=0.5), fork_server=server) as sandbox:
+            async with server.request_slot():
+                call = asyncio.ensure_future(sandbox.run("print('fine')"))
+                await asyncio.sleep(1.5)
+                assert not call.done()
+            return await call
 
-    started = time.monotonic()
-    *runaways, others = asyncio.run(body())
-    assert all(outcome.ok for outcome in others)
-    assert ended[-1] == 1  # a runaway was the last to end
-    for outcome, after in runaways:
-        assert (outcome.fault, outcome.kept, after.text) == (Fault.TIMEOUT, True, "5\n")
-        assert outcome.seconds >= 0.8
-    # One at a time, whereas the clock of whoever rests stands still.
-    assert sum(outcome.seconds for outcome, _ in runaways) < 2 * (time.monotonic() - started)
+    assert asyncio.run(body()).text == "fine\n"
 
 
 @pytest.mark.slow
-def test_what_rests_can_sleep_on_be_cancelled_and_be_closed(server, monkeypatch):
-    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+def test_runaways_share_slots_and_delay_no_short_cell(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Scheduler", lambda num_short, num_long: Scheduler(1, 1))
+    finished = []
+
+    async def run_repeatedly(cell, limits, count=1):
+        async with Sandbox.open(limits, fork_server=server) as sandbox:
+            await sandbox.run("x = 5")
+            results = [await sandbox.run(cell) for _ in range(count)]
+            finished.append(count)
+            return [*results, await sandbox.run("print(x)")]
+
+    async def body():
+        runaways = [run_repeatedly("while True: pass", Limits(timeout=0.8, grace_seconds=30)) for _ in range(3)]
+        return await asyncio.gather(*runaways, run_repeatedly("s = sum(range(1000))", LONG_LIMITS, 20))
+
+    started = time.monotonic()
+    *runaways, short_cells = asyncio.run(body())
+    assert all(result.ok for result in short_cells)
+    assert finished[-1] == 1  # a runaway ended last
+    for result, after in runaways:
+        assert (result.failure_reason, result.variables_kept, after.text) == (FailureReason.TIMEOUT, True, "5\n")
+        assert result.seconds >= 0.8
+    # They ran one at a time, and the clocks of paused cells were paused.
+    assert sum(result.seconds for result, _ in runaways) < 2 * (time.monotonic() - started)
+
+
+@pytest.mark.slow
+def test_paused_cells_can_sleep_be_cancelled_and_be_closed(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Scheduler", lambda num_short, num_long: Scheduler(1, 1))
 
     async def body():
         async with contextlib.AsyncExitStack() as stack:
-            boxes = [await stack.enter_async_context(Sandbox.open(PATIENT, host=server)) for _ in range(4)]
-            first = asyncio.ensure_future(boxes[0].run("while True: pass"))
+            sandboxes = [
+                await stack.enter_async_context(Sandbox.open(LONG_LIMITS, fork_server=server)) for _ in range(4)
+            ]
+            first = asyncio.ensure_future(sandboxes[0].run("while True: pass"))
             await asyncio.sleep(0.3)
             cell = "import time; time.sleep(2); print('slept')"
-            gone, asleep, _ = [asyncio.ensure_future(box.run(cell)) for box in boxes[1:]]
+            cancelled, sleeping, _ = [asyncio.ensure_future(sandbox.run(cell)) for sandbox in sandboxes[1:]]
             await asyncio.sleep(1)
-            gone.cancel()
+            cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await gone
-            again = await boxes[1].run("print('time' in globals())")
+                await cancelled
+            after = await sandboxes[1].run("print('time' in globals())")
             first.cancel()
-            return again, await asleep  # the last one is closed while it rests
+            return after, await sleeping  # the last sandbox is closed while its cell is paused
 
-    again, asleep = asyncio.run(body())
-    assert again.text == "False\n"
-    assert asleep.text == "slept\n"
-    assert asleep.seconds < 2  # it rested for a part of its sleep
+    after, slept = asyncio.run(body())
+    assert after.text == "False\n"
+    assert slept.text == "slept\n"
+    assert slept.seconds < 2  # it was paused for a part of its sleep
 
 
-NAMES = [b"\xff\xfe", b") R 1 1 1 1", b"a\nThreads:\t1\nb"]  # a guest may call itself anything
+NAMES = [b"\xff\xfe", b") R 1 1 1 1", b"a\nThreads:\t1\nb"]  # code may choose any process name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_that_a_cell_gives_itself_frees_it_of_its_limit(server, monkeypatch, name):
-    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+def test_the_time_limit_holds_under_any_process_name(server, monkeypatch, name):
+    monkeypatch.setattr(server_module, "Scheduler", lambda num_short, num_long: Scheduler(1, 1))
     hostile = (
         f"import ctypes, time\nfor _ in range(10**6): ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); time.sleep(0.001)"
     )
 
     async def body():
         async with contextlib.AsyncExitStack() as stack:
-            boxes = [await stack.enter_async_context(Sandbox.open(SHORT, host=server)) for _ in range(2)]
-            cells = [hostile, "import time; time.sleep(1); print('fine')"]
+            sandboxes = [await stack.enter_async_context(Sandbox.open(SHORT, fork_server=server)) for _ in range(2)]
+            cells = [hostile, "import time; time.sleep(0.5); print('fine')"]
             async with asyncio.timeout(30):
-                return await asyncio.gather(*(box.run(cell) for box, cell in zip(boxes, cells, strict=True)))
+                return await asyncio.gather(
+                    *(sandbox.run(cell) for sandbox, cell in zip(sandboxes, cells, strict=True))
+                )
 
-    bad, good = asyncio.run(body())
-    assert (bad.fault, bad.kept, bad.error) == (Fault.TIMEOUT, True, KEPT)
-    assert (good.error, good.text) == (None, "fine\n")
+    renamed, other = asyncio.run(body())
+    assert (renamed.failure_reason, renamed.variables_kept, renamed.error) == (FailureReason.TIMEOUT, True, KEPT)
+    assert (other.error, other.text) == (None, "fine\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_threads_are_counted_under_any_name(servers, name):
+def test_threads_are_counted_under_any_process_name(servers, name):
     code = f"import ctypes, threading, time; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)\n"
     code += "for _ in range(60): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
-    outcome = ended(servers("namespaces", "own user"), code, Limits(seconds=20, threads=32))
-    assert (outcome.fault, outcome.kept) == (Fault.THREADS, False)
+    result = run_code(servers("namespaces", "worker user"), code, Limits(timeout=20, max_threads=32))
+    assert (result.failure_reason, result.variables_kept) == (FailureReason.THREADS, False)
 
 
 WAKER = """
@@ -266,34 +275,37 @@ finally: print(time.process_time())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the cell calls the kernel by x86-64's numbers")
-def test_a_cell_that_wakes_itself_is_charged_for_its_rest(server, monkeypatch):
-    monkeypatch.setattr(server_module, "Turns", lambda short, long: Turns(1, 1))
+def test_a_cell_that_wakes_itself_is_charged_for_the_pause(server, monkeypatch):
+    monkeypatch.setattr(server_module, "Scheduler", lambda num_short, num_long: Scheduler(1, 1))
 
     async def body():
-        async with Sandbox.open(PATIENT, host=server) as other, Sandbox.open(SHORT, host=server) as box:
-            await box.run("x = 5")
+        async with (
+            Sandbox.open(LONG_LIMITS, fork_server=server) as other,
+            Sandbox.open(Limits(timeout=2), fork_server=server) as sandbox,
+        ):
+            await sandbox.run("x = 5")
             running = asyncio.ensure_future(other.run("import time; time.sleep(60)"))
             await asyncio.sleep(0.3)
             started = time.monotonic()
-            outcome = await box.run(WAKER)
+            result = await sandbox.run(WAKER)
             elapsed = time.monotonic() - started
             running.cancel()
-            return outcome, elapsed
+            return result, elapsed
 
-    outcome, elapsed = asyncio.run(body())
-    assert outcome.fault is Fault.TIMEOUT
-    # With less of a processor some pauses pass with less than AWAKE_SECONDS on it, which aren't charged.
-    if not outcome.text or float(outcome.text) < 0.15 * outcome.seconds:  # or was killed before it could say
-        pytest.skip("others leave it hardly any processor to wake up on")
-    assert outcome.seconds > 0.85 * elapsed  # an honest one would have rested for half of the time
+    result, elapsed = asyncio.run(body())
+    assert result.failure_reason is FailureReason.TIMEOUT
+    # On a busy machine some pauses use less than MAX_PAUSED_CPU_SECONDS, which aren't charged.
+    if not result.text or float(result.text) < 0.15 * result.seconds:  # no text: it was killed before it printed
+        pytest.skip("other processes leave the cell too little CPU time to wake up")
+    assert result.seconds > 0.85 * elapsed  # a cell without timers would have been paused for half of the time
 
 
 @pytest.mark.slow
 def test_cpu_time_is_bounded_over_all_calls(server):
-    limits = Limits(seconds=300, cpu_seconds=1)
-    outcome = ended(server, "while True: pass", limits)
-    assert (outcome.fault, outcome.kept) == (Fault.CPU, False)
-    assert outcome.error.startswith("Out of CPU time (limit 1 s for all calls together) and it was restarted.")
+    limits = Limits(timeout=300, cpu_seconds=1)
+    result = run_code(server, "while True: pass", limits)
+    assert (result.failure_reason, result.variables_kept) == (FailureReason.CPU, False)
+    assert result.error.startswith("Out of CPU time (limit 1 s for all calls together) and it was restarted.")
 
 
 # ---- memory, threads, files ----------------------------------------------------------------------------------------
@@ -312,49 +324,49 @@ def test_cpu_time_is_bounded_over_all_calls(server):
         "plt.figure(figsize=(1, 1)); b = [bytearray(10**7) for _ in range(999)]; plt.show()",
     ],
 )
-def test_too_much_memory_is_an_error_to_read(server, code):
-    outcome = ended(server, code, Limits(seconds=300, memory_mib=256))
-    assert outcome.kept
-    assert outcome.fault in (Fault.MEMORY, Fault.RAISED)
-    assert "MemoryError" in outcome.error or "Cannot allocate memory" in outcome.error
+def test_too_much_memory_raises_a_readable_error(server, code):
+    result = run_code(server, code, Limits(timeout=300, memory_mib=256))
+    assert result.variables_kept
+    assert result.failure_reason in (FailureReason.MEMORY, FailureReason.RAISED)
+    assert "MemoryError" in result.error or "Cannot allocate memory" in result.error
 
 
-def test_memory_comes_back(server):
+def test_freed_memory_is_available_again(server):
     cells = ["b = bytes(200 * 2**20)", "c = bytes(200 * 2**20)", "del b", "c = bytes(200 * 2**20); print(len(c))"]
-    first, second, _, last = play(server, *cells, limits=Limits(seconds=300, memory_mib=300))
-    assert (first.fault, second.fault, last.text) == (None, Fault.MEMORY, "209715200\n")
+    first, second, _, last = run_cells(server, *cells, limits=Limits(timeout=300, memory_mib=300))
+    assert (first.failure_reason, second.failure_reason, last.text) == (None, FailureReason.MEMORY, "209715200\n")
 
 
 def test_threads_take_little_memory(server):
     cell = "from concurrent.futures import ThreadPoolExecutor as T\nimport threading; wait = threading.Barrier(16)\nwith T(16) as t: print(sum(t.map(lambda n: wait.wait() * 0 + len(bytes(n)), range(16))))"
-    assert play(server, cell, limits=Limits(seconds=60, memory_mib=256))[0].text == "120\n"
+    assert run_cells(server, cell, limits=Limits(timeout=60, memory_mib=256))[0].text == "120\n"
 
 
-def test_a_guest_stays_on_its_processors(any_server):
+def test_a_worker_stays_on_its_cpus(any_server):
     cell = "import os, threading; found = set()\ndef f(): found.add(len(os.sched_getaffinity(0)))\nf(); t = threading.Thread(target=f); t.start(); t.join(); print(found)"
-    assert play(any_server, cell, limits=Limits(processors=1))[0].text == "{1}\n"
+    assert run_cells(any_server, cell, limits=Limits(num_cpus=1))[0].text == "{1}\n"
 
 
 @pytest.mark.slow
-def test_who_ignores_the_end_of_cpu_time_is_told_of_it_all_the_same(server):
+def test_ignoring_sigxcpu_is_still_reported_as_cpu_limit(server):
     code = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    assert ended(server, code, Limits(seconds=300, cpu_seconds=1)).fault is Fault.CPU
+    assert run_code(server, code, Limits(timeout=300, cpu_seconds=1)).failure_reason is FailureReason.CPU
 
 
 def test_threads_are_counted(any_server):
     code = "import threading, time\nfor _ in range(300): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
-    outcome = ended(any_server, code, Limits(seconds=20, threads=32))
-    if outcome.kept:
-        assert "can't start new thread" in outcome.error
+    result = run_code(any_server, code, Limits(timeout=20, max_threads=32))
+    if result.variables_kept:
+        assert "can't start new thread" in result.error
     else:
-        assert outcome.error.startswith("Too many threads (limit 32) and it was restarted.")
+        assert result.error.startswith("Too many threads (limit 32) and it was restarted.")
 
 
 @pytest.mark.slow
 def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
     code = "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
-    outcome = ended(servers("namespaces", "own user"), code, Limits(seconds=20, threads=32))
-    assert (outcome.fault, outcome.kept) == (Fault.THREADS, False)
+    result = run_code(servers("namespaces", "worker user"), code, Limits(timeout=20, max_threads=32))
+    assert (result.failure_reason, result.variables_kept) == (FailureReason.THREADS, False)
 
 
 @pytest.mark.slow
@@ -369,104 +381,104 @@ def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
     ],
 )
 def test_disk_is_bounded(any_server, code):
-    outcome = ended(any_server, code, Limits(seconds=20, disk_mib=8, file_mib=8, files=512))
-    said = ("No space left", "File too large", "File name too long", "Too many or too large files")
-    assert any(text in outcome.error for text in said), outcome
+    result = run_code(any_server, code, Limits(timeout=20, disk_mib=8, file_mib=8, max_files=512))
+    sentences = ("No space left", "File too large", "File name too long", "Too many or too large files")
+    assert any(text in result.error for text in sentences), result
 
 
 def test_one_file_is_bounded(any_server):
-    outcome = ended(any_server, "open('f', 'wb').write(bytes(3 * 2**20))", Limits(file_mib=2))
-    assert "File too large" in outcome.error
-    assert outcome.kept
+    result = run_code(any_server, "open('f', 'wb').write(bytes(3 * 2**20))", Limits(file_mib=2))
+    assert "File too large" in result.error
+    assert result.variables_kept
 
 
-# ---- text and pictures ---------------------------------------------------------------------------------------------
+# ---- text and images -----------------------------------------------------------------------------------------------
 
 
-def test_text_is_cut_with_a_mark(server):
-    (outcome,) = play(server, "print('x' * 300_000)", limits=Limits(characters=1000))
-    assert outcome.text == "x" * 1000 + "\n[… 292 KiB more not shown]"
-    (outcome,) = play(server, "print('日' * 1000, end='')", limits=Limits(characters=1000))
-    assert outcome.text == "日" * 1000
-    (outcome,) = play(server, "print('日' * 1001, end='')", limits=Limits(characters=1000))
-    assert outcome.text == "日" * 1000 + "\n[… 3 bytes more not shown]"
+def test_text_is_truncated_with_a_mark(server):
+    (result,) = run_cells(server, "print('x' * 300_000)", limits=Limits(max_chars=1000))
+    assert result.text == "x" * 1000 + "\n[… 292 KiB more not shown]"
+    (result,) = run_cells(server, "print('日' * 1000, end='')", limits=Limits(max_chars=1000))
+    assert result.text == "日" * 1000
+    (result,) = run_cells(server, "print('日' * 1001, end='')", limits=Limits(max_chars=1000))
+    assert result.text == "日" * 1000 + "\n[… 3 bytes more not shown]"
 
 
 @pytest.mark.slow
-def test_a_flood_of_text_is_swallowed(server):
-    outcome = ended(server, "import os\nwhile True: os.write(1, b'y' * 65536)")
-    assert outcome.error == KEPT
-    assert outcome.text.startswith("yyyy")
-    assert outcome.text.endswith("more not shown]")
-    assert len(outcome.text) < 20_100
+def test_endless_output_is_discarded(server):
+    result = run_code(server, "import os\nwhile True: os.write(1, b'y' * 65536)")
+    assert result.error == KEPT
+    assert result.text.startswith("yyyy")
+    assert result.text.endswith("more not shown]")
+    assert len(result.text) < 20_100
 
 
-def test_bytes_that_are_no_text_are_replaced(server):
-    assert play(server, "import os; os.write(1, b'a\\xff\\xf0\\n')")[0].text == "a\ufffd\ufffd\n"
+def test_invalid_utf8_is_replaced(server):
+    assert run_cells(server, "import os; os.write(1, b'a\\xff\\xf0\\n')")[0].text == "a\ufffd\ufffd\n"
 
 
-def test_pictures_are_counted_over_the_episode(server):
+def test_shown_images_are_counted_per_episode(server):
     cells = ["for n in range(3): Image.new('L', (n + 1, 1)).show()", "print(image_clue_3)"]
-    first, second, third = play(server, *[cells[0]] * 2, cells[1], limits=Limits(pictures=4))
-    assert [shown.name for shown in first.pictures] == ["image_clue_0", "image_clue_1", "image_clue_2"]
-    assert [shown.name for shown in second.pictures] == ["image_clue_3"]
+    first, second, third = run_cells(server, *[cells[0]] * 2, cells[1], limits=Limits(max_images=4))
+    assert [shown.name for shown in first.images] == ["image_clue_0", "image_clue_1", "image_clue_2"]
+    assert [shown.name for shown in second.images] == ["image_clue_3"]
     assert second.text == "[2 further images not shown, limit 4]\n"
     assert third.text.startswith("<PIL.Image.Image")
 
 
-def test_large_pictures_are_reduced(server):
-    (outcome,) = play(server, "Image.new('L', (3000, 2000), 7).show()", limits=Limits(pixels=60_000))
-    (shown,) = outcome.pictures
+def test_large_images_are_reduced(server):
+    (result,) = run_cells(server, "Image.new('L', (3000, 2000), 7).show()", limits=Limits(max_image_pixels=60_000))
+    (shown,) = result.images
     assert shown.width * shown.height <= 60_000
     assert abs(shown.width / shown.height - 1.5) < 0.02
-    assert outcome.text == f"[image reduced from 3000x2000 to {shown.width}x{shown.height}]\n"
-    assert np.unique(pixels(shown)).tolist() == [7]
+    assert result.text == f"[image reduced from 3000x2000 to {shown.width}x{shown.height}]\n"
+    assert np.unique(to_pixels(shown)).tolist() == [7]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["(10_000, 10_000)", "(1e9, 1e9)", "(1e5, 6.0)"])
 def test_huge_figures_are_drawn_smaller(server, size):
-    outcome = ended(server, f"plt.figure(figsize={size}); plt.plot([1]); plt.show()", Limits(seconds=60))
-    assert outcome.kept
-    for shown in outcome.pictures:
+    result = run_code(server, f"plt.figure(figsize={size}); plt.plot([1]); plt.show()", Limits(timeout=60))
+    assert result.variables_kept
+    for shown in result.images:
         assert shown.width * shown.height <= 4_000_000
-    assert outcome.pictures or outcome.error or "not shown" in outcome.text
+    assert result.images or result.error or "not shown" in result.text
 
 
-def test_pictures_that_are_too_narrow_are_not_shown(server):
-    (outcome,) = play(server, "Image.new('L', (2000, 10)).show(); Image.new('L', (1990, 10)).show()")
-    assert [(shown.width, shown.height) for shown in outcome.pictures] == [(1990, 10)]
-    assert outcome.text == "[image of 2000x10 not shown: too narrow]\n"
+def test_too_narrow_images_are_not_shown(server):
+    (result,) = run_cells(server, "Image.new('L', (2000, 10)).show(); Image.new('L', (1990, 10)).show()")
+    assert [(shown.width, shown.height) for shown in result.images] == [(1990, 10)]
+    assert result.text == "[image of 2000x10 not shown: too narrow]\n"
 
 
-def test_pictures_of_no_size_are_not_shown(server):
+def test_empty_images_are_not_shown(server):
     cell = "Image.new('RGB', (9, 9)).crop((2, 3, 2, 8)).show(); plt.figure(figsize=(0, 3)); plt.show(); x = 1"
-    (outcome,) = play(server, cell)
-    assert (outcome.error, outcome.kept, outcome.pictures) == (None, True, ())
-    lines = outcome.text.splitlines()
+    (result,) = run_cells(server, cell)
+    assert (result.error, result.variables_kept, result.images) == (None, True, ())
+    lines = result.text.splitlines()
     assert lines[0] == "[image of 0x5 not shown: it is empty]"
     assert lines[1].endswith("not shown: it is empty]")
 
 
-def test_a_lost_interpreter_comes_back_with_media_and_pictures(server, tmp_path):
-    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+def test_a_replaced_interpreter_has_media_and_shown_images(server, tmp_path):
+    videos = [make_clip(tmp_path / "clip.mp4")]
     cells = [
         "Image.new('RGB', (3, 2), (1, 2, 3)).show(); x = 1",
         "import os; print('printed'); os.kill(os.getpid(), 11)",
         "print(image_clue_0.size, image_clue_0.getpixel((0, 0)), len(video_clue_0)); Image.new('L', (9, 9)).show()",
         "print(image_clue_1.size, 'x' in globals())",
     ]
-    _, crash, after, last = play(server, *cells, media=media)
+    _, crash, after, last = run_cells(server, *cells, videos=videos)
     assert crash.text == "printed\n"
-    assert crash.error == f"The interpreter crashed (segmentation fault) and it was restarted. {AGAIN}"
-    assert (crash.fault, crash.kept) == (Fault.CRASHED, False)
+    assert crash.error == f"The interpreter crashed (segmentation fault) and it was restarted. {VARIABLES_LOST_NOTE}"
+    assert (crash.failure_reason, crash.variables_kept) == (FailureReason.CRASHED, False)
     assert after.text == "(3, 2) (1, 2, 3) 60\n"
-    assert [shown.name for shown in after.pictures] == ["image_clue_1"]
+    assert [shown.name for shown in after.images] == ["image_clue_1"]
     assert last.text == "(9, 9) False\n"
 
 
-def test_pictures_survive_the_loss_of_their_interpreter(server):
-    _, after = play(server, "Image.new('L', (3, 2)).show(); import os; os._exit(7)", "print(image_clue_0.size)")
+def test_shown_images_survive_the_loss_of_their_interpreter(server):
+    _, after = run_cells(server, "Image.new('L', (3, 2)).show(); import os; os._exit(7)", "print(image_clue_0.size)")
     assert after.text == "(3, 2)\n"
 
 
@@ -480,40 +492,40 @@ def test_pictures_survive_the_loss_of_their_interpreter(server):
         ("os.kill(os.getpid(), 9)", "was killed, by its own code or because the machine had no memory left,"),
     ],
 )
-def test_ends_are_told_apart(server, code, detail):
-    outcome = ended(server, f"import os; {code}")
-    assert detail in outcome.error
-    assert outcome.error.endswith(f"and it was restarted. {AGAIN}")
+def test_exit_reasons_are_distinguished(server, code, detail):
+    result = run_code(server, f"import os; {code}")
+    assert detail in result.error
+    assert result.error.endswith(f"and it was restarted. {VARIABLES_LOST_NOTE}")
 
 
 @pytest.mark.slow
-def test_threads_that_read_frames_when_a_cell_ends_go_on_in_the_next(server, tmp_path):
-    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+def test_threads_that_read_frames_continue_in_the_next_cell(server, tmp_path):
+    videos = [make_clip(tmp_path / "clip.mp4")]
     begin = "from concurrent.futures import ThreadPoolExecutor as T\nt = T(8); asked = []"
     ask = "asked += [t.submit(video_clue_0.__getitem__, n) for n in range(60)]"
     last = f"print([round(f.result().mean() / {SHADE}) for f in asked] == list(range(60)) * 20)"
-    outcomes = play(server, begin, *[ask] * 20, last, media=media)
-    assert [outcome.error for outcome in outcomes] == [None] * 22
-    assert outcomes[-1].text == "True\n"
+    results = run_cells(server, begin, *[ask] * 20, last, videos=videos)
+    assert [result.error for result in results] == [None] * 22
+    assert results[-1].text == "True\n"
 
 
-def test_threads_show_no_more_pictures_than_are_left(server):
-    code = "import threading\npicture, wait = Image.new('RGB', (300, 300)), threading.Barrier(16)\ndef f():\n    wait.wait()\n    for _ in range(5): picture.show()\n"
+def test_threads_cannot_exceed_the_image_limit(server):
+    code = "import threading\nimage, wait = Image.new('RGB', (300, 300)), threading.Barrier(16)\ndef f():\n    wait.wait()\n    for _ in range(5): image.show()\n"
     code += (
         "t = [threading.Thread(target=f) for _ in range(16)]\nfor each in t: each.start()\nfor each in t: each.join()"
     )
-    (outcome,) = play(server, code, limits=Limits(seconds=60, pictures=30))
-    assert (outcome.error, len(outcome.pictures)) == (None, 30)
-    assert outcome.text == "[50 further images not shown, limit 30]\n"
+    (result,) = run_cells(server, code, limits=Limits(timeout=60, max_images=30))
+    assert (result.error, len(result.images)) == (None, 30)
+    assert result.text == "[50 further images not shown, limit 30]\n"
 
 
 @pytest.mark.slow
-def test_a_runaway_whose_threads_read_frames_is_stopped(server, tmp_path):
-    media = (Media(path=make_clip(tmp_path / "clip.mp4")),)
+def test_a_runaway_whose_threads_read_frames_is_interrupted(server, tmp_path):
+    videos = [make_clip(tmp_path / "clip.mp4")]
     code = "import threading\ndef f():\n    while True:\n        try: video_clue_0.get_batch(range(60))\n        except RuntimeError: pass\n"
     code += "for _ in range(8): threading.Thread(target=f, daemon=True).start()\nwhile True: pass"
-    outcome = ended(server, code, media=media)
-    assert (outcome.fault, outcome.error, outcome.kept) == (Fault.TIMEOUT, KEPT, True)
+    result = run_code(server, code, videos=videos)
+    assert (result.failure_reason, result.error, result.variables_kept) == (FailureReason.TIMEOUT, KEPT, True)
 
 
 BROKEN_FIGURES = [
@@ -526,24 +538,28 @@ BROKEN_FIGURES = [
 @pytest.mark.parametrize(
     "code", [BROKEN_FIGURES[0], BROKEN_FIGURES[1], pytest.param(BROKEN_FIGURES[2], marks=pytest.mark.slow)]
 )
-def test_a_figure_that_cannot_be_drawn_is_not_in_the_way_of_others(server, code):
-    bad, good = play(server, code, "plt.figure(figsize=(3, 2)); plt.plot([1]); plt.show()", limits=SHORT)
-    assert (bad.fault in (Fault.RAISED, Fault.TIMEOUT), bad.kept) == (True, True)
-    assert (good.error, [(shown.width, shown.height) for shown in good.pictures]) == (None, [(300, 200)])
+def test_a_figure_that_cannot_be_drawn_is_closed(server, code):
+    broken, other = run_cells(server, code, "plt.figure(figsize=(3, 2)); plt.plot([1]); plt.show()", limits=SHORT)
+    assert broken.failure_reason in (FailureReason.RAISED, FailureReason.TIMEOUT)
+    assert broken.variables_kept
+    assert (other.error, [(shown.width, shown.height) for shown in other.images]) == (None, [(300, 200)])
 
 
-def without_decoders(server, folder, *cells, limits, seconds=60):
-    """The outcomes of cells, the first of them run while nobody's request for frames is attended to, at most so long."""
-    done, media = threading.Event(), (Media(path=make_clip(folder / "clip.mp4")),)
+def run_without_decoders(server, folder, *cells, limits, seconds=60):
+    """Run the first cell while all decoders are blocked, for at most `seconds`, then the others with free decoders.
+
+    Return the number of queued decoder requests at the end of the first cell, and the results.
+    """
+    done, videos = threading.Event(), [ServedVideo(make_clip(folder / "clip.mp4"), "video_clue_0")]
 
     async def body():
-        async with Sandbox.open(limits, media=media, host=server) as box:
-            for _ in range(films.pool()._max_workers):
-                films.pool().submit(done.wait, seconds)
-            first = await box.run(cells[0])
-            queued = films.pool()._work_queue.qsize()
+        async with Sandbox.open(limits, videos=videos, fork_server=server) as sandbox:
+            for _ in range(media_module.get_decoder_pool()._max_workers):
+                media_module.get_decoder_pool().submit(done.wait, seconds)
+            first = await sandbox.run(cells[0])
+            queued = media_module.get_decoder_pool()._work_queue.qsize()
             done.set()
-            return queued, [first, *[await box.run(cell) for cell in cells[1:]]]
+            return queued, [first, *[await sandbox.run(cell) for cell in cells[1:]]]
 
     try:
         return asyncio.run(body())
@@ -552,49 +568,51 @@ def without_decoders(server, folder, *cells, limits, seconds=60):
 
 
 @pytest.mark.parametrize("number", range(1, 65))
-def test_every_signal_is_told(number):
-    fault, detail = call.ended(number)
-    assert fault in (Fault.CRASHED, Fault.CPU, Fault.KILLED)
-    assert bool(detail) == (fault is Fault.CRASHED)
-    assert limits_module.restarted(fault, SHORT, detail).endswith(f"and it was restarted. {AGAIN}")
+def test_every_signal_has_a_sentence(number):
+    fault, detail = execution.explain_exit(number)
+    assert fault in (FailureReason.CRASHED, FailureReason.CPU, FailureReason.KILLED)
+    assert bool(detail) == (fault is FailureReason.CRASHED)
+    assert limits_module.format_restart(fault, SHORT, detail).endswith(f"and it was restarted. {VARIABLES_LOST_NOTE}")
 
 
 @pytest.mark.slow
-def test_requests_after_the_limit_are_not_even_queued(server, tmp_path):
+def test_requests_after_the_limit_are_not_queued(server, tmp_path):
     code = "n = 0\nwhile True:\n    try: video_clue_0[0]\n    except: n += 1; print(n)"
-    queued, (outcome,) = without_decoders(server, tmp_path, code, limits=Limits(seconds=0.2, grace=1))
-    assert outcome.fault is Fault.TIMEOUT
-    assert outcome.text.startswith("1\n2\n3\n")
+    queued, (result,) = run_without_decoders(server, tmp_path, code, limits=Limits(timeout=0.2, grace_seconds=1))
+    assert result.failure_reason is FailureReason.TIMEOUT
+    assert result.text.startswith("1\n2\n3\n")
     assert queued <= 1
 
 
 @pytest.mark.slow
 def test_waiting_for_a_decoder_is_not_charged(server, tmp_path):
     cells = ["len(video_clue_0)", "print(len(video_clue_0))"]
-    _, (first, second) = without_decoders(server, tmp_path, *cells, limits=SHORT, seconds=4)
+    _, (first, second) = run_without_decoders(server, tmp_path, *cells, limits=SHORT, seconds=2)
     assert (first.error, second.text) == (None, "60\n")
-    assert first.seconds < 2
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_decoder_for_ever(server, tmp_path):
+def test_waiting_for_a_decoder_times_out(server, tmp_path):
     cells = ["x = 5; video_clue_0[0]", "print(x)"]
-    queued, (outcome, after) = without_decoders(server, tmp_path, *cells, limits=Limits(seconds=0.5))
-    assert (outcome.fault, outcome.kept, after.text) == (Fault.TIMEOUT, True, "5\n")
+    queued, (result, after) = run_without_decoders(server, tmp_path, *cells, limits=Limits(timeout=0.5))
+    assert (result.failure_reason, result.variables_kept, after.text) == (FailureReason.TIMEOUT, True, "5\n")
     assert queued <= 1
 
 
 @pytest.mark.slow
-def test_a_time_out_while_frames_are_decoded_keeps_the_state(server, tmp_path):
-    media = (Media(path=make_clip(tmp_path / "clip.mp4", frames=300, size=(640, 360), gop=300)),)
-    outcome = ended(
-        server, "while True: video_clue_0.get_batch(range(0, 300, 7))", Limits(seconds=2, grace=10), media=media
+def test_a_timeout_during_decoding_keeps_the_state(server, tmp_path):
+    videos = [make_clip(tmp_path / "clip.mp4", frames=300, size=(640, 360), gop=300)]
+    result = run_code(
+        server,
+        "while True: video_clue_0.get_batch(range(0, 300, 7))",
+        Limits(timeout=2, grace_seconds=10),
+        videos=videos,
     )
-    assert (outcome.fault, outcome.kept) == (Fault.TIMEOUT, True)
+    assert (result.failure_reason, result.variables_kept) == (FailureReason.TIMEOUT, True)
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(1, "1 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (5 * 2**20, "5 MiB")]
 )
-def test_sizes_are_told_in_round_numbers(count, text):
-    assert bytes_more(count) == f"[… {text} more not shown]"
+def test_omitted_sizes_are_rounded(count, text):
+    assert format_omitted_bytes(count) == f"[… {text} more not shown]"

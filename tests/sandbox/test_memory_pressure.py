@@ -1,38 +1,38 @@
-"""Waiting for memory: what the machine and the groups around a process leave, and a sentence where it is too little."""
+"""Waiting for memory: what the machine and the control groups of a process leave, and the error at the timeout."""
 
 import asyncio
 import functools
 
 import pytest
-from sandbox_cases import PATIENT
+from error_cases import raises
+from sandbox_cases import LONG_LIMITS
 
 from saccade.errors import SandboxError
-from saccade.tools._sandbox import memory
-from saccade.tools._sandbox import server as servers
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.limits import MIB
-from saccade.tools._sandbox.memory import ROOM, Memory
+from saccade.sandbox import Sandbox, memory_pressure
+from saccade.sandbox import forkserver_client as servers
+from saccade.sandbox.limits import MIB
+from saccade.sandbox.memory_pressure import RESERVED_BYTES, MemoryMonitor
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes the kernel's files as they would be; the answer is what is left by them."""
+    """A function that writes the kernel's files and returns a MemoryMonitor of them."""
 
-    def written(files, *, available=8192 * MIB, groups="0::/\n"):
+    def write_files(files, *, available=8192 * MIB, groups="0::/\n"):
         files = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {available // 1024} kB\n", **files}
         for name, text in {"proc/self/cgroup": groups, **files}.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        return Memory(str(tmp_path))
+        return MemoryMonitor(str(tmp_path))
 
-    return written
-
-
-def test_without_groups_the_machine_decides(machine):
-    assert machine({}).available() == 8192 * MIB
+    return write_files
 
 
-def test_the_tightest_group_decides(machine):
+def test_without_cgroups_the_machine_decides(machine):
+    assert machine({}).measure_available() == 8192 * MIB
+
+
+def test_the_tightest_cgroup_decides(machine):
     files = {
         "sys/fs/cgroup/a/memory.max": f"{4096 * MIB}\n",
         "sys/fs/cgroup/a/memory.current": f"{3000 * MIB}\n",
@@ -41,11 +41,11 @@ def test_the_tightest_group_decides(machine):
         "sys/fs/cgroup/a/b/memory.current": f"{3000 * MIB}\n",
         "sys/fs/cgroup/a/b/memory.stat": "inactive_file 0\n",
     }
-    assert machine(files, groups="0::/a/b\n").available() == 2096 * MIB
-    assert machine(files, available=99 * MIB, groups="0::/a/b\n").available() == 99 * MIB
+    assert machine(files, groups="0::/a/b\n").measure_available() == 2096 * MIB
+    assert machine(files, available=99 * MIB, groups="0::/a/b\n").measure_available() == 99 * MIB
 
 
-def test_older_groups_count_as_well(machine):
+def test_cgroups_v1_count_too(machine):
     files = {
         "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2048 * MIB}\n",
         "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{2000 * MIB}\n",
@@ -54,51 +54,51 @@ def test_older_groups_count_as_well(machine):
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
         "sys/fs/cgroup/memory/memory.stat": "inactive_file 0\n",
     }
-    assert machine(files, groups="7:pids:/x\n4:memory:/x\n0::/\n").available() == 58 * MIB
+    assert machine(files, groups="7:pids:/x\n4:memory:/x\n0::/\n").measure_available() == 58 * MIB
 
 
-def test_a_container_sees_its_own_group_as_the_top(machine):
+def test_a_container_sees_its_own_cgroup_as_the_root(machine):
     files = {
         "sys/fs/cgroup/memory.max": f"{1024 * MIB}\n",
         "sys/fs/cgroup/memory.current": f"{24 * MIB}\n",
         "sys/fs/cgroup/memory.stat": "inactive_file 0\n",
     }
-    assert machine(files, groups="0::/docker/0123\n").available() == 1000 * MIB
+    assert machine(files, groups="0::/docker/0123\n").measure_available() == 1000 * MIB
 
 
-def test_whoever_waits_goes_on_when_there_is_room(machine, monkeypatch):
-    monkeypatch.setattr(memory, "_AGAIN_SECONDS", 0.01)
-    short = machine({}, available=ROOM - MIB)
+def test_waiting_ends_when_memory_is_available(machine, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "_POLL_INTERVAL", 0.01)
+    monitor = machine({}, available=RESERVED_BYTES - MIB)
 
     async def body():
-        waiting = asyncio.ensure_future(short.room())
+        waiting = asyncio.ensure_future(monitor.wait_for_memory())
         await asyncio.sleep(0.3)
         assert not waiting.done()
-        machine({}, available=ROOM + MIB)
+        machine({}, available=RESERVED_BYTES + MIB)
         await asyncio.wait_for(waiting, 10)
-        with pytest.raises(SandboxError, match=r"no memory is left for model-written code: 513 MiB are available"):
-            await short.room(lambda: 2 * MIB, patience=0.1)
+        with raises(SandboxError, key="memory", value=513):
+            await monitor.wait_for_memory(lambda: 2 * MIB, timeout=0.1)
 
     asyncio.run(body())
 
 
-def test_without_room_neither_interpreters_nor_calls_begin(server, machine, monkeypatch):
-    short = machine({}, available=ROOM - MIB)
-    monkeypatch.setattr(short, "room", functools.partial(short.room, patience=0.05))
+def test_without_memory_neither_workers_nor_calls_start(server, machine, monkeypatch):
+    monitor = machine({}, available=RESERVED_BYTES - MIB)
+    monkeypatch.setattr(monitor, "wait_for_memory", functools.partial(monitor.wait_for_memory, timeout=0.05))
 
     async def body():
-        async with Sandbox.open(PATIENT, host=server) as box:
-            monkeypatch.setattr(servers, "MEMORY", short)
-            with pytest.raises(SandboxError, match="no memory is left"):
-                await box.run("print(1)")
-            with pytest.raises(SandboxError, match="no memory is left"):
-                await Sandbox.open(PATIENT, host=server).__aenter__()
+        async with Sandbox.open(LONG_LIMITS, fork_server=server) as sandbox:
+            monkeypatch.setattr(servers, "MEMORY_MONITOR", monitor)
+            with raises(SandboxError, key="memory", value=511):
+                await sandbox.run("print(1)")
+            with raises(SandboxError, key="memory", value=511):
+                await Sandbox.open(LONG_LIMITS, fork_server=server).__aenter__()
             machine({})
             await asyncio.sleep(0.5)
-            return await box.run("print(2)")
+            return await sandbox.run("print(2)")
 
     assert asyncio.run(body()).text == "2\n"
 
 
-def test_this_machine_can_be_asked():
-    assert 0 < Memory().available() < 2**60
+def test_this_machine_can_be_measured():
+    assert 0 < MemoryMonitor().measure_available() < 2**60

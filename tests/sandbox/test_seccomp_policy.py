@@ -1,82 +1,83 @@
-"""The filter, run by hand: what it says to every system call, on both architectures."""
+"""The seccomp filter, run by an interpreter of BPF: the action for every system call, on both architectures."""
 
 import errno
 import struct
 
 import pytest
+from error_cases import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import ConfigError
-from saccade.tools._sandbox.policy import machine, program
+from saccade.sandbox.seccomp_policy import build_filter, get_architecture
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 PID = 4242
-MACHINES = ["x86_64", "aarch64"]
+ARCHITECTURES = ["x86_64", "aarch64"]
 
 
-def verdict(code, number, arguments=(), audit=None):
-    """What a seccomp program returns for a system call: a small BPF machine."""
+def run_filter(code, number, arguments=(), audit=None):
+    """Interpret a seccomp program; return its action for a system call."""
     arguments = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, audit, 0, *(value % 2**64 for value in arguments))
-    steps = [struct.unpack_from("=HBBI", code, at) for at in range(0, len(code), 8)]
-    held = at = 0
+    instructions = [struct.unpack_from("=HBBI", code, offset) for offset in range(0, len(code), 8)]
+    accumulator = position = 0
     while True:
-        operation, if_true, if_false, value = steps[at]
-        at += 1
+        operation, if_true, if_false, value = instructions[position]
+        position += 1
         if operation == 0x06:
             return value
         if operation == 0x20:
-            held = struct.unpack_from("<I", data, value)[0]
+            accumulator = struct.unpack_from("<I", data, value)[0]
         elif operation == 0x54:
-            held &= value
+            accumulator &= value
         elif operation == 0x15:
-            at += if_true if held == value else if_false
+            position += if_true if accumulator == value else if_false
         elif operation == 0x35:
-            at += if_true if held >= value else if_false
+            position += if_true if accumulator >= value else if_false
         else:
-            raise AssertionError(f"unknown step {operation:#x}")
+            raise AssertionError(f"unknown instruction {operation:#x}")
 
 
-def asked(name, call, *arguments):
-    on = machine(name)
-    return verdict(program(PID, name), on.calls[call], arguments, on.audit)
+def filter_call(name, call, *arguments):
+    architecture = get_architecture(name)
+    return run_filter(build_filter(PID, name), architecture.syscalls[call], arguments, architecture.audit_number)
 
 
-def refused(number):
+def errno_action(number):
     return 0x00050000 | number
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("call", ["read", "openat", "mmap", "futex", "ppoll", "getrandom", "exit_group"])
-def test_everyday_calls_are_allowed(name, call):
-    assert asked(name, call, 3, 2**40) == ALLOW
+def test_common_calls_are_allowed(name, call):
+    assert filter_call(name, call, 3, 2**40) == ALLOW
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("call", ["fchmodat", "fchownat", "utimensat", "fsetxattr", "mlock", "flock"])
-def test_calls_for_metadata_and_locks_do_nothing(name, call):
-    assert asked(name, call) == refused(0)
+def test_metadata_and_lock_calls_do_nothing(name, call):
+    assert filter_call(name, call) == errno_action(0)
     for lock in (5, 6, 7, 36, 37, 38):
-        assert asked(name, "fcntl", 3, lock) == refused(0)
+        assert filter_call(name, "fcntl", 3, lock) == errno_action(0)
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_newer_ways_are_unknown_so_that_older_ones_are_used(name):
-    assert asked(name, "clone3") == asked(name, "openat2") == refused(errno.ENOSYS)
-    on = machine(name)
-    assert verdict(program(PID, name), 9999, (), on.audit) == refused(errno.ENOSYS)
-    assert verdict(program(PID, name), 0x40000000, (), on.audit) == refused(errno.ENOSYS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_newer_calls_are_reported_as_missing(name):
+    assert filter_call(name, "clone3") == filter_call(name, "openat2") == errno_action(errno.ENOSYS)
+    architecture = get_architecture(name)
+    assert run_filter(build_filter(PID, name), 9999, (), architecture.audit_number) == errno_action(errno.ENOSYS)
+    assert run_filter(build_filter(PID, name), 0x40000000, (), architecture.audit_number) == errno_action(errno.ENOSYS)
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_another_architecture_is_the_end(name):
-    assert verdict(program(PID, name), 1, (), 0x40000003) == KILL
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_calls_of_another_architecture_kill(name):
+    assert run_filter(build_filter(PID, name), 1, (), 0x40000003) == KILL
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("call", "arguments", "fine"),
+    ("call", "arguments", "is_allowed"),
     [
         ("kill", (PID, 9), True),
         ("kill", (PID + 1, 9), False),
@@ -119,11 +120,11 @@ def test_another_architecture_is_the_end(name):
         ("getpriority", (0, PID + 1), False),
     ],
 )
-def test_some_calls_depend_on_an_argument(name, call, arguments, fine):
-    assert asked(name, call, *arguments) == (ALLOW if fine else refused(errno.EPERM))
+def test_some_calls_depend_on_an_argument(name, call, arguments, is_allowed):
+    assert filter_call(name, call, *arguments) == (ALLOW if is_allowed else errno_action(errno.EPERM))
 
 
-# Numbers from the kernel's own tables, so that a slip in ours is seen.
+# Numbers from the kernel's own tables, so that a mistake in ours shows.
 FORBIDDEN = {
     "x86_64": {"execve": 59, "fork": 57, "vfork": 58, "socket": 41, "connect": 42, "bind": 49, "sendmsg": 46,
                "truncate": 76, "mknod": 133, "memfd_create": 319, "ptrace": 101, "unshare": 272, "setns": 308,
@@ -140,27 +141,29 @@ FORBIDDEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_dangerous_calls_are_refused(name):
     for call, number in FORBIDDEN[name].items():
-        assert verdict(program(PID, name), number, (1, 2, 3), machine(name).audit) == refused(errno.EPERM), call
+        assert run_filter(
+            build_filter(PID, name), number, (1, 2, 3), get_architecture(name).audit_number
+        ) == errno_action(errno.EPERM), call
 
 
 @given(number=st.integers(0, 2**32 - 1), arguments=st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6))
-def test_every_call_gets_an_answer_and_unnamed_ones_are_refused(number, arguments):
-    for name in MACHINES:
-        on = machine(name)
-        answer = verdict(program(PID, name), number, arguments, on.audit)
-        if number not in on.calls.values():
-            assert answer in (refused(errno.EPERM), refused(errno.ENOSYS))
+def test_every_call_gets_an_action_and_unknown_ones_are_refused(number, arguments):
+    for name in ARCHITECTURES:
+        architecture = get_architecture(name)
+        action = run_filter(build_filter(PID, name), number, arguments, architecture.audit_number)
+        if number not in architecture.syscalls.values():
+            assert action in (errno_action(errno.EPERM), errno_action(errno.ENOSYS))
 
 
-def test_numbers_are_given_once():
-    for name in MACHINES:
-        numbers = list(machine(name).calls.values())
+def test_numbers_are_unique():
+    for name in ARCHITECTURES:
+        numbers = list(get_architecture(name).syscalls.values())
         assert len(numbers) == len(set(numbers))
 
 
 def test_an_unknown_architecture_is_refused():
-    with pytest.raises(ConfigError, match="not of mips"):
-        machine("mips")
+    with raises(ConfigError, key="architecture", value="mips"):
+        get_architecture("mips")

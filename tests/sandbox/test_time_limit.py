@@ -1,15 +1,15 @@
-"""A cell's clock, without a cell: what is charged, what isn't, and when it is enough."""
+"""The clock of a cell, without a cell: which seconds are charged, and when the limit is reached."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.tools._sandbox import clock as module
-from saccade.tools._sandbox.clock import MOST, STILL_SECONDS, Clock
+from saccade.sandbox import time_limit as module
+from saccade.sandbox.time_limit import HOST_STALL_SECONDS, MAX_WALL_FACTOR, CellClock
 
 
-class Times:
-    """The time, which passes only when it is told to."""
+class FakeTime:
+    """Stands in for the module `time`; `now` changes only when a test sets it."""
 
     now = 100.0
 
@@ -18,107 +18,107 @@ class Times:
 
 
 @pytest.fixture
-def times(monkeypatch):
-    passing = Times()
-    monkeypatch.setattr(module, "time", passing)
-    return passing
+def fake_time(monkeypatch):
+    fake_time = FakeTime()
+    monkeypatch.setattr(module, "time", fake_time)
+    return fake_time
 
 
-def test_pauses_are_not_charged_unless_they_shall_be(times):
-    clock = Clock(10)
-    times.now += 1
+def test_pauses_are_charged_only_on_request(fake_time):
+    clock = CellClock(10)
+    fake_time.now += 1
     clock.pause()
-    times.now += 5
-    assert (clock.seconds, clock.paused) == (1, True)
-    clock.resume(charged=False)
-    times.now += 1
-    assert (clock.seconds, clock.paused) == (2, False)
+    fake_time.now += 5
+    assert (clock.elapsed, clock.is_paused) == (1, True)
+    clock.resume(is_charged=False)
+    fake_time.now += 1
+    assert (clock.elapsed, clock.is_paused) == (2, False)
     clock.pause()
-    times.now += 3
-    clock.resume(charged=True)
-    assert (clock.seconds, clock.lacking) == (5, 5)
+    fake_time.now += 3
+    clock.resume(is_charged=True)
+    assert (clock.elapsed, clock.remaining) == (5, 5)
 
 
-def test_time_in_which_the_host_stood_still_is_left_out_each_time_and_no_more_than_that(times):
-    clock = Clock(10)
-    clock.begin(0, 50, 7)
+def test_host_stalls_are_excluded_exactly_once(fake_time):
+    clock = CellClock(10)
+    clock.start(0, 50, 7)
     for number in range(1, 6):
-        times.now += 1 + 20  # of which 20 are too many
-        assert clock.beat(20, 50 + 20 * number, 7) == 20
-        assert (clock.seconds, clock.lacking) == (number, 10 - number)
-    times.now += 6
-    assert clock.beat(STILL_SECONDS, 150, 7) == 0  # a busy machine
-    assert clock.seconds == 11
-    assert clock.lacking <= 0  # the seconds for a processor while it stood still are no reason to go on
+        fake_time.now += 1 + 20  # 20 seconds of host stall
+        assert clock.update(20, 50 + 20 * number, 7) == 20
+        assert (clock.elapsed, clock.remaining) == (number, 10 - number)
+    fake_time.now += 6
+    assert clock.update(HOST_STALL_SECONDS, 150, 7) == 0  # a busy machine, no stall
+    assert clock.elapsed == 11
+    assert clock.remaining <= 0  # queue seconds during a stall give no extra time
 
 
-def test_what_a_cell_spends_while_its_host_stands_still_is_charged(times):
-    clock = Clock(10)
-    clock.begin(0, 0, 3)
-    times.now += 20
-    assert clock.beat(20, 0, 3 + 15) == 5
-    assert clock.seconds == 15
-    assert clock.lacking <= 0
+def test_cpu_time_during_a_host_stall_is_charged(fake_time):
+    clock = CellClock(10)
+    clock.start(0, 0, 3)
+    fake_time.now += 20
+    assert clock.update(20, 0, 3 + 15) == 5
+    assert clock.elapsed == 15
+    assert clock.remaining <= 0
 
 
 @pytest.mark.parametrize("served_at", [3.0, None])
-def test_a_host_that_stands_still_while_a_decoder_is_awaited_is_left_out_once(times, served_at):
-    clock = Clock(10)
-    clock.begin(0, 0, 0)
-    clock.ask()
-    times.now += served_at or 100
+def test_a_host_stall_during_a_decode_wait_is_excluded_once(fake_time, served_at):
+    clock = CellClock(10)
+    clock.start(0, 0, 0)
+    clock.begin_decode_wait()
+    fake_time.now += served_at or 100
     if served_at:
-        clock.serve()
-        times.now += 97
-    clock.beat(99.5, 0, 0)
-    assert 0 <= clock.seconds <= 0.5
-    times.now += 1
-    clock.serve()
-    times.now += 2
-    assert 2 <= clock.seconds <= 3.5
+        clock.end_decode_wait()
+        fake_time.now += 97
+    clock.update(99.5, 0, 0)
+    assert 0 <= clock.elapsed <= 0.5
+    fake_time.now += 1
+    clock.end_decode_wait()
+    fake_time.now += 2
+    assert 2 <= clock.elapsed <= 3.5
 
 
-def test_waiting_for_a_decoder_is_not_charged_and_decoding_is(times):
-    clock = Clock(10)
-    times.now += 1
-    clock.ask()
-    times.now += 4
-    assert clock.seconds == 1
-    clock.serve()
-    times.now += 2
-    clock.serve()  # it has its answer
-    times.now += 1
-    assert clock.seconds == 4
+def test_waiting_for_a_decoder_is_not_charged_and_decoding_is(fake_time):
+    clock = CellClock(10)
+    fake_time.now += 1
+    clock.begin_decode_wait()
+    fake_time.now += 4
+    assert clock.elapsed == 1
+    clock.end_decode_wait()
+    fake_time.now += 2
+    clock.end_decode_wait()  # the reply has arrived
+    fake_time.now += 1
+    assert clock.elapsed == 4
 
 
-def test_a_pause_in_line_is_left_out_once(times):
-    clock = Clock(10)
-    clock.ask()
-    times.now += 1
+def test_a_pause_during_a_decode_wait_is_excluded_once(fake_time):
+    clock = CellClock(10)
+    clock.begin_decode_wait()
+    fake_time.now += 1
     clock.pause()
-    times.now += 2
-    clock.serve()
-    times.now += 3
-    clock.resume(charged=False)
-    times.now += 1
-    assert clock.seconds == 1
+    fake_time.now += 2
+    clock.end_decode_wait()
+    fake_time.now += 3
+    clock.resume(is_charged=False)
+    fake_time.now += 1
+    assert clock.elapsed == 1
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from(["ask", "serve", "run", "pause"]), st.floats(0, 20)), max_size=60))
-def test_a_cell_that_is_never_paused_cannot_wait_for_ever(steps):
-    times, limit = Times(), 3
+@given(steps=st.lists(st.tuples(st.sampled_from(["request", "decode", "run", "pause"]), st.floats(0, 20)), max_size=60))
+def test_uncharged_decode_waits_are_bounded(steps):
+    fake_time, limit = FakeTime(), 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "time", times)
-        clock, rested = Clock(limit), 0.0
-        for what, seconds in steps:
-            if what == "pause":
+        patch.setattr(module, "time", fake_time)
+        clock, paused_seconds = CellClock(limit), 0.0
+        for step, seconds in steps:
+            if step == "pause":
                 clock.pause()
-                times.now += seconds
-                clock.resume(charged=False)
-                rested += seconds
+                fake_time.now += seconds
+                clock.resume(is_charged=False)
+                paused_seconds += seconds
             else:
-                {"ask": clock.ask, "serve": clock.serve, "run": bool}[what]()
-                times.now += seconds
-            by_the_clock = times.now - 100 - rested
-            assert -1e-6 <= clock.seconds <= by_the_clock + 1e-6
-            assert clock.seconds >= by_the_clock - (MOST - 1) * limit - 1e-6
+                {"request": clock.begin_decode_wait, "decode": clock.end_decode_wait, "run": bool}[step]()
+                fake_time.now += seconds
+            wall_seconds = fake_time.now - 100 - paused_seconds
+            assert -1e-6 <= clock.elapsed <= wall_seconds + 1e-6
+            assert clock.elapsed >= wall_seconds - (MAX_WALL_FACTOR - 1) * limit - 1e-6

@@ -1,4 +1,4 @@
-"""Working folders: counted while they are used, gone afterwards, whatever is in them."""
+"""Working folders: their usage is counted, and they are removed whatever they contain."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.tools._sandbox import scratch
+from saccade.sandbox import workdir
 
 
 def test_a_folder_of_any_depth_and_mode_is_removed(tmp_path, monkeypatch):
@@ -27,55 +27,55 @@ def test_a_folder_of_any_depth_and_mode_is_removed(tmp_path, monkeypatch):
         os.chdir("deeper")
     Path("file").write_text("x")
     os.chdir(tmp_path)
-    scratch.clear(str(folder))
+    workdir.remove_tree(str(folder))
     assert not folder.exists()
     assert (victim / "file").read_text() == "mine"
     assert victim.stat().st_mode & 0o777 == 0o755
 
 
-def test_what_is_used_is_counted(tmp_path):
+def test_usage_is_counted(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(bytes(100_000))
     (tmp_path / "link").symlink_to("/")
-    size, count = scratch.used(str(tmp_path), 100)
+    size, count = workdir.measure_usage(str(tmp_path), 100)
     assert 100_000 <= size < 150_000
     assert count == 3
-    assert scratch.used(str(tmp_path), 1)[1] >= 1
-    assert scratch.used(str(tmp_path / "gone"), 100) == (0, 0)
+    assert workdir.measure_usage(str(tmp_path), 1)[1] >= 1
+    assert workdir.measure_usage(str(tmp_path / "gone"), 100) == (0, 0)
 
 
-def test_folders_in_folders_without_end_are_too_much(tmp_path, monkeypatch):
+def test_too_deep_folders_count_as_unbounded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(99):
         os.mkdir("d")
         os.chdir("d")
-    assert scratch.used(str(tmp_path), 1000)[0] > 2**50
+    assert workdir.measure_usage(str(tmp_path), 1000)[0] > 2**50
 
 
 AS_USER = """
 import os, sys
 sys.path[:] = {path!r}
-from saccade.tools._sandbox import scratch
+from saccade.sandbox import workdir
 os.setgid({user}); os.setuid({user})
 os.chdir({folder!r})
-os.mkdir("mine", 0o755); os.mkdir("guest")
-os.mkdir("guest/closed"); open("guest/closed/file", "wb").write(bytes(100_000)); os.chmod("guest/closed", 0)
+os.mkdir("mine", 0o755); os.mkdir("worker")
+os.mkdir("worker/closed"); open("worker/closed/file", "wb").write(bytes(100_000)); os.chmod("worker/closed", 0)
 before = os.open
 def race(name, flags, *rest, **options):
-    # The guest's move, between being refused and being let in.
-    if name == "swapped" and flags & os.O_PATH and os.path.isdir("guest/swapped"):
-        os.rmdir("guest/swapped"); os.symlink(os.path.abspath("mine"), "guest/swapped")
+    # The worker swaps the folder for a link between the refused open and the chmod.
+    if name == "swapped" and flags & os.O_PATH and os.path.isdir("worker/swapped"):
+        os.rmdir("worker/swapped"); os.symlink(os.path.abspath("mine"), "worker/swapped")
     return before(name, flags, *rest, **options)
-os.mkdir("guest/swapped", 0)
+os.mkdir("worker/swapped", 0)
 os.open = race
-size, count = scratch.used("guest", 100)
-print(size >= 100_000, count, oct(os.stat("mine").st_mode & 0o777), os.path.islink("guest/swapped"))
+size, count = workdir.measure_usage("worker", 100)
+print(size >= 100_000, count, oct(os.stat("mine").st_mode & 0o777), os.path.islink("worker/swapped"))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and root is let in everywhere")
-def test_closed_folders_are_counted_and_links_put_in_their_place_are_not_followed():
+def test_restricted_folders_are_counted_and_swapped_links_are_not_followed():
     with tempfile.TemporaryDirectory(prefix="saccade-test-") as folder:
         os.chmod(folder, 0o777)
         code = AS_USER.format(path=sys.path, folder=folder, user=54321)
@@ -83,15 +83,15 @@ def test_closed_folders_are_counted_and_links_put_in_their_place_are_not_followe
     assert done.stdout.split() == ["True", "3", "0o755", "True"], done.stderr
 
 
-def test_what_a_dead_process_left_is_swept_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+def test_folders_of_dead_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(workdir.tempfile, "tempdir", str(tmp_path))
     left = tmp_path / "saccade-sandbox-old"
     left.mkdir()
     (left / ".lock").touch()
     (left / "17").mkdir()
-    first = scratch.make_base()
+    first = workdir.create_work_root()
     assert not left.exists()
-    second = scratch.make_base()
+    second = workdir.create_work_root()
     assert Path(first).is_dir()  # its lock is held
     assert first != second

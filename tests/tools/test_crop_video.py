@@ -1,45 +1,49 @@
-"""The crop tool: what the sub-agent is shown, clamping, and errors the model can read."""
+"""The tool crop_video: the sub-agent's message, clamping, and errors for the model."""
 
 import asyncio
 
 import pytest
 
-from saccade.ledger import Ledger, Picture
-from saccade.testing import PaintedMedia
-from saccade.tools._tool import ToolContext
+from saccade.ledger import ImageRef, Ledger
+from saccade.testing import FakeMediaLoader
+from saccade.tools.base import ToolContext
 from saccade.tools.crop_video import crop_video
-from saccade.types import End, Episode, Kind, Reply, Task, Turn
+from saccade.types import AnswerType, Episode, EpisodeStatus, Reply, Task, Turn
 
 
 def crop(arguments, renderer, **settings):
-    """The result, and the message that the sub-agent was sent."""
-    asked = []
+    """Call the tool; return its result, the sub-agent's episode and the messages it received."""
+    received = []
 
     async def ask(messages):
-        asked.extend(messages)
-        task = Task(id="c", question="?", media=(), kind=Kind.OPEN, gold="")
+        received.extend(messages)
+        task = Task(id="c", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="")
         turn = Turn(reply=Reply(text=" red at 4.5 "))
-        return Episode(task=task, agent="sub", ledger=Ledger(), turns=(turn,), end=End.ANSWERED)
+        return Episode(
+            task=task, environment="sub_agent", ledger=Ledger(), turns=(turn,), status=EpisodeStatus.ANSWERED
+        )
 
     async def body():
         path = settings.pop("path", "clip.mp4")
-        ctx = ToolContext(media=PaintedMedia(), renderer=renderer, ask=ask, path=path, seed=0, settings=settings)
+        ctx = ToolContext(
+            media=FakeMediaLoader(), renderer=renderer, ask=ask, video_path=path, seed=0, settings=settings
+        )
         return await crop_video(arguments, ctx=ctx)
 
     result, child = asyncio.run(body())
-    return result, child, asked
+    return result, child, received
 
 
-def times(message):
-    return [part.time for part in message.parts if isinstance(part, Picture)]
+def list_times(message):
+    return [part.time for part in message.parts if isinstance(part, ImageRef)]
 
 
-def test_a_window_is_shown_with_times_then_the_question(renderer):
+def test_frames_are_shown_with_times_then_the_question(renderer):
     result, child, (message,) = crop({"start_time": 4, "end_time": 7, "question": "Which colour?"}, renderer)
-    assert (result.text, result.ok, child.agent) == ("red at 4.5", True, "sub")
-    assert times(message) == [4.5, 5.5, 6.5]
+    assert (result.text, result.ok, child.environment) == ("red at 4.5", True, "sub_agent")
+    assert list_times(message) == [4.5, 5.5, 6.5]
     assert message.parts[0] == "<4.5 seconds>"
-    assert isinstance(message.parts[1], Picture)
+    assert isinstance(message.parts[1], ImageRef)
     assert message.parts[-1] == "Which colour?"
 
 
@@ -53,16 +57,16 @@ def test_a_window_is_shown_with_times_then_the_question(renderer):
 )
 def test_windows_are_clamped(renderer, window, shown):
     _, _, (message,) = crop({"0": window[0], "1": window[1]}, renderer)
-    assert times(message) == pytest.approx(shown)
+    assert list_times(message) == pytest.approx(shown)
 
 
 def test_frames_are_bounded(renderer):
     _, _, (message,) = crop({"start_time": 0, "end_time": 64}, renderer)
-    assert len(times(message)) == 16
-    _, _, (message,) = crop({"start_time": 0, "end_time": 64}, renderer, fps=0.25, frames=(2, 64))
-    assert len(times(message)) == 16
-    _, _, (message,) = crop({"start_time": 0, "end_time": 1}, renderer, frames=(3, 8), unasked="What?")
-    assert len(times(message)) == 3
+    assert len(list_times(message)) == 16
+    _, _, (message,) = crop({"start_time": 0, "end_time": 64}, renderer, fps=0.25, frame_range=(2, 64))
+    assert len(list_times(message)) == 16
+    _, _, (message,) = crop({"start_time": 0, "end_time": 1}, renderer, frame_range=(3, 8), default_question="What?")
+    assert len(list_times(message)) == 3
     assert message.parts[-1] == "What?"
 
 
@@ -76,12 +80,12 @@ def test_frames_are_bounded(renderer):
         ((64, 65), "lies outside the video"),
     ],
 )
-def test_impossible_windows_are_errors_to_read(renderer, window, error):
-    result, child, asked = crop({"start_time": window[0], "end_time": window[1]}, renderer)
+def test_impossible_windows_are_readable_errors(renderer, window, error):
+    result, child, received = crop({"start_time": window[0], "end_time": window[1]}, renderer)
     assert error in result.error
-    assert (child, asked, result.executed) == (None, [], False)
+    assert (child, received, result.was_executed) == (None, [], False)
 
 
-def test_a_missing_file_is_an_error_to_read(renderer):
+def test_a_missing_file_is_a_readable_error(renderer):
     result, _, _ = crop({"start_time": 0, "end_time": 4}, renderer, path="missing.mp4")
     assert "missing.mp4" in result.error

@@ -1,39 +1,48 @@
-"""The tool that shows frames to its caller, and what subtitles say in a window, to it and to crop_video's sub-agent."""
+"""The tool show_frames, and the subtitles of a window that it and crop_video's sub-agent receive."""
 
 import asyncio
 
 import pytest
 
-from saccade.ledger import Ledger, Picture
-from saccade.media.subtitles import LEAD, Cue
-from saccade.testing import PaintedMedia
-from saccade.tools._tool import ToolContext
+from saccade.ledger import ImageRef, Ledger
+from saccade.media.subtitles import SUBTITLES_INTRO, Cue
+from saccade.testing import FakeMediaLoader
+from saccade.tools.base import ToolContext
 from saccade.tools.crop_video import crop_video
 from saccade.tools.show_frames import show_frames
-from saccade.types import End, Episode, Kind, Reply, Task, Turn
+from saccade.types import AnswerType, Episode, EpisodeStatus, Reply, Task, Turn
 
 CUES = tuple(Cue(start=at, end=at + 2.0, text=f"line {at}") for at in range(0, 64, 2))
 
 
-def served(tool, arguments, renderer, path="clip.mp4", subtitles=(), **settings):
-    """The result, and the parts of the message that a sub-agent was sent."""
-    asked = []
+def call_tool(tool, arguments, renderer, path="clip.mp4", subtitles=(), **settings):
+    """Call a tool; return its result, and the parts of the message that a sub-agent received."""
+    received = []
 
     async def ask(messages):
-        asked.extend(messages[0].parts)
-        task = Task(id="c", question="?", media=(), kind=Kind.OPEN, gold="")
+        received.extend(messages[0].parts)
+        task = Task(id="c", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="")
         turn = Turn(reply=Reply(text="red"))
-        return Episode(task=task, agent="sub", ledger=Ledger(), turns=(turn,), end=End.ANSWERED)
+        return Episode(
+            task=task, environment="sub_agent", ledger=Ledger(), turns=(turn,), status=EpisodeStatus.ANSWERED
+        )
 
-    given = {"media": PaintedMedia(), "renderer": renderer, "ask": ask, "path": path, "seed": 0}
-    ctx = ToolContext(**given, subtitles=subtitles, settings=settings)
+    ctx = ToolContext(
+        media=FakeMediaLoader(),
+        renderer=renderer,
+        ask=ask,
+        video_path=path,
+        seed=0,
+        subtitles=subtitles,
+        settings=settings,
+    )
     result, _ = asyncio.run(tool(arguments, ctx=ctx))
-    return result, asked
+    return result, received
 
 
-def shown(start, end, renderer, fps=None, **settings):
+def show_window(start, end, renderer, fps=None, **settings):
     arguments = {"start_time": start, "end_time": end, **({} if fps is None else {"fps": fps})}
-    return served(show_frames, arguments, renderer, **settings)[0]
+    return call_tool(show_frames, arguments, renderer, **settings)[0]
 
 
 @pytest.mark.parametrize(
@@ -48,27 +57,27 @@ def shown(start, end, renderer, fps=None, **settings):
     ],
 )
 def test_frames_of_a_window(renderer, window, fps, times):
-    result = shown(*window, renderer, fps)
-    assert [picture.time for picture in result.pictures] == pytest.approx(times)
+    result = show_window(*window, renderer, fps)
+    assert [image.time for image in result.images] == pytest.approx(times)
     assert (result.ok, result.text) == (True, "")
 
 
-def test_there_are_most_frames_at_most(renderer):
-    assert len(shown(0, 64, renderer, 4).pictures) == 16
-    assert len(shown(0, 64, renderer, 1, most_frames=3).pictures) == 3
-    assert len(shown(0, 4, renderer, usual_fps=0.5).pictures) == 2
+def test_the_number_of_frames_is_bounded(renderer):
+    assert len(show_window(0, 64, renderer, 4).images) == 16
+    assert len(show_window(0, 64, renderer, 1, max_frames=3).images) == 3
+    assert len(show_window(0, 4, renderer, default_fps=0.5).images) == 2
 
 
-def test_more_may_be_refused(renderer):
-    assert len(shown(0, 16, renderer, 1, beyond="refuse").pictures) == 16
-    result = shown(0, 20, renderer, 2, beyond="refuse")
+def test_too_many_frames_may_be_refused(renderer):
+    assert len(show_window(0, 16, renderer, 1, on_overflow="refuse").images) == 16
+    result = show_window(0, 20, renderer, 2, on_overflow="refuse")
     assert result.error == "40 frames are asked for, and 16 can be shown; take a shorter window or a lower fps"
-    assert "outside" in shown(1e9, 2e9, renderer, beyond="spread").error
-    assert "frames are asked for" in shown(-1e308, 1e308, renderer, 120, beyond="refuse").error
+    assert "outside" in show_window(1e9, 2e9, renderer, on_overflow="spread").error
+    assert "frames are asked for" in show_window(-1e308, 1e308, renderer, 120, on_overflow="refuse").error
 
 
 @pytest.mark.parametrize(
-    ("window", "fps", "words"),
+    ("window", "fps", "error"),
     [
         ((9, 3), None, "end_time 3 must be after start_time 9"),
         ((70, 80), None, "lies outside the video, which lasts 64 seconds"),
@@ -76,36 +85,38 @@ def test_more_may_be_refused(renderer):
         ((0, 4), 1e300, "fps must lie between 0 and 120"),
     ],
 )
-def test_what_cannot_be_shown(renderer, window, fps, words):
-    result = shown(*window, renderer, fps)
-    assert words in result.error
-    assert result.pictures == ()
+def test_impossible_windows_are_readable_errors(renderer, window, fps, error):
+    result = show_window(*window, renderer, fps)
+    assert error in result.error
+    assert result.images == ()
 
 
-def test_without_a_video_and_with_a_missing_one(renderer):
-    assert "there is no video" in shown(0, 4, renderer, path="").error
-    assert "missing.mp4" in shown(0, 4, renderer, path="missing.mp4").error
+def test_a_missing_video_is_a_readable_error(renderer):
+    assert "there is no video" in show_window(0, 4, renderer, path="").error
+    assert "missing.mp4" in show_window(0, 4, renderer, path="missing.mp4").error
 
 
 # ---- subtitles -----------------------------------------------------------------------------------------------------
 
 
-def test_the_lines_of_the_window_alone(renderer):
-    result = shown(4, 8, renderer, subtitles=CUES)
+def test_only_subtitles_of_the_window_are_included(renderer):
+    result = show_window(4, 8, renderer, subtitles=CUES)
     assert result.text == "<4.0-6.0 seconds> line 4\n<6.0-8.0 seconds> line 6\n"
-    _, asked = served(crop_video, {"start_time": 4, "end_time": 8, "question": "Who?"}, renderer, subtitles=CUES)
-    said = [part for part in asked if not isinstance(part, Picture)]
-    assert said == [
-        *(LEAD, "<4.5 seconds>", "<4.0-6.0 seconds> line 4\n", "<5.5 seconds>", "<6.5 seconds>"),
+    _, received = call_tool(crop_video, {"start_time": 4, "end_time": 8, "question": "Who?"}, renderer, subtitles=CUES)
+    texts = [part for part in received if not isinstance(part, ImageRef)]
+    assert texts == [
+        *(SUBTITLES_INTRO, "<4.5 seconds>", "<4.0-6.0 seconds> line 4\n", "<5.5 seconds>", "<6.5 seconds>"),
         *("<6.0-8.0 seconds> line 6\n", "<7.5 seconds>", "Who?"),
     ]
 
 
-def test_lines_are_bounded(renderer):
-    long = shown(0, 64, renderer, subtitles=CUES, subtitle_tokens=100).text
+def test_subtitles_are_bounded(renderer):
+    long = show_window(0, 64, renderer, subtitles=CUES, max_subtitle_tokens=100).text
     assert 0 < len(renderer.encode(long)) <= 100
     assert "line 0\n" in long
-    assert int(long.splitlines()[-1].split()[-1]) > 40  # to the end of the window, not only of its beginning
-    assert shown(0, 64, renderer, subtitles=CUES, subtitle_tokens=0).text == ""
-    _, asked = served(crop_video, {"start_time": 0, "end_time": 64}, renderer, subtitles=CUES, subtitle_tokens=0)
-    assert LEAD not in asked
+    assert int(long.splitlines()[-1].split()[-1]) > 40  # lines of the whole window, not only of its beginning
+    assert show_window(0, 64, renderer, subtitles=CUES, max_subtitle_tokens=0).text == ""
+    _, received = call_tool(
+        crop_video, {"start_time": 0, "end_time": 64}, renderer, subtitles=CUES, max_subtitle_tokens=0
+    )
+    assert SUBTITLES_INTRO not in received

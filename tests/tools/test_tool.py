@@ -1,4 +1,4 @@
-"""The tool decorator: schema, arguments, time, length, and who is to blame."""
+"""The tool decorator: schema, arguments, timeout, length of results, and which failures are raised."""
 
 import asyncio
 import contextlib
@@ -6,17 +6,18 @@ import math
 from typing import Annotated
 
 import pytest
+from error_cases import raises
 
 from saccade.errors import ConfigError, EngineError, MediaError, ToolError
-from saccade.testing import PaintedMedia
-from saccade.tools._tool import CUT_MARK, Between, ToolContext, cut, tool
+from saccade.testing import FakeMediaLoader
+from saccade.tools.base import TRUNCATION_MARK, Range, ToolContext, tool, truncate
 from saccade.types import ToolResult
 
 
 @tool
 async def read_sign(
-    time: Annotated[float, "when, in seconds", Between(least=0, most=100)],
-    lines: Annotated[int, "how many lines", Between(least=1)] = 1,
+    time: Annotated[float, "when, in seconds", Range(minimum=0, maximum=100)],
+    lines: Annotated[int, "how many lines", Range(minimum=1)] = 1,
     language: Annotated[str, "of the sign"] = "en",
     loud: Annotated[bool, "in capitals"] = False,
     *,
@@ -31,16 +32,16 @@ async def read_sign(
     return f"{time} {lines} {language} {loud}{echo}"
 
 
-def serve(made, arguments, **changes):
+def call_tool(function_tool, arguments, **changes):
     async def body():
-        return (await made(arguments, ctx=changes.pop("ctx", None) or context(**changes)))[0]
+        return (await function_tool(arguments, ctx=changes.pop("ctx", None) or make_context(**changes)))[0]
 
     return asyncio.run(body())
 
 
-def context(renderer=None, **changes):
-    given = {"media": PaintedMedia(), "renderer": renderer, "ask": None, "path": "clip.mp4", "seed": 0}
-    return ToolContext(**{**given, **changes})
+def make_context(renderer=None, **changes):
+    fields = {"media": FakeMediaLoader(), "renderer": renderer, "ask": None, "video_path": "clip.mp4", "seed": 0}
+    return ToolContext(**{**fields, **changes})
 
 
 def test_the_schema_is_the_signature():
@@ -68,7 +69,7 @@ def test_the_schema_is_the_signature():
     ],
 )
 def test_arguments_reach_the_function(arguments, text):
-    result = serve(read_sign, arguments)
+    result = call_tool(read_sign, arguments)
     assert (result.text, result.ok) == (text, True)
     assert result.seconds > 0
 
@@ -85,7 +86,7 @@ def test_arguments_reach_the_function(arguments, text):
         ({"time": 10**400}, "time must be of type number"),
         ({"time": 1, "lines": 1.5}, "lines must be of type integer, not 1.5"),
         ({"time": 1, "lines": 0}, "lines must lie between 1 and inf"),
-        ({"time": 1, "colour": 1}, "read_sign has no argument 'colour'; it takes time, lines, language, loud"),
+        ({"time": 1, "color": 1}, "read_sign has no argument 'color'; it takes time, lines, language, loud"),
         ({"time": 1, "echo": "!"}, "has no argument 'echo'"),
         ({"time": 1, "ctx": 1}, "has no argument 'ctx'"),
         ({"0": 1, "time": 1}, "was given time twice"),
@@ -93,19 +94,19 @@ def test_arguments_reach_the_function(arguments, text):
         ({"4": 1}, "read_sign takes 4 arguments at most"),
     ],
 )
-def test_wrong_arguments_are_results(arguments, error):
-    result = serve(read_sign, arguments)
+def test_wrong_arguments_are_error_results(arguments, error):
+    result = call_tool(read_sign, arguments)
     assert error in result.error
-    assert not result.executed
+    assert not result.was_executed
 
 
 def test_settings_come_from_the_context_alone():
-    assert serve(read_sign, {"time": 1}, settings={"echo": "!"}).text == "1.0 1 en False!"
-    with pytest.raises(ConfigError, match="read_sign has no setting 'ecko'; did you mean 'echo'"):
-        serve(read_sign, {"time": 1}, settings={"ecko": "!"})
+    assert call_tool(read_sign, {"time": 1}, settings={"echo": "!"}).text == "1.0 1 en False!"
+    with raises(ConfigError, key="read_sign.ecko", value="!"):
+        call_tool(read_sign, {"time": 1}, settings={"ecko": "!"})
 
 
-def failing(error):
+def make_failing_tool(error):
     @tool
     async def fails(*, ctx: ToolContext) -> str:
         """Fail."""
@@ -123,21 +124,21 @@ def failing(error):
         (MediaError("clip.mp4 can't be opened"), "clip.mp4 can't be opened"),
     ],
 )
-def test_failures_are_results(error, sentence):
-    result = serve(failing(error), {})
-    assert (result.error, result.executed) == (sentence, False)
+def test_failures_are_error_results(error, sentence):
+    result = call_tool(make_failing_tool(error), {})
+    assert (result.error, result.was_executed) == (sentence, False)
 
 
 @pytest.mark.parametrize("error", [EngineError("gone"), ConfigError("wrong"), asyncio.CancelledError()])
-def test_what_the_model_cannot_mend_is_raised(error):
+def test_failures_that_are_not_the_models_are_raised(error):
     with pytest.raises(type(error)):
-        serve(failing(error), {})
+        call_tool(make_failing_tool(error), {})
 
 
-def test_a_tools_time_is_bounded():
+def test_tools_time_out():
     ended = []
 
-    @tool(seconds=0.02)
+    @tool(timeout=0.02)
     async def sleeps(*, ctx: ToolContext) -> str:
         """Sleep."""
         try:
@@ -146,39 +147,39 @@ def test_a_tools_time_is_bounded():
             ended.append(True)
         return ""
 
-    assert serve(sleeps, {}).error == "sleeps did not finish within 0.02 seconds"
+    assert call_tool(sleeps, {}).error == "sleeps did not finish within 0.02 seconds"
     assert ended == [True]
 
 
-def asking(work, *waits):
-    """A tool that has a third of a second, sleeps `work` seconds and asks sub-agents that take `waits`, all at once."""
+def run_asking_tool(work, *waits):
+    """Run a tool with a timeout of 0.3 s that sleeps `work` seconds and runs sub-agents of `waits` seconds at once."""
 
-    @tool(seconds=0.3)
+    @tool(timeout=0.3)
     async def asks(*, ctx: ToolContext) -> str:
         """Ask."""
         await asyncio.sleep(work / 2)
-        said = await asyncio.gather(*(ctx.ask((wait,)) for wait in waits))
+        answers = await asyncio.gather(*(ctx.ask((wait,)) for wait in waits))
         await asyncio.sleep(work / 2)
-        return " ".join(said)
+        return " ".join(answers)
 
     async def ask(messages):
         await asyncio.sleep(messages[0])
         return f"after {messages[0]}"
 
-    return serve(asks, {}, ctx=context(ask=ask))
+    return call_tool(asks, {}, ctx=make_context(ask=ask))
 
 
 @pytest.mark.slow
-def test_waiting_for_sub_agents_is_not_the_tools_time():
-    assert asking(0.1, 0.5).text == "after 0.5"
-    # While any of them is waited for, whoever ends first and whoever comes later.
-    assert asking(0.1, 0.0, 0.6, 0.3).text == "after 0.0 after 0.6 after 0.3"
-    assert asking(0.8, 0.0).error == "asks did not finish within 0.3 seconds"
-    assert asking(0.8).error == "asks did not finish within 0.3 seconds"
+def test_waiting_for_sub_agents_pauses_the_timeout():
+    assert run_asking_tool(0.1, 0.5).text == "after 0.5"
+    # The timeout is paused until the last of several sub-agents has finished.
+    assert run_asking_tool(0.1, 0.0, 0.6, 0.3).text == "after 0.0 after 0.6 after 0.3"
+    assert run_asking_tool(0.8, 0.0).error == "asks did not finish within 0.3 seconds"
+    assert run_asking_tool(0.8).error == "asks did not finish within 0.3 seconds"
 
 
-def test_the_tools_time_goes_on_where_it_stood():
-    @tool(seconds=0.3)
+def test_the_timeout_resumes_where_it_was_paused():
+    @tool(timeout=0.3)
     async def greedy(*, ctx: ToolContext) -> str:
         """Work a little between many questions."""
         for _ in range(10):
@@ -189,51 +190,51 @@ def test_the_tools_time_goes_on_where_it_stood():
     async def ask(messages):
         await asyncio.sleep(0.01)
 
-    assert "within 0.3 seconds" in serve(greedy, {}, ctx=context(ask=ask)).error
+    assert "within 0.3 seconds" in call_tool(greedy, {}, ctx=make_context(ask=ask)).error
 
 
-def test_a_sub_agent_that_fails_leaves_the_time_as_it_was():
+def test_the_timeout_resumes_after_a_failed_sub_agent():
     async def ask(messages):
         raise ToolError("ask for less")
 
-    @tool(seconds=0.1)
+    @tool(timeout=0.1)
     async def insists(*, ctx: ToolContext) -> str:
-        """Ask, and go on."""
+        """Ask, and continue."""
         with contextlib.suppress(ToolError):
             await ctx.ask(())
         await asyncio.sleep(5)
         return ""
 
-    assert "within 0.1 seconds" in serve(insists, {}, ctx=context(ask=ask)).error
+    assert "within 0.1 seconds" in call_tool(insists, {}, ctx=make_context(ask=ask)).error
 
 
-def test_long_texts_are_cut_with_a_mark(renderer):
+def test_long_texts_are_truncated_with_a_mark(renderer):
     @tool
-    async def talks(*, ctx: ToolContext) -> ToolResult:
-        """Talk."""
-        return ToolResult(text="über 12 " * 300, executed=True)
+    async def long_text(*, ctx: ToolContext) -> ToolResult:
+        """Return a long text."""
+        return ToolResult(text="über 12 " * 300, was_executed=True)
 
-    result = serve(talks, {}, renderer=renderer, result_tokens=40)
+    result = call_tool(long_text, {}, renderer=renderer, max_result_tokens=40)
     assert result.text.startswith("über 12 über")
-    assert result.text.endswith(CUT_MARK)
+    assert result.text.endswith(TRUNCATION_MARK)
     assert 30 < len(renderer.encode(result.text)) <= 40
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 11, 12, 40])
-def test_a_cut_never_leaves_half_a_character(renderer, tokens):
-    short = cut("日本語🙂" * 50, renderer, tokens)
-    assert "\ufffd" not in short
-    assert len(renderer.encode(short)) <= max(tokens, len(renderer.encode(CUT_MARK)))
+@pytest.mark.parametrize("max_tokens", [1, 5, 11, 12, 40])
+def test_truncation_keeps_whole_characters(renderer, max_tokens):
+    truncated = truncate("日本語🙂" * 50, renderer, max_tokens)
+    assert "\ufffd" not in truncated
+    assert len(renderer.encode(truncated)) <= max(max_tokens, len(renderer.encode(TRUNCATION_MARK)))
 
 
-def test_a_text_that_just_fits_is_left_alone(renderer):
+def test_a_text_that_fits_is_unchanged(renderer):
     text = "red 12 " * 20
-    assert cut(text, renderer, len(renderer.encode(text))) == text
-    assert cut(text, renderer, len(renderer.encode(text)) - 1) != text
+    assert truncate(text, renderer, len(renderer.encode(text))) == text
+    assert truncate(text, renderer, len(renderer.encode(text)) - 1) != text
 
 
-def test_a_tool_with_arguments_of_odd_types_is_refused():
-    with pytest.raises(ConfigError, match="takes where as"):
+def test_unsupported_argument_types_are_refused():
+    with raises(ConfigError, key="odd.where", value=list):
 
         @tool
         async def odd(where: list, *, ctx: ToolContext) -> str:

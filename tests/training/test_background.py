@@ -1,4 +1,4 @@
-"""Work in a thread: its result, its failure, and how long whoever is stopped waits for it."""
+"""Updates in a background thread: result, exception, and how long a cancelled run waits."""
 
 import asyncio
 import os
@@ -10,122 +10,128 @@ import time
 
 import pytest
 
-from saccade.training import aside as module
-from saccade.training.aside import Halted, announced, aside
+from saccade.training import background
+from saccade.training.background import Cancelled, defer_interrupt, run_in_thread
 
 
-def test_it_gives_what_the_work_gives():
-    assert asyncio.run(aside(lambda going: threading.current_thread().daemon, "it")) is True
+def test_run_in_thread_returns_the_result():
+    assert asyncio.run(run_in_thread(lambda check: threading.current_thread().daemon, "the update")) is True
 
 
-def test_it_raises_what_the_work_raises():
+def test_run_in_thread_raises_the_exception():
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(aside(lambda going: 1 / 0, "it"))
+        asyncio.run(run_in_thread(lambda check: 1 / 0, "the update"))
 
 
-def stopped(work):
-    """Cancel somebody who waits for the work as soon as it has begun; the seconds that they took to go."""
-    begun = threading.Event()
+def measure_cancellation(function):
+    """Cancel a task that awaits the function in a thread, once it runs; return the seconds until the task ends."""
+    has_started = threading.Event()
 
-    def told(going):
-        begun.set()
-        work(going)
+    def run(check_cancelled):
+        has_started.set()
+        function(check_cancelled)
 
-    async def body():
-        task = asyncio.create_task(aside(told, "the update"))
-        while not begun.is_set():
+    async def cancel():
+        task = asyncio.create_task(run_in_thread(run, "the update"))
+        while not has_started.is_set():
             await asyncio.sleep(0.001)
-        at = time.monotonic()
+        start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return time.monotonic() - at
+        return time.monotonic() - start
 
-    return asyncio.run(body())
+    return asyncio.run(cancel())
 
 
-def test_whoever_is_stopped_waits_for_the_next_micro_batch(caplog):
-    ends = []
+def test_a_cancelled_run_waits_for_the_next_micro_batch(caplog):
+    was_cancelled = []
 
-    def work(going):
+    def update(check_cancelled):
         try:
             while True:
                 time.sleep(0.01)
-                going()
-        except Halted:
-            ends.append("halted")
+                check_cancelled()
+        except Cancelled:
+            was_cancelled.append(True)
             raise
 
-    assert stopped(work) < 5
-    assert ends == ["halted"]
-    assert "Stopping: waiting at most 30 seconds for the update to end with its micro-batch" in caplog.text
+    assert measure_cancellation(update) < 5
+    assert was_cancelled == [True]
+    assert "Stopping: the update finishes its micro-batch first (at most 30 seconds)" in caplog.text
 
 
-def test_nobody_waits_for_ever(monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
-    stuck = threading.Event()
-    assert stopped(lambda going: stuck.wait(20)) < 5
-    stuck.set()
+def test_a_cancelled_run_waits_at_most_the_grace_period(monkeypatch):
+    monkeypatch.setattr(background, "_GRACE_SECONDS", 0.05)
+    may_finish = threading.Event()
+    assert measure_cancellation(lambda check: may_finish.wait(20)) < 5
+    may_finish.set()
 
 
-STUCK = """
-import asyncio, time
-from saccade.training.aside import aside
+BLOCKED = """
+import asyncio, signal, time
+from saccade.training.background import run_in_thread
 
-def work(going):
-    print("begun", flush=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
+
+def update(check_cancelled):
+    time.sleep(1)  # the event loop waits by now: a signal between its last check and the wait would go unseen
+    print("started", flush=True)
     time.sleep(120)
 
-asyncio.run(aside(work, "the update"))
+asyncio.run(run_in_thread(update, "the update"))
 """
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_waits_for_nothing():
-    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_a_second_interrupt_stops_at_once():
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
-        assert process.stdout.readline() == "begun\n"
+        assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        warning = process.stderr.readline()  # from here on the first signal is handled
         assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=10)
+        _, stderr = process.communicate(timeout=10)
     finally:
         process.kill()
-    assert "seconds for the update to end" in said
-    assert "KeyboardInterrupt" in said
+    assert "the update finishes its micro-batch first" in warning
+    assert "KeyboardInterrupt" in stderr
 
 
-def test_work_in_the_runs_own_thread_ends_first_and_says_so(caplog):
-    done = []
+@pytest.fixture
+def default_interrupt():
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
-    async def body():
-        with announced("the update"):
+
+@pytest.mark.usefixtures("default_interrupt")
+def test_defer_interrupt_finishes_the_block_and_logs(caplog):
+    finished = []
+
+    async def run():
+        with defer_interrupt("the update"):
             os.kill(os.getpid(), signal.SIGINT)
-            done.append("worked")
+            finished.append(True)
         await asyncio.sleep(60)
 
-    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            asyncio.run(body())
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, kept)
-    assert done == ["worked"]
-    assert caplog.text.count("Stopping: waiting for the update to end; Ctrl-C again doesn't wait") == 1
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert finished == [True]
+    assert caplog.text.count("Stopping: the update finishes first") == 1
 
 
-def test_a_second_ctrl_c_ends_it_at_once():
-    async def body():
-        with announced("the update"):
+@pytest.mark.usefixtures("default_interrupt")
+def test_a_second_interrupt_stops_the_deferred_block():
+    async def run():
+        with defer_interrupt("the update"):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
-            pytest.fail("it went on")
+            pytest.fail("the second interrupt was ignored")
 
-    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            asyncio.run(body())
-    finally:
-        signal.signal(signal.SIGINT, kept)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())

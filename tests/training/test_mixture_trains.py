@@ -1,4 +1,4 @@
-"""A run that learns from films and pictures at once, stopped and gone on with."""
+"""A run that trains on videos and images in one mixture, also if it is resumed."""
 
 import asyncio
 import json
@@ -6,59 +6,57 @@ from pathlib import Path
 
 import pytest
 from commands import RL, good
+from training_cases import write_alternating_reward
 
-from saccade import stages
-from saccade.config import load_recipe
-from saccade.model.digest import weights_digest
-from saccade.stages import newest
+from saccade.config.load import load_recipe
+from saccade.models.checkpoint_files import compute_checkpoint_digest
+from saccade.runs import pipeline
+from saccade.runs.pipeline import find_newest_weights
 from saccade.training import rl
 from saccade.types import MediaKind
 
-WORLD = ["world.train=2", "world.validation=1", "world.test=1"]
-# A constant rate: one that falls would depend on how many steps there are to be.
-SMALL = [*RL, "sampling.max_tokens=8", "rl.select.drop_ends=[]", "rl.save_every=1", "rl.optim.schedule=constant"]
-# an untrained model is never right: so that there is something to learn, replies are worth their length
-LENGTH = "def length(episode, task):\n    return float(len(episode.turns[0].reply.text) % 5)\n"
+SPLITS = ["synthetic.train=2", "synthetic.validation=1", "synthetic.test=1"]
+# The learning rate is constant, because a decay depends on the number of steps, which a resumed run changes.
+SMALL = [*RL, "sampling.max_tokens=8", "rl.filters.statuses=null", "rl.save_every=1", "rl.optim.schedule=constant"]
+
+
+def generate_datasets():
+    """Generate a dataset of videos and one of images; return their task files."""
+    good("data", "synth", "videos", *SPLITS)
+    good("data", "synth", "images", *SPLITS, "synthetic.media=image")
+    return {name: str(Path.cwd() / name / "train" / "tasks.jsonl") for name in ("videos", "images")}
 
 
 @pytest.mark.slow
-def test_films_and_pictures_in_one_run(tmp_path, tiny_folder, monkeypatch):
+def test_a_resumed_mixture_of_videos_and_images_equals_the_uninterrupted_one(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    good("data", "world", "films", *WORLD)
-    good("data", "world", "pictures", *WORLD, "world.media=image")
-    (tmp_path / "length.py").write_text(LENGTH)
-    reward = f"rewards={json.dumps({str(tmp_path / 'length.py'): {'weight': 1.0}})}"
-    files = {name: str(tmp_path / name / "train" / "tasks.jsonl") for name in ("films", "pictures")}
-    mixed = f"data.train={json.dumps({files['films']: 1, files['pictures']: 3})}"
-    words = ["train", "tiny/base", mixed, reward, *SMALL, "--model", tiny_folder]
-    good(*words, "--out", "whole")
-    good(*words, "rl.steps=2", "--out", "parted")
-    good(*words, "--out", "parted", "--resume")
-    one = str(tmp_path / "films" / "train" / "tasks.jsonl")
-    good("train", "tiny/base", f"data.train={one}", reward, *SMALL, "--model", tiny_folder, "--out", "films_alone")
-    weights = {name: weights_digest(newest(tmp_path / name)) for name in ("whole", "parted", "films_alone")}
-    assert weights["whole"] == weights["parted"] != weights["films_alone"]
+    files, reward = generate_datasets(), write_alternating_reward(tmp_path)
+    mixture = f"data.train={json.dumps({files['videos']: 1, files['images']: 3})}"
+    arguments = ["train", "tiny/base", mixture, reward, *SMALL, "--model", tiny_folder]
+    good(*arguments, "--out", "whole")
+    good(*arguments, "rl.steps=2", "--out", "resumed")
+    good(*arguments, "--out", "resumed", "--resume")
+    videos_only = f"data.train={json.dumps(files['videos'])}"
+    good("train", "tiny/base", videos_only, reward, *SMALL, "--model", tiny_folder, "--out", "videos_only")
+    digests = {
+        name: compute_checkpoint_digest(find_newest_weights(tmp_path / name))
+        for name in ("whole", "resumed", "videos_only")
+    }
+    assert digests["whole"] == digests["resumed"] != digests["videos_only"]
 
 
 @pytest.mark.slow
-def test_code_learns_from_films_and_pictures(tmp_path, tiny_folder, monkeypatch):
-    """The same recipe, the same loop: what a task's media are is not its business."""
+def test_the_python_environment_trains_on_videos_and_images(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "length.py").write_text(LENGTH)
-    reward = f"rewards={json.dumps({str(tmp_path / 'length.py'): {'weight': 1.0}})}"
-    files = {}
-    for name, media in (("films", "video"), ("pictures", "image")):
-        good("data", "world", name, *WORLD, f"world.media={media}")
-        files[str(tmp_path / name / "train" / "tasks.jsonl")] = 1
-    mixed = f"data.train={json.dumps(files)}"
-    recipe = load_recipe("tiny/pyvision_video", [mixed, reward, *SMALL])
-    recipe = stages.with_paths(recipe, folder=tmp_path, model=Path(tiny_folder))
-    stage, rows, kinds = stages.load(recipe, Path(tiny_folder)), [], set()
+    mixture = f"data.train={json.dumps(dict.fromkeys(generate_datasets().values(), 1))}"
+    recipe = load_recipe("tiny/pyvision_video", [mixture, write_alternating_reward(tmp_path), *SMALL])
+    recipe = pipeline.with_paths(recipe, folder=tmp_path, model=Path(tiny_folder))
+    components, rows, kinds = pipeline.load_training_components(recipe, Path(tiny_folder)), [], set()
 
-    def seen(number, groups):
+    def record_kinds(step, groups):
         kinds.update(group.task.media[0].kind for group in groups)
 
-    tasks = stages.training_tasks(tmp_path, recipe)
-    asyncio.run(rl.train(stage, tasks, folder=tmp_path / "rl", log=rows.append, seen=seen))
+    tasks = pipeline.load_training_tasks(tmp_path, recipe)
+    asyncio.run(rl.train(components, tasks, folder=tmp_path / "rl", log_step=rows.append, on_groups=record_kinds))
     assert kinds == {MediaKind.VIDEO, MediaKind.IMAGE}
-    assert any(row["updates"] for row in rows)
+    assert all(row["updates"] == 1 for row in rows)

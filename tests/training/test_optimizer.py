@@ -1,19 +1,20 @@
-"""Schedules and updates against numbers worked out by hand."""
+"""Learning-rate schedules and optimizer steps against numbers worked out by hand."""
 
 import copy
 import math
 
 import pytest
 import torch
+from error_cases import raises
 from torch import nn
 
-from saccade.config import Optim
+from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
-from saccade.training.optim import Optimizer, rate
+from saccade.training.optimizer import Optimizer, compute_learning_rate
 
 
 class Model(nn.Module):
-    """A vector, a matrix of a layer and a frozen one."""
+    """A vector, a layer's matrix and a frozen vector."""
 
     def __init__(self, value: float = 1.0) -> None:
         super().__init__()
@@ -24,8 +25,7 @@ class Model(nn.Module):
         nn.init.eye_(self.text.layers[0].weight)
 
 
-def pulled(model: Model, scale=(3.0, -4.0), layer=0.0) -> Model:
-    """The same gradients every time."""
+def set_gradients(model: Model, scale=(3.0, -4.0), layer=0.0) -> Model:
     model.scale.grad = torch.tensor(scale)
     model.text.layers[0].weight.grad = torch.full((3, 3), layer)
     return model
@@ -35,23 +35,23 @@ def pulled(model: Model, scale=(3.0, -4.0), layer=0.0) -> Model:
     ("settings", "rates"),
     [
         ({}, [1, 1, 1, 1]),
-        ({"warmup": 2}, [0.5, 1, 1, 1]),
-        ({"warmup": 8}, [0.125, 0.25, 0.375, 0.5]),
+        ({"warmup_steps": 2}, [0.5, 1, 1, 1]),
+        ({"warmup_steps": 8}, [0.125, 0.25, 0.375, 0.5]),
         ({"schedule": "linear"}, [1, 0.75, 0.5, 0.25]),
-        ({"schedule": "linear", "decay_from": 0.5}, [1, 1, 1, 0.5]),
+        ({"schedule": "linear", "decay_start": 0.5}, [1, 1, 1, 0.5]),
         ({"schedule": "cosine"}, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
-        ({"schedule": "linear", "warmup": 2}, [0.5, 0.75, 0.5, 0.25]),
-        ({"schedule": "linear", "decay_from": 1.0}, [1, 1, 1, 1]),
+        ({"schedule": "linear", "warmup_steps": 2}, [0.5, 0.75, 0.5, 0.25]),
+        ({"schedule": "linear", "decay_start": 1.0}, [1, 1, 1, 1]),
     ],
 )
-def test_rates(settings, rates):
-    found = [rate(Optim(lr=2.0, **settings), step, 4) for step in range(4)]
-    assert found == pytest.approx([2 * each for each in rates])
+def test_learning_rates(settings, rates):
+    learning_rates = [compute_learning_rate(OptimizerConfig(lr=2.0, **settings), step, 4) for step in range(4)]
+    assert learning_rates == pytest.approx([2 * rate for rate in rates])
 
 
-def test_the_first_step_of_adamw_is_the_rate_in_each_direction():
-    model = pulled(Model())
-    optimizer = Optimizer(model, Optim(lr=0.1, weight_decay=0.0), steps=1)
+def test_the_first_step_of_adamw_has_the_length_of_the_learning_rate():
+    model = set_gradients(Model())
+    optimizer = Optimizer(model, OptimizerConfig(lr=0.1, weight_decay=0.0), num_steps=1)
     assert optimizer.step() == 5.0  # the norm of (3, -4), before it is clipped to 1
     assert torch.allclose(model.scale, torch.tensor([0.9, 1.1]), atol=1e-6)
     assert model.scale.grad is None
@@ -59,75 +59,78 @@ def test_the_first_step_of_adamw_is_the_rate_in_each_direction():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_stops_it_and_changes_no_weight(value):
-    model = pulled(Model(), scale=(value, 1.0))
-    optimizer = Optimizer(model, Optim(lr=0.1), steps=1)
-    with pytest.raises(RunError, match=f"the gradient became {value}"):
+def test_a_gradient_that_is_not_finite_raises_and_changes_no_weight(value):
+    model = set_gradients(Model(), scale=(value, 1.0))
+    optimizer = Optimizer(model, OptimizerConfig(lr=0.1), num_steps=1)
+    with raises(RunError, key="optim.lr", value=0.1):
         optimizer.step()
     assert torch.equal(model.scale, torch.ones(2))
 
 
-def test_weight_decay_shrinks_what_has_no_gradient():
-    model = pulled(Model(), scale=(0.0, 0.0))
-    Optimizer(model, Optim(lr=0.1, weight_decay=0.5), steps=1).step()
+def test_weight_decay_shrinks_weights_without_a_gradient():
+    model = set_gradients(Model(), scale=(0.0, 0.0))
+    Optimizer(model, OptimizerConfig(lr=0.1, weight_decay=0.5), num_steps=1).step()
     assert torch.allclose(model.scale, torch.tensor([0.95, 0.95]))
 
 
 def test_gradients_are_clipped_to_the_norm():
-    """By the second moment of the first step: 0.05 * (g / |g|)^2."""
-    model = pulled(Model())
-    optimizer = Optimizer(model, Optim(clip_norm=1.0), steps=1)
+    """The second moment after the first step is 0.05 * (g / |g|)^2."""
+    model = set_gradients(Model())
+    optimizer = Optimizer(model, OptimizerConfig(max_grad_norm=1.0), num_steps=1)
     optimizer.step()
-    moments = [state["exp_avg_sq"] for state in optimizer.state()["parts"][0]["state"].values()]
-    assert any(torch.allclose(each, 0.05 * torch.tensor([0.36, 0.64])) for each in moments if each.shape == (2,))
+    moments = [state["exp_avg_sq"] for state in optimizer.state_dict()["optimizers"][0]["state"].values()]
+    expected = 0.05 * torch.tensor([0.36, 0.64])
+    assert any(torch.allclose(moment, expected) for moment in moments if moment.shape == (2,))
 
 
-def test_a_rate_holds_for_all_updates_of_a_step():
-    """Adam with the same gradient moves by the rate each time, so the way tells the rates."""
+def test_a_learning_rate_holds_for_all_updates_of_a_step():
+    """With a constant gradient, each step of Adam has the length of the learning rate."""
     model = Model()
-    optimizer = Optimizer(model, Optim(lr=0.1, warmup=4, clip_norm=1e9), steps=8)
-    ways = []
-    for number in (0, 0, 2, 7):
-        optimizer.begin(number)
+    optimizer = Optimizer(model, OptimizerConfig(lr=0.1, warmup_steps=4, max_grad_norm=1e9), num_steps=8)
+    lengths = []
+    for step in (0, 0, 2, 7):
+        optimizer.start_step(step)
         before = model.scale.detach().clone()
-        pulled(model)
+        set_gradients(model)
         optimizer.step()
-        ways.append(float(before[0] - model.scale.detach()[0]))
-    assert ways == pytest.approx([0.025, 0.025, 0.075, 0.1], rel=1e-4)
+        lengths.append(float(before[0] - model.scale.detach()[0]))
+    assert lengths == pytest.approx([0.025, 0.025, 0.075, 0.1], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_muon_takes_the_matrices_of_layers_alone():
-    model = pulled(Model(), layer=0.5)
-    optimizer = Optimizer(model, Optim(name="muon", lr=0.1), steps=1)
-    adamw, muon = optimizer.state()["parts"]
+def test_muon_updates_only_the_layers_matrices():
+    model = set_gradients(Model(), layer=0.5)
+    optimizer = Optimizer(model, OptimizerConfig(name="muon", lr=0.1), num_steps=1)
+    adamw, muon = optimizer.state_dict()["optimizers"]
     assert [len(part["param_groups"][0]["params"]) for part in (adamw, muon)] == [1, 1]
     optimizer.step()
-    moved = torch.eye(3) - model.text.layers[0].weight.detach()
-    assert torch.linalg.matrix_rank(moved, tol=1e-3) == 1  # as the gradient: Muon makes it orthogonal, no larger
-    assert torch.allclose(moved, moved[0, 0].expand(3, 3), atol=1e-4)
+    change = torch.eye(3) - model.text.layers[0].weight.detach()
+    assert torch.linalg.matrix_rank(change, tol=1e-3) == 1  # Muon keeps the gradient's rank
+    assert torch.allclose(change, change[0, 0].expand(3, 3), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_restored_state_goes_on_to_the_bit(name):
-    settings = Optim(name=name, lr=0.1, warmup=3, schedule="linear", weight_decay=0.1)
+def test_a_restored_optimizer_continues_bit_for_bit(name):
+    settings = OptimizerConfig(name=name, lr=0.1, warmup_steps=3, schedule="linear", weight_decay=0.1)
     model = Model()
-    optimizer = Optimizer(model, settings, steps=6)
-    twin, twins = Model(), None
-    for number in range(6):
-        if number == 3:
-            twin.load_state_dict(model.state_dict())
-            twins = Optimizer(twin, settings, steps=6)
-            twins.restore(copy.deepcopy(optimizer.state()))
-        for each, its in ((model, optimizer), (twin, twins)):
-            if its is not None:
-                its.begin(number)
-                pulled(each, scale=(number + 1.0, -1.0), layer=0.1 * number)
-                its.step()
-    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), twin.parameters(), strict=True))
+    optimizer = Optimizer(model, settings, num_steps=6)
+    pairs = [(model, optimizer)]
+    for step in range(6):
+        if step == 3:
+            restored_model = Model()
+            restored_model.load_state_dict(model.state_dict())
+            restored = Optimizer(restored_model, settings, num_steps=6)
+            restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            pairs.append((restored_model, restored))
+        for one_model, one_optimizer in pairs:
+            one_optimizer.start_step(step)
+            set_gradients(one_model, scale=(step + 1.0, -1.0), layer=0.1 * step)
+            one_optimizer.step()
+    parameters = zip(model.parameters(), restored_model.parameters(), strict=True)
+    assert all(torch.equal(first, second) for first, second in parameters)
 
 
-def test_the_state_of_another_optimiser_is_refused():
-    state = Optimizer(Model(), Optim(name="muon"), steps=1).state()
+def test_the_state_of_another_optimizer_raises():
+    state = Optimizer(Model(), OptimizerConfig(name="muon"), num_steps=1).state_dict()
     with pytest.raises(ValueError, match="doesn't match"):
-        Optimizer(Model(), Optim(name="adamw"), steps=1).restore(state)
+        Optimizer(Model(), OptimizerConfig(name="adamw"), num_steps=1).load_state_dict(state)

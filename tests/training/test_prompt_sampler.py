@@ -1,42 +1,45 @@
-"""The endless row of prompts, place by place."""
+"""The prompt sampler: order of epochs, requeued positions."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.data.mixture import order
-from saccade.training.prompts import Prompts, task_at
-from saccade.types import Kind, Task
+from saccade.data.mixture import Mixture, compute_epoch_order
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.types import AnswerType, Task
 
-TASKS = [Task(id=str(number), question="?", media=(), kind=Kind.OPEN, gold="red") for number in range(20)]
+TASKS = [
+    Task(id=str(number), question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
+    for number in range(20)
+]
 
 
-def test_an_epoch_shows_every_task_once_in_an_order_of_its_own():
-    first, second = order(20, 0, 0), order(20, 0, 1)
+def test_an_epoch_draws_every_task_once_in_its_own_order():
+    first, second = compute_epoch_order(20, 0, 0), compute_epoch_order(20, 0, 1)
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
-    assert order(20, 1, 0) != first
-    ids = [task_at(TASKS, 0, place).id for place in range(40)]
+    assert compute_epoch_order(20, 1, 0) != first
+    ids = [Mixture.from_tasks(TASKS).get_task(0, position)[0].id for position in range(40)]
     assert ids == [str(number) for number in (*first, *second)]
 
 
-def test_places_that_go_again_come_first():
-    places, rest = Prompts().take(4)
-    assert (places, rest) == ((0, 1, 2, 3), Prompts(cursor=4))
-    rest = rest.again([3, 1])
-    assert rest == Prompts(cursor=4, front=(1, 3))
-    assert rest.take(1) == ((1,), Prompts(cursor=4, front=(3,)))
-    assert rest.take(3) == ((1, 3, 4), Prompts(cursor=5))
-    assert rest.again([0]).front == (0, 1, 3)
+def test_requeued_positions_come_first():
+    positions, rest = PromptSampler().take(4)
+    assert (positions, rest) == ((0, 1, 2, 3), PromptSampler(next_position=4))
+    rest = rest.requeue([3, 1])
+    assert rest == PromptSampler(next_position=4, requeued_positions=(1, 3))
+    assert rest.take(1) == ((1,), PromptSampler(next_position=4, requeued_positions=(3,)))
+    assert rest.take(3) == ((1, 3, 4), PromptSampler(next_position=5))
+    assert rest.requeue([0]).requeued_positions == (0, 1, 3)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=12))
-def test_no_place_is_lost_and_none_is_out_twice(steps):
-    """Each step takes some places and puts some of them back: what is behind the cursor was done once or waits."""
-    prompts, done = Prompts(), []
-    for count, back in steps:
-        places, prompts = prompts.take(count)
-        assert len(places) == count == len(set(places))
-        prompts = prompts.again(places[:back])
-        done += places[back:]
-    assert sorted([*done, *prompts.front]) == list(range(prompts.cursor))
+def test_no_position_is_lost_or_taken_twice(steps):
+    """Each step takes some positions and requeues some of these; every earlier position is either used or requeued."""
+    sampler, used = PromptSampler(), []
+    for count, num_requeued in steps:
+        positions, sampler = sampler.take(count)
+        assert len(positions) == count == len(set(positions))
+        sampler = sampler.requeue(positions[:num_requeued])
+        used += positions[num_requeued:]
+    assert sorted([*used, *sampler.requeued_positions]) == list(range(sampler.next_position))

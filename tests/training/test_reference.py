@@ -1,104 +1,124 @@
-"""The weights that RL began with, in place of the present ones for as long as it takes."""
+"""The reference policy: the weights that RL started from, swapped in for a forward pass."""
 
 import importlib.util
 import shutil
 
 import pytest
 import torch
-from training_cases import equal, turns, weights, with_score
+from error_cases import raises
+from training_cases import alternate, are_equal, copy_weights, with_reward
 
 from saccade.errors import RunError
-from saccade.training.reference import Reference, first_weights, trained
+from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
 
-FEW = ("rl.group=2", "rl.updates=2", "sampling.max_tokens=4", "rl.optim.warmup=0")
+FEW = ("rl.group_size=2", "rl.updates_per_batch=2", "sampling.max_tokens=4", "rl.optim.warmup_steps=0")
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 
 
-def moved(stage):
-    """The stage with every trainable weight moved."""
+def change_weights(components):
+    """Change every trainable weight in place."""
     with torch.no_grad():
-        for value in trained(stage.backbone).values():
-            value.add_(0.5)
-    return stage
+        for parameter in get_trainable_parameters(components.backbone).values():
+            parameter.add_(0.5)
+    return components
 
 
-@pytest.mark.parametrize("keep", ["device", "cpu"])
-def test_inside_the_backbone_is_the_reference_and_afterwards_itself(home, keep):
-    stage = home.stage()
-    before = weights(stage)
-    reference = Reference(stage.backbone, trained(stage.backbone), keep)
-    after = weights(moved(stage))
-    places = {name: value.data_ptr() for name, value in trained(stage.backbone).items()}
+def get_addresses(components):
+    return {name: value.data_ptr() for name, value in get_trainable_parameters(components.backbone).items()}
+
+
+@pytest.mark.parametrize("reference_device", ["device", "cpu"])
+def test_the_reference_is_swapped_in_and_out_without_copies(workspace, reference_device):
+    components = workspace.load_components()
+    before = copy_weights(components)
+    reference = Reference(components.backbone, get_trainable_parameters(components.backbone), reference_device)
+    after = copy_weights(change_weights(components))
+    addresses = get_addresses(components)
     for _ in range(2):
-        with reference.in_place():
-            assert equal(weights(stage), before)
-        assert equal(weights(stage), after)
-    with pytest.raises(KeyError), reference.in_place():
+        with reference.swapped_in():
+            assert are_equal(copy_weights(components), before)
+        assert are_equal(copy_weights(components), after)
+    with pytest.raises(KeyError), reference.swapped_in():
         raise KeyError
-    assert equal(weights(stage), after)
-    assert {name: value.data_ptr() for name, value in trained(stage.backbone).items()} == places, "a copy was made"
+    assert are_equal(copy_weights(components), after)
+    assert get_addresses(components) == addresses
 
 
-def test_the_first_weights_are_read_from_where_rl_began(home):
-    stage = moved(home.stage())
-    assert equal(dict(first_weights(stage.backbone, str(home.root / "model"))), weights(home.stage()))
-    with pytest.raises(RunError, match=r"rl\.kl needs the weights .*gone that RL began with"):
-        first_weights(stage.backbone, str(home.root / "gone"))
+def test_initial_weights_are_read_from_their_folder(workspace):
+    components = change_weights(workspace.load_components())
+    initial_weights = load_initial_weights(components.backbone, str(workspace.root / "model"))
+    assert are_equal(dict(initial_weights), copy_weights(workspace.load_components()))
+    missing = str(workspace.root / "missing")
+    with raises(RunError, key=missing):
+        load_initial_weights(components.backbone, missing)
 
 
 @needs_peft
-def test_of_a_model_with_adapters_the_adapters_alone_are_kept(home):
-    stage = home.stage("model.lora_rank=2")
-    reference = Reference(stage.backbone, trained(stage.backbone), "device")
-    assert len(reference._pairs) == len(trained(stage.backbone)) < len(weights(stage))
-    before = weights(stage)
-    moved(stage)
-    with reference.in_place():
-        assert equal(weights(stage), before)
+def test_with_lora_only_the_adapters_are_stored(workspace):
+    components = workspace.load_components("model.lora_rank=2")
+    reference = Reference(components.backbone, get_trainable_parameters(components.backbone), "device")
+    assert (
+        len(reference._parameter_pairs)
+        == len(get_trainable_parameters(components.backbone))
+        < len(copy_weights(components))
+    )
+    before = copy_weights(components)
+    change_weights(components)
+    with reference.swapped_in():
+        assert are_equal(copy_weights(components), before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kl", ["{loss: 0.1}", "{reward: 0.1}", "{reward: 0.1, estimator: k3, keep: cpu}"])
-def test_a_run_measures_how_far_it_has_gone(home, tmp_path, kl):
-    """At first policy and reference are one; after an update they are not."""
-    stage = with_score(home.stage(*FEW, "rl.updates=1", f"rl.kl={kl}", "rl.steps=2"), turns)
-    first, second = home.rl(stage, tmp_path)
+@pytest.mark.parametrize(
+    "kl", ["{loss_coef: 0.1}", "{reward_coef: 0.1}", "{reward_coef: 0.1, estimator: k3, reference_device: cpu}"]
+)
+def test_a_run_reports_the_kl_divergence(workspace, tmp_path, kl):
+    """Policy and reference are equal at first, and differ after an update."""
+    components = with_reward(
+        workspace.load_components(*FEW, "rl.updates_per_batch=1", f"rl.kl={kl}", "rl.steps=2"), alternate
+    )
+    first, second = workspace.run_rl(components, tmp_path)
     assert abs(first["kl"]) < 1e-6
     assert second["kl"] > 1e-5
 
 
-def test_without_a_coefficient_nothing_is_kept_or_measured(home, tmp_path, monkeypatch):
+def test_without_a_coefficient_there_is_no_reference(workspace, tmp_path, monkeypatch):
     monkeypatch.setattr("saccade.training.rl.Reference", None)
-    [row] = home.rl(with_score(home.stage(*FEW, "rl.steps=1"), turns), tmp_path)
+    [row] = workspace.run_rl(with_reward(workspace.load_components(*FEW, "rl.steps=1"), alternate), tmp_path)
     assert "kl" not in row
 
 
 @pytest.mark.slow
-def test_a_large_coefficient_holds_the_policy(home, tmp_path):
-    def far(weight):
-        chosen = ("rl.steps=4", f"rl.kl.loss={weight}")
-        rows = home.rl(with_score(home.stage(*FEW, *chosen), turns), tmp_path / str(weight))
-        return rows[-1]["kl"]
+def test_a_large_coefficient_keeps_the_policy_near_the_reference(workspace, tmp_path):
+    def measure_kl(coefficient):
+        overrides = (*FEW, "rl.steps=4", f"rl.kl.loss_coef={coefficient}")
+        components = with_reward(workspace.load_components(*overrides), alternate)
+        return workspace.run_rl(components, tmp_path / str(coefficient))[-1]["kl"]
 
-    assert far(100.0) < 0.5 * far(1e-9)
+    assert measure_kl(100.0) < 0.5 * measure_kl(1e-9)
 
 
-@pytest.mark.slow
-def test_a_run_that_was_moved_finds_the_weights_that_it_began_with(home, tmp_path):
-    chosen, here, there = (*FEW, "rl.kl.loss=0.1", "rl.steps=3", "rl.save_every=1"), tmp_path / "a", tmp_path / "b"
-    shutil.copytree(home.root / "model", here / "sft" / "step-000001")
-    rows = home.rl(with_score(home.stage(*chosen, weights=here / "sft/step-000001"), turns), here / "rl", die_at=3)
-    here.rename(there)
-    for last in ("step-000002", "step-000003"):  # resumed, and resumed again
-        assert str(tmp_path) not in (there / "rl/step-000002/notes.json").read_text()
-        resumed = with_score(home.stage(*chosen, weights=there / "rl" / last), turns)
-        assert home.rl(resumed, there / "rl") == (rows[2:] if last == "step-000002" else [])
+WITH_KL = (*FEW, "rl.kl.loss_coef=0.1", "rl.steps=3", "rl.save_every=1")
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_held_to_the_same_weights(home, tmp_path):
-    chosen = (*FEW, "rl.kl.loss=0.1", "rl.steps=3", "rl.save_every=1")
-    rows = home.rl(with_score(home.stage(*chosen), turns), tmp_path / "whole")
-    home.rl(with_score(home.stage(*chosen), turns), tmp_path / "cut", die_at=3)
-    resumed = with_score(home.stage(*chosen, weights=tmp_path / "cut/step-000002"), turns)
-    assert home.rl(resumed, tmp_path / "cut") == rows[2:]
+def test_a_moved_run_finds_its_initial_weights(workspace, tmp_path):
+    folder, new_folder = tmp_path / "a", tmp_path / "b"
+    shutil.copytree(workspace.root / "model", folder / "sft" / "step-000001")
+    components = workspace.load_components(*WITH_KL, weights=folder / "sft/step-000001")
+    rows = workspace.run_rl(with_reward(components, alternate), folder / "rl", kill_at=3)
+    folder.rename(new_folder)
+    for checkpoint in ("step-000002", "step-000003"):  # resumed twice
+        assert str(tmp_path) not in (new_folder / "rl/step-000002/trainer_state.json").read_text()
+        resumed = with_reward(workspace.load_components(*WITH_KL, weights=new_folder / "rl" / checkpoint), alternate)
+        expected = rows[2:] if checkpoint == "step-000002" else []
+        assert workspace.run_rl(resumed, new_folder / "rl") == expected
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_same_reference(workspace, tmp_path):
+    rows = workspace.run_rl(with_reward(workspace.load_components(*WITH_KL), alternate), tmp_path / "whole")
+    killed = with_reward(workspace.load_components(*WITH_KL), alternate)
+    workspace.run_rl(killed, tmp_path / "killed", kill_at=3)
+    resumed = with_reward(workspace.load_components(*WITH_KL, weights=tmp_path / "killed/step-000002"), alternate)
+    assert workspace.run_rl(resumed, tmp_path / "killed") == rows[2:]

@@ -1,270 +1,291 @@
-"""What a step rolls out: each prompt with its own epoch's budget, rounds that end, prompts that go again."""
+"""Collecting a step's batch: frame budgets per epoch, sampling rounds, requeued prompts, slow groups, failures."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
-from training_cases import Recorder, turns, with_score
+from error_cases import raises
+from training_cases import RecordingEngine, alternate, with_reward
 
-from saccade.algorithms.gating import draw
-from saccade.config import Select
+from saccade.algorithms.frame_budget import draw_frame_budget
+from saccade.config.schema import SelectionConfig
+from saccade.data.mixture import Mixture
 from saccade.errors import EngineError, RunError
+from saccade.rewards.compose import score_each
 from saccade.training import checkpoint
-from saccade.training.lots import draw_lot, roll_out
-from saccade.training.prompts import Prompts, task_at
-from saccade.types import Ungraded, seed_of
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.training.rollout_batch import collect_batch, collect_groups
+from saccade.types import Ungraded
+from saccade.utils.hashing import derive_seed
 
-SHORT = ("rl.group=2", "sampling.max_tokens=2")
-
-
-def stage_of(home, *overrides, value=turns):
-    return with_score(home.stage(*SHORT, *overrides), value)
+SHORT = ("rl.group_size=2", "sampling.max_tokens=2")
+NUM_TASKS = 12
 
 
-def lot_of(stage, home, prompts=None, **given):
-    return asyncio.run(draw_lot(stage, home.tasks, prompts or Prompts(), 0, **given))
+def load_components(workspace, *overrides, reward=alternate):
+    return with_reward(workspace.load_components(*SHORT, *overrides), reward)
 
 
-def placed(home, lot):
-    """The places of the first epochs' prompts of a lot, told by their tasks."""
-    first = [task_at(home.tasks, 5, place).id for place in range(12)]
-    return [first.index(group.task.id) for group in lot.kept]
+def collect(components, workspace, prompt_sampler=None, **settings):
+    return asyncio.run(collect_batch(components, workspace.tasks, prompt_sampler or PromptSampler(), 0, **settings))
 
 
-# ---- who is asked what -----------------------------------------------------------------------------------------------
+def get_positions(workspace, batch):
+    """Return the positions of a batch's prompts in the first epoch."""
+    ids = [Mixture.from_tasks(workspace.tasks).get_task(5, position)[0].id for position in range(NUM_TASKS)]
+    return [ids.index(group.task.id) for group in batch.groups]
 
 
-def test_prompts_are_drawn_through_the_epochs(home):
-    """Twelve tasks, two prompts a step: six steps show each once."""
-    stage, prompts, drawn = stage_of(home, "rl.group=2"), Prompts(), []
-    for number in range(6):
-        groups = []
-        _, prompts = asyncio.run(
-            draw_lot(stage, home.tasks, prompts, number, seen=lambda _, found, into=groups: into.extend(found))
+def find_unique_position(workspace):
+    """Return a position of the first epoch whose task's question no other task has."""
+    questions = [Mixture.from_tasks(workspace.tasks).get_task(5, position)[0].question for position in range(NUM_TASKS)]
+    return next(position for position, question in enumerate(questions) if questions.count(question) == 1)
+
+
+# ---- prompts and seeds -----------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_draws_each_task_once(workspace):
+    """There are twelve tasks and two prompts per step."""
+    components, prompt_sampler, drawn = load_components(workspace), PromptSampler(), []
+    for step in range(6):
+        _, prompt_sampler = asyncio.run(
+            collect_batch(
+                components,
+                workspace.tasks,
+                prompt_sampler,
+                step,
+                on_groups=lambda _, groups: drawn.extend(group.task.id for group in groups),
+            )
         )
-        drawn += [group.task.id for group in groups]
-    assert sorted(drawn) == sorted(task.id for task in home.tasks)
+    assert sorted(drawn) == sorted(task.id for task in workspace.tasks)
 
 
-def test_at_an_epochs_border_each_prompt_has_its_own_epochs_budget(home):
-    stage, budgets = stage_of(home, "rl.group=2"), (4, 8)
-    places = range(9, 15)
-    groups = list(asyncio.run(roll_out(stage, home.tasks, places, 0)).values())
-    expected = [draw(budgets, run_seed=5, epoch=place // 12, task=task_at(home.tasks, 5, place)) for place in places]
-    assert [group.members[0].episode.frames for group in groups] == expected
-    by_the_first = [draw(budgets, run_seed=5, epoch=0, task=task_at(home.tasks, 5, place)) for place in places]
-    assert expected != by_the_first, "the test shows nothing with these seeds"
+def test_each_prompt_has_the_frame_budget_of_its_own_epoch(workspace):
+    components, budgets, positions = load_components(workspace), (4, 8), range(9, 15)
+    groups = asyncio.run(collect_groups(components, workspace.tasks, positions, 0))
+    tasks = [Mixture.from_tasks(workspace.tasks).get_task(5, position)[0] for position in positions]
+    expected = [
+        draw_frame_budget(budgets, run_seed=5, epoch=position // NUM_TASKS, task=task)
+        for position, task in zip(positions, tasks, strict=True)
+    ]
+    assert [group.episodes[0].episode.frame_budget for group in groups] == expected
+    budgets_of_first_epoch = [draw_frame_budget(budgets, run_seed=5, epoch=0, task=task) for task in tasks]
+    assert expected != budgets_of_first_epoch
 
 
-def test_a_task_that_is_drawn_twice_in_a_step_is_attempted_with_other_seeds(home):
-    """One task, three places: of three epochs, or the third in a later round."""
-    stage = stage_of(home, "rl.group=2")
-    stage = replace(stage, engine=Recorder(stage.engine))
-    asyncio.run(roll_out(stage, home.tasks[:1], (0, 1), 0))
-    asyncio.run(roll_out(stage, home.tasks[:1], (2,), 0, earlier=(0, 1)))
-    mains = [sampling.seed for sampling in stage.engine.asked]
-    assert len(set(mains)) == 6  # three places, two attempts each
-    assert mains[0] == seed_of(seed_of(5, 0, home.tasks[0].digest, 0), 0)  # a step of its own, an attempt, a turn
-    asyncio.run(roll_out(stage, home.tasks[:1], (1,), 0))
-    assert stage.engine.asked[-2].seed == mains[0]  # whatever the place, a first attempt is a first attempt
+def test_a_task_drawn_again_in_a_step_gets_other_seeds(workspace):
+    """One task is at three positions, the third of which is collected in a later round."""
+    components = load_components(workspace)
+    components = replace(components, engine=RecordingEngine(components.engine))
+    tasks = workspace.tasks[:1]
+    asyncio.run(collect_groups(components, tasks, (0, 1), 0))
+    asyncio.run(collect_groups(components, tasks, (2,), 0, earlier_positions=(0, 1)))
+    seeds = [sampling.seed for sampling in components.engine.requests]
+    assert len(set(seeds)) == 6  # three positions, two episodes each
+    assert seeds[0] == derive_seed(derive_seed(5, 0, tasks[0].digest, 0), 0)  # run, step, task, episode; turn
+    asyncio.run(collect_groups(components, tasks, (1,), 0))
+    assert components.engine.requests[-2].seed == seeds[0]  # the first draw has the same seeds at any position
 
 
-def test_a_file_that_holds_a_task_twice_is_no_exception(home):
-    stage = stage_of(home, "rl.group=2")
-    stage = replace(stage, engine=Recorder(stage.engine))
-    asyncio.run(roll_out(stage, [home.tasks[0]] * 2, (0, 1), 0))
-    one, _, two, _ = (sampling.seed for sampling in stage.engine.asked)
-    assert one != two
+def test_duplicate_tasks_in_a_file_get_different_seeds(workspace):
+    components = load_components(workspace)
+    components = replace(components, engine=RecordingEngine(components.engine))
+    asyncio.run(collect_groups(components, [workspace.tasks[0]] * 2, (0, 1), 0))
+    first, _, second, _ = (sampling.seed for sampling in components.engine.requests)
+    assert first != second
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_round_is_enough_where_all_differ(home):
-    lot, prompts = lot_of(stage_of(home, "rl.select.max_rounds=3"), home)
-    assert (lot.measured["rounds"], lot.missing, len(lot.kept)) == (1.0, 0, 2)
-    assert prompts == Prompts(cursor=2)
+def test_one_round_is_enough_if_every_group_passes(workspace):
+    batch, prompt_sampler = collect(load_components(workspace, "rl.selection.max_sampling_rounds=3"), workspace)
+    assert (batch.metrics["sampling_rounds"], batch.num_missing, len(batch.groups)) == (1.0, 0, 2)
+    assert prompt_sampler == PromptSampler(next_position=2)
 
 
-def test_missing_groups_are_rolled_out_in_a_later_round(home):
-    """The first round's two groups agree; then twice as many prompts are taken as are missing."""
-    stage = stage_of(
-        home, "rl.select={max_rounds: 3, oversample: 2}", value=lambda e, count: count % 2 if count > 7 else 1
+def test_missing_groups_are_collected_in_another_round(workspace):
+    """The rewards of the first round's four groups are equal; the second round is oversampled as well."""
+    components = load_components(
+        workspace,
+        "rl.selection={max_sampling_rounds: 3, oversample: 2}",
+        reward=lambda episode, count: count % 2 if count > 7 else 1,
     )
-    seen = []
-    lot, prompts = lot_of(stage, home, seen=lambda number, groups: seen.append(groups))
-    assert (lot.measured["rounds"], lot.missing) == (2.0, 0)
-    assert placed(home, lot) == [4, 5]
-    assert prompts == Prompts(cursor=8)
-    assert [len(groups) for groups in seen] == [8]
-    assert lot.measured["groups/dropped/spread"] == 4.0
-    assert lot.tokens == sum(member.episode.usage.sampled_tokens for group in seen[0] for member in group.members)
+    received = []
+    batch, prompt_sampler = collect(components, workspace, on_groups=lambda step, groups: received.append(groups))
+    assert (batch.metrics["sampling_rounds"], batch.num_missing) == (2.0, 0)
+    assert get_positions(workspace, batch) == [4, 5]
+    assert prompt_sampler == PromptSampler(next_position=8)
+    assert [len(groups) for groups in received] == [8]
+    assert batch.metrics["groups/dropped/reward_std"] == 4.0
+    episodes = [scored.episode for group in received[0] for scored in group.episodes]
+    assert batch.num_sampled_tokens == sum(episode.usage.sampled_tokens for episode in episodes)
 
 
-def test_rounds_end(home):
-    stage = stage_of(home, "rl.select.max_rounds=3", value=lambda episode, count: 1.0)
-    lot, prompts = lot_of(stage, home)
-    assert (lot.measured["rounds"], lot.missing, lot.kept) == (3.0, 2, ())
-    assert prompts == Prompts(cursor=6)
+def test_the_number_of_rounds_is_limited(workspace):
+    components = load_components(workspace, "rl.selection.max_sampling_rounds=3", reward=lambda episode, count: 1.0)
+    batch, prompt_sampler = collect(components, workspace)
+    assert (batch.metrics["sampling_rounds"], batch.num_missing, batch.groups) == (3.0, 2, ())
+    assert prompt_sampler == PromptSampler(next_position=6)
 
 
-def test_a_run_may_stop_where_groups_are_missing_and_loses_nothing(home, tmp_path):
-    """Step 1 has what it needs; step 2 doesn't, so step 1 is kept. A resumed run meets the same."""
-    overrides = ("rl.select={on_short: stop, max_rounds: 2}",)
-    agree = lambda episode, count: max(episode.ledger.versions()) or count % 2  # noqa: E731
-    with pytest.raises(RunError) as caught:
-        home.rl(stage_of(home, *overrides, value=agree), tmp_path)
-    assert str(caught.value) == (
-        "step 2 found 0 of 2 groups to learn from in 2 rounds; raise rl.select.oversample or rl.select.max_rounds, or "
-        "set rl.select.on_short=go_on"
-    )
-    assert checkpoint.newest(tmp_path).step == 1
-    again = with_score(home.stage(*SHORT, *overrides, weights=tmp_path / "step-000001"), agree)
-    with pytest.raises(RunError, match="step 2 found 0 of 2 groups"):
-        home.rl(again, tmp_path)
+def test_a_run_that_stops_for_missing_groups_saves_its_finished_steps(workspace, tmp_path):
+    """Step 1 has enough groups, step 2 doesn't, so step 1 is saved. A resumed run stops at the same step."""
+    overrides = ("rl.selection={on_underfilled: stop, max_sampling_rounds: 2}",)
+
+    def compute_reward(episode, count):
+        return max(episode.ledger.versions()) or count % 2
+
+    with raises(RunError, key="rl.selection.on_underfilled", value="stop"):
+        workspace.run_rl(load_components(workspace, *overrides, reward=compute_reward), tmp_path)
+    assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
+    resumed = workspace.load_components(*SHORT, *overrides, weights=tmp_path / "step-000001")
+    with raises(RunError, key="rl.selection.on_underfilled"):
+        workspace.run_rl(with_reward(resumed, compute_reward), tmp_path)
 
 
 # ---- groups beyond the target ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spare", ["discard", "requeue"])
-def test_prompts_of_spare_groups_go_again_or_wait_for_their_epoch(home, spare):
-    stage = stage_of(home, f"rl.select={{oversample: 2, spare: {spare}}}")
-    lot, prompts = lot_of(stage, home)
-    assert placed(home, lot) == [0, 1]
-    assert prompts == Prompts(cursor=4, front=(2, 3) if spare == "requeue" else ())
-    following, prompts = asyncio.run(draw_lot(stage, home.tasks, prompts, 1))
-    assert placed(home, following) == ([2, 3] if spare == "requeue" else [4, 5])
-    versions = {v for group in following.kept for m in group.members for v in m.episode.ledger.versions()}
-    assert versions == {-1, stage.engine.version}, "an old attempt was handed on"
+@pytest.mark.parametrize("surplus", ["discard", "requeue"])
+def test_prompts_of_surplus_groups_are_discarded_or_requeued(workspace, surplus):
+    components = load_components(workspace, f"rl.selection={{oversample: 2, surplus: {surplus}}}")
+    batch, prompt_sampler = collect(components, workspace)
+    assert get_positions(workspace, batch) == [0, 1]
+    requeued = (2, 3) if surplus == "requeue" else ()
+    assert prompt_sampler == PromptSampler(next_position=4, requeued_positions=requeued)
+    next_batch, _ = asyncio.run(collect_batch(components, workspace.tasks, prompt_sampler, 1))
+    assert get_positions(workspace, next_batch) == ([2, 3] if surplus == "requeue" else [4, 5])
+    episodes = [scored.episode for group in next_batch.groups for scored in group.episodes]
+    versions = {version for episode in episodes for version in episode.ledger.versions()}
+    assert versions == {-1, components.engine.version}  # no surplus episode is reused
 
 
-# ---- attempts that say nothing ---------------------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_nobody_could_grade_stops_the_run(home):
-    stage = replace(stage_of(home), score=lambda episode, task: Ungraded(reason="the judge is gone"))
-    with pytest.raises(EngineError, match=r"none of the 4 attempts of step 1 could be graded.*the judge is gone"):
-        lot_of(stage, home)
+def test_a_step_without_a_graded_episode_raises(workspace):
+    components = replace(
+        load_components(workspace), score_fn=score_each(lambda episode: Ungraded(reason="the judge is down"))
+    )
+    with raises(EngineError, key="rewards", value="the judge is down"):
+        collect(components, workspace)
 
 
-def test_a_step_whose_prompts_do_not_fit_stops_the_run(home):
-    stage = stage_of(home, "agent.settings.context_tokens=20")
-    with pytest.raises(EngineError, match=r"all 4 attempts of step 1 broke.* no room for a reply in a context of 20"):
-        lot_of(stage, home)
+def test_a_step_whose_prompts_exceed_the_context_raises(workspace):
+    with raises(EngineError, key="episodes"):
+        collect(load_components(workspace, "environment.settings.max_context_tokens=20"), workspace)
 
 
-def test_what_could_not_be_graded_is_left_out_and_counted(home):
-    graded = stage_of(home, "rl.group=3")
+def test_ungraded_episodes_are_counted_and_not_trained(workspace):
+    graded, counter = load_components(workspace, "rl.group_size=3"), itertools.count()
 
-    def score(episode, task, count=iter(range(10**6))):  # noqa: B008
-        return Ungraded(reason="no answer") if next(count) % 3 == 0 else graded.score(episode, task)
+    async def score(episodes):
+        scores = await graded.score_fn(episodes)
+        return [Ungraded(reason="no answer") if next(counter) % 3 == 0 else score for score in scores]
 
-    lot, _ = lot_of(replace(graded, score=score), home)
-    assert lot.measured["ungraded"] == pytest.approx(1 / 3)
-    assert all(len(group.members) == 2 for group in lot.kept)
-
-
-# ---- stragglers ------------------------------------------------------------------------------------------------------
+    batch, _ = collect(replace(graded, score_fn=score), workspace)
+    assert batch.metrics["ungraded"] == pytest.approx(1 / 3)
+    assert all(len(group.episodes) == 2 for group in batch.groups)
 
 
-class Slow(Recorder):
-    """An engine that never answers attempts at one task; `given_up` counts those that were cancelled."""
+# ---- slow groups -----------------------------------------------------------------------------------------------------
 
-    task, given_up = "", 0
 
-    async def generate(self, ledger, sampling):
-        if self.task not in self.stage.backbone.renderer.decode(ledger.expanded()):
-            return await super().generate(ledger, sampling)
+class BlockingEngine(RecordingEngine):
+    """An engine that answers only `num_allowed` requests of one task, whose question is `question`."""
+
+    question, renderer, num_allowed, num_cancelled = "", None, 0, 0
+
+    async def generate(self, request):
+        if self.question not in self.renderer.decode(request.ledger.input_ids()):
+            return await super().generate(request)
+        if self.num_allowed:
+            self.num_allowed -= 1
+            return await super().generate(request)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.given_up += 1
+            self.num_cancelled += 1
             raise
 
 
-def slow(home, place, *overrides):
-    """A stage whose engine never answers the task at a place of the first epoch."""
-    task = task_at(home.tasks, 5, place)
-    stage = stage_of(home, *overrides)
-    engine = Slow(stage.engine)
-    engine.task, engine.stage = task.question, stage
-    return replace(stage, engine=engine)
+def load_blocking(workspace, position, *overrides, num_allowed=0):
+    """Load components whose engine doesn't answer the task at a position of the first epoch."""
+    components = load_components(workspace, "rl.prompts_per_step=3", *overrides)
+    engine = BlockingEngine(components.engine)
+    engine.question = Mixture.from_tasks(workspace.tasks).get_task(5, position)[0].question
+    engine.renderer, engine.num_allowed = components.backbone.renderer, num_allowed
+    return replace(components, engine=engine)
 
 
-@pytest.mark.parametrize("spare", ["discard", "requeue"])
-def test_a_step_does_not_wait_for_its_slowest_group(home, spare):
-    place = lonely(home)
-    stage = slow(home, place, "rl.prompts=3", f"rl.select={{overlaunch: 1.3, spare: {spare}}}")
-    places = (place, *[each for each in range(12) if each != place][:3])
-    lot, prompts = lot_of(stage, home, Prompts(cursor=12, front=places))
-    assert sorted(placed(home, lot)) == sorted(places[1:])
-    assert stage.engine.given_up == 2, "the attempts of the slow group were not cancelled"
-    assert (lot.measured["groups/cancelled"], lot.measured["episodes/cancelled"], lot.missing) == (1.0, 2.0, 0)
-    assert prompts == Prompts(cursor=12, front=(place,) if spare == "requeue" else ())
+def requeue_first(position):
+    """Return a prompt sampler that takes this position and three others."""
+    others = [other for other in range(NUM_TASKS) if other != position][:3]
+    return PromptSampler(next_position=NUM_TASKS, requeued_positions=(position, *others))
 
 
-def test_attempts_that_had_ended_are_not_cancelled_with_their_group(home):
-    """One of the two attempts of the slow group ends, the other never does."""
+@pytest.mark.parametrize("surplus", ["discard", "requeue"])
+def test_a_step_does_not_wait_for_its_slowest_group(workspace, surplus):
+    position = find_unique_position(workspace)
+    filters = f"rl.selection={{over_provision: 1.3, surplus: {surplus}}}"
+    components, prompt_sampler = load_blocking(workspace, position, filters), requeue_first(position)
+    batch, rest = collect(components, workspace, prompt_sampler)
+    assert sorted(get_positions(workspace, batch)) == sorted(prompt_sampler.requeued_positions[1:])
+    assert components.engine.num_cancelled == 2
+    assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 2.0)
+    assert batch.num_missing == 0
+    requeued = (position,) if surplus == "requeue" else ()
+    assert rest == PromptSampler(next_position=NUM_TASKS, requeued_positions=requeued)
 
-    class Half(Slow):
-        asked_late = 0
 
-        async def generate(self, ledger, sampling):
-            if self.task in self.stage.backbone.renderer.decode(ledger.expanded()):
-                self.asked_late += 1
-                if self.asked_late == 1:
-                    return await self.engine.generate(ledger, sampling)
-            return await super().generate(ledger, sampling)
-
-    place = lonely(home)
-    stage = slow(home, place, "rl.prompts=3", "rl.select={overlaunch: 1.3}", "agent.settings.max_turns=0")
-    engine = Half(stage.engine.engine)
-    engine.task, engine.stage = stage.engine.task, stage
-    places = (place, *[each for each in range(12) if each != place][:3])
-    lot, _ = lot_of(replace(stage, engine=engine), home, Prompts(cursor=12, front=places))
-    assert (lot.measured["groups/cancelled"], lot.measured["episodes/cancelled"]) == (1.0, 1.0)
-    assert lot.measured["episodes/discarded"] == 1.0
-    kept = sum(member.episode.usage.sampled_tokens for group in lot.kept for member in group.members)
-    assert lot.tokens > kept, "what had been sampled for the attempt that ended is not counted"
+def test_finished_episodes_of_a_cancelled_group_are_discarded(workspace):
+    """One of the slow group's two episodes finishes, the other never does."""
+    position = find_unique_position(workspace)
+    settings = ("rl.selection.over_provision=1.3", "environment.settings.max_turns=0")
+    components = load_blocking(workspace, position, *settings, num_allowed=1)
+    batch, _ = collect(components, workspace, requeue_first(position))
+    assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 1.0)
+    assert batch.metrics["episodes/discarded"] == 1.0
+    episodes = [scored.episode for group in batch.groups for scored in group.episodes]
+    assert batch.num_sampled_tokens > sum(episode.usage.sampled_tokens for episode in episodes)
 
 
 @pytest.mark.parametrize(
-    ("oversample", "overlaunch", "wanted", "launched"),
+    ("oversample", "over_provision", "num_missing", "counts"),
     [
         (1.0, 1.0, 8, (8, 8)),
         (1.5, 1.0, 8, (12, 12)),
         (1.0, 1.25, 8, (8, 10)),
-        (1.0, 1.25, 2, (2, 3)),  # few groups, one of them slow
+        (1.0, 1.25, 2, (2, 3)),  # rounded up, so that few groups are over-provisioned too
         (1.0, 1.25, 1, (1, 2)),
-        (1.0, 1.1, 10, (10, 11)),  # 11.000000000000002, in floating point
+        (1.0, 1.1, 10, (10, 11)),  # 11.000000000000002 in floating point
         (1.5, 1.25, 8, (12, 15)),
     ],
 )
-def test_more_groups_are_begun_than_waited_for(oversample, overlaunch, wanted, launched):
-    assert Select(oversample=oversample, overlaunch=overlaunch).launched(wanted) == launched
+def test_over_provision_launches_more_groups_than_required(oversample, over_provision, num_missing, counts):
+    settings = SelectionConfig(oversample=oversample, over_provision=over_provision)
+    assert settings.compute_launch_counts(num_missing) == counts
 
 
-def test_a_lot_holds_the_tokens_of_all_its_conversations(home):
-    lot, _ = lot_of(stage_of(home), home)
-    episodes = [each for group in lot.kept for member in group.members for each in member.episode.walk()]
-    assert lot.held == sum(len(episode.ledger) for episode in episodes) > 0
+def test_num_tokens_counts_all_conversations(workspace):
+    batch, _ = collect(load_components(workspace), workspace)
+    conversations = [
+        conversation for group in batch.groups for scored in group.episodes for conversation in scored.episode.walk()
+    ]
+    assert batch.num_tokens == sum(len(conversation.ledger) for conversation in conversations) > 0
 
 
-def test_whoever_is_waited_for_is_not_cancelled(home):
-    lot, _ = lot_of(stage_of(home, "rl.select.oversample=2"), home)
-    assert lot.measured["groups/cancelled"] == 0.0
-    assert lot.measured["groups/kept"] + lot.measured["groups/dropped/target"] == 4.0
+def test_without_over_provision_no_group_is_cancelled(workspace):
+    batch, _ = collect(load_components(workspace, "rl.selection.oversample=2"), workspace)
+    assert batch.metrics["groups/cancelled"] == 0.0
+    assert batch.metrics["groups/kept"] + batch.metrics["groups/dropped/over_target"] == 4.0
 
 
-def test_what_fails_while_others_are_waited_for_is_raised(home):
-    stage = slow(home, lonely(home), "rl.prompts=3", "rl.select.overlaunch=1.3")
-    stage = replace(stage, score=lambda episode, task: 1 / 0)
+def test_an_exception_is_raised_while_other_groups_are_running(workspace):
+    components = load_blocking(workspace, find_unique_position(workspace), "rl.selection.over_provision=1.3")
+    components = replace(components, score_fn=score_each(lambda episode: 1 / 0))
     with pytest.raises(ZeroDivisionError):
-        lot_of(stage, home)
-
-
-def lonely(home):
-    """A place of the first epoch whose task's question no other task has."""
-    asked = [task_at(home.tasks, 5, place).question for place in range(12)]
-    return next(place for place, question in enumerate(asked) if asked.count(question) == 1)
+        collect(components, workspace)

@@ -1,306 +1,337 @@
-"""Rolling out ahead: in order, never too far, in turns or side by side; failures arrive, nothing is left running."""
+"""The rollout queue: order, maximum lag, lockstep and overlap, failures, and no task left running."""
 
 import asyncio
 import time
 from dataclasses import dataclass, replace
 
 import pytest
+from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_cases import Recorder, turns, with_score
+from training_cases import RecordingEngine, alternate, with_reward
 
-from saccade.engines.scripted import scripted
+from saccade.engines.scripted import Scripted
 from saccade.errors import ConfigError, EngineError
-from saccade.ledger import Ledger
-from saccade.rollouts.renewal import Renewal
-from saccade.training import checkpoint, rl
-from saccade.training import learn as learn_module
-from saccade.training.ahead import Ahead
-from saccade.training.lots import Lot
-from saccade.training.optim import Optimizer
-from saccade.training.prompts import Prompts
-from saccade.types import End, Episode
+from saccade.protocols import Done, Environment, Observation
+from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.training import checkpoint, policy_update, rl
+from saccade.training.optimizer import Optimizer
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.training.rollout_batch import RolloutBatch
+from saccade.training.rollout_queue import RolloutQueue
+from saccade.types import EpisodeStatus, Message
+from saccade.utils.async_utils import cancel_on_exit
 
 
-def lot(number):
-    return Lot(number=number, kept=(), missing=0, tokens=10, measured={})
+def make_batch(step):
+    return RolloutBatch(step=step, groups=(), num_missing=0, num_sampled_tokens=10, metrics={})
 
 
-class Roller:
-    """Rolls out in so many turns of the loop each; remembers what version each lot was begun with."""
+class FakeCollector:
+    """Collects each batch in `num_yields[step]` iterations of the event loop; records the version at each start."""
 
-    def __init__(self, pauses=(), fail_at=None):
-        self.begun, self.ended, self.version = [], [], 0
-        self.pauses, self.fail_at, self.cancelled = dict(enumerate(pauses)), fail_at, False
+    def __init__(self, num_yields=(), fail_at=None):
+        self.started, self.finished, self.version = [], [], 0
+        self.num_yields, self.fail_at, self.was_cancelled = dict(enumerate(num_yields)), fail_at, False
 
-    async def __call__(self, prompts, number):
-        self.begun.append((number, self.version))
+    async def __call__(self, prompt_sampler, step):
+        self.started.append((step, self.version))
         try:
-            for _ in range(self.pauses.get(number, 1)):
+            for _ in range(self.num_yields.get(step, 1)):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self.cancelled = True
+            self.was_cancelled = True
             raise
-        if number == self.fail_at:
-            raise EngineError("the servers are gone")
-        self.ended.append(number)
-        return lot(number), Prompts(cursor=prompts.cursor + 1)
+        if step == self.fail_at:
+            raise EngineError("the servers are down")
+        self.finished.append(step)
+        return make_batch(step), PromptSampler(next_position=prompt_sampler.next_position + 1)
 
 
-async def trained(roller, *, last, most, patient, lots=(), pauses=(), stop=None, room=0):
-    """The lots in the order in which they were taken, each with how many waited behind it."""
-    taken, done = [], 0
-    ahead = Ahead(roller, Prompts(), lots, version=0, last=last, most=most, patient=patient, room=room)
-    async with ahead:
-        while done < (last if stop is None else stop):
-            found = await ahead.take()
-            taken.append((found.number, len(ahead.state[1])))
-            for _ in range(dict(enumerate(pauses)).get(done, 0)):
+async def consume(collector, *, end_step, max_lag, lockstep, batches=(), num_yields=(), num_steps=None):
+    """Get all batches (or `num_steps`); return (step, number of batches queued behind it) of each, and the queue."""
+    received, version = [], 0
+    queue = RolloutQueue(
+        collector, PromptSampler(), batches, version=0, end_step=end_step, max_lag=max_lag, lockstep=lockstep
+    )
+    async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
+        while version < (end_step if num_steps is None else num_steps):
+            batch = await queue.get()
+            received.append((batch.step, len(queue.state[1])))
+            for _ in range(dict(enumerate(num_yields)).get(version, 0)):
                 await asyncio.sleep(0)
-            done += 1
-            roller.version = done
-            ahead.published(done)
-    return taken, ahead
+            version += 1
+            collector.version = version
+            queue.set_version(version)
+    return received, queue
 
 
-def test_with_no_lead_rolling_and_learning_take_turns():
-    roller = Roller()
-    taken, ahead = asyncio.run(trained(roller, last=4, most=0, patient=True))
-    assert roller.begun == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert taken == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert ahead.state == (Prompts(cursor=4), ())
-    assert ahead.tokens == 40
+def test_without_lag_collector_and_trainer_alternate():
+    collector = FakeCollector()
+    received, queue = asyncio.run(consume(collector, end_step=4, max_lag=0, lockstep=True))
+    assert collector.started == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert received == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert queue.state == (PromptSampler(next_position=4), ())
+    assert queue.num_sampled_tokens == 40
 
 
-def test_a_patient_trainer_learns_from_lots_that_are_exactly_so_late():
-    roller = Roller()
-    asyncio.run(trained(roller, last=6, most=2, patient=True))
-    assert roller.begun == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
+def test_in_lockstep_every_batch_has_exactly_the_maximum_lag():
+    collector = FakeCollector()
+    asyncio.run(consume(collector, end_step=6, max_lag=2, lockstep=True))
+    assert collector.started == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
 
 
-def test_an_impatient_trainer_takes_what_there_is():
-    taken, _ = asyncio.run(trained(Roller(), last=6, most=2, patient=False))
-    assert [number for number, _ in taken] == list(range(6))
-    assert taken[0] == (0, 0), "it waited for more than it needed"
+def test_without_lockstep_the_trainer_gets_a_batch_at_once():
+    received, _ = asyncio.run(consume(FakeCollector(), end_step=6, max_lag=2, lockstep=False))
+    assert [step for step, _ in received] == list(range(6))
+    assert received[0] == (0, 0)
 
 
 @settings(deadline=None)
 @given(st.data(), st.integers(0, 4), st.booleans())
-def test_whoever_is_slow_lots_come_in_order_and_never_too_early(data, most, patient):
-    pauses = st.lists(st.integers(0, 6), min_size=8, max_size=8)
-    roller = Roller(data.draw(pauses))
-    taken, ahead = asyncio.run(trained(roller, last=8, most=most, patient=patient, pauses=data.draw(pauses)))
-    assert [number for number, _ in taken] == list(range(8))
-    assert all(0 <= number - version <= most for number, version in roller.begun)
-    assert max(waiting for _, waiting in taken) <= most
-    assert ahead.state == (Prompts(cursor=8), ())
+def test_batches_arrive_in_order_within_the_maximum_lag(data, max_lag, lockstep):
+    yields_st = st.lists(st.integers(0, 6), min_size=8, max_size=8)
+    collector = FakeCollector(data.draw(yields_st))
+    received, queue = asyncio.run(
+        consume(collector, end_step=8, max_lag=max_lag, lockstep=lockstep, num_yields=data.draw(yields_st))
+    )
+    assert [step for step, _ in received] == list(range(8))
+    assert all(0 <= step - version <= max_lag for step, version in collector.started)
+    assert max(num_queued for _, num_queued in received) <= max_lag
+    assert queue.state == (PromptSampler(next_position=8), ())
+
+
+@dataclass(frozen=True)
+class SizedBatch:
+    """The fields of a rollout batch that the queue reads."""
+
+    step: int
+    num_tokens: int
+    num_sampled_tokens: int = 10
 
 
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 40), st.booleans())
-def test_no_lot_is_begun_where_as_much_waits_as_may(data, most, room, patient):
-    """Lots of 1 to 20 tokens: whoever is slow, all are learned from, and no more waits than the room and one lot."""
+def test_no_batch_is_started_while_the_queue_is_full(data, max_lag, max_tokens, lockstep):
+    """With batches of 1 to 20 tokens, all are received, and the queue never exceeds `max_tokens` plus one batch."""
     sizes = data.draw(st.lists(st.integers(1, 20), min_size=8, max_size=8))
-    pauses = st.lists(st.integers(0, 6), min_size=8, max_size=8)
-    roller = Roller(data.draw(pauses))
-    ahead_of = []
+    collector = FakeCollector(data.draw(st.lists(st.integers(0, 6), min_size=8, max_size=8)))
+    received, num_queued_at_start = set(), []
 
-    async def rolled(prompts, number):
-        # What waits when a lot is begun: what was rolled out and not taken.
-        ahead_of.append(sum(sizes[each] for each in range(len(roller.ended)) if each not in taken))
-        _, prompts = await roller(prompts, number)
-        return Sized(size=sizes[number], number=number), prompts
+    async def collect(prompt_sampler, step):
+        queued = [number for number in range(len(collector.finished)) if number not in received]
+        num_queued_at_start.append(sum(sizes[number] for number in queued))
+        _, prompt_sampler = await collector(prompt_sampler, step)
+        return SizedBatch(step=step, num_tokens=sizes[step]), prompt_sampler
 
-    taken = set()
-
-    async def go():
-        ahead = Ahead(rolled, Prompts(), (), version=0, last=8, most=most, patient=patient, room=room)
-        async with ahead:
-            for done in range(8):
-                lot = await ahead.take()
-                taken.add(lot.number)
-                assert sum(each.held for each in ahead.state[1]) < room + max(sizes)
+    async def consume_all():
+        queue = RolloutQueue(
+            collect,
+            PromptSampler(),
+            (),
+            version=0,
+            end_step=8,
+            max_lag=max_lag,
+            lockstep=lockstep,
+            max_tokens=max_tokens,
+        )
+        async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
+            for version in range(1, 9):
+                received.add((await queue.get()).step)
+                assert sum(batch.num_tokens for batch in queue.state[1]) < max_tokens + max(sizes)
                 await asyncio.sleep(0)
-                ahead.published(done + 1)
+                queue.set_version(version)
 
-    asyncio.run(asyncio.wait_for(go(), 20))
-    assert taken == set(range(8))
-    assert all(waiting < room for waiting in ahead_of)
-
-
-@dataclass(frozen=True)
-class Sized:
-    """What `Ahead` needs to know of a lot."""
-
-    size: int
-    number: int
-    tokens: int = 10
-
-    @property
-    def held(self):
-        return self.size
+    asyncio.run(asyncio.wait_for(consume_all(), 20))
+    assert received == set(range(8))
+    assert all(num_tokens < max_tokens for num_tokens in num_queued_at_start)
 
 
-def test_lots_of_a_checkpoint_come_first():
-    roller = Roller()
-    taken, _ = asyncio.run(trained(roller, last=4, most=2, patient=True, lots=[lot(0), lot(1)]))
-    assert [number for number, _ in taken] == [0, 1, 2, 3]
-    assert [number for number, _ in roller.begun] == [2, 3]
+def test_batches_of_a_checkpoint_come_first():
+    collector, batches = FakeCollector(), [make_batch(0), make_batch(1)]
+    received, _ = asyncio.run(consume(collector, end_step=4, max_lag=2, lockstep=True, batches=batches))
+    assert [step for step, _ in received] == [0, 1, 2, 3]
+    assert [step for step, _ in collector.started] == [2, 3]
 
 
-def test_a_failure_comes_after_the_lots_that_were_whole():
-    roller, seen = Roller(fail_at=2), []
+def test_a_failure_is_raised_after_the_complete_batches():
+    collector, received = FakeCollector(fail_at=2), []
 
-    async def go():
-        async with Ahead(roller, Prompts(), (), version=0, last=9, most=9, patient=False) as ahead:
+    async def consume_all():
+        queue = RolloutQueue(collector, PromptSampler(), (), version=0, end_step=9, max_lag=9, lockstep=False)
+        async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
             while True:
-                seen.append((await ahead.take()).number)
+                received.append((await queue.get()).step)
 
-    with pytest.raises(EngineError, match="the servers are gone"):
-        asyncio.run(go())
-    assert seen == [0, 1]
+    with raises(EngineError):
+        asyncio.run(consume_all())
+    assert received == [0, 1]
 
 
-def test_a_trainer_that_stops_leaves_nothing_running():
-    roller = Roller(pauses=[0, 10**6])
+def test_leaving_the_queue_cancels_its_task():
+    collector = FakeCollector(num_yields=[0, 10**6])
 
-    async def go():
-        await trained(roller, last=9, most=3, patient=False, stop=1, pauses=[5])
+    async def run():
+        await consume(collector, end_step=9, max_lag=3, lockstep=False, num_steps=1, num_yields=[5])
         return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
-    assert asyncio.run(go()) == []
-    assert roller.cancelled
-    assert roller.ended == [0]
+    assert asyncio.run(run()) == []
+    assert collector.was_cancelled
+    assert collector.finished == [0]
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------
 
-OVERLAPPED = ("rl={group: 2, steps: 6, prompts: 2, max_staleness: 1, save_every: 1, row_tokens: 512}",)
+NUM_REQUESTS = 4  # of a batch: two prompts, two episodes each, one reply each
+OVERLAPPED = (
+    "rl={group_size: 2, steps: 6, prompts_per_step: 2, max_staleness: 1, save_every: 1, pack_length: 512}",
+    "sampling.max_tokens=24",
+)
 
 
-def overlapped(home, *overrides, weights=None):
-    """A stage whose engine is scripted: it has no weights to share."""
-    stage = with_score(home.stage(*OVERLAPPED, "sampling.max_tokens=24", *overrides, weights=weights), turns)
-    said = scripted(stage.backbone.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
-    return replace(stage, engine=said)
+def load_overlapped(workspace, *overrides, weights=None):
+    """Load components whose engine is scripted, so that it doesn't share the trainer's weights."""
+    components = with_reward(workspace.load_components(*OVERLAPPED, *overrides, weights=weights), alternate)
+    engine = Scripted(components.backbone.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
+    return replace(components, engine=engine)
+
+
+def delay_updates(monkeypatch, engine, num_updates, num_requests_ahead):
+    """Delay each update but the last until episodes of the next batch have made so many of their requests."""
+    update_policy, updates = rl.update_policy, []
+
+    def update_late(*arguments):
+        updates.append(1)
+        num_required = NUM_REQUESTS * len(updates) + num_requests_ahead
+        deadline = time.monotonic() + 60
+        while len(updates) < num_updates and len({sampling.seed for sampling in engine.requests}) < num_required:
+            assert time.monotonic() < deadline, "no episode runs during the policy update"
+            time.sleep(0.01)
+        return update_policy(*arguments)
+
+    monkeypatch.setattr(rl, "update_policy", update_late)
 
 
 @pytest.mark.slow
-def test_a_run_learns_while_it_rolls_out(home, tmp_path, monkeypatch):
-    """Each update but the last waits until attempts of the next lot have begun: in turns that would never be."""
-    stage, learn, updates = overlapped(home), rl.learn, []
-    engine = Recorder(stage.engine)
-
-    def late(*given):
-        updates.append(len(engine.asked))
-        deadline, last = time.monotonic() + 60, len(updates) == 6
-        while not last and len(engine.asked) <= 4 * len(updates):  # two prompts, two attempts, one reply each
-            assert time.monotonic() < deadline, "nothing is rolled out while the trainer learns"
-            time.sleep(0.01)
-        return learn(*given)
-
-    monkeypatch.setattr(rl, "learn", late)
-    rows = home.rl(replace(stage, engine=engine), tmp_path)
+def test_rollouts_overlap_policy_updates(workspace, tmp_path, monkeypatch):
+    components = load_overlapped(workspace)
+    engine = RecordingEngine(components.engine)
+    delay_updates(monkeypatch, engine, num_updates=6, num_requests_ahead=1)
+    rows = workspace.run_rl(replace(components, engine=engine), tmp_path)
     assert [(row["step"], row["updates"]) for row in rows] == [(step, 1) for step in range(1, 7)]
     assert [row["staleness_max"] for row in rows] == [0.0, *[1.0] * 5]
-    assert len(engine.asked) == 24
+    assert len(engine.requests) == 6 * NUM_REQUESTS
 
 
-class Between(Recorder):
-    """Replies after the first lot's wait for new weights, and then are of both versions; asked anew they don't wait."""
+class MixedVersionEngine(RecordingEngine):
+    """After the first batch, a request waits for new weights and gets a reply of both versions; a repeated one not."""
 
-    async def generate(self, ledger, sampling):
-        begun, late = self.version, len(self.asked) >= 4 and sampling not in self.asked
-        self.asked.append(sampling)
+    async def generate(self, request):
+        first_version = self.version
+        should_wait = len(self.requests) >= NUM_REQUESTS and request.sampling not in self.requests
+        self.requests.append(request.sampling)
         deadline = time.monotonic() + 60
-        while late and self.version == begun:
+        while should_wait and self.version == first_version:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.001)
-        said = await self.engine.generate(ledger, sampling)
-        half = len(said.tokens) // 2
-        versions = (begun,) * half + (self.version,) * (len(said.tokens) - half)
-        said = replace(said, version=versions[-1], versions=versions if len(set(versions)) > 1 else ())
-        self.served.append((ledger, said))
-        return said
+        for _ in range(20):  # a restart cancels the request in one of these iterations
+            await asyncio.sleep(0)
+        completion = await self.engine.generate(request)
+        half = len(completion.tokens) // 2
+        versions = (first_version,) * half + (self.version,) * (len(completion.tokens) - half)
+        token_versions = versions if len(set(versions)) > 1 else ()
+        completion = replace(completion, version=versions[-1], token_versions=token_versions)
+        self.completions.append((request.ledger, completion))
+        return completion
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["continue", "restart"])
-def test_what_becomes_of_attempts_when_new_weights_come(home, tmp_path, monkeypatch, on_update):
-    """Going on, half of a reply is of older weights, and the loss is told so token by token; anew, none is."""
-    stage, stale = overlapped(home, "rl.steps=3", f"rl.on_update={on_update}"), []
-    engine, policy_loss = Between(stage.engine), learn_module.policy_loss
+def test_episodes_in_progress_continue_or_restart_on_a_weight_update(workspace, tmp_path, monkeypatch, on_update):
+    """If they continue, half of each reply is stale, and the loss gets this per token; if they restart, none is."""
+    components = load_overlapped(workspace, "rl.steps=3", f"rl.on_weight_update={on_update}")
+    engine, compute_policy_loss = MixedVersionEngine(components.engine), policy_update.compute_policy_loss
+    loss_inputs = []
 
-    def seen(*given, **named):
-        stale.append((named["stale_N"].tolist(), named["engine_logp_N"].tolist()))
-        return policy_loss(*given, **named)
+    def record_inputs(*arguments, **settings):
+        loss_inputs.append((settings["stale_N"].tolist(), settings["rollout_logp_N"].tolist()))
+        return compute_policy_loss(*arguments, **settings)
 
-    monkeypatch.setattr(learn_module, "policy_loss", seen)
-    rows = home.rl(replace(stage, engine=engine), tmp_path)
+    monkeypatch.setattr(policy_update, "compute_policy_loss", record_inputs)
+    delay_updates(monkeypatch, engine, num_updates=3, num_requests_ahead=NUM_REQUESTS)
+    rows = workspace.run_rl(replace(components, engine=engine), tmp_path)
     assert len(rows) == 3
-    count = len(engine.served[0][1].tokens)
-    half = [True] * (count // 2) + [False] * (count - count // 2)
-    one = engine.served[0][1].logprobs
-    for flags, logprobs in stale[1:]:
-        assert flags == (half * 4 if on_update == "continue" else [False] * 4 * count)
-        assert logprobs == pytest.approx(one * 4)
-    restarted = sum(row["episodes/restarted"] for row in rows)
-    assert restarted == (0 if on_update == "continue" else 8)
-    assert sum(row["tokens_lost"] for row in rows) == 0, "no reply had ended"
+    _, completion = engine.completions[0]
+    count = len(completion.tokens)
+    half_stale = [True] * (count // 2) + [False] * (count - count // 2)
+    for stale, logprobs in loss_inputs[1:]:
+        assert stale == (half_stale * NUM_REQUESTS if on_update == "continue" else [False] * NUM_REQUESTS * count)
+        assert logprobs == pytest.approx(completion.logprobs * NUM_REQUESTS)
+    num_restarted = sum(row["episodes/restarted"] for row in rows)
+    assert num_restarted == (0 if on_update == "continue" else 2 * NUM_REQUESTS)
+    assert sum(row["discarded_tokens"] for row in rows) == 0  # no restarted episode had a complete reply
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["continue", "restart"])
-def test_an_episode_is_not_charged_for_the_time_of_publishing_and_saving(home, tmp_path, monkeypatch, on_update):
-    """Both take longer than it has, while it is under way."""
-    written = checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", lambda *given, **named: (time.sleep(2), written(*given, **named)))
-    settings = ("sampling.episode_seconds=0.5", f"rl.on_update={on_update}")
-    stage = overlapped(home, *settings)
+def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(workspace, tmp_path, monkeypatch, on_update):
+    """Both take longer than the timeout of an episode in progress."""
+    save_checkpoint = checkpoint.save_checkpoint
+    monkeypatch.setattr(
+        checkpoint, "save_checkpoint", lambda *args, **settings: (time.sleep(2), save_checkpoint(*args, **settings))
+    )
+    components = load_overlapped(workspace, "sampling.episode_timeout=0.5", f"rl.on_weight_update={on_update}")
 
-    class Slow(Recorder):
-        async def publish(self, weights, version):
+    class SlowSyncEngine(RecordingEngine):
+        async def sync_weights(self, source, version):
             await asyncio.sleep(2)
-            await super().publish(weights, version)
+            await super().sync_weights(source, version)
 
-    stage, go = replace(stage, engine=Slow(stage.engine)), asyncio.Event()
+    components, may_finish = replace(components, engine=SlowSyncEngine(components.engine)), asyncio.Event()
 
-    async def agent(task, ctx):
-        await go.wait()
-        return Episode(task=task, agent="agent", ledger=Ledger(), turns=(), end=End.ANSWERED)
+    class WaitingEnvironment(Environment):
+        async def reset(self, task, ctx):
+            await may_finish.wait()
+            return Observation(messages=(Message(role="user", parts=(task.question,)),))
 
-    async def body():
-        renewal = Renewal()
-        running = asyncio.create_task(renewal.run(home.tasks[0], agent, stage.context(seed=1)))
+        async def step(self, reply, ctx):
+            return Done(status=EpisodeStatus.ANSWERED)
+
+    async def run():
+        restart_on_update = RestartOnUpdate()
+        context = components.build_context(seed=1)
+        rollout = asyncio.create_task(restart_on_update.run_episode(workspace.tasks[0], WaitingEnvironment, context))
         await asyncio.sleep(0)
-        await rl.publish(stage, 1, renewal)
-        at = rl.Progress(done=1, prompts=Prompts(), lots=(), start=str(home.root / "model"))
-        rl.save(tmp_path, stage, Optimizer(stage.backbone.model, stage.recipe.rl.optim, 1), at)
-        assert not running.done()
-        go.set()
-        return await running
+        await rl.update_engine_weights(components, 1, restart_on_update)
+        state = rl.TrainerState(
+            num_finished_steps=1,
+            prompt_sampler=PromptSampler(),
+            pending_batches=(),
+            initial_weights_folder=str(workspace.root / "model"),
+        )
+        optimizer = Optimizer(components.backbone.model, components.recipe.rl.optim, 1)
+        rl.save_trainer_state(tmp_path, components, optimizer, state)
+        assert not rollout.done()
+        may_finish.set()
+        return await rollout
 
-    assert asyncio.run(body()).end is End.ANSWERED
+    assert asyncio.run(run()).status is EpisodeStatus.ANSWERED
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on(home, tmp_path):
-    rows = home.rl(overlapped(home), tmp_path, die_at=3)
-    last = checkpoint.newest(tmp_path)
-    rest = home.rl(overlapped(home, weights=last.folder), tmp_path)
-    assert [row["step"] for row in (*rows[: last.step], *rest)] == list(range(1, 7))
+def test_a_killed_run_resumes(workspace, tmp_path):
+    rows = workspace.run_rl(load_overlapped(workspace), tmp_path, kill_at=3)
+    last = checkpoint.find_newest_checkpoint(tmp_path)
+    resumed_rows = workspace.run_rl(load_overlapped(workspace, weights=last.folder), tmp_path)
+    assert [row["step"] for row in (*rows[: last.step], *resumed_rows)] == list(range(1, 7))
 
 
-def test_an_engine_that_shares_the_weights_is_refused(home, tmp_path):
-    stage = home.stage("rl.max_staleness=1")
-    with pytest.raises(ConfigError) as caught:
-        asyncio.run(rl.train(stage, home.tasks, folder=tmp_path, log=lambda values: None))
-    assert str(caught.value) == (
-        "rl.max_staleness=1 needs an engine with weights of its own, such as vllm; local samples from those that are "
-        "being trained: set rl.max_staleness=0"
-    )
+def test_max_staleness_needs_an_engine_with_separate_weights(workspace, tmp_path):
+    components = workspace.load_components("rl.max_staleness=1")
+    with raises(ConfigError, key="rl.max_staleness", value=1):
+        asyncio.run(rl.train(components, workspace.tasks, folder=tmp_path, log_step=lambda values: None))
 
 
-def test_lateness_is_bounded_or_tried_out_but_not_both(home):
-    with pytest.raises(ConfigError, match="set one of them"):
-        home.recipe("rl={staleness: 1, max_staleness: 1}")
+def test_staleness_is_either_bounded_or_simulated(workspace):
+    with raises(ConfigError, key="rl.simulated_staleness", value=1):
+        workspace.load_recipe("rl={simulated_staleness: 1, max_staleness: 1}")

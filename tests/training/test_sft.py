@@ -1,4 +1,4 @@
-"""SFT: the loss falls, a resumed run is the same run, samples don't see each other."""
+"""SFT: the loss decreases, a resumed run equals an uninterrupted one, packed samples don't affect each other."""
 
 import asyncio
 import math
@@ -7,196 +7,222 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from training_cases import equal, weights
+from error_cases import raises
+from training_cases import are_equal, copy_weights
 
 from saccade.errors import DataError
 from saccade.ledger import Ledger
 from saccade.training import checkpoint, sft
-from saccade.training.optim import Optimizer
-from saccade.training.pack import pack
-from saccade.training.sft import draw, learn, scenes
-from saccade.training.step import forward
-from saccade.types import Sample
-
-BEST = "sft={steps: 30, save_every: 30}"
+from saccade.training.optimizer import Optimizer
+from saccade.training.packing import pack
+from saccade.training.train_step import forward
+from saccade.types import TrainingSample
 
 
-@pytest.fixture(scope="module")
-def whole(home, tmp_path_factory):
-    """An uninterrupted run of four steps: stage, metrics, folder."""
-    stage, folder = home.stage(), tmp_path_factory.mktemp("sft")
-    return stage, home.sft(stage, folder), folder
-
-
-@pytest.fixture(scope="module")
-def drawn(home):
-    """A stage and what it would learn in a step."""
-    stage = home.stage("sft.tokens_per_step=900")
-    return stage, asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1, practice=0.5))
-
-
-@pytest.mark.slow
-def test_a_few_steps_lower_the_loss(home, tmp_path):
-    rows = home.sft(home.stage(BEST), tmp_path, demos=home.demos[:8])
-    assert rows[0]["loss"] == pytest.approx(math.log(home.stage().backbone.vocabulary), rel=0.05)
-    assert np.mean([row["loss"] for row in rows[-5:]]) < 0.6 * rows[0]["loss"]
-    assert all(row["grad_norm"] > 0 and row["trained_tokens"] < row["tokens"] for row in rows)
-
-
-@pytest.mark.slow
-def test_the_loss_is_the_mean_over_the_replies(drawn, home):
-    stage, samples = drawn
-    logp = logprobs(stage, samples)
-    learner = home.stage()
-    report = learn(learner, samples, stage.recipe.sft, Optimizer(learner.backbone.model, stage.recipe.sft.optim, 1))
-    assert report.loss == pytest.approx(-float(torch.cat(logp).mean()), rel=1e-5)
-    assert report.trained_tokens == sum(len(sample.ledger.sampled_tokens()) for sample in samples)
-
-
-# ---- the same run ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_same_recipe_and_seed_are_the_same_run(home, whole, tmp_path):
-    stage, rows, _ = whole
-    again = home.stage()
-    assert home.sft(again, tmp_path) == rows
-    assert equal(weights(again), weights(stage))
-
-
-@pytest.mark.slow
-def test_another_seed_is_another_run(home, whole, tmp_path):
-    assert home.sft(home.stage("seed=6"), tmp_path)[0] != whole[1][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("die_at", "saved"), [(3, 2), (4, 2), (1, 0)])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(home, whole, tmp_path, die_at, saved):
-    stage, rows, folder = whole
-    assert home.sft(home.stage(), tmp_path, die_at=die_at) == rows[:die_at]
-    last = checkpoint.newest(tmp_path)
-    assert (last.step if last else 0) == saved
-    resumed = home.stage(weights=last.folder if last else None)
-    assert home.sft(resumed, tmp_path) == rows[saved:]
-    assert equal(weights(resumed), weights(stage))
-    states = [torch.load(each / "step-000004/optimizer.pt", weights_only=True) for each in (folder, tmp_path)]
-    moments = [[state["state"] for state in found["parts"]] for found in states]
-    assert all(
-        torch.equal(one[key], two[key])
-        for parts in zip(*moments, strict=True)
-        for one, two in zip(*(part.values() for part in parts), strict=True)
-        for key in one
+def draw_samples(workspace, components, *, seed=1, auxiliary_fraction=0.5, settings=None, demonstrations=None):
+    by_context = sft.group_by_context(demonstrations or workspace.demonstrations)
+    return asyncio.run(
+        sft.draw_samples(
+            components,
+            by_context,
+            settings or components.recipe.sft,
+            seed=seed,
+            auxiliary_fraction=auxiliary_fraction,
+        )
     )
 
 
-def test_a_finished_run_has_nothing_left_to_do(home, whole):
-    _, _, folder = whole
-    last = checkpoint.newest(folder)
+@pytest.fixture(scope="module")
+def whole_run(workspace, tmp_path_factory):
+    """An uninterrupted run of four steps: components, metrics, folder."""
+    components, folder = workspace.load_components(), tmp_path_factory.mktemp("sft")
+    return components, workspace.run_sft(components, folder), folder
+
+
+@pytest.fixture(scope="module")
+def drawn(workspace):
+    """The components and the samples of a step."""
+    components = workspace.load_components("sft.tokens_per_step=900")
+    return components, draw_samples(workspace, components)
+
+
+@pytest.mark.slow
+def test_the_loss_decreases(workspace, tmp_path):
+    components = workspace.load_components("sft={steps: 30, save_every: 30}")
+    vocab_size = components.backbone.vocab_size
+    rows = workspace.run_sft(components, tmp_path, demonstrations=workspace.demonstrations[:8])
+    assert rows[0]["loss"] == pytest.approx(math.log(vocab_size), rel=0.05)
+    assert np.mean([row["loss"] for row in rows[-5:]]) < 0.6 * rows[0]["loss"]
+    assert all(row["grad_norm"] > 0 and row["trained_tokens"] < row["packed_tokens"] for row in rows)
+
+
+@pytest.mark.slow
+def test_the_loss_is_the_mean_over_the_trained_tokens(drawn, workspace):
+    components, samples = drawn
+    logprobs = compute_logprobs(components, samples)
+    trained = workspace.load_components()
+    optimizer = Optimizer(trained.backbone.model, components.recipe.sft.optim, 1)
+    report = sft.update_model(trained, samples, components.recipe.sft, optimizer)
+    assert report.loss == pytest.approx(-float(torch.cat(logprobs).mean()), rel=1e-5)
+    assert report.trained_tokens == sum(len(sample.ledger.sampled_tokens()) for sample in samples)
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_runs_with_equal_recipe_and_seed_are_equal(workspace, whole_run, tmp_path):
+    components, rows, _ = whole_run
+    second = workspace.load_components()
+    assert workspace.run_sft(second, tmp_path) == rows
+    assert are_equal(copy_weights(second), copy_weights(components))
+
+
+@pytest.mark.slow
+def test_another_seed_gives_another_run(workspace, whole_run, tmp_path):
+    assert workspace.run_sft(workspace.load_components("seed=6"), tmp_path)[0] != whole_run[1][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kill_at", "saved"), [(3, 2), (4, 2), (1, 0)])
+def test_a_resumed_run_equals_the_uninterrupted_one(workspace, whole_run, tmp_path, kill_at, saved):
+    components, rows, folder = whole_run
+    assert workspace.run_sft(workspace.load_components(), tmp_path, kill_at=kill_at) == rows[:kill_at]
+    last = checkpoint.find_newest_checkpoint(tmp_path)
+    assert (last.step if last else 0) == saved
+    resumed = workspace.load_components(weights=last.folder if last else None)
+    assert workspace.run_sft(resumed, tmp_path) == rows[saved:]
+    assert are_equal(copy_weights(resumed), copy_weights(components))
+    states, resumed_states = (
+        torch.load(run / "step-000004/optimizer.pt", weights_only=True)["optimizers"] for run in (folder, tmp_path)
+    )
+    for state, resumed_state in zip(states, resumed_states, strict=True):
+        assert state["state"].keys() == resumed_state["state"].keys()
+        for key, moments in state["state"].items():
+            assert all(torch.equal(moments[name], resumed_state["state"][key][name]) for name in moments)
+
+
+def test_a_finished_run_does_nothing_when_resumed(workspace, whole_run):
+    _, _, folder = whole_run
+    last = checkpoint.find_newest_checkpoint(folder)
     assert last.step == 4
-    assert home.sft(home.stage(weights=last.folder), folder) == []
+    assert workspace.run_sft(workspace.load_components(weights=last.folder), folder) == []
 
 
-def test_no_demonstrations_are_an_error(home, tmp_path):
-    with pytest.raises(DataError, match="no demonstrations"):
-        asyncio.run(sft.train(home.stage(), [], folder=tmp_path, log=lambda values: None))
+def test_a_run_without_demonstrations_raises(workspace, tmp_path):
+    with raises(DataError, key="data.demonstrations"):
+        asyncio.run(sft.train(workspace.load_components(), [], folder=tmp_path, log_step=lambda values: None))
 
 
-# ---- what a step draws -----------------------------------------------------------------------------------------------
+# ---- drawing samples -------------------------------------------------------------------------------------------------
 
 
-def test_what_a_step_draws_depends_on_its_seed_alone(drawn, home):
-    stage, samples = drawn
-    found = scenes(home.demos)
-    again, other = (asyncio.run(draw(stage, found, stage.recipe.sft, seed=seed, practice=0.5)) for seed in (1, 2))
-    assert again == samples
-    assert other != samples
+def test_samples_depend_on_the_seed_only(drawn, workspace):
+    components, samples = drawn
+    assert draw_samples(workspace, components, seed=1) == samples
+    assert draw_samples(workspace, components, seed=2) != samples
 
 
-def test_scenes_are_drawn_until_the_step_is_full(drawn, home):
-    stage, samples = drawn
-    sizes = [stage.recipe.sft.model_copy(update={"tokens_per_step": size}) for size in (1, 300, 900)]
-    drawings = [asyncio.run(draw(stage, scenes(home.demos), settings, seed=1, practice=0.5)) for settings in sizes]
+def test_contexts_are_drawn_until_the_step_has_its_tokens(drawn, workspace):
+    components, samples = drawn
+    settings = [components.recipe.sft.model_copy(update={"tokens_per_step": size}) for size in (1, 300, 900)]
+    drawings = [draw_samples(workspace, components, settings=chosen) for chosen in settings]
     assert 0 < len(drawings[0]) < len(drawings[1]) < len(drawings[2])
     assert all(samples[: len(drawing)] == drawing for drawing in drawings)
-    first = {picture.path for sample in drawings[0] for picture in sample.ledger.pictures()}
-    assert len(first) == 1  # one scene, which is of one clip
+    paths = {image.path for sample in drawings[0] for image in sample.ledger.images()}
+    assert len(paths) == 1  # one context, of one video
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_the_share_of_practice(home, share):
-    stage = home.stage()
-    samples = asyncio.run(draw(stage, scenes(home.demos), stage.recipe.sft, seed=1, practice=share))
-    assert of_main(stage, samples) == (share == 0.0)
+@pytest.mark.parametrize("auxiliary_fraction", [0.0, 1.0])
+def test_the_fraction_of_auxiliary_contexts(workspace, auxiliary_fraction):
+    components = workspace.load_components()
+    samples = draw_samples(workspace, components, auxiliary_fraction=auxiliary_fraction)
+    assert has_main_conversation(components, samples) == (auxiliary_fraction == 0.0)
 
 
-def of_main(stage, samples):
-    """Whether some of these conversations are main agents', whose replies begin with what is forced."""
-    think = stage.backbone.renderer.encode("<think>\n")
+def has_main_conversation(components, samples):
+    """Return whether some of the conversations have a prefill, which only main conversations have."""
+    think = components.backbone.renderer.encode("<think>\n")
     return any(segment.tokens == think for sample in samples for segment in sample.ledger.segments)
 
 
 @pytest.mark.parametrize(
-    ("share", "first", "of_mains"),
+    ("auxiliary_fraction", "auxiliary_warmup", "expected"),
     [(0, 0.5, [0, 0, 1, 1]), (0, 0, [1, 1, 1, 1]), (1, 0, [0, 0, 0, 0]), (0, 0.55, [0, 0, 1, 1])],
 )
-def test_practice_comes_first_and_then_at_its_share(home, share, first, of_mains):
-    stage = home.stage("sft.steps=4", f"sft.practice={share}", f"sft.practice_first={first}")
+def test_auxiliary_contexts_come_first_during_the_warmup(workspace, auxiliary_fraction, auxiliary_warmup, expected):
+    components = workspace.load_components(
+        "sft.steps=4", f"sft.auxiliary_fraction={auxiliary_fraction}", f"sft.auxiliary_warmup={auxiliary_warmup}"
+    )
 
-    async def steps():
-        return [of_main(stage, samples) async for _, samples in sft.drawn(stage, scenes(home.demos), 0)]
+    async def draw_steps():
+        by_context = sft.group_by_context(workspace.demonstrations)
+        return [
+            has_main_conversation(components, samples)
+            async for _, samples in sft.iterate_batches(components, by_context, 0)
+        ]
 
-    assert asyncio.run(steps()) == of_mains
-
-
-def test_practice_alone_or_none_at_all_are_fine(home):
-    stage = home.stage()
-    for main in (True, False):
-        demos = [demo for demo in home.demos if demo.main == main]
-        assert asyncio.run(draw(stage, scenes(demos), stage.recipe.sft, seed=1, practice=0.5))
-
-
-# ---- packing does not leak -------------------------------------------------------------------------------------------
+    assert asyncio.run(draw_steps()) == expected
 
 
-def logprobs(stage, samples, row_tokens=1024) -> list[torch.Tensor]:
-    """The trained tokens' logprobs of each sample."""
-    found = [[] for _ in samples]
-    batches = pack(samples, positions=stage.backbone.renderer.positions, row_tokens=row_tokens, rows_per_pass=8)
+@pytest.mark.parametrize("is_auxiliary", [True, False])
+def test_demonstrations_of_one_kind_suffice(workspace, is_auxiliary):
+    demonstrations = [
+        demonstration for demonstration in workspace.demonstrations if demonstration.is_auxiliary == is_auxiliary
+    ]
+    assert draw_samples(workspace, workspace.load_components(), demonstrations=demonstrations)
+
+
+# ---- packed samples are independent ----------------------------------------------------------------------------------
+
+
+def compute_logprobs(components, samples, pack_length=1024) -> list[torch.Tensor]:
+    """Return the logprobs of each sample's trained tokens."""
+    logprobs = [[] for _ in samples]
+    batches = pack(
+        samples,
+        compute_positions=components.backbone.renderer.compute_position_ids,
+        pack_length=pack_length,
+        micro_batch_size=8,
+    )
     for batch in batches:
         with torch.no_grad():
-            logp, _ = forward(stage.backbone, batch, pixels=stage.media.pixels, temperature=1.0)
-        for sample, value in zip(batch.sample_N.tolist(), logp, strict=True):
-            found[sample].append(value)
-    return [torch.stack(values) for values in found]
+            logp_N, _ = forward(components.backbone, batch, load_pixels=components.media.load_pixels, temperature=1.0)
+        for index, value in zip(batch.sample_N.tolist(), logp_N, strict=True):
+            logprobs[index].append(value)
+    return [torch.stack(values) for values in logprobs]
 
 
-def changed(sample: Sample, *, sampled: bool) -> Sample:
-    """Another token at the end of the last reply but its stop, or of the first segment (the prompt)."""
+def change_token(sample: TrainingSample, *, is_sampled: bool) -> TrainingSample:
+    """Replace the last token of the last reply before its stop token, or of the first segment (the prompt)."""
     segments = list(sample.ledger.segments)
-    place = max(i for i, segment in enumerate(segments) if segment.sampled) if sampled else 0
-    tokens = list(segments[place].tokens)
-    at = max(0, len(tokens) - 2)
-    tokens[at] = 11 if tokens[at] != 11 else 12
-    segments[place] = replace(segments[place], tokens=tuple(tokens))
+    index = max(i for i, segment in enumerate(segments) if segment.is_sampled) if is_sampled else 0
+    tokens = list(segments[index].tokens)
+    position = max(0, len(tokens) - 2)
+    tokens[position] = 11 if tokens[position] != 11 else 12
+    segments[index] = replace(segments[index], tokens=tuple(tokens))
     return replace(sample, ledger=Ledger(segments=tuple(segments)))
 
 
+def compute_differences(first, second):
+    return [float((one - other).abs().max()) for one, other in zip(first, second, strict=True)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize("row_tokens", [1024, 96])
-def test_a_change_of_one_sample_moves_no_other(drawn, sampled, row_tokens):
-    stage, samples = drawn
-    before = logprobs(stage, samples, row_tokens)
+@pytest.mark.parametrize("is_sampled", [True, False])
+@pytest.mark.parametrize("pack_length", [1024, 96])
+def test_changing_one_sample_changes_no_other(drawn, is_sampled, pack_length):
+    components, samples = drawn
+    before = compute_logprobs(components, samples, pack_length)
     for index in range(0, len(samples), 3):
-        other = [*samples[:index], changed(samples[index], sampled=sampled), *samples[index + 1 :]]
-        after = logprobs(stage, other, row_tokens)
-        moved = [float((one - two).abs().max()) for one, two in zip(before, after, strict=True)]
-        assert moved[index] > 1e-4
-        assert max(value for place, value in enumerate(moved) if place != index) <= 1e-6
+        changed = [*samples[:index], change_token(samples[index], is_sampled=is_sampled), *samples[index + 1 :]]
+        differences = compute_differences(before, compute_logprobs(components, changed, pack_length))
+        assert differences.pop(index) > 1e-4
+        assert max(differences) <= 1e-6
 
 
-def test_packed_and_alone_are_the_same(drawn):
-    stage, samples = drawn
-    packed = logprobs(stage, samples)
-    alone = [logprobs(stage, [sample])[0] for sample in samples]
-    assert max(float((one - two).abs().max()) for one, two in zip(packed, alone, strict=True)) <= 2e-6
+def test_packed_samples_have_the_logprobs_of_single_ones(drawn):
+    components, samples = drawn
+    packed = compute_logprobs(components, samples)
+    single = [compute_logprobs(components, [sample])[0] for sample in samples]
+    assert max(compute_differences(packed, single)) <= 2e-6

@@ -1,4 +1,4 @@
-"""Seconds by stage: what waits for a score is the reward's, once, however many wait."""
+"""Seconds per phase: time in which at least one episode waits for its score counts as reward, once."""
 
 import asyncio
 import resource
@@ -8,107 +8,108 @@ import time
 import pytest
 import torch
 
-from saccade.training import clock as clock_module
-from saccade.training.clock import Clock, memory
+from saccade.rewards.compose import score_each
+from saccade.training import step_timer
+from saccade.training.step_timer import StepTimer, measure_peak_memory
 from saccade.types import Score
 
 
-class Time:
-    """A clock that moves when it is told to."""
+class FakeTime:
+    """A clock that a test sets."""
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr(clock_module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(step_timer.time, "perf_counter", lambda: self.now)
 
 
 @pytest.fixture
-def hand(monkeypatch):
-    return Time(monkeypatch)
+def clock(monkeypatch):
+    return FakeTime(monkeypatch)
 
 
-def test_rollout_and_reward_add_up(hand):
-    """Two seconds of rollout, of which one score takes half and waits that overlap take one."""
+def test_rollout_and_reward_add_up(clock):
+    """The rollout phase takes two seconds, of which the reward takes half a second."""
 
-    def plain(episode, task):
-        hand.now += 0.5
-        return Score(value=1.0, parts={})
+    async def score(episodes):
+        clock.now += 0.5
+        return [Score(value=1.0)]
 
-    clock = Clock(plain)
-    hand.now += 0.5
-    found = asyncio.run(clock.score(None, None))
-    assert found.value == 1.0
-    hand.now += 1.0
-    clock.lap("rollout")
-    hand.now += 3.0
-    clock.lap("train")
-    clock.lap("publish")
-    measured = clock.metrics(torch.device("cpu"), 30)
-    assert {name: value for name, value in measured.items() if name.startswith("seconds")} == {
+    timer = StepTimer(score)
+    clock.now += 0.5
+    [result] = asyncio.run(timer.score_fn([None]))
+    assert result.value == 1.0
+    clock.now += 1.0
+    timer.end_phase("rollout")
+    clock.now += 3.0
+    timer.end_phase("train")
+    timer.end_phase("weight_sync")
+    metrics = timer.compute_metrics(torch.device("cpu"), 30)
+    assert {name: value for name, value in metrics.items() if name.startswith("seconds")} == {
         "seconds/rollout": 1.5,
         "seconds/reward": 0.5,
         "seconds/train": 3.0,
-        "seconds/publish": 0.0,
+        "seconds/weight_sync": 0.0,
     }
-    assert measured["tokens_per_second"] == 20.0
+    assert metrics["tokens_per_second"] == 20.0
 
 
-def test_waits_that_overlap_count_once(hand):
-    """Two judges are asked at once; the first answers after 1 s, the second after 3."""
-    gates = [asyncio.Event(), asyncio.Event()]
+def test_overlapping_waits_count_once(clock):
+    """Two scores are requested at once; the first takes 1 s, the second 3 s."""
+    is_scored = [asyncio.Event(), asyncio.Event()]
 
-    async def judged(episode, task):
-        await gates[episode].wait()
-        return Score(value=float(episode), parts={})
+    async def score(episodes):
+        await is_scored[episodes[0]].wait()
+        return [Score(value=0.0)]
 
-    async def main(clock):
-        asked = [asyncio.ensure_future(clock.score(index, None)) for index in range(2)]
+    async def score_both(timer):
+        scores = [asyncio.ensure_future(timer.score_fn([index])) for index in range(2)]
         await asyncio.sleep(0)
         for index, seconds in enumerate((1.0, 2.0)):
-            hand.now += seconds
-            gates[index].set()
-            await asked[index]
+            clock.now += seconds
+            is_scored[index].set()
+            await scores[index]
 
-    clock = Clock(judged)
-    asyncio.run(main(clock))
-    clock.lap("rollout")
-    assert clock.metrics(torch.device("cpu"), 0)["seconds/reward"] == 3.0
-    assert clock.metrics(torch.device("cpu"), 0)["tokens_per_second"] == 0.0
+    timer = StepTimer(score)
+    asyncio.run(score_both(timer))
+    timer.end_phase("rollout")
+    assert timer.compute_metrics(torch.device("cpu"), 0)["seconds/reward"] == 3.0
+    assert timer.compute_metrics(torch.device("cpu"), 0)["tokens_per_second"] == 0.0
 
 
-def test_a_score_that_raises_is_waited_for_no_more(hand):
-    def broken(episode, task):
-        hand.now += 1.0
+def test_a_score_that_raises_stops_counting(clock):
+    async def score(episodes):
+        clock.now += 1.0
         raise ValueError("no")
 
-    clock = Clock(broken)
+    timer = StepTimer(score)
     with pytest.raises(ValueError, match="no"):
-        asyncio.run(clock.score(None, None))
-    hand.now += 1.0
-    clock.lap("rollout")
-    assert clock.metrics(torch.device("cpu"), 1)["seconds/reward"] == 1.0
+        asyncio.run(timer.score_fn([None]))
+    clock.now += 1.0
+    timer.end_phase("rollout")
+    assert timer.compute_metrics(torch.device("cpu"), 1)["seconds/reward"] == 1.0
 
 
 @pytest.mark.parametrize(("platform", "gib"), [("linux", 3.0), ("darwin", 3.0 / 1024)])
-def test_memory_is_counted_in_the_units_of_the_system(monkeypatch, platform, gib):
-    """Linux says 3 Gi in KiB, macOS says the same number of bytes."""
+def test_memory_is_converted_from_the_units_of_the_platform(monkeypatch, platform, gib):
+    """3 Gi in KiB on Linux, the same number of bytes on macOS."""
 
     class Usage:
         ru_maxrss = 3 * 2**20
 
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: Usage)
-    assert memory(torch.device("cpu")) == {"memory_gib": gib}
+    assert measure_peak_memory(torch.device("cpu")) == {"memory_gib": gib}
 
 
-def test_a_gpu_has_memory_of_its_own(monkeypatch):
+def test_gpu_memory_is_a_separate_metric(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * 2**30)
-    assert memory(torch.device("cuda", 0))["memory_device_gib"] == 5.0
+    assert measure_peak_memory(torch.device("cuda", 0))["memory_device_gib"] == 5.0
 
 
-def test_the_real_clock_runs():
-    clock = Clock(lambda episode, task: Score(value=0.0, parts={}))
+def test_real_time():
+    timer = StepTimer(score_each(lambda episode: Score(value=0.0)))
     time.sleep(0.01)
-    clock.lap("rollout")
-    measured = clock.metrics(torch.device("cpu"), 1)
-    assert 0.01 <= measured["seconds/rollout"] < 60
-    assert 0.01 < measured["memory_gib"] < 1000
+    timer.end_phase("rollout")
+    metrics = timer.compute_metrics(torch.device("cpu"), 1)
+    assert 0.01 <= metrics["seconds/rollout"] < 60
+    assert 0.01 < metrics["memory_gib"] < 1000

@@ -1,112 +1,162 @@
-"""Which conversations are trained, and the tokens their advantage lies on."""
+"""Training samples: which conversations are trained, and which tokens get their advantage."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.ledger import Ledger, Origin, Picture, Slot
-from saccade.training.credit import sample_of, samples_of
-from saccade.types import End, Episode, Group, Kind, Sample, Score, Scored, Task
+from saccade.algorithms.group_advantages import GroupAdvantages
+from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
+from saccade.training.training_samples import build_sample, build_samples
+from saccade.types import (
+    AnswerType,
+    Block,
+    BlockKind,
+    Call,
+    CallFormat,
+    Episode,
+    EpisodeStatus,
+    Group,
+    Reply,
+    Score,
+    ScoredEpisode,
+    Span,
+    Task,
+    TrainingSample,
+    Turn,
+)
 
-TASK = Task(id="t", question="?", media=(), kind=Kind.OPEN, gold="red")
-FRAME = Picture(path="a", digest="d", time=0.0, width=32, height=32)
+TASK = Task(id="t", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
+FRAME = ImageRef(path="a", digest="d", time=0.0, width=32, height=32)
 
 
-def conversation(mark: int) -> Ledger:
-    """Prompt with a picture of three tokens, forced prefix, reply, tool result, forced prefix, reply."""
-    ledger = Ledger().observe((mark, 9, 2), slots=(Slot(at=1, picture=FRAME, tokens=3),)).force((6,))
-    ledger = ledger.act((5, 7), logprobs=(-0.1, -2.0), version=0)
-    ledger = ledger.observe((8, 8), origin=Origin.TOOL).force((6,))
-    return ledger.act((4,), logprobs=(-0.3,), version=0)
+def make_ledger(first_token: int) -> Ledger:
+    """Build a prompt with an image of three tokens, prefill, reply, tool result, prefill, reply."""
+    ledger = Ledger().observe((first_token, 9, 2), slots=(ImageSlot(index=1, image=FRAME, num_tokens=3),)).prefill((6,))
+    ledger = ledger.append_completion((5, 7), logprobs=(-0.1, -2.0), version=0)
+    ledger = ledger.observe((8, 8), origin=Origin.TOOL).prefill((6,))
+    return ledger.append_completion((4,), logprobs=(-0.3,), version=0)
 
 
-def episode(mark: int, *children: Episode, ledger: Ledger | None = None, end: End = End.ANSWERED) -> Episode:
-    own = conversation(mark) if ledger is None else ledger
-    return Episode(task=TASK, agent="test", ledger=own, turns=(), end=end, children=children)
+def make_episode(
+    first_token: int, *children: Episode, ledger: Ledger | None = None, status: EpisodeStatus = EpisodeStatus.ANSWERED
+) -> Episode:
+    ledger = make_ledger(first_token) if ledger is None else ledger
+    return Episode(task=TASK, environment="test", ledger=ledger, turns=(), status=status, children=children)
 
 
-def group(*episodes: Episode) -> Group:
-    members = tuple(Scored(episode=each, score=Score(value=0.0, parts={})) for each in episodes)
-    return Group(task=TASK, members=members)
+def make_group(*episodes: Episode) -> Group:
+    scored = tuple(ScoredEpisode(episode=episode, score=Score(value=0.0)) for episode in episodes)
+    return Group(task=TASK, episodes=scored)
 
 
-def test_an_advantage_lies_on_sampled_tokens_alone():
-    sample = sample_of(episode(1), 0.5)
-    #                             mark picture        2    <think> reply   tool      <think> reply
+TAGS = Span(kind="tags")
+
+
+def advantages_of(*values, tags=None):
+    """Return the advantages of a group: of every token, and added on the structural tags."""
+    by_span = {} if tags is None else {TAGS: np.array(tags, dtype=float)}
+    return GroupAdvantages(every_token_G=np.array(values, dtype=float), by_span=by_span)
+
+
+def get_first_token(sample: TrainingSample) -> int:
+    return sample.ledger.prompt_ids()[0]
+
+
+def test_exactly_the_sampled_tokens_get_the_advantage():
+    sample = build_sample(make_episode(1), 0.5)
+    #                            first  image         2    <think> reply   tool      <think> reply
     assert sample.advantages == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.5)
-    assert sample.ledger.mask() == tuple(value != 0 for value in sample.advantages)
+    assert sample.ledger.loss_mask() == tuple(value != 0 for value in sample.advantages)
 
 
-@pytest.mark.parametrize("children", ["none", "shared"])
-def test_children_bear_their_parents_advantage_or_none(children):
-    parent = episode(1, episode(2), episode(3, episode(4)))
-    samples = samples_of([group(parent, episode(5))], [np.array([2.0, -1.0])], children)
-    found = [(sample.ledger.compact()[0], max(sample.advantages, key=abs)) for sample in samples]
+@pytest.mark.parametrize("sub_agent_credit", ["none", "shared"])
+def test_sub_agents_share_their_parents_advantage(sub_agent_credit):
+    parent = make_episode(1, make_episode(2), make_episode(3, make_episode(4)))
+    samples = build_samples([make_group(parent, make_episode(5))], [advantages_of(2.0, -1.0)], sub_agent_credit)
+    advantages = [(get_first_token(sample), max(sample.advantages, key=abs)) for sample in samples]
     shared = [(1, 2.0), (2, 2.0), (3, 2.0), (4, 2.0), (5, -1.0)]
-    assert found == (shared if children == "shared" else [(1, 2.0), (5, -1.0)])
+    assert advantages == (shared if sub_agent_credit == "shared" else [(1, 2.0), (5, -1.0)])
 
 
-SPELLED = {5: "<ans", 7: "wer>", 4: "red"}
+VOCABULARY = {5: "<ans", 7: "wer>", 4: "red"}
 
 
-def spell(tokens):
-    return "".join(SPELLED.get(token, "") for token in tokens)
+def decode(tokens):
+    return "".join(VOCABULARY.get(token, "") for token in tokens)
 
 
-def test_an_anchor_lies_on_structural_tokens_on_top():
-    sample = sample_of(episode(1), 0.5, anchor=0.25, decode=spell)
-    #                             mark picture        2    <think> <ans  wer>  tool      <think> red
+def test_anchor_advantages_are_added_on_structural_tokens():
+    sample = build_sample(make_episode(1), 0.5, by_span={TAGS: 0.25}, decode=decode)
+    #                            first  image         2    <think> <ans  wer>  tool      <think> red
     assert sample.advantages == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.75, 0.0, 0.0, 0.0, 0.5)
-    with pytest.raises(ValueError, match="how tokens are spelled"):
-        sample_of(episode(1), 0.5, anchor=0.25)
+    with pytest.raises(ValueError, match="needs decode"):
+        build_sample(make_episode(1), 0.5, by_span={TAGS: 0.25})
 
 
-def test_anchors_go_where_their_parents_advantage_goes():
-    parent = episode(1, episode(2))
-    samples = samples_of([group(parent, episode(3))], [[1.0, -1.0]], "shared", anchors=[[0.5, -0.5]], decode=spell)
-    found = [
-        (sample.ledger.compact()[0], sorted({value for value in sample.advantages if value})) for sample in samples
+def test_sub_agents_share_their_parents_anchor_advantage():
+    parent = make_episode(1, make_episode(2))
+    samples = build_samples(
+        [make_group(parent, make_episode(3))], [advantages_of(1.0, -1.0, tags=[0.5, -0.5])], "shared", decode=decode
+    )
+    advantages = [
+        (get_first_token(sample), sorted({value for value in sample.advantages if value})) for sample in samples
     ]
-    assert found == [(1, [1.0, 1.5]), (2, [1.0, 1.5]), (3, [-1.5, -1.0])]
+    assert advantages == [(1, [1.0, 1.5]), (2, [1.0, 1.5]), (3, [-1.5, -1.0])]
 
 
-def test_members_can_be_left_out():
-    """By the advantage of their structural tokens: 0.2 - 0.3 < 0."""
-    given = {"anchors": [np.array([-0.3, 0.0])], "decode": spell, "leave_out": lambda member, value: value < 0}
-    samples = samples_of([group(episode(1), episode(2))], [np.array([0.2, 0.2])], "none", **given)
-    assert [sample.ledger.compact()[0] for sample in samples] == [2]
+def test_episodes_that_a_mask_leaves_out_are_not_trained():
+    groups, advantages = [make_group(make_episode(1), make_episode(2))], [advantages_of(0.2, 0.2)]
+    samples = build_samples(groups, advantages, "none", masks=[[False, True]])
+    assert [get_first_token(sample) for sample in samples] == [2]
 
 
-def test_each_group_has_its_own_credits():
-    samples = samples_of([group(episode(1), episode(2)), group(episode(3))], [np.array([1.0, -1.0]), [0.25]], "none")
+def test_credits_of_a_turn_and_of_a_call_reach_their_tokens_of_the_main_conversation():
+    """The replies are `<ans` `wer>` and `red`; the call is `red`, in the second turn."""
+    call = Call(name="zoom", arguments={}, call_format=CallFormat.NATIVE)
+    block = Block(kind=BlockKind.CALL, body="red", is_closed=True, call=call)
+    turns = (Turn(reply=Reply(text="<answer>")), Turn(reply=Reply(text="red", blocks=(block,))))
+    parent = replace(make_episode(1, make_episode(2)), turns=turns)
+    spans = {Span(kind="turn", turn=0): np.array([0.25]), Span(kind="call", turn=1, call=0): np.array([2.0])}
+    advantages = GroupAdvantages(every_token_G=np.array([0.5]), by_span=spans)
+    main, child = build_samples([make_group(parent)], [advantages], "shared", decode=decode)
+    assert main.advantages == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.75, 0.0, 0.0, 0.0, 2.5)
+    assert {value for value in child.advantages if value} == {0.5}
+
+
+def test_each_group_has_its_own_advantages():
+    groups = [make_group(make_episode(1), make_episode(2)), make_group(make_episode(3))]
+    samples = build_samples(groups, [advantages_of(1.0, -1.0), advantages_of(0.25)], "none")
     assert [max(sample.advantages, key=abs) for sample in samples] == [1.0, -1.0, 0.25]
 
 
-def test_what_was_never_sampled_is_no_sample():
+def test_conversations_without_sampled_tokens_are_skipped():
     """An aborted episode has no ledger; one whose prompt filled the context has no reply."""
-    aborted = episode(1, ledger=Ledger(), end=End.ABORTED)
-    full = episode(2, ledger=Ledger().observe((2, 2)), end=End.CONTEXT_FULL)
-    samples = samples_of([group(aborted, full, episode(3))], [np.array([-1.0, -1.0, 2.0])], "shared")
-    assert [sample.ledger.compact()[0] for sample in samples] == [3]
+    aborted = make_episode(1, ledger=Ledger(), status=EpisodeStatus.ABORTED)
+    full = make_episode(2, ledger=Ledger().observe((2, 2)), status=EpisodeStatus.CONTEXT_FULL)
+    samples = build_samples([make_group(aborted, full, make_episode(3))], [advantages_of(-1.0, -1.0, 2.0)], "shared")
+    assert [get_first_token(sample) for sample in samples] == [3]
 
 
-def test_groups_and_credits_must_match():
+def test_groups_and_advantages_must_have_equal_lengths():
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        samples_of([group(episode(1))], [], "none")
+        build_samples([make_group(make_episode(1))], [], "none")
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        samples_of([group(episode(1))], [np.array([1.0, 2.0])], "none")
+        build_samples([make_group(make_episode(1))], [advantages_of(1.0, 2.0)], "none")
 
 
-def test_a_sample_refuses_an_advantage_on_what_was_not_sampled():
-    ledger = Ledger().observe((1,)).act((2,), logprobs=(-1.0,), version=0)
-    with pytest.raises(ValueError, match="not sampled"):
-        Sample(ledger=ledger, advantages=(1.0, 1.0))
+def test_a_sample_rejects_an_advantage_on_a_token_that_was_not_sampled():
+    ledger = Ledger().observe((1,)).append_completion((2,), logprobs=(-1.0,), version=0)
+    with pytest.raises(ValueError, match="did not sample"):
+        TrainingSample(ledger=ledger, advantages=(1.0, 1.0))
 
 
 segments_st = st.lists(
     st.tuples(
-        st.sampled_from(["observe", "force", "act"]), st.lists(st.sampled_from([4, 5, 7]), min_size=1, max_size=5)
+        st.sampled_from(["observe", "prefill", "append_completion"]),
+        st.lists(st.sampled_from([4, 5, 7]), min_size=1, max_size=5),
     ),
     max_size=6,
 )
@@ -114,15 +164,17 @@ segments_st = st.lists(
 
 @settings(deadline=None)
 @given(segments_st, st.floats(0.1, 2), st.floats(0.1, 2))
-def test_what_bears_an_advantage_is_exactly_what_was_sampled(drawn, advantage, anchor):
+def test_exactly_the_sampled_tokens_of_any_ledger_get_an_advantage(drawn, advantage, anchor):
     ledger = Ledger()
-    for verb, tokens in drawn:
-        given = {"logprobs": (-1.0,) * len(tokens), "version": 0} if verb == "act" else {}
-        ledger = getattr(ledger, verb)(tokens, **given)
-    sample = sample_of(episode(1, ledger=ledger), advantage, anchor=anchor, decode=spell)
-    assert tuple(value > 0 for value in sample.advantages) == ledger.mask()
+    for method, tokens in drawn:
+        arguments = {"logprobs": (-1.0,) * len(tokens), "version": 0} if method == "append_completion" else {}
+        ledger = getattr(ledger, method)(tokens, **arguments)
+    sample = build_sample(make_episode(1, ledger=ledger), advantage, by_span={TAGS: anchor}, decode=decode)
+    assert tuple(value > 0 for value in sample.advantages) == ledger.loss_mask()
     assert {round(value, 9) for value in sample.advantages} <= {0.0, round(advantage, 9), round(advantage + anchor, 9)}
-    # Without an anchor, and with one where nothing is a tag, all bear the same.
-    plain = sample_of(episode(1, ledger=ledger), advantage)
-    blind = sample_of(episode(1, ledger=ledger), advantage, anchor=anchor, decode=lambda tokens: "x" * len(tokens))
-    assert plain == blind
+    # Without an anchor, and with one but no structural token, all sampled tokens get the same.
+    plain = build_sample(make_episode(1, ledger=ledger), advantage)
+    untagged = build_sample(
+        make_episode(1, ledger=ledger), advantage, by_span={TAGS: anchor}, decode=lambda tokens: "x" * len(tokens)
+    )
+    assert plain == untagged

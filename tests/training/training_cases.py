@@ -1,66 +1,78 @@
-"""Runs of SFT and RL in a small world."""
+"""Run SFT and RL on a small synthetic dataset."""
 
 import asyncio
 import contextlib
+import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from saccade import stages
-from saccade.config import load_recipe
-from saccade.data.rows import read_tasks
-from saccade.rollouts.stage import Stage
+from saccade.config.load import load_recipe
+from saccade.data.dataset import load_tasks
+from saccade.rewards.compose import score_each
+from saccade.rollouts.components import TrainingComponents
+from saccade.runs import pipeline
 from saccade.training import rl, sft
-from saccade.types import Demo, Score, Task
+from saccade.types import Demonstration, Score, Task
 
-CLOCKS = ("seconds/", "tokens_per_second", "memory_")
+TIMING_METRICS = ("seconds/", "tokens_per_second", "memory_")
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing of the package catches it."""
+    """Simulates a kill: nothing in the package catches it."""
 
 
 @dataclass(frozen=True)
-class Home:
-    """Where the world and the model lie, and what runs in them."""
+class Workspace:
+    """A folder with a dataset and a model, and functions that train in it."""
 
     root: Path
     settings: tuple[str, ...]
-    demos: tuple[Demo, ...]
+    demonstrations: tuple[Demonstration, ...]
 
     @property
     def tasks(self) -> list[Task]:
-        return read_tasks(self.root / "world/train/tasks.jsonl")
+        return load_tasks(self.root / "data/train/tasks.jsonl")
 
-    def recipe(self, *overrides: str):
+    def load_recipe(self, *overrides: str):
         recipe = load_recipe("tiny/para_grpo", (*self.settings, *overrides))
-        return stages.with_paths(recipe, model=self.root / "model", world=self.root / "world")
+        return pipeline.with_paths(recipe, model=self.root / "model", data=self.root / "data")
 
-    def stage(self, *overrides: str, weights: Path | None = None) -> Stage:
-        """A stage of its own: training changes its weights."""
-        return stages.load(self.recipe(*overrides), weights or self.root / "model")
+    def load_components(self, *overrides: str, weights: Path | None = None) -> TrainingComponents:
+        """Load new components; training changes their weights."""
+        return pipeline.load_training_components(self.load_recipe(*overrides), weights or self.root / "model")
 
-    def sft(self, stage: Stage, folder: Path, *, demos: Sequence[Demo] = (), die_at: int = 0) -> list[dict]:
-        """The metrics of each step; killed before the checkpoint of step `die_at` is written."""
-        rows, log = _log(die_at)
-        return _run(sft.train(stage, demos or self.demos, folder=folder, log=log), rows)
+    def run_sft(
+        self,
+        components: TrainingComponents,
+        folder: Path,
+        *,
+        demonstrations: Sequence[Demonstration] = (),
+        kill_at: int = 0,
+    ) -> list[dict]:
+        """Return the metrics of each step; the run is killed before it writes the checkpoint of step `kill_at`."""
+        rows, log_step = _build_log(kill_at)
+        return _run(
+            sft.train(components, demonstrations or self.demonstrations, folder=folder, log_step=log_step), rows
+        )
 
-    def rl(self, stage: Stage, folder: Path, *, die_at: int = 0, seen=None) -> list[dict]:
-        rows, log = _log(die_at)
-        return _run(rl.train(stage, self.tasks, folder=folder, log=log, seen=seen), rows)
+    def run_rl(self, components: TrainingComponents, folder: Path, *, kill_at: int = 0, on_groups=None) -> list[dict]:
+        rows, log_step = _build_log(kill_at)
+        return _run(rl.train(components, self.tasks, folder=folder, log_step=log_step, on_groups=on_groups), rows)
 
 
-def _log(die_at):
+def _build_log(kill_at):
     rows: list[dict] = []
 
-    def log(values):
-        rows.append({key: value for key, value in values.items() if not key.startswith(CLOCKS)})
-        if values["step"] == die_at:
+    def log_step(values):
+        rows.append({key: value for key, value in values.items() if not key.startswith(TIMING_METRICS)})
+        if values["step"] == kill_at:
             raise Killed
 
-    return rows, log
+    return rows, log_step
 
 
 def _run(training, rows):
@@ -69,49 +81,73 @@ def _run(training, rows):
     return rows
 
 
-def with_score(stage: Stage, value) -> Stage:
-    """The stage with a reward of its own: `value(episode, count)` where `count` is of the episodes scored before."""
-    counter = iter(range(10**9))
-    return replace(stage, score=lambda episode, task: Score(value=float(value(episode, next(counter))), parts={}))
+def with_reward(components: TrainingComponents, compute) -> TrainingComponents:
+    """Replace the reward by `compute(episode, count)`; `count` is the number of episodes scored before.
+
+    A group's episodes are scored together, in the order of their seeds. So with groups of even size, `count % 2` is the
+    parity of an episode's index in its group, in a resumed run too.
+    """
+    counter = itertools.count()
+    return replace(components, score_fn=score_each(lambda episode: Score(value=float(compute(episode, next(counter))))))
 
 
-def turns(episode, count):
-    """A reward with a spread that says nothing."""
+def alternate(episode, count):
+    """Return 0 and 1 in turns: a reward that differs within every group, whatever the model samples."""
     return count % 2
 
 
+ALTERNATING_REWARD = '''
+"""A reward that differs within every group, whatever the model samples."""
+from collections import Counter
+
+_counts = Counter()
+
+
+def alternating(episode):
+    _counts[episode.task.id] += 1
+    return float(_counts[episode.task.id] % 2)
+'''
+
+
+def write_alternating_reward(folder: Path) -> str:
+    """Write a reward to a file; return the override that adds it to a recipe with a dominating weight."""
+    path = folder / "alternating.py"
+    path.write_text(ALTERNATING_REWARD)
+    return f"rewards={json.dumps({str(path): {'weight': 10.0}})}"
+
+
 @dataclass
-class Recorder:
-    """The stage's own engine, and everything that it sampled."""
+class RecordingEngine:
+    """Wraps an engine and records its requests and completions."""
 
     engine: object
-    served: list = field(default_factory=list)
-    asked: list = field(default_factory=list)
+    completions: list = field(default_factory=list)  # (ledger, completion)
+    requests: list = field(default_factory=list)  # sampling parameters
 
     @property
-    def own_weights(self):
-        return self.engine.own_weights
+    def has_separate_weights(self):
+        return self.engine.has_separate_weights
 
     @property
     def version(self):
         return self.engine.version
 
-    async def generate(self, ledger, sampling):
-        self.asked.append(sampling)
-        completion = await self.engine.generate(ledger, sampling)
-        self.served.append((ledger, completion))
+    async def generate(self, request):
+        self.requests.append(request.sampling)
+        completion = await self.engine.generate(request)
+        self.completions.append((request.ledger, completion))
         return completion
 
-    async def publish(self, weights, version):
-        await self.engine.publish(weights, version)
+    async def sync_weights(self, source, version):
+        await self.engine.sync_weights(source, version)
 
     async def close(self):
         await self.engine.close()
 
 
-def weights(stage: Stage) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in stage.backbone.model.named_parameters()}
+def copy_weights(components: TrainingComponents) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in components.backbone.model.named_parameters()}
 
 
-def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

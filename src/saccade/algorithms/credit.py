@@ -1,54 +1,79 @@
-"""Anchors at structural tokens (Exploration Anchoring, ParaVT, arXiv 2605.20342).
+"""Credits: which sampled tokens of a reply receive the reward of a span.
 
-Where a score has a part called `anchor`, that part is not in the score's value: it is credited apart, to the tokens
-that make up a reply's structure, while the value is credited to everything that was sampled.
+A credit of a score is not in its value: the value is credited to every sampled token, a credit to the tokens of its
+span. The structural tags carry the anchor of Exploration Anchoring (ParaVT, arXiv 2605.20342):
 
     tokens    <think>   It    was red  </think>   <answer>   red   </answer>
     value        A       A     A   A      A           A       A        A
-    anchor                                B           B                B      (`<think>` may be forced: it is no anchor)
+    tags                                  B           B                B      (`<think>` may be prefilled: not a tag)
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
-from saccade.types import Group, Score
+from saccade.types import Reply, Span
 
-PART = "anchor"  # of a score
-TAGS = ("</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>")
-_TAG = re.compile("|".join(map(re.escape, TAGS)))
-
-
-def worth(score: Score) -> float:
-    """The whole of a reward: the score's value, and the anchor where that is credited apart."""
-    return score.value + score.parts.get(PART, 0.0)
+Decode = Callable[[Sequence[int]], str]
+STRUCTURAL_TAGS = ("</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>")
+_TAG_PATTERN = re.compile("|".join(map(re.escape, STRUCTURAL_TAGS)))
 
 
-def rewards(group: Group) -> NDArray[np.float64]:
-    """The whole reward of each member, [G]."""
-    return np.array([worth(member.score) for member in group.members], dtype=np.float64)
+def span_token_mask(
+    span: Span, tokens: Sequence[int], decode: Decode, *, turn: int, reply: Reply | None
+) -> tuple[bool, ...]:
+    """Return, for each sampled token of a reply, whether it overlaps the span.
+
+    `turn` is the index of the reply; `reply`, its blocks, is needed for a call (None: it has no such call). A call
+    includes its tags. `decode` maps ids to text, like a renderer's.
+    """
+    if span.kind == "tags":
+        return structural_token_mask(tokens, decode)
+    if span.turn != turn:
+        return (False,) * len(tokens)
+    if span.kind == "turn":
+        return (True,) * len(tokens)
+    return _mask_overlapping(tokens, decode, lambda text: _find_call(text, reply, span.call))
 
 
-def structural(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[bool, ...]:
-    """Which of one turn's sampled tokens are, or are a part of, one of the `TAGS`.
+def structural_token_mask(tokens: Sequence[int], decode: Decode) -> tuple[bool, ...]:
+    """Return, for each sampled token of one reply, whether it overlaps one of `STRUCTURAL_TAGS`.
 
-    A tag may be one token or be spelled by several; one that also holds other text counts as a whole. `decode` turns
-    ids to text, as a renderer does.
+    A tag may span several tokens; a token that also holds other text counts as structural.
 
-    >>> spelled = {1: "Red", 2: "</", 3: "think", 4: ">", 5: "<answer>", 6: "."}
-    >>> structural((1, 2, 3, 4, 6, 5, 1), lambda ids: "".join(spelled[i] for i in ids))
+    >>> vocabulary = {1: "Red", 2: "</", 3: "think", 4: ">", 5: "<answer>", 6: "."}
+    >>> structural_token_mask((1, 2, 3, 4, 6, 5, 1), lambda ids: "".join(vocabulary[i] for i in ids))
     (False, True, True, True, False, True, False)
     """
-    # One by one: tags are ASCII, and only characters beyond it are ever shared between tokens.
-    spelled = {token: decode((token,)) for token in set(tokens)}
-    ends = list(accumulate(len(spelled[token]) for token in tokens))
-    text = "".join(spelled[token] for token in tokens)
-    inside = np.zeros(len(text) + 1, dtype=np.int64)  # how many characters of tags stand before each place
-    for tag in _TAG.finditer(text):
-        inside[tag.start() + 1 : tag.end() + 1] = 1
-    before = np.cumsum(inside)
+    return _mask_overlapping(tokens, decode, lambda text: (tag.span() for tag in _TAG_PATTERN.finditer(text)))
+
+
+def _find_call(text: str, reply: Reply | None, call: int | None) -> Iterable[tuple[int, int]]:
+    position, index = 0, -1
+    for block in reply.blocks if reply else ():
+        # Tokens are decoded one by one, so a character that is split between tokens reads as replacement characters.
+        body = re.sub(r"[^\x00-\x7f]+", "\x00", block.body.strip())
+        pattern = re.escape(body).replace("\x00", r"[^\x00-\x7f]+")
+        match = re.compile(rf"(?:<\w+>\s*)?{pattern}(?:\s*</\w+>)?").search(text, position) if body else None
+        index += block.call is not None
+        if block.call is not None and index == call:
+            return [match.span()] if match else []
+        position = match.end() if match else position
+    return []
+
+
+def _mask_overlapping(
+    tokens: Sequence[int], decode: Decode, find_ranges: Callable[[str], Iterable[tuple[int, int]]]
+) -> tuple[bool, ...]:
+    # Tokens are decoded one by one: tags are ASCII, and only non-ASCII characters are split between tokens.
+    token_text = {token: decode((token,)) for token in set(tokens)}
+    ends = list(accumulate(len(token_text[token]) for token in tokens))
+    text = "".join(token_text[token] for token in tokens)
+    is_inside = np.zeros(len(text) + 1, dtype=np.int64)  # shifted by one for the cumulative sum
+    for start, end in find_ranges(text):
+        is_inside[start + 1 : end + 1] = 1
+    num_before = np.cumsum(is_inside)
     starts = [0, *ends][:-1]
-    return tuple(bool(before[end] > before[start]) for start, end in zip(starts, ends, strict=True))
+    return tuple(bool(num_before[end] > num_before[start]) for start, end in zip(starts, ends, strict=True))

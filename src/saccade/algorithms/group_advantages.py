@@ -1,113 +1,162 @@
 """Advantages: how much better an episode did than its group.
 
-Axis letters: G episodes of one group, N episodes of a whole batch.
+    scores ─shape─> rewards ─compare within the group (`advantages/*`)─> ─whiten over the batch─> GroupAdvantages
+
+Axis letters: G episodes of one group, N episodes of a whole batch, S spans that a group credits.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from saccade.algorithms.anchoring import rewards
-from saccade.config import Advantage
-from saccade.types import Group, Scored
+from saccade import plugins
+from saccade.config.schema import AdvantageConfig
+from saccade.errors import ConfigError, boundary
+from saccade.types import Group, ScoredEpisode, Span
 
-Estimator = Literal["mean", "mean_std", "leave_one_out"]
 _EPSILON = 1e-6  # added to a std before dividing
+FloatArray = NDArray[np.float64]
 
 
-def advantages(rewards_G: ArrayLike, estimator: Estimator, *, whole_G: ArrayLike | None = None) -> NDArray[np.float64]:
-    """One advantage per episode of a group, [G]; a group of one gets 0.
+class AdvantageEstimator(Protocol):
+    """An estimator with its settings bound; see `algorithms/advantages`."""
 
-    `mean` A = R - mean(R) (PyVision-RL); `mean_std` A = (R - mean(R)) / (std(R) + 1e-6) (GRPO, arXiv 2402.03300, with
-    the population std); `leave_one_out` A = R - the mean of the other G - 1 (RLOO, arXiv 2402.14740). Where the rewards
-    are a part of larger ones, `whole_G` are those, and theirs is the std: then the advantages of the parts add up to
-    the advantage of the whole. ValueError for rewards that are not finite or not a flat list.
+    def __call__(self, rewards_G: FloatArray, total_rewards_G: FloatArray) -> FloatArray:
+        """Return one advantage per episode, linear in `rewards_G`, which may be a part of the total rewards."""
 
-    >>> advantages([1.3, 1.0, 0.0, 0.0], "mean").round(3).tolist()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAdvantages:
+    """The advantages of a group's episodes: of every sampled token, and what is added on the tokens of each span."""
+
+    every_token_G: FloatArray
+    by_span: Mapping[Span, FloatArray]  # [G] each
+
+    @property
+    def total_G(self) -> FloatArray:
+        """Return the advantages of a token that all credited spans contain."""
+        return self.every_token_G + sum(self.by_span.values())
+
+
+def compute_advantages(
+    rewards_G: ArrayLike,
+    estimator: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    total_rewards_G: ArrayLike | None = None,
+) -> FloatArray:
+    """Return one advantage per episode of a group, [G]; a group of one gets 0.
+
+    If `rewards_G` are one part of larger rewards, pass those as `total_rewards_G`, so that the advantages of the parts
+    add up to the advantage of the total. Raises ValueError for rewards that are not finite or not a flat list,
+    ConfigError for an unknown estimator or setting.
+
+    >>> compute_advantages([1.3, 1.0, 0.0, 0.0], "dr_grpo").round(3).tolist()
     [0.725, 0.425, -0.575, -0.575]
     """
+    return _estimate(resolve_estimator(estimator, settings or {}), rewards_G, total_rewards_G)
+
+
+def resolve_estimator(name: str, settings: Mapping[str, Any]) -> AdvantageEstimator:
+    """Return an estimator with its settings. Raises ConfigError for an unknown name or setting.
+
+    The estimator raises it, too, if the plugin fails or returns anything but one finite number per episode.
+    """
+    bound, key = plugins.resolve("algorithms.advantages", name, settings), "rl.advantage.estimator"
+
+    def estimate(rewards_G: FloatArray, total_rewards_G: FloatArray) -> FloatArray:
+        with boundary(ConfigError, f"the advantage estimator {name!r} failed", key=key, value=name):
+            values_G = np.asarray(bound(rewards_G, total_rewards_G), dtype=np.float64)
+        if values_G.shape != rewards_G.shape or not np.isfinite(values_G).all():
+            message = f"the advantage estimator {name!r} must return {len(rewards_G)} finite numbers, one per episode"
+            raise ConfigError(f"{message}, not {values_G.tolist()}", key=key, value=name)
+        return values_G
+
+    return estimate
+
+
+def _estimate(
+    estimator: AdvantageEstimator, rewards_G: ArrayLike, total_rewards_G: ArrayLike | None = None
+) -> FloatArray:
     values_G = np.asarray(rewards_G, dtype=np.float64)
     if values_G.ndim != 1 or not np.isfinite(values_G).all():
         raise ValueError(f"rewards must be a flat list of finite numbers, got {values_G.tolist()}")
-    size = len(values_G)
-    if size < 2:  # nothing to compare with
+    if len(values_G) < 2:  # nothing to compare with
         return np.zeros_like(values_G)
-    centred_G = values_G - values_G.mean()
-    if estimator == "mean_std":
-        return centred_G / (np.asarray(values_G if whole_G is None else whole_G).std() + _EPSILON)
-    # R - mean of the others = (R - mean of all) * G / (G - 1)
-    return centred_G * size / (size - 1) if estimator == "leave_one_out" else centred_G
+    return estimator(values_G, values_G if total_rewards_G is None else np.asarray(total_rewards_G, dtype=np.float64))
 
 
-def shaped(rewards_G: ArrayLike, *, scale: float = 1.0, bias: float = 0.0, clip: float = 20.0) -> NDArray[np.float64]:
-    """Rewards as AReaL hands them on: clip((R + bias) * scale, -clip, clip), [G].
+def shape_rewards(rewards: ArrayLike, *, scale: float = 1.0, bias: float = 0.0, clip: float = 20.0) -> FloatArray:
+    """Shape rewards as AReaL does: clip((R + bias) * scale, -clip, clip), in the shape of `rewards`.
 
-    >>> shaped([1.2, 0.2], scale=10.0, bias=-0.2).tolist()
+    >>> shape_rewards([1.2, 0.2], scale=10.0, bias=-0.2).tolist()
     [10.0, 0.0]
     """
-    return np.clip((np.asarray(rewards_G, dtype=np.float64) + bias) * scale, -clip, clip)
+    return np.clip((np.asarray(rewards, dtype=np.float64) + bias) * scale, -clip, clip)
 
 
-def whitened(values_N: ArrayLike) -> NDArray[np.float64]:
-    """Values shifted and scaled to mean 0 and population std 1 over the batch, [N]; equal values become 0."""
+def whiten(values_N: ArrayLike) -> FloatArray:
+    """Shift and scale values to mean 0 and population std 1 over the batch, [N]; equal values become 0."""
     array_N = np.asarray(values_N, dtype=np.float64)
     return (array_N - array_N.mean()) / (array_N.std() + _EPSILON) if len(array_N) else array_N
 
 
-def credit(groups: Sequence[Group], settings: Advantage) -> list[NDArray[np.float64]]:
-    """The advantages of a batch that every sampled token bears: one array [G] per group, in order.
+def compute_group_advantages(groups: Sequence[Group], settings: AdvantageConfig) -> list[GroupAdvantages]:
+    """Return the advantages of each group, in order.
 
-    Rewards are shaped, compared within their group, and, with `whiten`, whitened over all episodes of the batch. Where
-    scores have an anchor apart, it has no part in these (see `anchor_credit`), but for the std by which they are
-    divided: that is always of the whole reward.
+    Rewards are shaped, compared within their group, and, with `whiten`, whitened over all episodes of the batch. The
+    credits of a span are compared with the group's credits of the same span (an episode without one has 0). The parts
+    add up to the advantages of the total rewards, whose std divides them all.
     """
-    return [everywhere_G for everywhere_G, _ in _credits(groups, settings)]
-
-
-def anchor_credit(groups: Sequence[Group], settings: Advantage) -> list[NDArray[np.float64]]:
-    """The advantages of the anchors alone, which structural tokens bear on top: one array [G] per group, in order.
-
-    Both together are the advantages of the whole reward, so a structural token has the advantage that it would have if
-    the anchor were in the score's value. All zeros where no score has an anchor apart.
-    """
-    return [anchor_G for _, anchor_G in _credits(groups, settings)]
-
-
-def _credits(groups: Sequence[Group], settings: Advantage) -> list[NDArray[np.float64]]:
-    """[2, G] per group: what every token bears, and what structural ones bear on top."""
-    found = []
-    for group in groups:
-        whole_G, value_G = (_shaped(values_G, settings) for values_G in (rewards(group), group.rewards))
-        everywhere_G = advantages(value_G, settings.estimator, whole_G=whole_G)
-        # What shaping makes of the anchor is what it makes of the whole less what it makes of the rest.
-        anchor_G = advantages(whole_G - value_G, settings.estimator, whole_G=whole_G)
-        found.append(np.stack([everywhere_G, anchor_G]))
-    if not settings.whiten or not found:
-        return found
-    both_2N = np.concatenate(found, axis=1)
-    whole_N = both_2N.sum(axis=0)
-    anchor_N = both_2N[1] / (whole_N.std() + _EPSILON)
-    ends = np.cumsum([part.shape[1] for part in found])[:-1]
-    return np.split(np.stack([whitened(whole_N) - anchor_N, anchor_N]), ends, axis=1)
-
-
-def _shaped(rewards_G: ArrayLike, settings: Advantage) -> NDArray[np.float64]:
-    return shaped(rewards_G, scale=settings.reward_scale, bias=settings.reward_bias, clip=settings.reward_clip)
-
-
-def is_punished(member: Scored, advantage: float) -> bool:
-    """Whether an episode is correct (accuracy of at least one half) and its advantage is below 0 all the same."""
-    return advantage < 0 and member.score.parts.get("accuracy", 0.0) >= 0.5
-
-
-def punished(groups: Sequence[Group], credits: Sequence[ArrayLike]) -> float:
-    """The share of correct episodes (accuracy of at least one half) whose advantage is below 0; 0.0 without any."""
-    below = [
-        is_punished(member, value)
-        for group, values_G in zip(groups, credits, strict=True)
-        for member, value in zip(group.members, np.asarray(values_G).tolist(), strict=True)
-        if member.score.parts.get("accuracy", 0.0) >= 0.5
+    estimator = resolve_estimator(settings.estimator, settings.settings)
+    spans = [
+        sorted({credit.span for one in group.episodes for credit in one.score.credits}, key=repr) for group in groups
     ]
-    return sum(below) / max(1, len(below))
+    parts = [_compute_parts(group, own, estimator, settings) for group, own in zip(groups, spans, strict=True)]
+    if settings.whiten and parts:
+        total_N = np.concatenate([part.sum(axis=0) for part in parts])
+        scale, ends = total_N.std() + _EPSILON, np.cumsum([part.shape[1] for part in parts])[:-1]
+        for part, white_G in zip(parts, np.split(whiten(total_N), ends), strict=True):
+            part[1:] /= scale
+            part[0] = white_G - part[1:].sum(axis=0)
+    return [
+        GroupAdvantages(every_token_G=part[0], by_span=dict(zip(own, part[1:], strict=True)))
+        for part, own in zip(parts, spans, strict=True)
+    ]
+
+
+def _compute_parts(
+    group: Group, spans: Sequence[Span], estimator: AdvantageEstimator, settings: AdvantageConfig
+) -> FloatArray:
+    """Return the advantages of every token and of each span, [1 + S, G]."""
+    credits_SG = [
+        [sum(credit.value for credit in one.score.credits if credit.span == span) for one in group.episodes]
+        for span in spans
+    ]
+    # Shaping clips, so a span's shaped credit is what it adds to the shaped sum of the value and the spans before it.
+    shaped = shape_rewards(
+        np.cumsum([group.rewards, *credits_SG], axis=0),
+        scale=settings.reward_scale,
+        bias=settings.reward_bias,
+        clip=settings.reward_clip,
+    )
+    return np.stack([_estimate(estimator, row_G, shaped[-1]) for row_G in np.diff(shaped, axis=0, prepend=0.0)])
+
+
+def is_correct_with_negative_advantage(scored_episode: ScoredEpisode, advantage: float) -> bool:
+    """Return whether an episode is correct although its advantage is below 0."""
+    return advantage < 0 and scored_episode.score.is_correct
+
+
+def frac_correct_negative(groups: Sequence[Group], advantages: Sequence[ArrayLike]) -> float:
+    """Return the fraction of correct episodes whose advantage is below 0; 0.0 if none is correct."""
+    is_negative = [
+        is_correct_with_negative_advantage(scored, value)
+        for group, values_G in zip(groups, advantages, strict=True)
+        for scored, value in zip(group.episodes, np.asarray(values_G).tolist(), strict=True)
+        if scored.score.is_correct
+    ]
+    return sum(is_negative) / max(1, len(is_negative))

@@ -1,139 +1,159 @@
-"""Which groups are learned from: whole groups, filtered, ranked and cut to a target."""
+"""Select the groups to train on: filter episodes and groups, rank the groups and cut them to a target number.
 
+groups ─filters of episodes─> ─at least two left─> ─filters of groups─> ─rank, cut─> advantages ─filters by advantage─>
+"""
+
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.algorithms.advantages import is_punished
-from saccade.algorithms.anchoring import rewards
-from saccade.config import Select
-from saccade.types import Episode, Group, Scored
+from saccade import plugins
+from saccade.errors import ConfigError, boundary
+from saccade.types import Group, ScoredEpisode
+
+Filters = Mapping[str, Mapping[str, Any]]  # settings by the filter's name, as in `rl.filters`
+BUILT_IN_STAGES = ("too_few_episodes", "over_target")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filtered:
-    """What one filter did: groups and episodes before it that it kept and removed, and how many of those were correct.
+class FilterReport:
+    """What one filter did, as (kept, removed) pairs; `frac_correct` is 0.0 if there are no episodes."""
 
-    The correct shares are of episodes with accuracy of at least one half; 0.0 where there was none.
-
-    >>> Filtered(name="spread", groups=(6, 2), episodes=(48, 16), correct=(0.5, 1.0)).groups[1]
-    2
-    """
-
-    name: str  # ends | image | length | survivors | spread | target | correct_with_negative_advantage
-    groups: tuple[int, int]  # kept, removed
-    episodes: tuple[int, int]
-    correct: tuple[float, float]
+    name: str  # of the filter, or one of BUILT_IN_STAGES
+    num_groups: tuple[int, int]  # kept, removed
+    num_episodes: tuple[int, int]
+    frac_correct: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The groups to learn from, those that were good but too many, and what each filter did, in order.
+class SelectionResult:
+    """The groups to train on, and the report of each filter, in order."""
 
-    >>> Selection(kept=(), spare=(), report=(), missing=3).missing
-    3
+    kept_groups: tuple[Group, ...]
+    surplus_groups: tuple[Group, ...]  # they passed every filter but exceed the target
+    filter_reports: tuple[FilterReport, ...]
+    num_missing: int  # groups short of the target
+
+
+def resolve_filters(filters: Filters) -> dict[str, dict[str, Callable[..., bool]]]:
+    """Return the filters with their settings, by what they read: "scored", "group" or "advantage".
+
+    Raises ConfigError for an unknown name or setting, a filter that reads nothing, and two filters with the same name,
+    or one with the name of a built-in stage; a returned filter raises it if the plugin fails.
     """
+    resolved: dict[str, dict[str, Callable[..., bool]]] = {"scored": {}, "group": {}, "advantage": {}}
+    names_in_use = {*BUILT_IN_STAGES}
+    for name, settings in filters.items():
+        key, stage = f"rl.filters.{name}", plugins.get_object_name(name)
+        bound = plugins.resolve("algorithms.filters", name, settings)
+        parameters = inspect.signature(bound).parameters
+        positional = [one for one, parameter in parameters.items() if parameter.kind < inspect.Parameter.KEYWORD_ONLY]
+        if not positional:
+            message = f"the filter {name!r} has no first parameter; it must be `scored` or `group`"
+            raise ConfigError(message, key=key, value=name)
+        if stage in names_in_use:
+            message = (
+                f"the name {stage!r} of the filter {name!r} belongs to another one or to a built-in stage; rename it"
+            )
+            raise ConfigError(message, key=key, value=stage)
+        names_in_use.add(stage)
+        kind = "advantage" if "advantage" in parameters else "group" if positional[0] == "group" else "scored"
+        resolved[kind][stage] = _with_boundary(name, bound)
+    return resolved
 
-    kept: tuple[Group, ...]
-    spare: tuple[Group, ...]
-    report: tuple[Filtered, ...]
-    missing: int  # groups short of the target
+
+def _with_boundary(name: str, should_keep: Callable[..., bool]) -> Callable[..., bool]:
+    def run_filter(item: ScoredEpisode | Group, **advantage: float) -> bool:
+        task_id = (item if isinstance(item, Group) else item.episode).task.id
+        message = f"the filter {name!r} failed on task {task_id}"
+        with boundary(ConfigError, message, key=f"rl.filters.{name}", value=task_id):
+            return bool(should_keep(item, **advantage))
+
+    return run_filter
 
 
-def select(groups: Sequence[Group], settings: Select, *, target: int) -> Selection:
-    """Filter and rank groups and take at most `target` of them, each whole.
+def select_groups(
+    groups: Sequence[Group], filters: Filters, *, target: int, rank_by: Literal["none", "reward_std"] = "none"
+) -> SelectionResult:
+    """Filter and rank groups and take at most `target` of them; a kept group keeps all its surviving episodes.
 
-    In order:
-      ends       drops the episodes whose end is in `settings.drop_ends`;
-      image      with `must_show_image`, drops those in which no tool showed a picture, to the model or to a sub-agent;
-      length     with `max_tokens`, drops those with a conversation, a sub-agent's included, of more expanded tokens;
-      survivors  drops groups with fewer than two episodes left;
-      spread     drops groups whose rewards' population std, over the survivors, is not above `settings.min_spread`;
-      target     takes the first groups, after ranking by that std from large to small (ties by task id) where
-                 `settings.rank` is "std", else as they came.
-    `correct_with_negative_advantage` is not for here: it needs advantages, and leaves those of the others as they are
-    (see `forgiven`).
+    Filters of episodes run first, then groups with fewer than two episodes left are dropped ("too_few_episodes" in the
+    reports), then filters of groups run; each kind in the given order. "over_target" drops the groups after the first
+    `target`: ranked by the std of their rewards in descending order (ties by task id) if `rank_by` is "reward_std",
+    else in the given order. Filters by advantage are applied later (see `filter_by_advantage`).
     """
+    resolved = resolve_filters(filters)
     stages: dict[str, Sequence[Group]] = {"": groups}
-    for name, fits in _fitness(settings).items():
-        stages[name] = [_only(group, fits) for group in _last(stages)]
-    # statistics of a group are derived from its members, so they are those of the survivors from here on
-    stages["survivors"] = [group for group in _last(stages) if len(group.members) > 1]
-    stages["spread"] = [group for group in _last(stages) if _spread(group) > settings.min_spread]
-    ranked = sorted(_last(stages), key=_rank) if settings.rank == "std" else _last(stages)
-    stages["target"] = ranked[:target]
-    report = [
-        filtered(name, *pair) for name, pair in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True)
-    ]
-    kept, spare = tuple(ranked[:target]), tuple(ranked[target:])
-    return Selection(kept=kept, spare=spare, report=tuple(report), missing=target - len(kept))
-
-
-def forgiven(groups: Sequence[Group], credits: Sequence[NDArray[np.float64]]) -> Filtered:
-    """What is left out of the loss where correct episodes with a negative advantage are (PyVision-RL's filter).
-
-    The groups keep them as something to compare with, so that nobody else's advantage changes.
-    """
-    after = [
-        replace(group, members=tuple(itertools.compress(group.members, _unpunished(group, values))))
-        for group, values in zip(groups, credits, strict=True)
-    ]
-    return filtered("correct_with_negative_advantage", groups, after)
-
-
-def _unpunished(group: Group, values_G: NDArray[np.float64]) -> list[bool]:
-    return [not is_punished(member, float(value)) for member, value in zip(group.members, values_G, strict=True)]
-
-
-def _fitness(settings: Select) -> dict[str, Callable[[Episode], bool]]:
-    """The filters of single episodes that are switched on, by name: what an episode must be to stay."""
-    fits: dict[str, Callable[[Episode], bool]] = {"ends": lambda episode: episode.end not in settings.drop_ends}
-    if settings.must_show_image:
-        fits["image"] = _saw_more
-    if settings.max_tokens:
-        fits["length"] = lambda episode: all(len(each.ledger) <= settings.max_tokens for each in episode.walk())
-    return fits
-
-
-def _saw_more(episode: Episode) -> bool:
-    shown = any(result.pictures for result in episode.results)
-    return shown or any(child.ledger.pictures() for child in episode.children)
-
-
-def _only(group: Group, fits: Callable[[Episode], bool]) -> Group:
-    return replace(group, members=tuple(member for member in group.members if fits(member.episode)))
-
-
-def _last(stages: Mapping[str, Sequence[Group]]) -> Sequence[Group]:
-    return list(stages.values())[-1]
-
-
-def _spread(group: Group) -> float:
-    """The population std of the whole rewards, an anchor that is credited apart included."""
-    return float(np.std(rewards(group)))
-
-
-def _rank(group: Group) -> tuple[float, str]:
-    """Widest first; rounded, so that the order of members can't break a tie."""
-    return (-round(_spread(group), 9), group.task.id)
-
-
-def filtered(name: str, before: Sequence[Group], after: Sequence[Group]) -> Filtered:
-    """What a filter did between two stages that share their members."""
-    kept = [member for group in after for member in group.members]
-    # members are shared between the stages, never copied, so identity tells who is left
-    left = {id(member) for member in kept}
-    removed = [member for group in before for member in group.members if id(member) not in left]
-    return Filtered(
-        name=name,
-        groups=(len(after), len(before) - len(after)),
-        episodes=(len(kept), len(removed)),
-        correct=(_correct(kept), _correct(removed)),
+    last = groups
+    for name, keep_episode in resolved["scored"].items():
+        stages[name] = last = [_filter_episodes(group, keep_episode) for group in last]
+    # A group's statistics are derived from its episodes: from here on, from the remaining ones.
+    stages["too_few_episodes"] = last = [group for group in last if len(group.episodes) > 1]
+    for name, keep_group in resolved["group"].items():
+        stages[name] = last = [group for group in last if keep_group(group)]
+    ranked = sorted(last, key=_build_rank_key) if rank_by == "reward_std" else last
+    stages["over_target"] = ranked[:target]
+    kept, surplus = tuple(ranked[:target]), tuple(ranked[target:])
+    return SelectionResult(
+        kept_groups=kept,
+        surplus_groups=surplus,
+        filter_reports=tuple(
+            build_filter_report(name, *pair)
+            for name, pair in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True)
+        ),
+        num_missing=target - len(kept),
     )
 
 
-def _correct(members: Sequence[Scored]) -> float:
-    return sum(member.score.parts.get("accuracy", 0.0) >= 0.5 for member in members) / max(1, len(members))
+def filter_by_advantage(
+    groups: Sequence[Group], advantages: Sequence[NDArray[np.float64]], filters: Filters
+) -> tuple[list[list[bool]], list[FilterReport]]:
+    """Return which episodes of each group to train on, and the report of each filter that reads advantages.
+
+    The groups keep the other episodes for comparison, so the advantages don't change.
+    """
+    masks = [[True] * len(group.episodes) for group in groups]
+    reports, before = [], list(groups)
+    for name, keep in resolve_filters(filters)["advantage"].items():
+        for group, values_G, mask in zip(groups, advantages, masks, strict=True):
+            for index, (scored, value) in enumerate(zip(group.episodes, values_G.tolist(), strict=True)):
+                mask[index] = mask[index] and keep(scored, advantage=value)
+        after = [
+            replace(group, episodes=tuple(itertools.compress(group.episodes, mask)))
+            for group, mask in zip(groups, masks, strict=True)
+        ]
+        reports.append(build_filter_report(name, before, after))
+        before = after
+    return masks, reports
+
+
+def _filter_episodes(group: Group, should_keep: Callable[[ScoredEpisode], bool]) -> Group:
+    return replace(group, episodes=tuple(filter(should_keep, group.episodes)))
+
+
+def _build_rank_key(group: Group) -> tuple[float, str]:
+    """Sort by descending std; rounding keeps the order of the episodes from breaking ties."""
+    return (-round(float(np.std(group.total_rewards)), 9), group.task.id)
+
+
+def build_filter_report(name: str, before: Sequence[Group], after: Sequence[Group]) -> FilterReport:
+    """Compare the groups before and after a filter."""
+    kept = [scored for group in after for scored in group.episodes]
+    # The stages share their episodes and never copy them, so identity shows which are left.
+    kept_ids = {id(scored) for scored in kept}
+    removed = [scored for group in before for scored in group.episodes if id(scored) not in kept_ids]
+    return FilterReport(
+        name=name,
+        num_groups=(len(after), len(before) - len(after)),
+        num_episodes=(len(kept), len(removed)),
+        frac_correct=(_compute_frac_correct(kept), _compute_frac_correct(removed)),
+    )
+
+
+def _compute_frac_correct(scored_episodes: Sequence[ScoredEpisode]) -> float:
+    return sum(scored.score.is_correct for scored in scored_episodes) / max(1, len(scored_episodes))

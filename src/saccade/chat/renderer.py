@@ -1,12 +1,11 @@
-"""Words to tokens for one checkpoint: only the new is rendered, the past is never tokenised again.
+"""Render messages to tokens for one checkpoint: only new messages are tokenized, earlier tokens are never changed.
 
-What a ledger ends with decides how the next observation begins. `###` is the end of a turn as sampled:
+The end of the ledger decides how the next segment begins:
 
-    ledger ends with          the observation begins with
-    nothing                   the conversation's start (system prompt, tools)
-    ...###                    the gap that the template writes after a turn's end
-    a reply cut by length,    the turn's end, then the gap
-    or a forced prefix
+    the ledger ends with                     the segment begins with
+    nothing                                  the start of the conversation (system prompt, tools)
+    a sampled end-of-turn token              the template's separator between turns
+    a reply cut by length, or a prefill      an end-of-turn token, then the separator
 """
 
 import json
@@ -18,120 +17,129 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade import plugins
-from saccade.chat.families._family import Family, Piece, Scaffold, Spoken
-from saccade.chat.families._vision import Vision
-from saccade.chat.parse import parse
-from saccade.chat.tokens import Tokens
+from saccade.chat.families.base import Family, ModelText, Piece, TemplateText
+from saccade.chat.families.vision_geometry import VisionGeometry
+from saccade.chat.parser import parse_reply
+from saccade.chat.tokenizer import ChatTokenizer
 from saccade.errors import ModelError
-from saccade.ledger import Ledger, Origin, Picture, Segment, Slot
+from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin, Segment
 from saccade.types import Message, Reply
 
 
 class ChatRenderer:
-    """A family's template with a checkpoint's tokenizer; fulfils `protocols.Renderer`."""
+    """A family's template with a checkpoint's tokenizer; implements `protocols.Renderer`."""
 
-    def __init__(self, family: Family, tokens: Tokens, vision: Vision) -> None:
+    def __init__(self, family: Family, tokenizer: ChatTokenizer, vision_geometry: VisionGeometry) -> None:
         self.family = family.name
-        self.factor = vision.factor
-        self.stop_ids = tuple(tokens.special(content) for content in family.stops)
-        self.forbidden_ids = tuple(tokens.special(content) for content in family.forbidden)
-        self._family, self._tokens, self._vision = family, tokens, vision
-        self._turn_end = tokens.special(family.turn_end)
-        self._placeholder = tokens.special(family.placeholder)
+        self.factor = vision_geometry.factor
+        self.stop_ids = tuple(tokenizer.get_added_token_id(content) for content in family.stop_tokens)
+        self.forbidden_ids = tuple(tokenizer.get_added_token_id(content) for content in family.forbidden_tokens)
+        self._family, self._tokenizer, self._vision_geometry = family, tokenizer, vision_geometry
+        self._turn_end_id = tokenizer.get_added_token_id(family.turn_end)
+        self._image_token_id = tokenizer.get_added_token_id(family.image_token)
 
     def render(
         self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Segment:
-        """What `messages` add to `ledger`, up to the opening of the assistant's next turn.
+        """Return the segment that appends `messages` to `ledger`, up to the opening of the assistant's next turn.
 
-        `tools` (JSON schemas) are announced where the conversation starts and ignored later. The segment's origin is
-        TOOL if a message has the role "tool". Raises DataError for an unknown role and MediaError for a picture whose
-        sides don't fit.
+        `tools` (JSON schemas) are rendered at the start of the conversation and ignored later. The segment's origin is
+        TOOL if a message has the role "tool". Raises DataError for an unknown role, and MediaError for an image whose
+        sides aren't multiples of `factor`.
         """
         if ledger.segments:
-            pieces = [self._closing(ledger), *self._family.turns(messages)]
+            pieces = [self._close_turn(ledger), *self._family.render_turns(messages)]
         else:
-            pieces = self._family.start(messages, tools)
-        tokens, slots = self._tokenise([*pieces, self._family.reply])
+            pieces = self._family.render_start(messages, tools)
+        tokens, slots = self._tokenize([*pieces, self._family.generation_prompt])
         origin = Origin.TOOL if any(message.role == "tool" for message in messages) else Origin.PROMPT
         return Segment(tokens=tokens, origin=origin, slots=slots)
 
-    def _closing(self, ledger: Ledger) -> Scaffold:
-        # Another stop token than the family's own end of turn leaves the turn open.
+    def _close_turn(self, ledger: Ledger) -> TemplateText:
+        # A stop token other than the family's end-of-turn token leaves the turn open.
         last = ledger.segments[-1]
-        ended = last.sampled and last.tokens[-1] == self._turn_end
-        return Scaffold(self._family.turn_gap if ended else self._family.turn_end + self._family.turn_gap)
+        is_closed = last.is_sampled and last.tokens[-1] == self._turn_end_id
+        return TemplateText(("" if is_closed else self._family.turn_end) + self._family.turn_separator)
 
-    def _tokenise(self, pieces: Iterable[Piece]) -> tuple[tuple[int, ...], tuple[Slot, ...]]:
+    def _tokenize(self, pieces: Iterable[Piece]) -> tuple[tuple[int, ...], tuple[ImageSlot, ...]]:
         parts: list[int | str] = []
-        pictures: list[Picture] = []
+        images: list[ImageRef] = []
         for piece in pieces:
-            if isinstance(piece, Picture):
-                pictures.append(piece)
-                parts.append(self._placeholder)
+            if isinstance(piece, ImageRef):
+                images.append(piece)
+                parts.append(self._image_token_id)
             elif isinstance(piece, str):
                 parts.append(piece)
             else:
-                parts += self._voice(piece)
-        # No text can hold the placeholder's id, so the placeholders found are the pictures given.
-        tokens = self._tokens.encode(parts)
-        places = [at for at, token in enumerate(tokens) if token == self._placeholder]
+                parts += self._split_special_tokens(piece)
+        # No text encodes to the placeholder's id, so placeholders and images correspond one to one.
+        tokens = self._tokenizer.encode(parts)
+        indices = [index for index, token in enumerate(tokens) if token == self._image_token_id]
         slots = [
-            Slot(at=at, picture=picture, tokens=self.visual_tokens(picture))
-            for at, picture in zip(places, pictures, strict=True)
+            ImageSlot(index=index, image=image, num_tokens=self.count_visual_tokens(image))
+            for index, image in zip(indices, images, strict=True)
         ]
         return tuple(tokens), tuple(slots)
 
-    def _voice(self, piece: Scaffold | Spoken) -> list[int | str]:
-        return self._tokens.scaffold(piece.text) if isinstance(piece, Scaffold) else self._tokens.spoken(piece.text)
+    def _split_special_tokens(self, piece: TemplateText | ModelText) -> list[int | str]:
+        return (
+            self._tokenizer.split_template_text(piece.text)
+            if isinstance(piece, TemplateText)
+            else self._tokenizer.split_model_text(piece.text)
+        )
+
+    def render_prefill(self, text: str) -> Segment:
+        """Return the segment of a prefilled reply."""
+        return Segment(tokens=self.encode(text), origin=Origin.PREFILL)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The model's own ids for `text`: structural tags are their tokens; turn and vision marks are plain text."""
-        return tuple(self._tokens.encode(self._tokens.spoken(text)))
+        """Encode text as a reply: structural tags become their tokens; turn and vision tokens stay plain text."""
+        return tuple(self._tokenizer.encode(self._tokenizer.split_model_text(text)))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Ids to text, special tokens included."""
-        return self._tokens.decode(tokens)
+        """Decode ids to text, special tokens included."""
+        return self._tokenizer.decode(tokens)
 
-    def parse(self, tokens: Sequence[int], *, forced: Sequence[int] = ()) -> Reply:
-        """One turn's ids, without the stop id that may end them, to a reply; never raises."""
-        said = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
-        # Decoded apart, so that the forced prefix of the text is exactly what was forced.
-        prefix = self.decode(forced)
-        return parse(prefix + self.decode(said), len(prefix))
+    def parse(self, tokens: Sequence[int], *, prefill: Sequence[int] = ()) -> Reply:
+        """Parse one turn's ids into a reply, ignoring a stop id at the end; never raises."""
+        content = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
+        # Decoded separately, so that the prefill's length in characters is exact.
+        prefix = self.decode(prefill)
+        return parse_reply(prefix + self.decode(content), len(prefix))
 
-    def visual_tokens(self, picture: Picture) -> int:
-        """How many visual tokens a picture has; its sides must be multiples of `factor` (else MediaError)."""
-        return self._vision.tokens(picture)
+    def count_visual_tokens(self, image: ImageRef) -> int:
+        """Return an image's number of visual tokens. Raises MediaError unless its sides are multiples of `factor`."""
+        return self._vision_geometry.count_visual_tokens(image)
 
-    def positions(self, ledger: Ledger) -> NDArray[np.int64]:
-        """Explicit M-RoPE positions [3, len(ledger)] of the expanded tokens; sampling goes on at their maximum + 1."""
-        return self._vision.positions(len(ledger), ledger.slots())
+    def compute_position_ids(self, ledger: Ledger) -> NDArray[np.int64]:
+        """Return the M-RoPE positions [3, len(ledger)] of the expanded tokens; sampling continues at maximum + 1."""
+        return self._vision_geometry.compute_position_ids(len(ledger), ledger.slots())
 
-    def patches(self, pixels: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Pictures (uint8 RGB [H, W, 3] each) to `pixel_values` [patches, values] and `image_grid_thw` [N, 3]."""
-        return self._vision.patches(pixels)
+    def patchify(self, pixels: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Convert images (uint8 RGB [H, W, 3] each) to `pixel_values` [patches, values] and `image_grid_thw` [N, 3]."""
+        return self._vision_geometry.patchify(pixels)
 
 
-def load_renderer(folder: str) -> ChatRenderer:
-    """The renderer of a checkpoint folder; its config.json's `model_type` names the family.
+def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
+    """Load the renderer of a checkpoint folder; without `family`, `model_type` in its config.json names it.
 
-    Raises ModelError where the folder is no model, its family is unknown, or its tokenizer lacks the family's tokens.
+    Raises ModelError if the folder isn't a model, its family is unknown, or its tokenizer lacks the family's tokens.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise ModelError(f"{folder} is not a model: it has no config.json")
+        raise ModelError(f"{folder} is not a model: it has no config.json", key=str(path))
     try:
-        kind = json.loads(path.read_text(encoding="utf-8"))["model_type"]
+        model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path} is not a model's config: it has no model_type") from error
-    family = _find_family(str(kind))
-    return ChatRenderer(family, Tokens(folder), family.vision(folder))
+        raise ModelError(f"{path} is not a model's config: it has no model_type", key="model_type") from error
+    family = family or _find_family(str(model_type))
+    return ChatRenderer(family, ChatTokenizer(folder), family.load_vision_geometry(folder))
 
 
 def _find_family(name: str) -> Family:
-    found = plugins.names("chat.families")
-    if name not in found:
-        raise ModelError(f"there is no model family {name!r}; {plugins.nearest(name, found)}")
+    families = plugins.list_plugins("chat.families")
+    if name not in families:
+        message = f"there is no model family {name!r}; {plugins.suggest(name, families)}"
+        raise ModelError(message, key="model_type", value=name)
     family: Family = plugins.load("chat.families", name)
     return family

@@ -1,4 +1,4 @@
-"""Text to ids and back for one tokenizer, with three voices: the scaffold's, the model's own, and anybody's."""
+"""Encode text by its source: the template (all special tokens), the model (structural tags), others (plain text)."""
 
 import json
 import re
@@ -10,56 +10,59 @@ from tokenizers import Tokenizer
 from saccade.errors import ModelError, boundary
 
 
-class Tokens:
+class ChatTokenizer:
     """A checkpoint's tokenizer.
 
-    Text is cut at the added tokens a voice may use, and the rest is tokenised by the same tokenizer with its added
-    tokens taken out: no text can become a special token by spelling it. Adjacent texts are tokenised as one.
+    Text is split at the added tokens that its source may use; the rest is encoded by the same tokenizer without added
+    tokens, so that text which spells a special token never becomes one. Adjacent texts are encoded as one.
     """
 
     def __init__(self, folder: str) -> None:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise ModelError(f"{folder} has no tokenizer.json; save the tokenizer there with save_pretrained")
-        with boundary(ModelError, f"{path} can't be read"):
+            message = f"{folder} has no tokenizer.json; save the tokenizer there with save_pretrained"
+            raise ModelError(message, key=str(path))
+        with boundary(ModelError, f"{path} can't be read", key=str(path)):
             data = json.loads(path.read_text(encoding="utf-8"))
-            self._full = Tokenizer.from_str(json.dumps(data))
-            # Without its added tokens the same tokenizer spells `<|im_end|>` letter by letter.
-            self._plain = Tokenizer.from_str(json.dumps({**data, "added_tokens": [], "post_processor": None}))
-            self._ids = {entry["content"]: int(entry["id"]) for entry in data["added_tokens"]}
+            self._tokenizer = Tokenizer.from_str(json.dumps(data))
+            # Without its added tokens the same tokenizer encodes `<|im_end|>` as ordinary characters.
+            self._plain_tokenizer = Tokenizer.from_str(json.dumps({**data, "added_tokens": [], "post_processor": None}))
+            self._added_ids = {entry["content"]: int(entry["id"]) for entry in data["added_tokens"]}
             structural = [entry["content"] for entry in data["added_tokens"] if not entry["special"]]
         self._path = path
-        self._any_added: re.Pattern[str] | None = cutter(self._ids)
-        self._structural = cutter(structural)
-        self._refuse_fakes()
+        self._added_pattern: re.Pattern[str] | None = build_token_pattern(self._added_ids)
+        self._structural_pattern = build_token_pattern(structural)
+        self._check_plain_encoding()
 
-    def _refuse_fakes(self) -> None:
-        added = set(self._ids.values())
-        for content in self._ids:
-            if not added.isdisjoint(self._plain.encode(content).ids):
-                raise ModelError(f"{self._path} spells {content!r} as plain text with a special token's id")
+    def _check_plain_encoding(self) -> None:
+        added = set(self._added_ids.values())
+        for content in self._added_ids:
+            if not added.isdisjoint(self._plain_tokenizer.encode(content).ids):
+                message = f"{self._path} spells {content!r} as plain text with a special token's id"
+                raise ModelError(message, key=str(self._path), value=content)
 
-    def special(self, content: str) -> int:
-        """The id of an added token. Raises ModelError where the tokenizer has none."""
-        if content not in self._ids:
-            raise ModelError(f"{self._path} has no special token {content!r}; it isn't this family's tokenizer")
-        return self._ids[content]
+    def get_added_token_id(self, content: str) -> int:
+        """Return the id of an added token. Raises ModelError if the tokenizer lacks it."""
+        if content not in self._added_ids:
+            message = f"{self._path} has no special token {content!r}; it isn't this family's tokenizer"
+            raise ModelError(message, key=str(self._path), value=content)
+        return self._added_ids[content]
 
-    def scaffold(self, text: str) -> list[int | str]:
-        """Every added token in `text` as its id, the rest as text."""
-        return self._cut(text, self._any_added)
+    def split_template_text(self, text: str) -> list[int | str]:
+        """Split text into the ids of its added tokens and the text between them."""
+        return self._split(text, self._added_pattern)
 
-    def spoken(self, text: str) -> list[int | str]:
-        """Structural tags in `text` as their ids; turn and vision marks stay text."""
-        return self._cut(text, self._structural)
+    def split_model_text(self, text: str) -> list[int | str]:
+        """Split text into the ids of its structural tags and the text between them; other special tokens stay text."""
+        return self._split(text, self._structural_pattern)
 
-    def _cut(self, text: str, cutter: re.Pattern[str] | None) -> list[int | str]:
-        # A split by one group puts the separators, here the added tokens, at the odd places.
-        parts = [text] if cutter is None else cutter.split(text)
-        return [self._ids[part] if index % 2 else part for index, part in enumerate(parts) if part]
+    def _split(self, text: str, pattern: re.Pattern[str] | None) -> list[int | str]:
+        # A pattern with one group puts the separators, here the added tokens, at odd indices.
+        parts = [text] if pattern is None else pattern.split(text)
+        return [self._added_ids[part] if index % 2 else part for index, part in enumerate(parts) if part]
 
     def encode(self, pieces: Iterable[int | str]) -> list[int]:
-        """Ids as they are, texts as plain text; neighbouring texts are joined first."""
+        """Encode the texts among the pieces as plain text, adjacent ones joined; ids are unchanged."""
         ids: list[int] = []
         texts: list[str] = []
         for piece in (*pieces, None):
@@ -67,27 +70,26 @@ class Tokens:
                 texts.append(piece)
                 continue
             if texts:
-                ids += self._spell("".join(texts))
+                ids += self._encode_plain("".join(texts))
                 texts = []
             if piece is not None:
                 ids.append(piece)
         return ids
 
-    def _spell(self, text: str) -> list[int]:
-        return list(self._plain.encode(utf8(text)).ids)
+    def _encode_plain(self, text: str) -> list[int]:
+        return list(self._plain_tokenizer.encode(replace_surrogates(text)).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Ids to text, special tokens included; bytes that are no UTF-8 become U+FFFD."""
-        return self._full.decode(list(tokens), skip_special_tokens=False)
+        """Decode ids to text, special tokens included; invalid UTF-8 becomes U+FFFD."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
-def cutter(contents: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds any of these texts, the longest first; None where there are none."""
+def build_token_pattern(contents: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern that matches any of these texts, the longest first; None if there are none."""
     longest_first = sorted(contents, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
-def utf8(text: str) -> str:
-    """The text as it can be written down."""
-    # Lone surrogates (a tool may print them) become question marks; the tokenizer would refuse them.
+def replace_surrogates(text: str) -> str:
+    """Return the text with lone surrogates, which tools may print and tokenizers reject, as question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -1,160 +1,482 @@
-"""A plan as tables: what a recipe is made of, a step of each of its stages, and the memory of a GPU."""
+"""Estimate conversations, RL and SFT steps, and a GPU's memory from a recipe alone.
 
-from collections.abc import Mapping
-from dataclasses import replace
+    recipe ──> EpisodeSize ──> RolloutCost ──┐
+    (each environment) └────> TrainingCost ──┴──> tables (plan.py), checks (run_checks.py)
+    model sizes ─────────────────┴──> MemoryEstimate
+
+A prompt is the family's template around placeholder images; no media is decoded and no weights are loaded.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, get_args
 
-from saccade.config import Recipe
-from saccade.evaluation.report import Grid
-from saccade.model.sizes import Sizes
-from saccade.planning.steps import BYTES, Memory, Rollouts, Training, memory, rl_training, rollouts, sft_training
-from saccade.planning.talks import Assumed, Attempt, attempt_of, settings_of, sizes_of
+from saccade import plugins
+from saccade.chat.families.base import ModelText, Piece, TemplateText
+from saccade.chat.renderer import load_renderer
+from saccade.config.schema import KlConfig, OptimizerConfig, Recipe
+from saccade.errors import ConfigError
+from saccade.ledger import ImageRef, Ledger
+from saccade.media.frame_sampling import interleave_timestamps
+from saccade.media.image import fit_size
+from saccade.models.backbone import MAX_ATTENTION_QUERIES, MAX_VISION_TOKENS
+from saccade.models.model_sizes import ModelSizes, compute_published_sizes, compute_tiny_sizes, read_sizes
+from saccade.protocols import PixelBudget
+from saccade.rollouts.components import resolve_settings, resolve_tool_settings
+from saccade.training.packing import PrefixTree, bin_pack
+from saccade.training.train_step import MAX_LOGITS_PER_CHUNK
+from saccade.types import Message
 
-NOTE = (
-    "Counts are the most that can happen: every reply and result at its longest; of several frame budgets each is as "
-    "frequent as any other. --reply and --calls plan for a usual step instead. A video has the size shown and at least "
-    "as many frames as the budget; a question has {question} tokens. Text is counted with the model's tokenizer where "
-    "its folder is there, else as one token per word, digit and run of signs.\n"
-    "Weights, gradients, moments and copies are divided evenly over the GPUs; gradients are float32 while a step is "
-    "taken. Activations are what autograd keeps of one pass where attention keeps no scores; logits are five float32 "
-    "copies of one piece. Fragmentation and what libraries take for themselves come on top."
-)
+Medium = Literal["video", "image"]
+# Counts the tokens of a prompt's messages and tool schemas.
+TokenCounter = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], int]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_FLOAT32_BYTES = 4
+_LOGITS_COPIES = 5  # of a chunk of logits, at the peak
+_TURN_MARKER_TOKENS = 8  # around a turn, or around a tool result
+_PREFILL_TOKENS = 2  # of the prefilled think tag
+_TOKEN_PATTERN = re.compile(r"<\|\w+\|>|\d| ?[^\W\d_]{1,8}|[^\w\s]+|\s+|_")
 
 
-def plan(name: str, recipe: Recipe, assumed: Assumed, *, gpus: int = 1, root: Path = Path()) -> list[Grid]:
-    """The plan of a recipe: its essentials, and a step of each stage for which it sets anything.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAssumptions:
+    """What a recipe doesn't specify: (width, height) of the video or image, and tokens of a question with its options.
 
-    `root` is the folder that a relative path of its model may start at. Raises SaccadeError with one sentence for a
-    recipe that can't be planned.
+    `reply_tokens` and `calls_per_turn` replace the recipe's limits, to estimate a usual step instead of the largest.
     """
-    recipe, assumed = settled(recipe, assumed, root)
-    sizes = sizes_of(recipe)
-    attempt = attempt_of(recipe, sizes, assumed)
-    grids, needs = [essentials(name, recipe, sizes, attempt, assumed)], dict[str, Memory]()
-    if "rl" in recipe.model_fields_set:
-        rolled, trained = rollouts(recipe, attempt), rl_training(recipe, attempt)
-        rows = [*_rolled(recipe, attempt, rolled), *_trained(trained), *_cached(recipe, sizes, rolled)]
-        grids.append(Grid(title="One step of RL, at most", header=("", "", ""), rows=tuple(rows)))
-        needs["RL"] = memory(recipe, sizes, recipe.rl.optim, trained, gpus=gpus, kl=recipe.rl.kl)
-    if "sft" in recipe.model_fields_set:
-        trained = sft_training(recipe, attempt)
-        grids.append(Grid(title="One step of SFT", header=("", "", ""), rows=tuple(_trained(trained))))
-        needs["SFT"] = memory(recipe, sizes, recipe.sft.optim, trained, gpus=gpus)
-    return [*grids, _memory(recipe, needs, gpus)] if needs else grids
+
+    video_size: tuple[int, int] = (1920, 1080)
+    question_tokens: int = 64
+    reply_tokens: int | None = None
+    calls_per_turn: int | None = None
 
 
-def settled(recipe: Recipe, assumed: Assumed, root: Path) -> tuple[Recipe, Assumed]:
-    """The recipe with its model's path as seen from here, and with what sizes of videos it is planned."""
-    if recipe.model.path and (root / recipe.model.path).exists():
-        model = recipe.model.model_copy(update={"path": str(root / recipe.model.path)})
-        recipe = recipe.model_copy(update={"model": model})
-    if not recipe.model.published:  # then it is about the world's own videos or pictures
-        side = recipe.world.image.pixels if recipe.world.media == "image" else recipe.world.pixels
-        assumed = replace(assumed, video=(side, side))
-    return recipe, assumed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationSize:
+    """A conversation: frames, tokens and visual tokens of its prompt, sampled tokens, and total tokens."""
+
+    num_frames: int
+    prompt_tokens: int
+    visual_tokens: int
+    sampled_tokens: int
+    total_tokens: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens after the prompt."""
+        return self.total_tokens - self.prompt_tokens
 
 
-def essentials(name: str, recipe: Recipe, sizes: Sizes, attempt: Attempt, assumed: Assumed) -> Grid:
-    """What a recipe is made of."""
-    model, rl, sft = recipe.model, recipe.rl, recipe.sft
-    weights = f"adapters of rank {model.lora_rank}" if model.lora_rank else "all weights"
-    shown = " ".join(f"{talk.frames}: {talk.prompt:,} ({talk.visual:,})" for talk in attempt.talks)
-    rewards = ", ".join(f"{term.weight:g} × {reward}" for reward, term in recipe.rewards.items())
-    whiten = ", whitened" if rl.advantage.whiten else ""
-    distances = {"loss": rl.kl.loss, "reward": rl.kl.reward}
-    held = "".join(f"; KL {value:g} in the {where}" for where, value in distances.items() if value)
-    what, counted = ("picture", "pictures") if recipe.world.media == "image" else ("video", "frames")
-    lines = {
-        "model": f"{sizes.name}: {sizes.parameters / 1e9:.3g} B parameters, {weights}, {model.dtype}, {model.device}",
-        "agent": f"{recipe.agent.name}: {attempt.turns} tool turns of {attempt.calls} calls",
-        "prompt": f"{counted}: tokens (visual): {shown}; {what} {assumed.video[0]}x{assumed.video[1]}",
-        "sub-agent": f"{attempt.sub.frames}: {attempt.sub.prompt:,} ({attempt.sub.visual:,})" if attempt.sub else "",
-        "replies": f"{recipe.sampling.max_tokens:,} tokens a turn, temperature {recipe.sampling.temperature:g}",
-    }
-    if "rl" in recipe.model_fields_set:
-        lines["rewards"] = rewards
-        lines["RL"] = (
-            f"{rl.steps:,} steps, {rl.optim.name}, learning rate {rl.optim.lr:g} {rl.optim.schedule}; "
-            f"{rl.advantage.estimator}{whiten}; clip {rl.loss.clip_low:g}/{rl.loss.clip_high:g}; ranked by "
-            f"{rl.select.rank}{held}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSize:
+    """The conversations of an episode: its own, one per frame budget K, and a sub-agent's.
+
+    `max_turns` is the number of tool turns, `calls_per_turn` that of the calls in each.
+    """
+
+    conversations: tuple[ConversationSize, ...]
+    sub_agent: ConversationSize | None
+    max_turns: int
+    calls_per_turn: int
+
+    @property
+    def num_sub_agents(self) -> int:
+        """The most sub-agents that an episode can have."""
+        return self.max_turns * self.calls_per_turn if self.sub_agent else 0
+
+    @property
+    def longest(self) -> ConversationSize:
+        """The conversation with the most tokens."""
+        return max(self.conversations, key=lambda conversation: conversation.total_tokens)
+
+    def assign_frame_budgets(self, num_prompts: int) -> list[ConversationSize]:
+        """Return the conversations of `num_prompts` prompts: budgets in rotation from the largest, equally often."""
+        longest_first = sorted(self.conversations, key=lambda conversation: -conversation.total_tokens)
+        return [longest_first[i % len(longest_first)] for i in range(num_prompts)]
+
+
+def resolve_model_sizes(recipe: Recipe) -> ModelSizes:
+    """Return the sizes of the recipe's model: its folder's, its published base model's, or a tiny model's."""
+    if recipe.model.path:
+        return read_sizes(recipe.model.path)
+    if recipe.model.base_model:
+        return compute_published_sizes(recipe.model.base_model)
+    return compute_tiny_sizes(recipe.model.family)
+
+
+def resolve_assumptions(
+    recipe: Recipe, assumptions: PlanAssumptions, model_root: Path
+) -> tuple[Recipe, PlanAssumptions]:
+    """Return the recipe with its model's path relative to the working directory, and the size of its videos.
+
+    A relative path of the model is resolved against `model_root` if it exists there.
+    """
+    if recipe.model.path and (model_root / recipe.model.path).exists():
+        recipe = recipe.with_values({"model.path": str(model_root / recipe.model.path)})
+    if not recipe.model.base_model:  # planned with the synthetic videos or images
+        side = recipe.synthetic.image.image_size if recipe.synthetic.media == "image" else recipe.synthetic.frame_size
+        assumptions = replace(assumptions, video_size=(side, side))
+    return recipe, assumptions
+
+
+# ---- an episode ----------------------------------------------------------------------------------------------------
+
+
+def estimate_episodes(recipe: Recipe, sizes: ModelSizes, assumptions: PlanAssumptions) -> dict[str, EpisodeSize]:
+    """Estimate an episode of each environment of the recipe, by name; that of the default environment is ""."""
+    return {name: estimate_environment(recipe, sizes, assumptions, name) for name in ("", *recipe.environments)}
+
+
+def estimate_environment(
+    recipe: Recipe, sizes: ModelSizes, assumptions: PlanAssumptions, environment: str
+) -> EpisodeSize:
+    """Estimate an episode of the environment that tasks select by this name, or of the default one ("").
+
+    Tasks of either medium may select a named environment, so its prompts hold frames, or one image. Raises ConfigError
+    if no prompt leaves room for a reply.
+    """
+    if not environment:
+        return estimate_episode(recipe, sizes, assumptions)
+    named = recipe.with_values({"environment": recipe.environments[environment]})
+    section, episodes, misfit = f"environments.{environment}", [], ConfigError()
+    for medium in get_args(Medium):
+        try:
+            episodes.append(estimate_episode(named, sizes, assumptions, medium=medium, section=section))
+        except ConfigError as error:
+            misfit = error
+    if not episodes:
+        raise misfit
+    conversations = tuple(conversation for episode in episodes for conversation in episode.conversations)
+    return replace(episodes[0], conversations=conversations)
+
+
+def estimate_episode(
+    recipe: Recipe,
+    sizes: ModelSizes,
+    assumptions: PlanAssumptions,
+    *,
+    medium: Medium | None = None,
+    section: str = "environment",
+) -> EpisodeSize:
+    """Estimate the conversations of one episode in the recipe's default environment.
+
+    The `medium` of the prompt is that of the synthetic data by default. Raises ConfigError, with a key in the recipe's
+    `section`, if a prompt leaves no room for a reply.
+    """
+    settings, count_tokens = resolve_settings("environments", recipe.environment), build_token_counter(recipe, sizes)
+    tools = resolve_tool_settings(settings)
+    turns = settings.get("max_turns", 0) if tools else 0
+    calls = 1 if settings.get("dispatch") == "sequential" else settings.get("max_calls", 1)
+    calls = calls if assumptions.calls_per_turn is None else min(calls, assumptions.calls_per_turn)
+    reply = min(recipe.sampling.max_tokens, assumptions.reply_tokens or recipe.sampling.max_tokens)
+    prefill = _PREFILL_TOKENS if settings.get("force_think") else 0
+    images = sum(count_tool_visual_tokens(tool, calls, turns, sizes.factor) for tool in tools.values())
+    texts = calls * (min(settings.get("max_tool_result_tokens", 512), reply) + _TURN_MARKER_TOKENS)
+    results = texts + images + _TURN_MARKER_TOKENS  # tokens of a turn's tool results
+    context = settings.get("max_context_tokens", 32768)
+    schemas = [plugins.load("tools", name).schema for name in tools] if settings.get("show_tool_schemas", True) else []
+    system = [Message(role="system", parts=(settings["system"],))] if settings.get("system") else []
+    is_image = (medium or recipe.synthetic.media) == "image"  # a prompt with one image, without timestamps
+
+    def estimate_conversation(
+        num_frames: int, pixels: tuple[int, int], num_replies: int, *, is_main_agent: bool
+    ) -> ConversationSize:
+        budget = PixelBudget(min_pixels=pixels[0], max_pixels=pixels[1])
+        width, height = fit_size(*assumptions.video_size, sizes.factor, budget)
+        frames = [ImageRef(path="", digest="", time=100.0 + i, width=width, height=height) for i in range(num_frames)]
+        user = Message(role="user", parts=tuple(frames if is_image else interleave_timestamps(frames)))
+        prompt = count_tokens([*system, user], schemas) if is_main_agent else count_tokens([user], ())
+        prompt += assumptions.question_tokens + (prefill if is_main_agent else 0)
+        if prompt >= context:
+            key = f"{section}.settings.max_context_tokens"
+            raise ConfigError(
+                f"a prompt of {num_frames} frames takes {prompt} tokens, and the context ends at {context}; show fewer "
+                f"or smaller frames, or raise {key}",
+                key=key,
+                value=context,
+            )
+        return ConversationSize(
+            num_frames=num_frames,
+            prompt_tokens=prompt,
+            visual_tokens=num_frames * width * height // sizes.factor**2,
+            sampled_tokens=min(num_replies * reply, context - prompt),
+            total_tokens=min(context, prompt + num_replies * reply + (num_replies - 1) * (results + prefill)),
         )
-    if "sft" in recipe.model_fields_set:
-        lines["SFT"] = f"{sft.steps:,} steps, {sft.optim.name}, learning rate {sft.optim.lr:g} {sft.optim.schedule}"
-    return Grid(title=name, header=("", ""), rows=tuple((key, value) for key, value in lines.items() if value))
+
+    overview_pixels = settings.get("image_pixels" if is_image else "frame_pixels", (784, 50176))
+    budgets = recipe.frame_budgets or (settings.get("num_frames", 0),)
+    if is_image:
+        budgets = (1,)
+    elif settings.get("video_in_prompt") is False:  # the video is only in the interpreter
+        budgets = (0,)
+    crop = tools.get("crop_video") if turns else None
+    return EpisodeSize(
+        conversations=tuple(
+            estimate_conversation(frames, overview_pixels, turns + 1, is_main_agent=True) for frames in budgets
+        ),
+        sub_agent=estimate_conversation(crop["frame_range"][1], crop["frame_pixels"], 1, is_main_agent=False)
+        if crop
+        else None,
+        max_turns=turns,
+        calls_per_turn=calls,
+    )
 
 
-# ---- rows of a step: what, how much, made of what ------------------------------------------------------------------
+def count_tool_visual_tokens(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:
+    """Return the most visual tokens that a tool's results add to a turn, from the tool's settings.
 
-Line = tuple[str, str, str]
-
-
-def _rolled(recipe: Recipe, attempt: Attempt, rolled: Rollouts) -> list[Line]:
-    group, sub = recipe.rl.group, attempt.sub
-    rounds = recipe.rl.select.max_rounds
-    again = f", and again in up to {rounds} rounds" if rounds > 1 else ""
-    trained = f"{recipe.rl.prompts} of {rolled.groups} prompts are trained, {group} attempts at each{again}"
-    lines = [
-        ("attempts", f"{rolled.attempts:,}", trained),
-        ("pictures", f"{rolled.pictures:,}", "overviews once per prompt, windows once per sub-agent"),
-        ("sampled tokens", f"{rolled.sampled:,}", f"{attempt.turns + 1} replies an attempt"),
-    ]
-    if sub:
-        asked = f"{rolled.attempts * attempt.subs:,} sub-agents with {sub.sampled:,} each"
-        lines.append(("sampled by sub-agents", f"{rolled.sub_sampled:,}", asked))
-    return lines
-
-
-def _trained(training: Training) -> list[Line]:
-    rows = f"passes: {training.passes:,}, of {training.at_once} of {training.rows:,} rows; {training.row:,} tokens each"
-    lines = [("trained tokens, packed", f"{training.packed:,}", rows)]
-    if training.apart > training.packed:
-        saved = f"without shared prefixes: {training.apart / training.packed:.2f} times as many"
-        lines.append(("trained tokens, apart", f"{training.apart:,}", saved))
-    return lines
-
-
-def _cached(recipe: Recipe, sizes: Sizes, rolled: Rollouts) -> list[Line]:
-    each = sizes.key_values(BYTES[recipe.model.dtype])
-    given = settings_of("engines", recipe.engine)
-    lines = [
-        ("keys and values", f"{amount(each)} a token", f"the longest conversation: {amount(each * rolled.longest)}"),
-        ("all of them at once", amount(each * rolled.tokens), f"{rolled.tokens:,} tokens, nothing shared"),
-    ]
-    if "flight_tokens" in given:
-        held = given["flight_tokens"] + given["kept_tokens"]
-        lines.append(("the engine's bound", amount(each * held), f"{held:,} tokens in flight and kept"))
-    return lines
-
-
-def _memory(recipe: Recipe, needs: Mapping[str, Memory], gpus: int) -> Grid:
-    chosen = recipe.model.activation_checkpointing
-    used = {True: "activations, layers computed again", False: "activations, all kept"}
-    rows = [
-        ("weights", *(amount(each.weights) for each in needs.values())),
-        ("gradients", *(amount(each.gradients) for each in needs.values())),
-        ("moments", *(amount(each.moments) for each in needs.values())),
-        ("float32 copies", *(amount(each.copies) for each in needs.values())),
-        ("the first weights (KL)", *(amount(each.reference) for each in needs.values())),
-        (_marked(used[True], chosen), *(amount(each.checkpointed) for each in needs.values())),
-        (_marked(used[False], not chosen), *(amount(each.kept) for each in needs.values())),
-        ("logits", *(amount(each.logits) for each in needs.values())),
-        ("in all", *(amount(each.peak(checkpointing=chosen)) for each in needs.values())),
-    ]
-    where = f"each of {gpus} GPUs" if gpus > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
-    return Grid(title=f"Memory of {where} in training, about", header=("", *needs), rows=tuple(rows))
-
-
-def _marked(text: str, chosen: bool) -> str:
-    return text if chosen else f"({text})"
-
-
-def amount(count: float) -> str:
-    """Bytes for people.
-
-    >>> amount(147456), amount(17 * 2**30)
-    ('144 KiB', '17.0 GiB')
+    A tool shows one image per call, `max_frames` per call, or the turn's share of `max_images`; one with a
+    `frame_range` shows its frames to a sub-agent.
     """
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.0f} {unit}" if count >= 100 * size else f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
+    pixels = tool.get("frame_pixels", tool.get("image_pixels"))
+    if pixels is None or "frame_range" in tool:
+        return 0
+    num_images = calls * tool.get("max_frames", 1)
+    if "max_images" in tool:
+        num_images = -(-tool["max_images"] // max(turns, 1))
+    return num_images * (int(pixels[1]) // factor**2)
+
+
+def build_token_counter(recipe: Recipe, sizes: ModelSizes) -> TokenCounter:
+    """Return a function that counts a prompt's tokens: by the model's tokenizer, or without it by `estimate_tokens`."""
+    if recipe.model.path:
+        renderer = load_renderer(recipe.model.path)
+        return lambda messages, tools: len(Ledger(segments=(renderer.render(Ledger(), messages, tools=tools),)))
+    family = plugins.load("chat.families", recipe.model.family)
+
+    def count_piece(piece: Piece) -> int:
+        if isinstance(piece, ImageRef):
+            return piece.width * piece.height // sizes.factor**2
+        return estimate_tokens(piece.text if isinstance(piece, TemplateText | ModelText) else piece)
+
+    return lambda messages, tools: sum(
+        count_piece(piece) for piece in (*family.render_start(messages, tools), family.generation_prompt)
+    )
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate a text's tokens: one per word (of at most eight letters), digit, and run of punctuation.
+
+    >>> estimate_tokens("<12.5 seconds>"), estimate_tokens("Which colour is shown?")
+    (7, 5)
+    """
+    return len(_TOKEN_PATTERN.findall(text))
+
+
+# ---- a step -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCost:
+    """The rollouts of an RL step: groups, episodes, images shown, sampled tokens.
+
+    `total_tokens` are those of all conversations at their longest, without shared prefixes.
+    """
+
+    num_groups: int
+    num_episodes: int
+    num_images: int
+    sampled_tokens: int
+    sub_agent_sampled_tokens: int
+    total_tokens: int
+    max_conversation_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCost:
+    """The training of a step: tokens with one row per conversation, and packed with shared prefixes.
+
+    The other fields describe the packed rows.
+    """
+
+    unpacked_tokens: int
+    packed_tokens: int
+    visual_tokens: int
+    num_rows: int
+    micro_batch_size: int
+    num_micro_batches: int
+    max_row_tokens: int
+
+    @property
+    def max_row_visual_tokens(self) -> int:
+        """Visual tokens of the longest row."""
+        return math.ceil(self.max_row_tokens * self.visual_tokens / self.packed_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes on each GPU: the persistent state, and what one micro-batch saves for its gradients.
+
+    `activations` is what autograd saves in full, `checkpointed_activations` with activation checkpointing.
+    """
+
+    weights: int
+    gradients: int
+    optimizer_state: int
+    master_weights: int
+    reference_weights: int
+    activations: int
+    checkpointed_activations: int
+    logits: int
+
+    def compute_peak(self, *, uses_checkpointing: bool) -> int:
+        """Return the peak, which is in the last backward pass of a step."""
+        persistent = self.weights + self.gradients + self.optimizer_state + self.master_weights + self.reference_weights
+        return persistent + self.logits + (self.checkpointed_activations if uses_checkpointing else self.activations)
+
+
+# ---- tokens --------------------------------------------------------------------------------------------------------
+
+
+def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
+    """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions."""
+    group, sub_agent, selection = recipe.rl.group_size, episode.sub_agent, recipe.rl.selection
+    prompts = episode.assign_frame_budgets(selection.compute_launch_counts(recipe.rl.prompts_per_step)[1])
+    num_sub_agents = len(prompts) * group * episode.num_sub_agents
+    total = sum(prompt.total_tokens for prompt in prompts) * group
+    return RolloutCost(
+        num_groups=len(prompts),
+        num_episodes=len(prompts) * group,
+        num_images=sum(prompt.num_frames for prompt in prompts)
+        + (num_sub_agents * sub_agent.num_frames if sub_agent else 0),
+        sampled_tokens=sum(prompt.sampled_tokens for prompt in prompts) * group,
+        sub_agent_sampled_tokens=num_sub_agents * sub_agent.sampled_tokens if sub_agent else 0,
+        total_tokens=total + (num_sub_agents * sub_agent.total_tokens if sub_agent else 0),
+        max_conversation_tokens=episode.longest.total_tokens,
+    )
+
+
+def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
+    """Estimate the training of an RL step: whole groups, and their sub-agents if those share the credit."""
+    settings, sub_agent = recipe.rl, episode.sub_agent
+    prompts = episode.assign_frame_budgets(settings.prompts_per_step)
+    trains_sub_agents = settings.advantage.sub_agent_credit == "shared"
+    num_children = settings.prompts_per_step * settings.group_size * episode.num_sub_agents
+    children = [sub_agent] * num_children if sub_agent and trains_sub_agents else []
+    trees = [
+        (size, prompt)
+        for prompt in prompts
+        for size in compute_tree_sizes(prompt, settings.group_size, settings.pack_length)
+    ]
+    trees += [(child.total_tokens, child) for child in children]
+    return _estimate_training(
+        unpacked_tokens=sum(prompt.total_tokens for prompt in prompts) * settings.group_size
+        + sum(child.total_tokens for child in children),
+        tree_sizes=[size for size, _ in trees],
+        visual_tokens=sum(conversation.visual_tokens for _, conversation in trees),
+        pack_length=settings.pack_length,
+        micro_batch_size=settings.micro_batch_size,
+    )
+
+
+def estimate_sft_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
+    """Estimate the training of an SFT step: full rows with the largest prompt's share of visual tokens."""
+    settings, longest = recipe.sft, episode.longest
+    return _estimate_training(
+        unpacked_tokens=settings.tokens_per_step,
+        tree_sizes=[settings.pack_length] * math.ceil(settings.tokens_per_step / settings.pack_length),
+        visual_tokens=math.ceil(settings.tokens_per_step * longest.visual_tokens / longest.prompt_tokens),
+        pack_length=settings.pack_length,
+        micro_batch_size=settings.micro_batch_size,
+    )
+
+
+def _estimate_training(
+    *, unpacked_tokens: int, tree_sizes: Sequence[int], visual_tokens: int, pack_length: int, micro_batch_size: int
+) -> TrainingCost:
+    rows = bin_pack(
+        [PrefixTree(prefix_length=0, sample_indices=(), num_tokens=size) for size in tree_sizes], pack_length
+    )
+    return TrainingCost(
+        unpacked_tokens=unpacked_tokens,
+        packed_tokens=sum(tree_sizes),
+        visual_tokens=visual_tokens,
+        num_rows=len(rows),
+        micro_batch_size=min(len(rows), micro_batch_size),
+        num_micro_batches=math.ceil(len(rows) / micro_batch_size),
+        max_row_tokens=max(sum(tree.num_tokens for tree in row) for row in rows),
+    )
+
+
+def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:
+    """Return the tokens of each prefix tree of a group; if the group exceeds a row, each tree repeats the prompt.
+
+    >>> size = ConversationSize(
+    ...     num_frames=4, prompt_tokens=100, visual_tokens=4, sampled_tokens=50, total_tokens=150
+    ... )
+    >>> compute_tree_sizes(size, 8, 300)
+    [300, 300]
+    """
+    most = max(1, (pack_length - conversation.prompt_tokens) // conversation.completion_tokens)
+    return [
+        conversation.prompt_tokens + min(most, num_episodes - start) * conversation.completion_tokens
+        for start in range(0, num_episodes, most)
+    ]
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def estimate_state(recipe: Recipe, sizes: ModelSizes, optim: OptimizerConfig, *, gpus: int = 1) -> dict[str, int]:
+    """Estimate the bytes of the weights and of all that training stores per weight, on each of `gpus` GPUs."""
+    size, rank = DTYPE_BYTES[recipe.model.dtype], recipe.model.lora_rank
+    trained = sizes.count_adapter_parameters(rank) if rank else sizes.num_parameters
+    # AdamW has two moments per parameter, Muon one; all adapters are matrices of layers.
+    num_muon = (trained if rank else sizes.num_matrix_parameters) if optim.name == "muon" else 0
+    state = {
+        "weights": (sizes.num_parameters + (trained if rank else 0)) * size,
+        "gradients": trained * _FLOAT32_BYTES,
+        "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES,
+        "master_weights": trained * _FLOAT32_BYTES if size < _FLOAT32_BYTES else 0,
+    }
+    return {name: num_bytes // gpus for name, num_bytes in state.items()}
+
+
+def estimate_memory(
+    recipe: Recipe,
+    sizes: ModelSizes,
+    optim: OptimizerConfig,
+    training: TrainingCost,
+    *,
+    gpus: int = 1,
+    kl: KlConfig | None = None,
+) -> MemoryEstimate:
+    """Estimate training memory on each of `gpus` GPUs: each runs its own micro-batches and holds a shard of the rest.
+
+    With `kl`, RL may keep the reference weights on the device.
+    """
+    size, rank = DTYPE_BYTES[recipe.model.dtype], recipe.model.lora_rank
+    B, T = training.micro_batch_size, training.max_row_tokens
+    layer_bytes = sizes.compute_text_activation_bytes(
+        size, repeat_kv=recipe.model.device != "cpu"
+    ) * B * T + size * B * _count_attention_pairs(T)
+    activations = sizes.num_layers * layer_bytes
+    checkpointed = sizes.num_layers * size * sizes.hidden_size * B * T + layer_bytes
+    if not rank:  # a frozen vision tower saves no activations
+        patches = B * training.max_row_visual_tokens * sizes.spatial_merge_size**2
+        block = sizes.compute_vision_activation_bytes(size)
+        activations += sizes.vision_depth * block * patches
+        checkpointed += sizes.vision_depth * size * sizes.vision_hidden_size * patches
+        checkpointed += block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
+    mask = B * T * T
+    trained = sizes.count_adapter_parameters(rank) if rank else sizes.num_parameters
+    has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
+    return MemoryEstimate(
+        **estimate_state(recipe, sizes, optim, gpus=gpus),
+        reference_weights=trained * size // gpus if has_reference else 0,
+        activations=activations + mask,
+        checkpointed_activations=checkpointed + mask,
+        logits=_LOGITS_COPIES * _FLOAT32_BYTES * min(B * T * sizes.vocab_size, MAX_LOGITS_PER_CHUNK),
+    )
+
+
+def _count_attention_pairs(T: int) -> int:
+    """Count the entries of a layer's attention masks; each call of attention has its own mask."""
+    return sum(
+        min(MAX_ATTENTION_QUERIES, T - start) * min(start + MAX_ATTENTION_QUERIES, T)
+        for start in range(0, T, MAX_ATTENTION_QUERIES)
+    )

@@ -1,4 +1,4 @@
-"""What a machine must have, each thing tried rather than assumed."""
+"""Check what Saccade needs of a machine; every feature is tried, not assumed."""
 
 import importlib.metadata
 import os
@@ -13,68 +13,75 @@ import numpy as np
 import torch
 from packaging.requirements import Requirement
 
-from saccade.data.world.film import write_clip
+from saccade import sandbox
+from saccade.data.synthetic.video_writer import write_video
 from saccade.errors import SaccadeError
 from saccade.media import video
-from saccade.runlog import version_of, writing
-from saccade.tools._sandbox import server
+from saccade.utils.files import file_errors
+from saccade.utils.versions import find_package_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What was looked at, what was found and wanted, and whether that is good."""
+class CheckResult:
+    """The name of a check, what was found and expected, whether it passed, and the error if it raised one."""
 
     name: str
-    found: str
-    wanted: str = ""
-    good: bool = True
+    message: str
+    expected: str = ""
+    is_ok: bool = True
+    error: Exception | None = None
 
 
-def examine() -> Iterator[Finding]:
-    """Python and packages against their bounds, threads, device, video, the current folder, the jail for Python.
+def check_machine() -> Iterator[CheckResult]:
+    """Check Python, package versions, threads, device, video codec, the current folder, and sandbox isolation.
 
-    Packages of extras may be missing; one that is there must be within its bounds like any other.
+    Packages of extras may be missing; an installed one must be within its bounds.
     """
-    yield Finding(name="python", found=platform.python_version(), wanted=">=3.11", good=sys.version_info >= (3, 11))
+    yield CheckResult(
+        name="python", message=platform.python_version(), expected=">=3.11", is_ok=sys.version_info >= (3, 11)
+    )
     for line in importlib.metadata.requires("saccade") or []:
-        wanted = Requirement(line)
-        extra = wanted.marker is not None
-        if wanted.marker is not None and wanted.marker.evaluate({"extra": "dev"}):  # what only its own tests need
+        requirement = Requirement(line)
+        is_extra = requirement.marker is not None
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": "dev"}):
             continue
-        found = version_of(wanted.name)
-        good = extra if found is None else wanted.specifier.contains(found, prereleases=True)
-        missing = "not installed, not needed by all" if extra else "not installed"
-        yield Finding(name=wanted.name, found=found or missing, wanted=str(wanted.specifier), good=good)
+        version = find_package_version(requirement.name)
+        is_ok = is_extra if version is None else requirement.specifier.contains(version, prereleases=True)
+        message = version or ("not installed, optional" if is_extra else "not installed")
+        yield CheckResult(name=requirement.name, message=message, expected=str(requirement.specifier), is_ok=is_ok)
     policy = os.environ.get("OMP_WAIT_POLICY", "not set")
-    yield Finding(name="threads", found=f"{torch.get_num_threads()} of {os.cpu_count()} cores, waiting {policy}")
-    yield Finding(name="device", found=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
-    for name, attempt in (("video", films), ("this folder", writes), ("jail", jails)):
+    yield CheckResult(
+        name="threads", message=f"{torch.get_num_threads()} of {os.cpu_count()} cores, OMP_WAIT_POLICY {policy}"
+    )
+    yield CheckResult(name="device", message=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+    checks = {"video": check_video_codec, "this folder": check_current_folder, "sandbox": describe_isolation}
+    for name, check in checks.items():
         try:
-            yield Finding(name=name, found=attempt())
+            yield CheckResult(name=name, message=check())
         except SaccadeError as error:
-            yield Finding(name=name, found=str(error), good=False)
+            yield CheckResult(name=name, message=str(error), is_ok=False)
 
 
-def films() -> str:
-    """Write a clip and read it back. Raises MediaError."""
+def check_video_codec() -> str:
+    """Write a video and read it back. Raises MediaError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
-        write_clip(path, np.zeros((8, 32, 32, 3), np.uint8), 4.0)
-        clip = video.probe(str(path))
-    return f"H.264 written and read back, {clip.frames} frames"
+        write_video(path, np.zeros((8, 32, 32, 3), np.uint8), 4.0)
+        info = video.probe_video(str(path))
+    return f"H.264 written and read back, {info.num_frames} frames"
 
 
-def jails() -> str:
-    """Which walls stand around Python that a model wrote, each tried; without any, agents that write it are out."""
+def describe_isolation() -> str:
+    """Describe the active isolation layers of the sandbox; without any, environments that run Python are unusable."""
     try:
-        report = server.examine()
+        report = sandbox.probe_isolation()
     except SaccadeError as error:
-        return f"agents that write Python can't be used here, all others can: {error}"
-    stand = "; ".join(f"{each.name} ({each.found}): {each.meaning}" for each in report.layers if each.active)
-    return f"{report.sentence}. {stand}"
+        return f"environments that run Python can't be used on this machine, all others can: {error}"
+    layers = "; ".join(f"{layer.name} ({layer.detail}): {layer.meaning}" for layer in report.layers if layer.is_active)
+    return f"{report.summary}. {layers}"
 
 
-def writes() -> str:
-    """Write to the current folder. Raises RunError."""
-    with writing(Path.cwd()), tempfile.TemporaryFile(dir=Path.cwd()):
-        return f"{Path.cwd()} can be written"
+def check_current_folder() -> str:
+    """Check that the current folder is writable. Raises RunError."""
+    with file_errors(Path.cwd()), tempfile.TemporaryFile(dir=Path.cwd()):
+        return f"{Path.cwd()} is writable"

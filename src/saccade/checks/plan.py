@@ -1,117 +1,180 @@
-"""Before anything is made or loaded: whether a recipe's settings, its model and its device can be used here."""
+"""Plan a recipe as tables: its settings, one step of each stage in each environment, and the memory of a GPU."""
 
-import functools
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
+from saccade.checks.estimates import (
+    DTYPE_BYTES,
+    EpisodeSize,
+    MemoryEstimate,
+    PlanAssumptions,
+    TrainingCost,
+    estimate_episodes,
+    estimate_memory,
+    estimate_rl_training,
+    estimate_rollouts,
+    estimate_sft_training,
+    resolve_assumptions,
+    resolve_model_sizes,
+)
+from saccade.config.schema import Recipe
+from saccade.metrics.tables import Table
+from saccade.models.model_sizes import ModelSizes
+from saccade.rollouts.components import resolve_settings
 
-from saccade import plugins
-from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.config import Recipe
-from saccade.engines._distribution import check_neutral
-from saccade.errors import ConfigError, boundary
-from saccade.model._adapters import check_adapters
-from saccade.model.files import check_weights
-from saccade.planning.talks import settings_of, tools_of
-from saccade.rewards._compose import compose
-from saccade.rollouts.stage import examined
-from saccade.tools._sandbox import server
-from saccade.tools._sandbox.limits import Isolation
-from saccade.trackers._tell import check_trackers
-from saccade.training import rl as rl_training
+NOTE = (
+    "Counts are upper bounds: every reply and tool result has its maximum length; all frame budgets are equally "
+    "frequent. --reply and --calls plan a usual step instead. A video has the size shown and at least as many frames "
+    "as the budget; a question has {question} tokens. Text is counted with the model's tokenizer if its folder exists, "
+    "else as one token per word, digit and run of punctuation.\n"
+    "Weights, gradients, optimizer state and copies are divided evenly over the GPUs; gradients are float32 during a "
+    "step. Activations are what autograd saves of one micro-batch with an attention that saves no scores; logits are "
+    "five float32 copies of one chunk. Fragmentation and the libraries' own memory come on top."
+)
+TableRow = tuple[str, str, str]  # name, amount, composition
 
 
-def check(recipe: Recipe, *, graded: bool = True) -> None:
-    """See that the recipe's plugins and their settings can be used, before anything is made. Raises ConfigError.
+def build_plan(
+    name: str, recipe: Recipe, assumptions: PlanAssumptions, *, gpus: int = 1, model_root: Path = Path()
+) -> list[Table]:
+    """Build the plan of a recipe: a summary, and one step of each stage that the recipe configures.
 
-    Where nothing is `graded` yet, what rewards need of their surroundings, such as a judge's key, may still be missing.
+    A step of a recipe with several environments is planned once for each, as if all tasks selected it; the memory is
+    that of the largest. Raises SaccadeError for a recipe that can't be planned.
     """
-    for look in checks(recipe, graded=graded).values():
-        look()
+    recipe, assumptions = resolve_assumptions(recipe, assumptions, model_root)
+    sizes = resolve_model_sizes(recipe)
+    episodes = estimate_episodes(recipe, sizes, assumptions)
+    tables, estimates = [summarize_recipe(name, recipe, sizes, episodes, assumptions)], dict[str, MemoryEstimate]()
+    for stage, optim in (("RL", recipe.rl.optim), ("SFT", recipe.sft.optim)):
+        if stage.lower() not in recipe.model_fields_set:
+            continue
+        memory = []
+        for environment, episode in episodes.items():
+            suffix = f", environment {environment}" if environment else ""
+            if stage == "RL":
+                training = estimate_rl_training(recipe, episode)
+                title, rows = f"One RL step, at most{suffix}", _build_rollout_rows(recipe, sizes, episode, training)
+            else:
+                training = estimate_sft_training(recipe, episode)
+                title, rows = f"One SFT step{suffix}", _build_training_rows(training)
+            tables.append(Table(title=title, header=("", "", ""), rows=tuple(rows)))
+            kl = recipe.rl.kl if stage == "RL" else None
+            memory.append(estimate_memory(recipe, sizes, optim, training, gpus=gpus, kl=kl))
+        uses_checkpointing = recipe.model.activation_checkpointing
+        estimates[stage] = max(memory, key=lambda each: each.compute_peak(uses_checkpointing=uses_checkpointing))
+    return [*tables, _build_memory_table(recipe, estimates, gpus)] if estimates else tables
 
 
-def checks(recipe: Recipe, *, graded: bool = True) -> dict[str, Callable[[], object]]:
-    """What `check` looks at, by name: each raises a ConfigError of its own."""
-    return {
-        "agent": functools.partial(_check_agents, recipe),
-        "engine": functools.partial(_check_engine, recipe, graded=graded),
-        "rewards": functools.partial(_check_rewards, recipe, graded=graded),
-        "family": functools.partial(_check_family, recipe.model.family),
-        "adapters": functools.partial(check_adapters, recipe.model.lora_rank),
-        "practice": functools.partial(_check_practice, recipe),
-        "trackers": functools.partial(check_trackers, recipe.track),
+def summarize_recipe(
+    name: str, recipe: Recipe, sizes: ModelSizes, episodes: dict[str, EpisodeSize], assumptions: PlanAssumptions
+) -> Table:
+    """Summarize a recipe's model, environments, prompts and training."""
+    model, rl, sft = recipe.model, recipe.rl, recipe.sft
+    weights = f"adapters of rank {model.lora_rank}" if model.lora_rank else "all weights"
+    parameters = f"{sizes.num_parameters / 1e9:.3g} B parameters"
+    lines = {"model": f"{sizes.name}: {parameters}, {weights}, {model.dtype}, {model.device}"}
+    media, unit = ("image", "images") if recipe.synthetic.media == "image" else ("video", "frames")
+    size = "{}x{}".format(*assumptions.video_size)
+    for environment, episode in episodes.items():
+        prefix, sub_agent = f"{environment}: " if environment else "", episode.sub_agent
+        plugin = recipe.environments[environment] if environment else recipe.environment
+        prompts = " ".join(
+            f"{conversation.num_frames}: {conversation.prompt_tokens:,} ({conversation.visual_tokens:,})"
+            for conversation in episode.conversations
+        )
+        turns = f"{episode.max_turns} tool turns of {episode.calls_per_turn} calls"
+        lines[f"{prefix}environment"] = f"{plugin.name}: {turns}"
+        lines[f"{prefix}prompt"] = f"{unit}: tokens (visual): {prompts}; {media} {size}"
+        if sub_agent:
+            prompt = f"{sub_agent.prompt_tokens:,} ({sub_agent.visual_tokens:,})"
+            lines[f"{prefix}sub-agent"] = f"{sub_agent.num_frames}: {prompt}"
+    lines["replies"] = f"{recipe.sampling.max_tokens:,} tokens a turn, temperature {recipe.sampling.temperature:g}"
+    if "rl" in recipe.model_fields_set:
+        whiten = ", whitened" if rl.advantage.whiten else ""
+        loss_settings = "".join(f" {key}={value}" for key, value in rl.loss.settings.items())
+        coefficients = {"loss": rl.kl.loss_coef, "reward": rl.kl.reward_coef}
+        kl = "".join(f"; KL {value:g} in the {place}" for place, value in coefficients.items() if value)
+        lines["rewards"] = ", ".join(f"{term.weight:g} × {reward}" for reward, term in recipe.rewards.items())
+        lines["RL"] = (
+            f"{rl.steps:,} steps, {rl.optim.name}, learning rate {rl.optim.lr:g} {rl.optim.schedule}; "
+            f"{rl.advantage.estimator}{whiten}; loss {rl.loss.name}{loss_settings}; ranked by "
+            f"{rl.selection.rank_by}{kl}"
+        )
+    if "sft" in recipe.model_fields_set:
+        lines["SFT"] = f"{sft.steps:,} steps, {sft.optim.name}, learning rate {sft.optim.lr:g} {sft.optim.schedule}"
+    return Table(title=name, header=("", ""), rows=tuple((key, value) for key, value in lines.items() if value))
+
+
+def _build_rollout_rows(
+    recipe: Recipe, sizes: ModelSizes, episode: EpisodeSize, training: TrainingCost
+) -> list[TableRow]:
+    cost, group, sub_agent = estimate_rollouts(recipe, episode), recipe.rl.group_size, episode.sub_agent
+    rounds = recipe.rl.selection.max_sampling_rounds
+    again = f", in up to {rounds} rounds" if rounds > 1 else ""
+    prompts = f"{recipe.rl.prompts_per_step} of {cost.num_groups} prompts are trained, {group} episodes each{again}"
+    rows = [
+        ("episodes", f"{cost.num_episodes:,}", prompts),
+        ("images", f"{cost.num_images:,}", "overviews once per prompt, windows once per sub-agent"),
+        ("sampled tokens", f"{cost.sampled_tokens:,}", f"{episode.max_turns + 1} replies per episode"),
+    ]
+    if sub_agent:
+        sub_agents = f"{cost.num_episodes * episode.num_sub_agents:,} sub-agents with {sub_agent.sampled_tokens:,} each"
+        rows.append(("sampled by sub-agents", f"{cost.sub_agent_sampled_tokens:,}", sub_agents))
+    rows += _build_training_rows(training)
+    token_bytes = sizes.compute_kv_bytes(DTYPE_BYTES[recipe.model.dtype])
+    longest = f"the longest conversation: {format_bytes(token_bytes * cost.max_conversation_tokens)}"
+    total = f"{cost.total_tokens:,} tokens, no shared prefixes"
+    rows.append(("KV cache", f"{format_bytes(token_bytes)} per token", longest))
+    rows.append(("KV cache, all episodes", format_bytes(token_bytes * cost.total_tokens), total))
+    settings = resolve_settings("engines", recipe.engine)
+    if "kv_cache_tokens" in settings:
+        limit = settings["kv_cache_tokens"] + settings["prefix_cache_tokens"]
+        rows.append(("KV cache, engine's limit", format_bytes(token_bytes * limit), f"{limit:,} tokens"))
+    return rows
+
+
+def _build_training_rows(cost: TrainingCost) -> list[TableRow]:
+    batches = (
+        f"micro-batches: {cost.num_micro_batches:,}, of {cost.micro_batch_size} of {cost.num_rows:,} rows; "
+        f"{cost.max_row_tokens:,} tokens each"
+    )
+    rows = [("trained tokens, packed", f"{cost.packed_tokens:,}", batches)]
+    if cost.unpacked_tokens > cost.packed_tokens:
+        ratio = f"without shared prefixes: {cost.unpacked_tokens / cost.packed_tokens:.2f} times as many"
+        rows.append(("trained tokens, unpacked", f"{cost.unpacked_tokens:,}", ratio))
+    return rows
+
+
+def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gpus: int) -> Table:
+    is_checkpointed = recipe.model.activation_checkpointing
+    checkpointed, saved = "activations, checkpointed", "activations, all saved"
+    amounts = {
+        stage: {
+            "weights": estimate.weights,
+            "gradients": estimate.gradients,
+            "optimizer state": estimate.optimizer_state,
+            "float32 master weights": estimate.master_weights,
+            "reference weights (KL)": estimate.reference_weights,
+            checkpointed if is_checkpointed else f"({checkpointed})": estimate.checkpointed_activations,
+            f"({saved})" if is_checkpointed else saved: estimate.activations,
+            "logits": estimate.logits,
+            "total": estimate.compute_peak(uses_checkpointing=is_checkpointed),
+        }
+        for stage, estimate in estimates.items()
     }
+    names = next(iter(amounts.values()))
+    rows = tuple((name, *(format_bytes(by_name[name]) for by_name in amounts.values())) for name in names)
+    place = f"each of {gpus} GPUs" if gpus > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
+    return Table(title=f"Estimated training memory of {place}", header=("", *estimates), rows=rows)
 
 
-def _check_agents(recipe: Recipe) -> None:
-    for each in (recipe, examined(recipe)):
-        plugins.bind("agents", each.agent.name, each.agent.settings)
+def format_bytes(num_bytes: float) -> str:
+    """Format a number of bytes.
 
-
-def _check_engine(recipe: Recipe, *, graded: bool) -> None:
-    made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None, context=0)
-    kind: Any = made.func  # a class
-    if graded:  # what is not to be trained on may be sampled in any way
-        rl_training.check_engine(recipe, kind)
-        check_neutral(made.keywords)
-
-
-def _check_rewards(recipe: Recipe, *, graded: bool) -> None:
-    if graded:
-        compose(recipe.rewards)
-        if not any(term.weight for term in recipe.rewards.values()):
-            raise ConfigError("rewards holds no term with a weight other than 0, so every attempt would be worth 0")
-    else:
-        for name, term in recipe.rewards.items():
-            plugins.bind("rewards", name, term.settings)
-
-
-def _check_family(family: str) -> None:
-    families = plugins.names("chat.families")
-    if family not in families:
-        raise ConfigError(f"model.family: there is no family {family!r}; {plugins.nearest(family, families)}")
-
-
-def _check_practice(recipe: Recipe) -> None:
-    if recipe.world.charts and not (recipe.sft.practice or recipe.sft.practice_first):
-        mend = "give sft.practice or sft.practice_first a share, or set world.image.charts to 0"
-        raise ConfigError(f"the world's charts are for practice, and there is none: {mend}")
-
-
-def check_model(weights: Path) -> ChatRenderer:
-    """See that a checkpoint is whole: family, tokenizer, processor, all of its weights. Raises ModelError."""
-    renderer = load_renderer(str(weights))
-    check_weights(weights)
-    return renderer
-
-
-def check_device(device: str) -> None:
-    """See that this machine has a device such as "cuda:1". Raises ConfigError."""
-    kind, _, number = device.partition(":")
-    mend = "set model.device=cpu (and model.dtype=float32), or go where there is one"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"model.device={device}: torch finds no GPU that it can use here; {mend}")
-    if kind == "cuda" and number.isdecimal() and int(number) >= torch.cuda.device_count():
-        raise ConfigError(f"model.device={device}: there are {torch.cuda.device_count()} GPUs, counted from 0; {mend}")
-    with boundary(ConfigError, f"model.device={device} can't be used ({mend})"):
-        torch.zeros(1, device=device).item()
-
-
-def isolations(recipe: Recipe) -> Iterator[tuple[str, Isolation]]:
-    """The tools of a recipe's agent that run code, by name, and which isolation each wants."""
-    for name, settings in tools_of(settings_of("agents", recipe.agent)).items():
-        if "isolation" in settings:
-            yield name, settings["isolation"]
-
-
-def jails(*recipes: Recipe) -> dict[str, str]:
-    """For each tool of the recipes' agents that runs code, what jails its code here, in words.
-
-    The jail of this process is started for it. Raises ConfigError where the machine is weaker than a recipe wants.
+    >>> format_bytes(147456), format_bytes(17 * 2**30)
+    ('144 KiB', '17.0 GiB')
     """
-    wanted = {pair for recipe in recipes for pair in isolations(recipe)}
-    return {
-        f"jail of {name}, {isolation}": server.shared(isolation).report.sentence for name, isolation in sorted(wanted)
-    }
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.0f} {unit}" if num_bytes >= 100 * size else f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"

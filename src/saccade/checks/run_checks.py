@@ -1,6 +1,10 @@
-"""Everything that a run of a recipe would stumble over, looked at before any of it is loaded.
+"""Every check of a run, in one list: `saccade doctor` reports all of them, and a run stops at the first that fails.
 
-Whatever a run itself checks is called here, one thing after the other, so that all that is wrong is told at once.
+    list_checks ──┬─> report_checks    every check, also the costly ones; no weights are loaded
+                  └─> require_checks   those with `before_run`, before the run's folder is written
+
+What the run does itself when it starts (read its data, connect to its servers, start its sandboxes) and what is only an
+estimate is left to the doctor.
 """
 
 import asyncio
@@ -8,302 +12,460 @@ import functools
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from saccade import plugins, preflight, stages
-from saccade.chat.render import ChatRenderer
-from saccade.config import Plugin, Recipe
-from saccade.data.rows import read_demos, read_tasks
-from saccade.doctor import Finding
-from saccade.errors import ModelError, RunError, SaccadeError, boundary
+from saccade import plugins, sandbox
+from saccade.chat.renderer import ChatRenderer, load_renderer
+from saccade.checks.estimates import (
+    PlanAssumptions,
+    estimate_environment,
+    estimate_state,
+    resolve_assumptions,
+    resolve_model_sizes,
+)
+from saccade.checks.machine import CheckResult
+from saccade.checks.plan import format_bytes
+from saccade.config.load import resolve_data_path, resolve_media_root, resolve_model_path
+from saccade.config.schema import Recipe
+from saccade.data.dataset import load_demonstrations, load_tasks
+from saccade.engines.sampling_filters import check_neutral
+from saccade.environments.task_environments import TaskEnvironments
+from saccade.errors import ConfigError, ModelError, RunError, SaccadeError, boundary
 from saccade.media import image, video
-from saccade.planning.steps import Memory, memory, rl_training, sft_training
-from saccade.planning.tables import amount, settled
-from saccade.planning.talks import Assumed, attempt_of, settings_of, sizes_of
-from saccade.protocols import Needs, Remote
-from saccade.rewards._compose import compose
-from saccade.rollouts.stage import context_of, examined, trainable
-from saccade.runlog import Run
-from saccade.tools._sandbox import server
-from saccade.types import Demo, Media, MediaKind, Task
+from saccade.models.checkpoint_files import check_weights
+from saccade.models.lora import check_adapters
+from saccade.protocols import EngineRequirements, ProbeableEngine
+from saccade.reporting.loggers.dispatch import check_loggers
+from saccade.rollouts.components import (
+    compose_task_rewards,
+    for_evaluation,
+    require_trainable,
+    resolve_settings,
+    resolve_tool_settings,
+)
+from saccade.training import rl as rl_training
+from saccade.training.checkpoint import list_checkpoints
+from saccade.types import Demonstration, MediaKind, Task
 
 STAGES = ("sft", "rl", "eval")
-ROWS = 2000  # of each file that are read
-OPENED = 8  # files of media that are opened
-KEPT = 3  # checkpoints of a stage, while the third is written
-_MEMORY = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-
-Look = Callable[[], object]
+MAX_ROWS = 2000  # rows read of each file
+MAX_OPENED_FILES = 8  # media files opened
+KEPT_CHECKPOINTS = 3  # per stage, while the third is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A recipe as a run in `folder` would have it, and the stages of its life that are asked about."""
+class PlannedRun:
+    """A recipe as a run in `folder` would have it, and the stages to check.
+
+    `weights` is the run's newest checkpoint if it has one. `has_model` is False if the model is made by the run, or
+    served by a chat API; `uses_own_tasks` is False if an evaluation has other tasks than the recipe's test split.
+    """
 
     recipe: Recipe
     folder: Path
     stages: Collection[str]
-    own_tasks: bool = True  # whether the recipe's test split is what it is evaluated on
-
-    @property
-    def used(self) -> tuple[Recipe, ...]:
-        """The recipe with each agent that is used: the trained one, and that of evaluation."""
-        trained = (self.recipe,) if {"sft", "rl"} & {*self.stages} else ()
-        return (*trained, *((examined(self.recipe),) if "eval" in self.stages else ()))
+    weights: Path | None = None
+    has_model: bool = True
+    uses_own_tasks: bool = True
 
 
-def examine(case: Case) -> Iterator[Finding]:
-    """Settings, device, model, data, plan, memory, disk, servers, sandbox, and the run folder, in this order."""
-    told = list(_settings(case))
-    yield from told
-    sound = all(each.good for each in told if each.name in ("agent", "family"))
-    device = case.recipe.model.device
-    yield looked("device", functools.partial(preflight.check_device, device), device)
-    weights, renderer = _model(case)
-    yield weights
-    yield from _data(case)
-    if sound and (renderer or not case.recipe.model.path):  # else there is nothing to plan with, as was said
-        yield from _plan(case)
-    yield from _servers(case, renderer)
-    yield from _sandbox(case)
-    yield looked("run folder", functools.partial(_folder, case))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A check by name: `run` raises SaccadeError if the check fails; else its result is the `message`.
+
+    `run` may return another message, or messages by name, of which an exception is a failure. The check is skipped if
+    one that it `requires` has failed.
+    """
+
+    name: str
+    run: Callable[[], object]
+    message: str = ""
+    requires: Collection[str] = ()
+    before_run: bool = True
 
 
-def looked(name: str, look: Look, found: str = "") -> Finding:
-    """What a look found: its sentence, `found` where it says nothing, or why it failed."""
+def require_checks(planned_run: PlannedRun) -> None:
+    """Raise the error of the first check of a run that fails."""
+    for check in list_checks(planned_run):
+        if check.before_run:
+            execute_check(check)
+
+
+def check_recipe(recipe: Recipe, stages: Collection[str] = STAGES) -> None:
+    """Check that the recipe's plugins and their settings can be used for the stages. Raises ConfigError."""
+    for check in list_recipe_checks(recipe, stages):
+        execute_check(check)
+
+
+def report_checks(planned_run: PlannedRun) -> Iterator[CheckResult]:
+    """Run every check and yield its results."""
+    failed: set[str] = set()
+    for check in list_checks(planned_run):
+        if failed.isdisjoint(check.requires):
+            results = run_check(check)
+            failed |= {check.name for result in results if not result.is_ok}
+            yield from results
+
+
+def execute_check(check: Check) -> object:
+    """Return what a check's `run` returns; any exception becomes a SaccadeError that names the check."""
+    with boundary(SaccadeError, f"{check.name} can't be checked", key=check.name):
+        return check.run()
+
+
+def run_check(check: Check) -> list[CheckResult]:
+    """Run a check and return its results; an exception becomes the message of a failed one."""
     try:
-        with boundary(SaccadeError, f"{name} can't be looked at"):
-            said = look()
+        result = execute_check(check)
     except SaccadeError as error:
-        return Finding(name=name, found=str(error), good=False)
-    return Finding(name=name, found=said if isinstance(said, str) else found)
+        result = {check.name: error}
+    message = result if isinstance(result, str) else check.message
+    by_name = result if isinstance(result, Mapping) else {check.name: message}
+    return [
+        CheckResult(name=name, message=message)
+        if isinstance(message, str)
+        else CheckResult(name=name, message=str(message), is_ok=False, error=message)
+        for name, message in by_name.items()
+    ]
 
 
-# ---- settings and model ----------------------------------------------------------------------------------------------
+def list_checks(planned_run: PlannedRun) -> list[Check]:
+    """List the checks of a run: settings, device, model, memory, disk, data, context, servers, sandbox."""
+    recipe, stages, bind = planned_run.recipe, planned_run.stages, functools.partial
+    sizes = ("family", "model") if recipe.model.path else ("family",)  # what the sizes of the model depend on
+    is_new = planned_run.weights is None  # a run with a checkpoint has passed these, and loading names what is broken
+    checks = [
+        *list_recipe_checks(recipe, stages),
+        Check(name="device", run=bind(check_device, recipe.model.device), message=recipe.model.device),
+    ]
+    if planned_run.has_model:
+        checks.append(Check(name="model", run=bind(_check_model, planned_run), before_run=is_new))
+    if _is_training(stages):
+        memory, disk = bind(_check_memory, planned_run), bind(_check_disk, planned_run)
+        checks.append(Check(name="memory", run=memory, requires=("device", *sizes), before_run=is_new))
+        checks.append(Check(name="disk", run=disk, requires=sizes, before_run=is_new))
+    for key, file in _list_data_files(planned_run):
+        checks.append(Check(name=key, run=bind(_check_file, planned_run, file, key), before_run=False))
+    for name, (used, environment) in _list_environments(planned_run).items():
+        run = bind(_check_context, planned_run.folder, used, environment)
+        checks.append(Check(name=name, run=run, requires=("environment", *sizes), before_run=False))
+    requires = ("environment", "engine", *_list_environments(planned_run))
+    return [
+        *checks,
+        Check(name="servers", run=bind(_check_servers, planned_run), requires=requires, before_run=False),
+        Check(name="sandbox", run=bind(_check_sandboxes, planned_run), requires=("environment",), before_run=False),
+    ]
 
 
-def _settings(case: Case) -> Iterator[Finding]:
-    recipe, model = case.recipe, case.recipe.model
-    if {"sft", "rl"} & {*case.stages}:
-        yield looked("trainable", functools.partial(trainable, recipe), f"by {', '.join(case.stages)}")
-    looks = preflight.checks(recipe, graded="rl" in case.stages)
-    if "eval" in case.stages:
-        looks["rewards"] = functools.partial(compose, recipe.rewards)
-    shown = {
-        "agent": recipe.agent.name,
-        "engine": recipe.engine.name,
-        "rewards": ", ".join(recipe.rewards),
-        "family": model.family,
-        "adapters": f"rank {model.lora_rank}" if model.lora_rank else "none",
-        "practice": f"{recipe.sft.practice:g} of the scenes",
-        "trackers": ", ".join(recipe.track) or "none",
+def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
+    """List the checks of a recipe's settings, which need no files.
+
+    Only RL and evaluation need what rewards depend on outside the recipe, such as a judge's API key.
+    """
+    model, bind = recipe.model, functools.partial
+    environments = [f"{name}: {config.name}" for name, config in recipe.environments.items()]
+    algorithms = (recipe.rl.advantage.estimator, recipe.rl.loss.name, *recipe.rl.active_filters)
+    is_marked = any(term.correct for term in recipe.rewards.values())
+    unmarked = "" if is_marked else "; none is marked `correct: true`, so accuracy reads 0"
+    auxiliary = f"{recipe.sft.auxiliary_fraction:g} of the demonstrations"
+    rank = f"rank {model.lora_rank}" if model.lora_rank else "none"
+    checks: dict[str, tuple[Callable[[], object], str]] = {
+        "environment": (bind(_check_environments, recipe), ", ".join((recipe.environment.name, *environments))),
+        "engine": (bind(_check_engine, recipe, stages), recipe.engine.name),
+        "rewards": (bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
+        "algorithms": (bind(rl_training.check_algorithms, recipe.rl), ", ".join(algorithms)),
+        "family": (bind(_check_family, model.family), model.family),
+        "adapters": (bind(check_adapters, model.lora_rank), rank),
+        "auxiliary data": (bind(_check_auxiliary_data, recipe), auxiliary),
+        "loggers": (bind(check_loggers, recipe.loggers), ", ".join(recipe.loggers) or "none"),
     }
-    for name, look in looks.items():
-        yield looked(name, look, shown[name])
+    if _is_training(stages):
+        checks = {"trainable": (bind(require_trainable, recipe), f"by {', '.join(stages)}"), **checks}
+    return [Check(name=name, run=run, message=message) for name, (run, message) in checks.items()]
 
 
-def _model(case: Case) -> tuple[Finding, ChatRenderer | None]:
-    """What is said of the weights that a run would begin with, and how they speak."""
-    try:
-        weights = stages.newest(case.folder) or stages.model_of(case.folder, case.recipe)
-        renderer = preflight.check_model(weights)
-    except (ModelError, RunError) as error:
-        return Finding(name="model", found=str(error), good=False), None
-    return Finding(name="model", found=f"{weights}: {renderer.family}, with its tokenizer and all weights"), renderer
+def _is_training(stages: Collection[str]) -> bool:
+    return not {"sft", "rl"}.isdisjoint(stages)
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------------------------------------
 
 
-def _data(case: Case) -> Iterator[Finding]:
-    data = case.recipe.data
-    if "sft" in case.stages:
-        yield looked("data.traces", functools.partial(_file, case, data.traces, "data.traces"))
-    if "rl" in case.stages:
-        for name in [data.train] if isinstance(data.train, str) else data.train or [""]:
-            yield looked("data.train", functools.partial(_file, case, name, "data.train"))
-    if "eval" in case.stages and case.own_tasks:
-        yield looked("data.test", functools.partial(_file, case, data.test, "data.test"))
+def _check_environments(recipe: Recipe) -> None:
+    for used in (recipe, for_evaluation(recipe)):
+        TaskEnvironments.from_recipe(used)
 
 
-def _file(case: Case, name: str, key: str) -> str:
-    path = stages.named(case.folder, name, key)
-    rows: Sequence[Task | Demo] = (read_demos if key == "data.traces" else read_tasks)(path, most=ROWS)
-    tasks = [row.task if isinstance(row, Demo) else row for row in rows]
-    there, opened = open_some(tasks)
-    read = f"the first {len(rows):,}" if len(rows) == ROWS else f"all {len(rows):,}"
-    return f"{path}: {read} rows read, their {there:,} files are there, {opened} of them were opened"
+def _check_engine(recipe: Recipe, stages: Collection[str]) -> None:
+    engine: Any = plugins.resolve(
+        "engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None, context=0
+    )
+    if "rl" in stages:  # episodes that aren't trained on may be sampled from any distribution
+        rl_training.check_engine(recipe, engine.func)
+        check_neutral(engine.keywords)
 
 
-def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the items, evenly from the first to the last.
+def _check_rewards(recipe: Recipe, stages: Collection[str]) -> None:
+    if "rl" in stages or "eval" in stages:
+        compose_task_rewards(recipe)
+    else:
+        for rewards in (recipe.rewards, *(config.rewards for config in recipe.environments.values())):
+            for name, term in rewards.items():
+                plugins.resolve("rewards", name, term.settings)
+    if "rl" in stages and not any(term.weight for term in recipe.rewards.values()):
+        raise ConfigError(
+            "rewards has no term with a weight other than 0, so every episode would score 0; give a term a weight",
+            key="rewards",
+        )
 
-    >>> spread("abcdefg", 3), spread("ab", 3)
+
+def _check_family(family: str) -> None:
+    families = plugins.list_plugins("chat.families")
+    if family not in families:
+        raise ConfigError(
+            f"model.family: there is no family {family!r}; {plugins.suggest(family, families)}",
+            key="model.family",
+            value=family,
+        )
+
+
+def _check_auxiliary_data(recipe: Recipe) -> None:
+    if recipe.synthetic.num_grid_images and not (recipe.sft.auxiliary_fraction or recipe.sft.auxiliary_warmup):
+        raise ConfigError(
+            f"synthetic.image.grid_images={recipe.synthetic.image.grid_images:g} makes images that only auxiliary "
+            "demonstrations use, and SFT uses none; set sft.auxiliary_fraction or sft.auxiliary_warmup above 0, or "
+            "synthetic.image.grid_images=0",
+            key="synthetic.image.grid_images",
+            value=recipe.synthetic.image.grid_images,
+        )
+
+
+# ---- device and model ----------------------------------------------------------------------------------------------
+
+
+def check_device(device: str) -> None:
+    """Check that this machine has a device such as "cuda:1". Raises ConfigError."""
+    kind, _, number = device.partition(":")
+    hint = "set model.device=cpu (and model.dtype=float32), or use a machine that has one"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"model.device={device}: torch finds no GPU on this machine; {hint}", key="model.device", value=device
+        )
+    if kind == "cuda" and number.isdecimal() and int(number) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"model.device={device}: there are {torch.cuda.device_count()} GPUs, counted from 0; {hint}",
+            key="model.device",
+            value=device,
+        )
+    message = f"model.device={device} can't be used ({hint})"
+    with boundary(ConfigError, message, key="model.device", value=device):
+        torch.zeros(1, device=device).item()
+
+
+def _find_weights(planned_run: PlannedRun) -> Path:
+    return planned_run.weights or resolve_model_path(planned_run.folder, planned_run.recipe)
+
+
+def _check_model(planned_run: PlannedRun) -> str:
+    """Check that the weights are complete: family, tokenizer, processor, all tensors."""
+    weights = _find_weights(planned_run)
+    renderer = load_renderer(str(weights))
+    check_weights(weights)
+    return f"{weights}: {renderer.family}, with its tokenizer and all weights"
+
+
+# ---- memory and disk -----------------------------------------------------------------------------------------------
+
+
+def _estimate_states(planned_run: PlannedRun) -> dict[str, dict[str, int]]:
+    """Estimate what each training stage stores per weight, by stage and kind, in bytes."""
+    recipe, _ = resolve_assumptions(planned_run.recipe, PlanAssumptions(), planned_run.folder)
+    sizes, optims = resolve_model_sizes(recipe), {"sft": recipe.sft.optim, "rl": recipe.rl.optim}
+    return {
+        stage: estimate_state(recipe, sizes, optim) for stage, optim in optims.items() if stage in planned_run.stages
+    }
+
+
+def _check_memory(planned_run: PlannedRun) -> str:
+    """Return the memory of each stage. Raises RunError if it exceeds the device's even without activations."""
+    device, memory = planned_run.recipe.model.device, math.inf
+    if device == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    elif device.startswith("cuda"):
+        memory = torch.cuda.get_device_properties(device).total_memory
+    needed = {stage: sum(state.values()) for stage, state in _estimate_states(planned_run).items()}
+    for stage, size in needed.items():
+        if size > memory:
+            raise RunError(
+                f"{stage} needs {format_bytes(size)} plus activations, and {device} has {format_bytes(memory)}; train "
+                "adapters (model.lora_rank=16), or a smaller model",
+                key="model.device",
+                value=device,
+            )
+    return "; ".join(f"{stage} needs {format_bytes(size)} plus activations" for stage, size in needed.items())
+
+
+def _check_disk(planned_run: PlannedRun) -> str:
+    """Check that the folder is writable and has room for the checkpoints that are still to be written."""
+    recipe, total, peak = planned_run.recipe, 0, 0
+    for stage, state in _estimate_states(planned_run).items():
+        settings = recipe.sft if stage == "sft" else recipe.rl
+        size = state["weights"] + state["optimizer_state"] + state["master_weights"]
+        num_written = math.ceil(settings.steps / settings.save_every)
+        num_existing = len(list_checkpoints(planned_run.folder / stage))
+        count = max(1, min(KEPT_CHECKPOINTS, num_written) - num_existing)
+        peak = max(peak, total + count * size)
+        total += min(KEPT_CHECKPOINTS - 1, count) * size
+    folder = planned_run.folder.resolve()
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if not os.access(existing, os.W_OK):
+        raise RunError(f"{existing} is not writable; choose another folder with --out", key=str(existing))
+    if peak > free:
+        raise RunError(
+            f"checkpoints take up to {format_bytes(peak)}, and {existing} has {format_bytes(free)} left; free some "
+            "space, or choose another folder with --out",
+            key=str(existing),
+        )
+    return f"checkpoints take up to {format_bytes(peak)}; {existing} has {format_bytes(free)} left"
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+def _list_data_files(planned_run: PlannedRun) -> list[tuple[str, str]]:
+    """List the recipe's data files that the stages read, each with its key."""
+    data, stages = planned_run.recipe.data, planned_run.stages
+    train = [data.train] if isinstance(data.train, str) else data.train or [""]
+    return [
+        *([("data.demonstrations", data.demonstrations)] if "sft" in stages else []),
+        *([("data.train", file) for file in train] if "rl" in stages else []),
+        *([("data.test", data.test)] if "eval" in stages and planned_run.uses_own_tasks else []),
+    ]
+
+
+def _check_file(planned_run: PlannedRun, file: str, key: str) -> str:
+    path = resolve_data_path(planned_run.folder, file, key)
+    media_root = resolve_media_root(planned_run.folder, planned_run.recipe)
+    load_rows = load_demonstrations if key == "data.demonstrations" else load_tasks
+    rows: Sequence[Task | Demonstration] = load_rows(path, media_root=media_root, limit=MAX_ROWS)
+    num_files, num_opened = open_sample(row.task if isinstance(row, Demonstration) else row for row in rows)
+    num_rows = f"the first {len(rows):,}" if len(rows) == MAX_ROWS else f"all {len(rows):,}"
+    return f"{path}: {num_rows} rows read, their {num_files:,} files exist, {num_opened} of them were opened"
+
+
+def open_sample(tasks: Iterable[Task]) -> tuple[int, int]:
+    """Open an even sample of the tasks' media files; return the numbers of files and of opened ones.
+
+    Raises MediaError for a file that can't be opened.
+    """
+    files = list(dict.fromkeys(media for task in tasks for media in task.media))
+    sample = sample_evenly(files, MAX_OPENED_FILES)
+    for media in sample:
+        open_media = video.probe_video if media.kind is MediaKind.VIDEO else image.read_image
+        open_media(media.path)
+    return len(files), len(sample)
+
+
+def sample_evenly(items: Sequence[Any], max_items: int) -> list[Any]:
+    """Return at most `max_items` of the items, evenly spaced from the first to the last.
+
+    >>> sample_evenly("abcdefg", 3), sample_evenly("ab", 3)
     (['a', 'd', 'g'], ['a', 'b'])
     """
-    last, gaps = len(items) - 1, max(most - 1, 1)
-    return list(items) if len(items) <= most else [items[round(place * last / gaps)] for place in range(most)]
+    last, gaps = len(items) - 1, max(max_items - 1, 1)
+    return list(items) if len(items) <= max_items else [items[round(i * last / gaps)] for i in range(max_items)]
 
 
-def open_some(tasks: Iterable[Task]) -> tuple[int, int]:
-    """How many files of media the tasks have, and how many of them were opened, evenly chosen. Raises MediaError."""
-    media = list(dict.fromkeys(one for task in tasks for one in task.media))
-    chosen = spread(media, OPENED)
-    for one in chosen:
-        open_media(one)
-    return len(media), len(chosen)
+# ---- context, servers, sandbox -------------------------------------------------------------------------------------
 
 
-def open_media(one: Media) -> None:
-    """See that a file can be opened as what it is said to be. Raises MediaError."""
-    if one.kind is MediaKind.VIDEO:
-        video.probe(one.path)
-    else:
-        image.read(one.path)
+def _list_environments(planned_run: PlannedRun) -> dict[str, tuple[Recipe, str]]:
+    """Return the environments in use, each as a recipe and the name that tasks select, by the name of its check."""
+    recipe, evaluated = planned_run.recipe, for_evaluation(planned_run.recipe)
+    defaults = [recipe] if _is_training(planned_run.stages) else []
+    if "eval" in planned_run.stages and (not defaults or evaluated.environment != recipe.environment):
+        defaults.append(evaluated)
+    return {
+        **{name: (used, "") for name, used in zip(("context", "context, evaluation"), defaults, strict=False)},
+        **{f"context, {name}": (recipe, name) for name in recipe.environments},
+    }
 
 
-# ---- what it takes ---------------------------------------------------------------------------------------------------
+def _estimate_longest(folder: Path, recipe: Recipe, environment: str) -> int:
+    """Return the tokens of an environment's longest conversation."""
+    recipe, assumptions = resolve_assumptions(recipe, PlanAssumptions(), folder)
+    return estimate_environment(recipe, resolve_model_sizes(recipe), assumptions, environment).longest.total_tokens
 
 
-def _plan(case: Case) -> Iterator[Finding]:
-    for name, agent in zip(("context", "context, evaluation"), dict.fromkeys(map(_key, case.used)), strict=False):
-        yield looked(name, functools.partial(_context, case, agent))
-    needs: dict[str, Memory] = {}
-
-    def planned() -> str:
-        needs.update(_needs(case))
-        return _room(case.recipe.model.device, needs)
-
-    if {"sft", "rl"} & {*case.stages}:
-        yield looked("memory", planned)
-    if needs:
-        yield looked("disk", functools.partial(_disk, case, needs))
+def _get_context_limit(recipe: Recipe, environment: str) -> int:
+    """Return the context limit of an environment in tokens; 0 without one."""
+    environments = TaskEnvironments.from_recipe(recipe)
+    make_environment = environments.by_name[environment] if environment else environments.default
+    return make_environment().max_context_tokens
 
 
-def _key(recipe: Recipe) -> str:
-    return recipe.agent.model_dump_json()
+def _check_context(folder: Path, recipe: Recipe, environment: str) -> str:
+    limit = _get_context_limit(recipe, environment)
+    context = f", in a context of {limit:,}" if limit else ""
+    return f"conversations of up to {_estimate_longest(folder, recipe, environment):,} tokens{context}"
 
 
-def _longest(case: Case, agent: str) -> int:
-    """Tokens of the longest conversation of an agent."""
-    agreed = Plugin.model_validate_json(agent)
-    recipe, assumed = settled(case.recipe.model_copy(update={"agent": agreed}), Assumed(), case.folder)
-    return attempt_of(recipe, sizes_of(recipe), assumed).largest.length
-
-
-def _limit(agent: str) -> int:
-    """Tokens of an agent's context; 0: it doesn't say."""
-    agreed = Plugin.model_validate_json(agent)
-    return context_of(plugins.bind("agents", agreed.name, agreed.settings))
-
-
-def _context(case: Case, agent: str) -> str:
-    limit = _limit(agent)
-    known = f", in a context of {limit:,}" if limit else ""
-    return f"conversations of up to {_longest(case, agent):,} tokens{known}"
-
-
-def _needs(case: Case) -> dict[str, Memory]:
-    recipe, assumed = settled(case.recipe, Assumed(), case.folder)
-    sizes = sizes_of(recipe)
-    attempt, found = attempt_of(recipe, sizes, assumed), {}
-    if "sft" in case.stages:
-        found["sft"] = memory(recipe, sizes, recipe.sft.optim, sft_training(recipe, attempt))
-    if "rl" in case.stages:
-        rl = recipe.rl
-        found["rl"] = memory(recipe, sizes, rl.optim, rl_training(recipe, attempt), kl=rl.kl)
-    return found
-
-
-def _room(device: str, needs: dict[str, Memory]) -> str:
-    """Raises RunError where not even what stays in memory has room; what passes keep is an estimate, and is told."""
-    there = _memory_of(device)
-    stays = {name: each.weights + each.gradients + each.moments + each.copies for name, each in needs.items()}
-    for name, least in stays.items():
-        if there is not None and least > there:
-            mend = "train adapters (model.lora_rank=16), or a smaller model"
-            raise RunError(f"{name} holds {amount(least)} and its passes besides; {device} has {amount(there)}: {mend}")
-    return "; ".join(f"{name} holds {amount(least)} and its passes besides" for name, least in stays.items())
-
-
-def _memory_of(device: str) -> int | None:
-    """Bytes of a device's memory; None where it isn't known, or the device isn't there."""
-    if device == "cpu":
-        return math.prod(map(os.sysconf, _MEMORY))
-    if not device.startswith("cuda") or not looked("device", functools.partial(preflight.check_device, device)).good:
-        return None
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def _disk(case: Case, needs: dict[str, Memory]) -> str:
-    recipe, total, most = case.recipe, 0, 0
-    for name, each in needs.items():
-        stage = recipe.sft if name == "sft" else recipe.rl
-        size = each.weights + each.moments + each.copies  # a checkpoint: the model, its optimiser's memory
-        count = min(KEPT, math.ceil(stage.steps / stage.save_every))
-        most = max(most, total + count * size)
-        total += min(KEPT - 1, count) * size
-    place = case.folder.resolve()
-    there = next(each for each in (place, *place.parents) if each.is_dir())
-    free = shutil.disk_usage(there).free
-    if not os.access(there, os.W_OK):
-        raise RunError(f"{there} can't be written to; choose another folder with --out")
-    if most > free:
-        mend = "free some space, or choose another folder with --out"
-        raise RunError(f"checkpoints take up to {amount(most)}, and {there} has {amount(free)} left; {mend}")
-    return f"checkpoints take up to {amount(most)}; {there} has {amount(free)} left"
-
-
-# ---- what answers ----------------------------------------------------------------------------------------------------
-
-
-def _servers(case: Case, renderer: ChatRenderer | None) -> Iterator[Finding]:
-    recipe = case.recipe
+def _check_servers(planned_run: PlannedRun) -> dict[str, str | Exception]:
+    """Probe the engine's servers; return a description, or an error, of each."""
+    recipe, used = planned_run.recipe, _list_environments(planned_run).values()
+    engine: Any = plugins.load("engines", recipe.engine.name)
+    if not isinstance(engine, ProbeableEngine):
+        return {}
     try:
-        engine: Any = plugins.load("engines", recipe.engine.name)
-        settings = settings_of("engines", recipe.engine)
-        context = max(_limit(agent) or _longest(case, agent) for agent in map(_key, case.used))
-    except SaccadeError:
-        return  # said above
-    if not isinstance(engine, Remote):
-        return
-    model = str(case.folder / recipe.model.path) if recipe.model.path else ""
-    needs = Needs(model=model, renderer=renderer, context=context, training="rl" in case.stages)
-    try:
-        answers = asyncio.run(engine.visit(needs, **settings))
-    except SaccadeError as error:
-        yield Finding(name="servers", found=str(error), good=False)
-        return
-    for url, said in answers.items():
-        yield Finding(name=f"server {url}", found=str(said), good=isinstance(said, str))
+        renderer: ChatRenderer | None = load_renderer(str(_find_weights(planned_run)))
+    except (ModelError, RunError):  # reported by the check of the model
+        renderer = None
+    requirements = EngineRequirements(
+        model_path=str(planned_run.folder / recipe.model.path) if recipe.model.path else "",
+        renderer=renderer,
+        context_length=max(_get_context_limit(*one) or _estimate_longest(planned_run.folder, *one) for one in used),
+        is_training="rl" in planned_run.stages,
+    )
+    answers = asyncio.run(engine.probe(requirements, **resolve_settings("engines", recipe.engine)))
+    return {f"server {url}": answer for url, answer in answers.items()}
 
 
-def _sandbox(case: Case) -> Iterator[Finding]:
-    """Which walls stand around a tool that runs code, and whether they are those that it wants."""
-    try:
-        wanted = dict(pair for recipe in case.used for pair in preflight.isolations(recipe))
-    except SaccadeError:
-        return  # said above
-
-    def walls(isolation: Any) -> str:
-        report = server.examine()
-        report.check(isolation)
-        return f"{isolation}: {report.sentence}"
-
-    for name, isolation in wanted.items():
-        yield looked(f"{name}, isolation", functools.partial(walls, isolation))
+def find_isolations(*recipes: Recipe) -> list[tuple[str, sandbox.IsolationMode]]:
+    """Return the name and isolation mode of each code-running tool of the recipes' environments, without repeats."""
+    environments = [config for recipe in recipes for config in (recipe.environment, *recipe.environments.values())]
+    tools = [
+        tool
+        for config in environments
+        for tool in resolve_tool_settings(resolve_settings("environments", config)).items()
+    ]
+    return sorted({(name, settings["isolation"]) for name, settings in tools if "isolation" in settings})
 
 
-def _folder(case: Case) -> str:
-    if not (case.folder / "recipe.yaml").exists():
-        return f"{case.folder} is a new run"
-    run = Run(path=case.folder, recipe=case.recipe)
-    run.changed()
-    if "rl" in case.stages and "sft" not in case.stages:
-        stages.check_start(run)
-    return f"{case.folder} is a run already, which goes on with --resume"
+def start_sandboxes(*recipes: Recipe) -> dict[str, str]:
+    """Start the sandbox of each code-running tool of the recipes; return descriptions of the isolation, for metadata.
+
+    Raises ConfigError if this machine offers weaker isolation than a recipe requires.
+    """
+    return {
+        f"isolation of {name}, {isolation}": sandbox.get_shared_server(isolation).report.summary
+        for name, isolation in find_isolations(*recipes)
+    }
+
+
+def _check_sandboxes(planned_run: PlannedRun) -> dict[str, str | Exception]:
+    """Compare the isolation that each code-running tool requires with this machine's."""
+    results: dict[str, str | Exception] = {}
+    for name, isolation in find_isolations(*(used for used, _ in _list_environments(planned_run).values())):
+        report = sandbox.probe_isolation()
+        try:
+            report.check(isolation)
+            results[f"{name}, isolation"] = f"{isolation}: {report.summary}"
+        except ConfigError as error:
+            results[f"{name}, isolation"] = error
+    return results

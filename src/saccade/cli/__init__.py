@@ -1,1 +1,0 @@
-"""Commands by noun; cli.py puts them together."""

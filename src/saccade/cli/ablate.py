@@ -1,4 +1,4 @@
-"""`saccade lab`: sets of small runs, side by side."""
+"""`saccade ablate`: compare variants of tiny recipes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,52 +7,65 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from saccade.commands._terminal import out, print_table, show
+from saccade.cli.terminal import out, print_table, print_tables
 from saccade.errors import RunError
-from saccade.view.live import lines, say
+from saccade.reporting.console import print_text, progress_lines
 
 
-def lab(
-    words: Annotated[
+def ablate(
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SET] [SETTINGS]...", help="A packaged set, or a path to a .yaml; settings for all."),
+        typer.Argument(
+            metavar="[SET] [SETTINGS]...", help="A packaged set, or a path to a .yaml; settings for all of its recipes."
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Seeds 0, 1, …; 3 by default, 1 with --quick.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="See that it works, in ten minutes; no evidence.")] = False,
-    condition: Annotated[list[str] | None, typer.Option(help="A condition of the set; may be given again.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="The folder to write; runs/lab/SET by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done, and how long it takes.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds; 3 by default, 1 with --quick.")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Run a reduced set with one seed in ten minutes; too little for conclusions."),
+    ] = False,
+    condition: Annotated[list[str] | None, typer.Option(help="A condition of the set; repeatable.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The folder to write; runs/ablations/SET by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted ablation.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be run and how long it would take.")] = False,
 ) -> None:
-    """Compare arms of tiny recipes on the same worlds from the same weights; without a SET, list the sets."""
-    from saccade.lab.plan import Lab
-    from saccade.lab.run import planned, prepare, run
+    """Compare variants of tiny recipes on the same data from the same weights; without a SET, list the sets."""
+    from saccade.runs.ablations.run import format_plan, resolve_ablation, run
+    from saccade.runs.ablations.schedule import Ablation
 
-    given = list(words or ())
-    if not given:
+    settings = list(arguments or ())
+    if not settings:
         return _list()
-    name = given.pop(0)
-    chosen = Lab.of(name, quick=quick, settings=given, seeds=seeds, conditions=condition or ())
-    folder = folder or Path("runs/lab") / (f"{chosen.name}-quick" if quick else chosen.name)
-    chosen = chosen if plan else prepare(folder, chosen, resume=resume, again=seeds is None and not condition)
-    say(out, planned(chosen))
+    name = settings.pop(0)
+    ablation = Ablation.from_spec(name, quick=quick, settings=settings, seeds=seeds, conditions=condition or ())
+    folder = folder or Path("runs/ablations") / (f"{ablation.name}-quick" if quick else ablation.name)
+    if not plan:
+        keep_selection = seeds is None and not condition
+        ablation = resolve_ablation(folder, ablation, resume=resume, keep_selection=keep_selection)
+    print_text(out, format_plan(ablation))
     if plan:
         return None
-    with lines(out) as begin:
-        outcome = run(folder, chosen, begin=begin, say=lambda text: say(out, text))
-    show(outcome.tables)
-    say(out, f"The report: {outcome.page}")
-    if outcome.failed:
-        raise RunError(f"{len(outcome.failed)} of the lab's jobs failed; try them again with --resume")
+    with progress_lines(out) as add_task:
+        outcome = run(folder, ablation, add_task=add_task, print_line=lambda text: print_text(out, text))
+    print_tables(outcome.tables)
+    print_text(out, f"Report: {outcome.report_path}")
+    if outcome.failures:
+        raise RunError(
+            f"{len(outcome.failures)} jobs of the ablation in {folder} failed; retry them with --resume",
+            key=str(folder),
+            value=sorted(outcome.failures),
+        )
     return None
 
 
 def _list() -> None:
-    from saccade.lab.design import read_set, set_names
-    from saccade.lab.plan import Lab, minutes
+    from saccade.runs.ablations.schedule import Ablation, estimate_minutes
+    from saccade.runs.ablations.spec import list_spec_names, load_spec
 
-    table = Table(Column("set", no_wrap=True), "what it is", "minutes", "--quick", box=None)
-    for name in set_names():
-        costs = [f"{minutes(Lab.of(name, quick=quick).jobs()):.0f}" for quick in (False, True)]
-        table.add_row(name, escape(read_set(name).title), *costs)
+    table = Table(Column("set", no_wrap=True), "description", "minutes", "--quick", box=None)
+    for name in list_spec_names():
+        minutes = (estimate_minutes(Ablation.from_spec(name, quick=quick).build_jobs()) for quick in (False, True))
+        table.add_row(name, escape(load_spec(name).title), *(f"{estimate:.0f}" for estimate in minutes))
     print_table(table)

@@ -1,26 +1,39 @@
-"""`saccade eval RUN --bench videomme,mlvu --data FOLDER`: published benchmarks, one after the other."""
+"""`saccade eval RUN --bench videomme,mlvu --bench-data FOLDER`: evaluate published benchmarks, one after the other."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from saccade import plugins
-from saccade.commands._terminal import out, show
-from saccade.config import Recipe
-from saccade.data.archives import Told, archives, by_hand, complete, foreign_in, packed_in, unpack
-from saccade.data.hub import HUB, MAIN, MARK, Hub, below, check_installed
+from saccade.cli.terminal import out, print_tables
+from saccade.config.schema import Recipe
+from saccade.data.archives import (
+    explain_manual_unpacking,
+    extract_missing,
+    find_archives,
+    list_archive_files,
+    unpack,
+)
+from saccade.data.hub import (
+    DEFAULT_ENDPOINT,
+    DEFAULT_REVISION,
+    HUB_PREFIX,
+    HubClient,
+    check_installed,
+    compute_relative_paths,
+)
 from saccade.errors import ConfigError, DataError, boundary
-from saccade.view.live import Advance, lines, say
+from saccade.reporting.console import UpdateProgress, print_text, progress_lines
 
 if TYPE_CHECKING:
-    from saccade.doctor import Finding
-    from saccade.evaluation.run import Tally
+    from saccade.checks.machine import CheckResult
+    from saccade.evaluation.runner import Progress
     from saccade.types import Task
 
-# Names for the settings of a file that holds two benchmarks.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+# Names for settings of a plugin that implements several benchmarks.
+BENCHMARK_ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "videomme_subtitles": ("videomme", {"subtitles": True}),
     "longvideobench_subtitles": ("longvideobench", {"subtitles": True}),
     "hrbench_4k": ("hrbench", {"size": "4k"}),
@@ -30,215 +43,227 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """Copies of benchmarks: the folder that holds them by name, or the hub that does, and how they are read."""
+class BenchmarkData:
+    """Where the benchmarks' copies are, and how their answers are scored."""
 
-    data: Path  # or hub:main, or another revision: what is missing is fetched first
-    subset: bool
-    extractor: str
-    hub: str = HUB
+    source: Path  # a folder with a copy of each by name; or hub:REVISION, from which missing files are downloaded
+    allow_incomplete: bool
+    scoring: str
+    hub_endpoint: str = DEFAULT_ENDPOINT
 
 
 def run_benchmarks(
-    folder: Path, recipe: Recipe, names: Sequence[str], *, copies: Copies, called: str, model: Path | None, shard: Any
+    folder: Path,
+    recipe: Recipe,
+    names: Sequence[str],
+    *,
+    benchmark_data: BenchmarkData,
+    suffix: str,
+    model: Path | None,
+    shard: Any,
 ) -> None:
-    """Evaluate a run on each benchmark, whose copy lies in `copies.data` under its name, and show what is reported.
+    """Evaluate a run on each benchmark, and print and write the reports.
 
-    What is `called` "tools off" is kept beside the evaluations of other names, as "videomme, tools off". Raises
-    ConfigError for an unknown benchmark or extractor, and for options that can't be shuffled, before anything is run.
+    The evaluation is named after the benchmark and the suffix, such as "videomme, tools off". Raises ConfigError for an
+    unknown benchmark or scoring, and for options that can't be shuffled, before any evaluation.
     """
-    from saccade import exams
-    from saccade.evaluation.scoreboard import grids_of, write_scores
+    from saccade.reporting.benchmark_report import build_evaluation_tables, write_benchmark_report
+    from saccade.runs import evaluation
 
-    extractor, benchmarks = _rule(copies.extractor), _bound(names)
+    scoring, benchmarks = _parse_scoring(benchmark_data.scoring), _resolve_benchmarks(names)
     for _, benchmark in benchmarks:
-        exams.check_order(recipe, benchmark)
-    # A split that is missing is told before hours go into another benchmark.
-    places = [_place(copies, each, name, exams.portion_of(recipe, each, shard)) for name, each in benchmarks]
-    for (_, benchmark), place in zip(benchmarks, places, strict=True):
-        name = title(benchmark.name, called)
-        with lines(out) as begin:
-            report = exams.examine(
+        evaluation.check_option_shuffle(recipe, benchmark)
+    # Prepared first, so that a missing split is reported before hours of another evaluation.
+    folders = [
+        _prepare_data(benchmark_data, benchmark, name, evaluation.build_subset(recipe, benchmark, shard))
+        for name, benchmark in benchmarks
+    ]
+    for (_, benchmark), data_folder in zip(benchmarks, folders, strict=True):
+        name = format_evaluation_name(benchmark.name, suffix)
+        with progress_lines(out) as add_task:
+            report = evaluation.evaluate_benchmark(
                 folder,
                 recipe,
                 benchmark,
-                data=place,
+                data=data_folder,
                 name=name,
-                subset=copies.subset,
-                extractor=extractor,
+                allow_incomplete=benchmark_data.allow_incomplete,
+                scoring=scoring,
                 weights=model,
                 shard=shard,
-                on_done=_teller(begin, f"eval {name}"),
-                on_judged=_teller(begin, f"judge {name}"),
+                on_progress=_build_progress_callback(add_task, f"eval {name}"),
+                on_judge_progress=_build_progress_callback(add_task, f"judge {name}"),
             )
-        show(grids_of(name, report, {}))
-        # After each, so that what was evaluated before a kill is reported; of shards when they are joined.
-        page = None if shard else write_scores(folder)
+        print_tables(build_evaluation_tables(name, report, {}))
+        # After each benchmark, so that a kill loses no report; reports of shards are written by the merge.
+        page = None if shard else write_benchmark_report(folder)
     if page is not None:
-        say(out, f"The report: {page}")
+        print_text(out, f"Report: {page}")
 
 
-def examine_benchmarks(recipe: Recipe, names: Sequence[str], copies: Copies) -> "Iterator[Finding]":
-    """Whether each benchmark could be evaluated: its copy, its media, what its rule and its judge want."""
-    from saccade.checkup import looked
+def check_benchmarks(recipe: Recipe, names: Sequence[str], benchmark_data: BenchmarkData) -> "Iterator[CheckResult]":
+    """Check that each benchmark can be evaluated: its copy, its media, its rule and its judge."""
+    from saccade.checks.run_checks import Check, run_check
 
     for name in names:
-        yield looked(f"benchmark {name}", functools.partial(_examined, recipe, name, copies))
+        run = functools.partial(_check_benchmark, recipe, name, benchmark_data)
+        yield from run_check(Check(name=f"benchmark {name}", run=run))
 
 
-def _examined(recipe: Recipe, name: str, copies: Copies) -> str:
-    from saccade import exams
-    from saccade.checkup import open_some
-    from saccade.evaluation.benchmarks._benchmark import check_subtitles, missing_media
-    from saccade.evaluation.benchmarks._judging import Referee
+def _check_benchmark(recipe: Recipe, name: str, benchmark_data: BenchmarkData) -> str:
+    from saccade.checks.run_checks import open_sample
+    from saccade.evaluation.benchmarks.base import check_subtitles, find_missing_media
+    from saccade.evaluation.benchmarks.llm_judge import LlmJudge
+    from saccade.runs import evaluation
 
-    ((_, benchmark),) = _bound([name])
-    exams.check_order(recipe, benchmark)
-    Referee.of(benchmark, recipe.evaluation.judge)
-    if str(copies.data).startswith(MARK):
+    ((_, benchmark),) = _resolve_benchmarks([name])
+    evaluation.check_option_shuffle(recipe, benchmark)
+    LlmJudge.from_settings(benchmark, recipe.evaluation.judge)
+    if str(benchmark_data.source).startswith(HUB_PREFIX):
         check_installed()
-        return f"{benchmark.hub} is fetched from the hub when it is evaluated"
-    place = _local(copies, benchmark, name)
-    everything = benchmark.tasks(place, subset=copies.subset)
-    tasks = exams.portion_of(recipe, benchmark, None).of(everything)
-    lacking = [path for paths in missing_media(tasks).values() for path in paths]
-    packed = packed_in(place)
-    if lacking and packed:
-        return f"{place}: {len(tasks):,} questions; of {len(packed)} archives there, what is wanted will be unpacked"
-    if not copies.subset and not packed:
-        check_subtitles(benchmark, everything, tasks, place)
-    if lacking:
-        mend = "put them or the data set's archives there"
-        raise DataError(f"{place}: {benchmark.name} lacks {len(lacking)} files, first {lacking[0]}; {mend}")
-    _, opened = open_some(tasks)
-    return f"{place}: {len(tasks):,} questions, their files are there, {opened} of them were opened"
+        return f"{benchmark.repo_id} is downloaded from the hub when it is evaluated"
+    folder = _resolve_local_folder(benchmark_data, benchmark, name)
+    everything = benchmark.load_tasks(folder, allow_incomplete=benchmark_data.allow_incomplete)
+    tasks = evaluation.build_subset(recipe, benchmark, None).select(everything)
+    missing = [path for paths in find_missing_media(tasks).values() for path in paths]
+    archives = list_archive_files(folder)
+    if missing and archives:
+        return f"{folder}: {len(tasks):,} questions; missing files will be unpacked from {len(archives)} archives"
+    if not benchmark_data.allow_incomplete and not archives:
+        check_subtitles(benchmark, everything, tasks, folder)
+    if missing:
+        raise DataError(
+            f"{folder}: {benchmark.name} lacks {len(missing)} files, first {missing[0]}; put them or the dataset's "
+            "archives there",
+            key=str(missing[0]),
+        )
+    _, num_opened = open_sample(tasks)
+    return f"{folder}: {len(tasks):,} questions, their files exist, {num_opened} of them were opened"
 
 
 def merge_benchmarks(
-    folder: Path, names: Sequence[str], *, called: str, extractor: str, others: Sequence[Path]
+    folder: Path, names: Sequence[str], *, suffix: str, scoring: str, other_folders: Sequence[Path]
 ) -> None:
-    """Join the shards of a run's evaluations on benchmarks, and show and write what is reported; see `exams.joined`."""
-    from saccade import exams
-    from saccade.evaluation.scoreboard import grids_of, write_scores
+    """Merge the shards of a run's evaluations on benchmarks, and print and write the reports."""
+    from saccade.reporting.benchmark_report import build_evaluation_tables, write_benchmark_report
+    from saccade.runs import evaluation
 
-    rule, benchmarks = _rule(extractor), _bound(names)
+    checked_scoring, benchmarks = _parse_scoring(scoring), _resolve_benchmarks(names)
     for _, benchmark in benchmarks:
-        name = title(benchmark.name, called)
-        card = exams.joined(folder, benchmark, name=name, extractor=rule, others=others)
-        show(grids_of(name, card, {}))
-    say(out, f"The report: {write_scores(folder)}")
+        name = format_evaluation_name(benchmark.name, suffix)
+        scorecard = evaluation.merge_benchmark_shards(
+            folder, benchmark, name=name, scoring=checked_scoring, other_folders=other_folders
+        )
+        print_tables(build_evaluation_tables(name, scorecard, {}))
+    print_text(out, f"Report: {write_benchmark_report(folder)}")
 
 
-def _rule(extractor: str) -> Any:
-    from saccade.evaluation.benchmarks._benchmark import Extractor
+def _parse_scoring(scoring: str) -> Any:
+    from saccade.evaluation.benchmarks.base import Scoring
 
-    if extractor not in get_args(Extractor):
-        raise ConfigError(f"--extractor must be official or tolerant, not {extractor!r}")
-    return extractor
+    if scoring not in get_args(Scoring):
+        raise ConfigError(f"--scoring must be strict or lenient, not {scoring!r}", key="--scoring", value=scoring)
+    return scoring
 
 
-def _bound(names: Sequence[str]) -> list[tuple[str, Any]]:
-    """The benchmarks of these names, each with the name of its plugin."""
-    known = sorted({*plugins.names("evaluation.benchmarks"), *VARIANTS})
-    wanted = [name.strip() for name in names]
-    for name in wanted:
+def _resolve_benchmarks(names: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the benchmarks of these names, each with the name of its plugin."""
+    known = sorted({*plugins.list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES})
+    names = [name.strip() for name in names]
+    for name in names:
         if name not in known and not name.endswith(".py"):
-            raise ConfigError(f"there is no benchmark {name!r}; {plugins.nearest(name, known)}")
-    found = [VARIANTS.get(name, (name, {})) for name in wanted]
-    return [(name, plugins.bind("evaluation.benchmarks", name, given)()) for name, given in found]
+            raise ConfigError(
+                f"there is no benchmark {name!r}; {plugins.suggest(name, known)}", key="--bench", value=name
+            )
+    resolved = [BENCHMARK_ALIASES.get(name, (name, {})) for name in names]
+    return [(name, plugins.resolve("evaluation.benchmarks", name, settings)()) for name, settings in resolved]
 
 
-def unit_of_results(path: Path) -> Callable[["Task"], str]:
-    """What tasks of a results file go together: those that its benchmark says, else those about the same files."""
-    from saccade.evaluation.intervals import same_media
+def resolve_cluster_key(path: Path) -> Callable[["Task"], str]:
+    """Return the function that clusters a results file's tasks: the benchmark's own, else by media files."""
+    from saccade.metrics.statistics import get_media_key
 
     name = path.stem.partition(", ")[0]
-    if name not in {*plugins.names("evaluation.benchmarks"), *VARIANTS}:
-        return same_media
-    own: Callable[[Task], str] = _bound([name])[0][1].unit
+    if name not in {*plugins.list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES}:
+        return get_media_key
+    own: Callable[[Task], str] = _resolve_benchmarks([name])[0][1].cluster_key
 
-    def unit(task: "Task") -> str:
-        with boundary(DataError, f"{path} is called after the benchmark {name}, but holds other tasks; rename it"):
+    def get_cluster_key(task: "Task") -> str:
+        message = f"{path} is named after the benchmark {name}, but holds other tasks; rename it"
+        with boundary(DataError, message, key=str(path)):
             return own(task)
 
-    return unit
+    return get_cluster_key
 
 
-def title(benchmark: str, called: str) -> str:
-    """What an evaluation on a benchmark is called.
+def format_evaluation_name(benchmark: str, suffix: str) -> str:
+    """Return the name of an evaluation on a benchmark.
 
-    >>> title("videomme", ""), title("videomme", "tools off")
+    >>> format_evaluation_name("videomme", ""), format_evaluation_name("videomme", "tools off")
     ('videomme', 'videomme, tools off')
     """
-    return f"{benchmark}, {called}" if called else benchmark
+    return f"{benchmark}, {suffix}" if suffix else benchmark
 
 
-def _teller(begin: Callable[..., Advance], label: str) -> "Callable[[Tally], None]":
-    """Who is told how far something is, on a line that begins with the first word of it."""
-    begun = functools.cache(functools.partial(begin, label))
-    return lambda tally: begun()(tally.done, tally.remark, tally.total)
+def _build_progress_callback(add_task: Callable[..., UpdateProgress], label: str) -> "Callable[[Progress], None]":
+    """Return a progress callback whose line is added at the first update."""
+    get_task = functools.cache(functools.partial(add_task, label))
+    return lambda progress: get_task()(progress.done, progress.accuracy_text, progress.total)
 
 
-def _place(copies: Copies, benchmark: Any, name: str, portion: Any) -> Path:
-    """Where a benchmark's copy is, completed with what the chosen tasks show: out of archives that lie there, and of a
-    copy of the hub from there. Raises DataError.
+def _prepare_data(benchmark_data: BenchmarkData, benchmark: Any, name: str, subset: Any) -> Path:
+    """Return the folder of a benchmark's copy, after unpacking or downloading the media of the subset's tasks.
+
+    Each file still missing becomes an error of its question. Raises DataError for a copy without tables, or media that
+    only other programs can unpack.
     """
-    from saccade.evaluation.benchmarks._benchmark import missing_media
+    from saccade.evaluation.benchmarks.base import find_missing_media
 
-    data = str(copies.data)
-    with lines(out) as begin:
-        told = _unpacking(begin, benchmark.name)
-        if data.startswith(MARK):
-            there = Hub(endpoint=copies.hub)
-            folder = there.copy(benchmark.hub, benchmark.patterns, revision=data.removeprefix(MARK) or MAIN)
-            there.unpack(folder, benchmark.packed, told=told)
-            add = functools.partial(there.add, folder, told=told)
+    data, client = str(benchmark_data.source), HubClient(endpoint=benchmark_data.hub_endpoint)
+    is_remote = data.startswith(HUB_PREFIX)
+    with progress_lines(out) as add_task:
+        get_task = functools.cache(functools.partial(add_task, f"unpack {benchmark.name}"))
+
+        def on_progress(done: int, archive: str) -> None:
+            get_task()(done, f"files of {archive}")
+
+        if is_remote:
+            revision = data.removeprefix(HUB_PREFIX) or DEFAULT_REVISION
+            folder = client.download(benchmark.repo_id, benchmark.file_patterns, revision=revision)
+            client.unpack_archives(folder, benchmark.archives, on_progress=on_progress)
         else:
-            folder = _local(copies, benchmark, name)
-            packed, foreign = packed_in(folder), foreign_in(folder)
-            if not packed and not foreign:  # what is missing will count as errors, one by one
+            folder = _resolve_local_folder(benchmark_data, benchmark, name)
+            if not list_archive_files(folder) and not list_archive_files(folder, supported=False):
                 return folder
-            for archive in archives(set(packed).intersection(benchmark.packed)):
-                unpack(folder, archive, folder, told=told)
-            add = functools.partial(_add, folder, packed, told)
-        tasks = benchmark.tasks(folder, subset=copies.subset)
-        lacking = [path for paths in missing_media(portion.of(tasks)).values() for path in paths]
-        if lacking:
-            add(lacking, named={media.path for task in tasks for media in task.media})
-            if not copies.subset:
-                _refuse_foreign(folder, benchmark.name, lacking)
+            for archive in find_archives(set(list_archive_files(folder)).intersection(benchmark.archives)):
+                unpack(folder, archive, folder, on_progress=on_progress)
+        tasks = benchmark.load_tasks(folder, allow_incomplete=benchmark_data.allow_incomplete)
+        missing = [path for paths in find_missing_media(subset.select(tasks)).values() for path in paths]
+        referenced = {media.path for task in tasks for media in task.media}
+        if missing and is_remote:
+            client.download_missing(folder, missing, referenced=referenced, on_progress=on_progress)
+        elif missing:
+            extract_missing(
+                folder,
+                compute_relative_paths(folder, missing),
+                referenced=compute_relative_paths(folder, referenced),
+                archives=find_archives(list_archive_files(folder)),
+                on_progress=on_progress,
+            )
+    missing = [path for path in missing if not Path(path).is_file()]
+    archives = (str(folder / archive) for archive in list_archive_files(folder, supported=False))
+    explanation = explain_manual_unpacking(archives) if missing and not benchmark_data.allow_incomplete else ""
+    if explanation:
+        raise DataError(
+            f"{benchmark.name} lacks {len(missing)} files, first {missing[0]}, and {explanation}", key=str(missing[0])
+        )
     return folder
 
 
-def _refuse_foreign(folder: Path, name: str, paths: Iterable[str]) -> None:
-    """Raises DataError where files still lack, and an archive lies there that only other programs unpack."""
-    left = [path for path in paths if not Path(path).is_file()]
-    told = by_hand(str(folder / each) for each in foreign_in(folder)) if left else ""
-    if told:
-        raise DataError(f"{name} lacks {len(left)} files, first {left[0]}, and {told}")
+def _resolve_local_folder(benchmark_data: BenchmarkData, benchmark: Any, name: str) -> Path:
+    """Return the folder of a benchmark's local copy. Raises DataError if its tables are missing."""
+    from saccade.evaluation.benchmarks.local_dataset import find_row_files
 
-
-def _local(copies: Copies, benchmark: Any, name: str) -> Path:
-    """The folder of a benchmark's copy on this machine. Raises DataError where its tables are not there."""
-    from saccade.evaluation.benchmarks._rows import Copy
-
-    folder = copies.data / (benchmark.name if (copies.data / benchmark.name).exists() else name)
-    Copy(root=folder).files(*benchmark.patterns)
+    folder = benchmark_data.source / (benchmark.name if (benchmark_data.source / benchmark.name).exists() else name)
+    find_row_files(folder, benchmark.file_patterns)
     return folder
-
-
-def _add(folder: Path, packed: Sequence[str], told: Told, paths: Sequence[str], *, named: Iterable[str]) -> None:
-    """Unpack what a local copy lacks; what isn't there either counts as errors, one by one."""
-    complete(folder, below(folder, paths), named=below(folder, named), packed=archives(packed), told=told)
-
-
-def _unpacking(begin: Callable[[str], Advance], name: str) -> Told:
-    """Tells of files as they are unpacked, in a line that begins with the first."""
-    shown: list[Advance] = []
-
-    def told(done: int, archive: str) -> None:
-        if not shown:
-            shown.append(begin(f"unpack {name}"))
-        shown[0](done, f"files of {archive}")
-
-    return told

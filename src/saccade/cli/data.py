@@ -1,4 +1,4 @@
-"""`saccade data`: published files into tasks, their paths to local ones, checks, a row to look at."""
+"""`saccade data`: import datasets, unpack archives, rewrite media paths, validate datasets, and show rows."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -8,183 +8,205 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from saccade.commands._terminal import out, progress
-from saccade.data.hub import HUB, MARK, Hub
+from saccade.cli.terminal import out, progress
+from saccade.data.hub import DEFAULT_ENDPOINT, HUB_PREFIX, HubClient
 from saccade.errors import ConfigError, DataError
-from saccade.runlog import version_of, writing
-from saccade.view.live import say
+from saccade.reporting.console import print_text
+from saccade.utils.files import file_errors
+from saccade.utils.versions import find_package_version
 
 if TYPE_CHECKING:
-    from saccade.data.gather import Found
+    from saccade.data.importer import ImportReport
 
-data = typer.Typer(no_args_is_help=True, help="Make data, import it, check it, look at it.")
+data_app = typer.Typer(no_args_is_help=True, help="Generate, import, validate and show data.")
 
 
-class Policy(StrEnum):
-    """What to do about a row that can't be used."""
+class RowErrorAction(StrEnum):
+    """What to do with an unusable row."""
 
     ERROR = "error"
     SKIP = "skip"
 
 
 Files = Annotated[list[Path], typer.Argument(help="Files of rows.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of relative media paths; the file's own by default.")]
 
 
-@data.command("import")
+@data_app.command("import")
 def _import(
-    source: Annotated[str, typer.Argument(help="The format: a source such as plain or llava, or a path ./mine.py.")],
-    words: Annotated[
+    source: Annotated[str, typer.Argument(help="The format: an importer such as plain or llava, or a path ./mine.py.")],
+    arguments: Annotated[
         list[str],
-        typer.Argument(metavar="FILE... [SETTING=VALUE]...", help="Files of rows; settings of the source."),
+        typer.Argument(metavar="FILE... [SETTING=VALUE]...", help="Files of rows; settings of the importer."),
     ],
-    target: Annotated[Path, typer.Option("--out", help="The file of tasks to write: .jsonl or .parquet.")],
-    root: Annotated[Path | None, typer.Option(help="Where relative paths of media start; else at their file.")] = None,
-    on_missing: Annotated[Policy, typer.Option(help="What to do about rows whose files are missing.")] = Policy.ERROR,
-    on_bad: Annotated[Policy, typer.Option(help="What to do about rows that can't be read.")] = Policy.ERROR,
-    hub: Annotated[str, typer.Option(help="Where files such as hub:owner/name/file are: the hub, or a mirror.")] = HUB,
+    output_path: Annotated[Path, typer.Option("--out", help="The file of tasks to write: .jsonl or .parquet.")],
+    root: Root = None,
+    on_missing: Annotated[
+        RowErrorAction, typer.Option(help="What to do with rows whose media files are missing.")
+    ] = RowErrorAction.ERROR,
+    on_bad: Annotated[
+        RowErrorAction, typer.Option(help="What to do with rows that can't be read.")
+    ] = RowErrorAction.ERROR,
+    hub: Annotated[
+        str, typer.Option(help="The hub, or a mirror, of files such as hub:owner/name/file.")
+    ] = DEFAULT_ENDPOINT,
 ) -> None:
-    """Turn published rows into a file of tasks, or of demonstrations; what is missing is counted and listed."""
+    """Convert published rows to a file of tasks or demonstrations; missing files are counted and listed."""
     from saccade import plugins
-    from saccade.config import parsed
-    from saccade.data.gather import gather
-    from saccade.media.files import digest
+    from saccade.config.load import parse_yaml
+    from saccade.data.importer import import_dataset
+    from saccade.media.hashing import compute_file_digest
 
-    # A file may have an equals sign in its name; what exists is a file.
-    pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
-    named = [word for word in words if "=" not in word or Path(word).exists()]
-    if not named:
-        raise ConfigError("there is nothing to import; name at least one file of rows")
-    settings = {key: parsed(value, f"the setting {key}") for key, _, value in pairs}
-    make = plugins.bind("data.sources", source, settings)
-    there = Hub(endpoint=hub)
-    paths = [there.file(word) if word.startswith(MARK) else Path(word) for word in named]
-    with writing(target), progress(f"import {source}") as advance:
-        reports = gather(
-            make,
+    # An argument with an equals sign is a file if it exists.
+    pairs = [word.partition("=") for word in arguments if "=" in word and not Path(word).exists()]
+    files = [word for word in arguments if "=" not in word or Path(word).exists()]
+    if not files:
+        raise ConfigError("there is nothing to import; name at least one file of rows", key="FILE")
+    settings = {key: parse_yaml(value, f"the setting {key}") for key, _, value in pairs}
+    importer = plugins.resolve("data.importers", source, settings)
+    client = HubClient(endpoint=hub)
+    paths = [client.download_file(file) if file.startswith(HUB_PREFIX) else Path(file) for file in files]
+    with file_errors(output_path), progress(f"import {source}") as update_progress:
+        reports = import_dataset(
+            importer,
             paths,
-            target,
-            root=root,
+            output_path,
+            media_root=root,
             on_missing=on_missing.value,
             on_bad=on_bad.value,
-            identity=[source, settings, digest(source) if source.endswith(".py") else version_of("saccade")],
-            told=lambda rows: advance(rows, "") if rows % 256 == 0 else None,
+            identity=[
+                source,
+                settings,
+                compute_file_digest(source) if source.endswith(".py") else find_package_version("saccade"),
+            ],
+            on_progress=lambda rows: update_progress(rows, "") if rows % 256 == 0 else None,
         )
-    for one in reports:
-        say(out, f"{one.file}: {', '.join(_counts(one))}")
-        for problem in one.bad:
-            say(out, problem, style="dim")
-    out.print(f"wrote {escape(str(target))}: {sum(one.written for one in reports)} rows", soft_wrap=True)
+    for report in reports:
+        print_text(out, f"{report.file}: {', '.join(_format_counts(report))}")
+        for problem in report.bad_row_errors:
+            print_text(out, problem, style="dim")
+    out.print(f"wrote {escape(str(output_path))}: {sum(report.written for report in reports)} rows", soft_wrap=True)
 
 
-@data.command("unpack")
+@data_app.command("unpack")
 def _unpack(
     files: Annotated[list[Path], typer.Argument(help="Archives, such as a.zip, b.tar.gz, or all parts of one.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
 ) -> None:
-    """Unpack archives, whole or cut into parts; a stopped call goes on, and files that are there stay."""
-    from saccade.data.archives import archives, by_hand, unpack
+    """Unpack archives, whole or split into parts; an interrupted call resumes, and existing files are kept."""
+    from saccade.data.archives import explain_manual_unpacking, find_archives, unpack
 
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
-        raise DataError(f"there is no file {missing}")
-    if told := by_hand(map(str, files)):
-        raise DataError(told)
-    found = archives(map(str, files))
-    other = {*map(str, files)}.difference(part for one in found for part in one.parts)
+        raise DataError(f"there is no file {missing}", key=str(missing))
+    if explanation := explain_manual_unpacking(map(str, files)):
+        raise DataError(explanation, key=str(files[0]))
+    archives = find_archives(map(str, files))
+    other = {*map(str, files)}.difference(part for archive in archives for part in archive.parts)
     if other:
-        raise DataError(f"{min(other)} is no archive that can be unpacked; give .zip, .tar, .tar.gz, or parts of such")
-    with progress("unpack") as advance:
-        counts = [unpack(Path(), one, folder, told=advance) for one in found]
-    done = sum(counts)
-    out.print(f"wrote {escape(str(folder))}: {done} file{'s' if done != 1 else ''} written", soft_wrap=True)
+        raise DataError(
+            f"{min(other)} is not an archive that can be unpacked; give .zip, .tar, .tar.gz, or their parts",
+            key=min(other),
+        )
+    with progress("unpack") as update_progress:
+        count = sum(unpack(Path(), archive, folder, on_progress=update_progress) for archive in archives)
+    out.print(f"wrote {escape(str(folder))}: {count} file{'s' if count != 1 else ''} written", soft_wrap=True)
 
 
-@data.command("materialize")
+@data_app.command("materialize")
 def _materialize(
     files: Files,
     folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
-    root: Annotated[Path, typer.Option(help="Where the archives were unpacked.")],
-    sentinel: Annotated[
-        list[str] | None, typer.Option(help="How published paths begin, such as selfqa/; ParaVT's by default.")
+    root: Annotated[Path, typer.Option(help="The folder of the unpacked archives.")],
+    prefix: Annotated[
+        list[str] | None, typer.Option(help="A prefix of published paths, such as selfqa/; ParaVT's by default.")
     ] = None,
-    back: Annotated[bool, typer.Option("--back", help="Take the root away again.")] = False,
-    digest_media: Annotated[bool, typer.Option("--digest-media", help="List media with content digests.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Remove the root again.")] = False,
 ) -> None:
-    """Point published paths of media to a local folder; a stopped call goes on, a finished one looks again."""
-    from saccade.data.materialize import SENTINELS, materialize
+    """Rewrite published media paths to local ones, for other programs; `--root` of `import` needs none."""
+    from saccade.data.materialize import MEDIA_PREFIXES, materialize
 
-    marks = tuple(sentinel or SENTINELS)
-    with writing(folder), progress("materialize") as advance:
+    with file_errors(folder), progress("materialize") as update_progress:
         reports = materialize(
             files,
             folder,
             root,
-            sentinels=marks,
-            back=back,
-            digest_media=digest_media,
-            told=lambda name, rows: advance(rows, name),
+            prefixes=tuple(prefix or MEDIA_PREFIXES),
+            reverse=reverse,
+            on_progress=lambda name, rows: update_progress(rows, name),
         )
-    for one in reports:
-        lacking = one.lacking()
-        say(out, f"{one.file}: {one.rows} rows, {sum(one.paths.values())} paths, {len(one.missing)} files missing")
-        for bucket in sorted({*one.paths, *lacking}):
-            gone = lacking.get(bucket, 0)
-            say(out, f"  {bucket}: {one.paths.get(bucket, 0)} paths, {gone} files missing")
-        if one.missing:
-            say(out, f"  the first is {one.missing[0]}; {folder / one.file}.missing.txt lists them", style="dim")
+    for report in reports:
+        missing = report.count_missing()
+        num_paths, num_missing = sum(report.path_counts.values()), len(report.missing_files)
+        print_text(out, f"{report.file}: {report.rows} rows, {num_paths} paths, {num_missing} files missing")
+        for bucket in sorted({*report.path_counts, *missing}):
+            num_paths, num_missing = report.path_counts.get(bucket, 0), missing.get(bucket, 0)
+            print_text(out, f"  {bucket}: {num_paths} paths, {num_missing} files missing")
+        if report.missing_files:
+            listing = f"{folder / report.file}.missing.txt"
+            print_text(out, f"  the first is {report.missing_files[0]}; {listing} lists them", style="dim")
     out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
 
 
-@data.command("check")
+@data_app.command("check")
 def _check(
     files: Annotated[list[Path], typer.Argument(help="Files of tasks or demonstrations, each a split.")],
-    look: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open every file of media, and know it by content.")
+    root: Root = None,
+    open_media: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open every media file, and compare files by content.")
     ] = True,
 ) -> None:
-    """See whether data sets are sound: rows, files, times, answers, repetitions, and what splits share."""
-    from saccade.data.check import FINDINGS, NOTES, check
+    """Validate datasets: rows, files, times, answers, duplicates, and overlap between splits."""
+    from saccade.data.validate import FINDING_DESCRIPTIONS, NOTE_FINDINGS, validate_dataset
 
-    with progress("check") as advance:
-        splits = check(files, look=look, told=lambda name, rows: advance(rows, name) if rows % 64 == 0 else None)
+    with progress("check") as update_progress:
+        splits = validate_dataset(
+            files,
+            media_root=root,
+            open_media=open_media,
+            on_progress=lambda name, rows: update_progress(rows, name) if rows % 64 == 0 else None,
+        )
     for split in splits:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(split.kinds.items())) or "no task"
-        say(out, f"{split.file}: {kinds}; {split.media} files of media, {split.seconds / 3600:.2f} h of video")
-        for what, count in sorted(split.findings.items()):
-            say(out, f"  {'note' if what in NOTES else 'problem'}: {count} {FINDINGS[what]}")
-            for example in split.examples[what]:
-                say(out, f"    {example}", style="dim")
-    problems = sum(split.problems for split in splits)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(split.answer_types.items())) or "no task"
+        print_text(
+            out, f"{split.file}: {kinds}; {split.num_media} files of media, {split.video_seconds / 3600:.2f} h of video"
+        )
+        for finding, count in sorted(split.findings.items()):
+            level = "note" if finding in NOTE_FINDINGS else "problem"
+            print_text(out, f"  {level}: {count} {FINDING_DESCRIPTIONS[finding]}")
+            for example in split.examples[finding]:
+                print_text(out, f"    {example}", style="dim")
+    problems = sum(split.num_problems for split in splits)
     if problems:
-        raise DataError(f"{problems} problems were found in {len(splits)} files")
+        raise DataError(f"{problems} problems were found in {len(splits)} files", key=str(files[0]), value=problems)
     out.print("no problem was found")
 
 
-@data.command("show")
+@data_app.command("show")
 def _show(
     file: Annotated[Path, typer.Argument(help="A file of tasks or demonstrations.")],
     row: Annotated[int, typer.Option(min=1, help="Which row, from 1.")] = 1,
     id: Annotated[str | None, typer.Option(help="Or the row with this id.")] = None,
+    root: Root = None,
     page: Annotated[Path | None, typer.Option(help="An HTML page to write.")] = None,
 ) -> None:
-    """Show a row as text, and as a page with its pictures."""
-    from saccade.data import native
-    from saccade.data.rows import located
-    from saccade.view.rows import page_of, text_of
+    """Show a row as text, and as a page with its images."""
+    from saccade.data.dataset import find_item, resolve_media_paths
+    from saccade.reporting.task_view import format_item, render_item_page
 
-    item = located(native.find(file, row, id), file)
-    out.print(escape(text_of(item)), soft_wrap=True)
+    item = resolve_media_paths(find_item(file, row, id), root or file.parent)
+    out.print(escape(format_item(item)), soft_wrap=True)
     if page is not None:
-        with writing(page):
-            page.write_text(page_of(item, file), encoding="utf-8")
+        with file_errors(page):
+            page.write_text(render_item_page(item, file), encoding="utf-8")
         out.print(f"wrote {escape(str(page))}", soft_wrap=True)
 
 
-def _counts(one: "Found") -> Iterator[str]:
-    yield f"{one.rows} rows, {one.written} written"
-    if one.bad_rows:
-        yield f"{one.bad_rows} rows can't be read"
-    if one.missing_rows:
-        folders = ", ".join(f"{count} in {folder}" for folder, count in sorted(one.missing_files.items()))
-        more = ", ..." if one.missing_rows > len(one.missing_ids) else ""
-        yield f"{one.missing_rows} rows lack files ({folders}): {', '.join(one.missing_ids)}{more}"
+def _format_counts(report: "ImportReport") -> Iterator[str]:
+    yield f"{report.rows} rows, {report.written} written"
+    if report.bad_rows:
+        yield f"{report.bad_rows} rows can't be read"
+    if report.missing_rows:
+        folders = ", ".join(f"{count} in {folder}" for folder, count in sorted(report.missing_files.items()))
+        more = ", ..." if report.missing_rows > len(report.missing_ids) else ""
+        yield f"{report.missing_rows} rows lack files ({folders}): {', '.join(report.missing_ids)}{more}"

@@ -1,5 +1,6 @@
-"""`saccade doctor`: what is wrong with this machine, or with a run of a recipe before it begins."""
+"""`saccade doctor`: check this machine, or everything that a run of a recipe needs, before it starts."""
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,74 +9,67 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.commands._terminal import ModelPath, Settings, print_table
-from saccade.config import load_recipe
-from saccade.data.hub import HUB
+from saccade.cli.terminal import ModelPath, Settings, print_table
+from saccade.config.load import load_recipe
+from saccade.data.hub import DEFAULT_ENDPOINT
 from saccade.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from saccade.doctor import Finding
+    from saccade.checks.machine import CheckResult
 
 
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, this machine alone is checked.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, only this machine is checked.")] = None,
     settings: Settings = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="The run folder that is to be written.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run folder that would be written.")] = None,
     model: ModelPath = None,
-    world: Annotated[Path | None, typer.Option(help="A folder that `saccade data world` made.")] = None,
-    stage: Annotated[str, typer.Option(help="What is to be run: some of sft,rl,eval.")] = "",
-    bench: Annotated[str, typer.Option(help="Benchmarks of its evaluation, such as videomme,mlvu.")] = "",
-    data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
+    data: Annotated[Path | None, typer.Option(help="A folder made by `saccade data synth`.")] = None,
+    stage: Annotated[str, typer.Option(help="The stages to check, of sft,rl,eval.")] = "",
+    bench: Annotated[str, typer.Option(help="Benchmarks of the evaluation, such as videomme,mlvu.")] = "",
+    bench_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path("data"),
 ) -> None:
-    """Check this machine (versions, device, video, disk, the jail for Python), or all that a run of a recipe needs:
+    """Check this machine (versions, device, video, disk, sandbox), or everything that a run of a recipe needs:
     settings, extras, device, model, data, context, memory, disk, servers, sandbox. No weights are loaded.
     """
     if recipe is None:
-        from saccade.doctor import examine
+        from saccade.checks.machine import check_machine
 
-        _told(examine(), "this machine can't run Saccade as it is: mend {}")
+        _print_results(check_machine(), "this machine can't run Saccade; fix {}")
         return
-    from saccade import checkup, stages
+    from saccade.checks.run_checks import STAGES
+    from saccade.runs import pipeline
 
     loaded = load_recipe(recipe, settings or ())
-    own = Path(recipe).parent if Path(recipe).name == "recipe.yaml" else None
-    place = folder or own or Path("runs") / "rl"
-    chosen = (
-        _stages(stage)
-        if stage
-        else [each for each in checkup.STAGES if each == "eval" or each in loaded.model_fields_set]
-    )
-    loaded = stages.with_paths(loaded, folder=place, model=model, world=world)
-    case = checkup.Case(recipe=loaded, folder=place, stages=chosen, own_tasks=not bench)
-    findings = [checkup.examine(case)]
+    run_folder = Path(recipe).parent if Path(recipe).name == "recipe.yaml" else None
+    folder = folder or run_folder or Path("runs") / "rl"
+    stages = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
+    if stage:
+        stages = [name.strip() for name in stage.split(",")]
+    for name in stages:
+        if name not in STAGES:
+            raise ConfigError(f"--stage can't be {name!r}; name some of {', '.join(STAGES)}", key="--stage", value=name)
+    loaded = pipeline.with_paths(loaded, folder=folder, model=model, data=data)
+    results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not bench)]
     if bench:
-        from saccade.commands.bench import Copies, examine_benchmarks
+        from saccade.cli.benchmark import BenchmarkData, check_benchmarks
 
-        copies = Copies(data=data, subset=False, extractor="official", hub=HUB)
-        findings.append(examine_benchmarks(loaded, bench.split(","), copies))
-    _told((each for part in findings for each in part), f"a run of {recipe} would fail: mend {{}}")
-
-
-def _stages(text: str) -> list[str]:
-    from saccade.checkup import STAGES
-
-    chosen = [word.strip() for word in text.split(",")]
-    for word in chosen:
-        if word not in STAGES:
-            raise ConfigError(f"--stage can't be {word!r}; name some of {', '.join(STAGES)}")
-    return chosen
+        benchmark_data = BenchmarkData(
+            source=bench_data, allow_incomplete=False, scoring="strict", hub_endpoint=DEFAULT_ENDPOINT
+        )
+        results.append(check_benchmarks(loaded, bench.split(","), benchmark_data))
+    _print_results(itertools.chain.from_iterable(results), f"a run of {recipe} would fail; fix {{}}")
 
 
-def _told(findings: "Iterable[Finding]", failed: str) -> None:
-    """A line for each finding; RunError names those that are not good."""
-    found = list(findings)
-    wanted = any(each.wanted for each in found)
-    table = Table("", "found", *(["wanted"] if wanted else []), "", box=None)
-    for each in found:
-        verdict = "[green]ok[/green]" if each.good else "[red]no[/red]"
-        bounds = [escape(each.wanted)] if wanted else []
-        table.add_row(escape(each.name), escape(each.found), *bounds, verdict)
-    bad = [each.name for each in found if not each.good]
+def _print_results(results: "Iterable[CheckResult]", failure_template: str) -> None:
+    """Print a row per result. Raises RunError naming the failed checks."""
+    rows = list(results)
+    has_expected = any(result.expected for result in rows)
+    table = Table("", "found", *(["expected"] if has_expected else []), "", box=None)
+    for result in rows:
+        verdict = "[green]ok[/green]" if result.is_ok else "[red]no[/red]"
+        expected = [escape(result.expected)] if has_expected else []
+        table.add_row(escape(result.name), escape(result.message), *expected, verdict)
+    failed = [result.name for result in rows if not result.is_ok]
     print_table(table)
-    if bad:
-        raise RunError(failed.format(", ".join(bad)))
+    if failed:
+        raise RunError(failure_template.format(", ".join(failed)), key=failed[0], value=failed)

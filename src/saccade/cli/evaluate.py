@@ -1,211 +1,237 @@
-"""`saccade eval RUN`: a run's newest checkpoint on its test split, on a file of tasks, on published benchmarks.
+"""`saccade eval RUN`: evaluate a run's newest checkpoint on its test split, a file of tasks, or published benchmarks.
 
-`saccade eval merge RUN`: shards of an evaluation that several machines made, joined.
-`saccade eval compare A B`: two evaluations of the same tasks.
+`saccade eval merge RUN`: merge the shards of an evaluation from several machines.
+`saccade eval compare A B`: compare two evaluations of the same tasks.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from saccade.commands._terminal import MODEL_OR_SERVER, RunFolder, Settings, out, progress, show
-from saccade.commands.bench import Copies, merge_benchmarks, run_benchmarks, unit_of_results
-from saccade.config import Recipe, load_recipe, recipe_names
-from saccade.data.hub import HUB
+from saccade.cli.benchmark import BenchmarkData, merge_benchmarks, resolve_cluster_key, run_benchmarks
+from saccade.cli.terminal import MODEL_OR_SERVER, RunFolder, Settings, out, print_tables, progress
+from saccade.config.load import list_recipes, load_recipe
+from saccade.config.schema import Recipe
+from saccade.data.hub import DEFAULT_ENDPOINT
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.plugins import nearest
-from saccade.runlog import Run, write_text
-from saccade.view.live import say
+from saccade.plugins import suggest
+from saccade.reporting.console import print_text
+from saccade.runs.run_folder import Run
+from saccade.utils.jsonl import write_json
 
 if TYPE_CHECKING:
-    from saccade.evaluation.shards import Shard
-    from saccade.types import Scored
+    from saccade.evaluation.subset import Shard
+    from saccade.types import ScoredEpisode
 
 
-class Evaluating(TyperGroup):
-    """The commands of `saccade eval`, of which the first goes without its name."""
+class EvaluationGroup(TyperGroup):
+    """The commands of `saccade eval`; `of` is the default."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `saccade eval RUN` as `saccade eval of RUN`."""
-        # A run whose folder is called like a command is given as ./merge.
-        known = not args or args[0] in self.commands or args[0] == "--help"
-        return super().parse_args(ctx, args if known else ["of", *args])
+        # A run whose folder has a command's name is given as ./merge.
+        is_command = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if is_command else ["of", *args])
 
 
-HOME = Path("runs") / "eval"  # of models that were never trained here
+ScoringMode = Annotated[
+    str, typer.Option(help="How a benchmark reads answers: strict (the published rule) or lenient.")
+]
+DEFAULT_FOLDER = Path("runs") / "eval"  # for models that were trained elsewhere
 
-evaluation = typer.Typer(
-    cls=Evaluating,
+evaluation_app = typer.Typer(
+    cls=EvaluationGroup,
     no_args_is_help=True,
-    help="Evaluate a run (saccade eval RUN; its options: saccade eval of --help), join shards, compare evaluations.",
+    help="Evaluate a run (saccade eval RUN; options: saccade eval of --help), merge shards, compare evaluations.",
 )
 
 
-@evaluation.command("of")
+@evaluation_app.command("of")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run, or a recipe for --model, of which one is begun in --out.")],
+    run: Annotated[Path, typer.Argument(help="A run, or a recipe for --model, for which --out becomes a run.")],
     settings: Settings = None,
     model: Annotated[str | None, MODEL_OR_SERVER] = None,
-    home: Annotated[Path, typer.Option("--out", help="The run folder to write, where a recipe is given.")] = HOME,
+    output_folder: Annotated[
+        Path, typer.Option("--out", help="The run folder to write, for a recipe.")
+    ] = DEFAULT_FOLDER,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="What the evaluation is called: test by default; of a benchmark, its own and this."),
+        typer.Option(help="Name of the evaluation: test by default; for a benchmark, a suffix."),
     ] = None,
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
-    data: Annotated[Path, typer.Option(help="A folder with a copy of each, by its name; or hub:main.")] = Path("data"),
-    extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
-    subset: Annotated[bool, typer.Option("--subset", help="Let a copy hold fewer questions than published.")] = False,
-    limit: Annotated[int | None, typer.Option(help="Tasks at most, spread evenly over the strata; 0 = all.")] = None,
-    repeat: Annotated[int | None, typer.Option(help="Attempts at each task: reports avg@k and pass@k.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the sampling.")] = None,
-    shard: Annotated[
-        str, typer.Option(help="Of n equal parts the i-th alone, i/n; `saccade eval merge` joins them.")
-    ] = "",
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle-options", help="Each attempt has the options in its own order.")
+    bench_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path("data"),
+    scoring: ScoringMode = "strict",
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Accept a copy with fewer questions than published.")
     ] = False,
-    tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
-    hub: Annotated[str, typer.Option(help="Where --data hub:main fetches from: the hub, or a mirror.")] = HUB,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of tasks, even over the strata; 0 = all.")] = None,
+    num_samples: Annotated[int | None, typer.Option(help="Episodes per task: reports avg@k and pass@k.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    shard: Annotated[
+        str, typer.Option(help="Only the i-th of n equal parts, as i/n; merge them with `saccade eval merge`.")
+    ] = "",
+    shuffle_options: Annotated[
+        bool, typer.Option("--shuffle-options", help="Shuffle the options of each episode.")
+    ] = False,
+    use_tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
+    hub: Annotated[str, typer.Option(help="The hub, or a mirror, for --bench-data hub:main.")] = DEFAULT_ENDPOINT,
 ) -> None:
-    """Evaluate a run's newest checkpoint, or a model by a recipe; results stay in the run's folder.
+    """Evaluate a run's newest checkpoint, or a model by a recipe; the results are written to the run's folder.
 
-    --limit, --repeat, --shuffle-options and --tools stand for the settings of these names of `evaluation`, --seed for
-    `seed`.
+    --limit, --num-samples, --shuffle-options and --use-tools set `evaluation`'s settings of these names, --seed `seed`.
     """
     if bench and tasks is not None:
-        raise ConfigError("--bench brings its own tasks: leave out --tasks, or --bench")
-    given = {"evaluation.limit": limit, "evaluation.repeat": repeat, "seed": seed, "evaluation.tools": tools}
-    given |= {"evaluation.shuffle_options": shuffle or None}
-    words = [*(settings or ()), *_settings(given)]
-    from saccade import exams
-    from saccade.evaluation.portions import Portion
-    from saccade.evaluation.shards import Shard
+        raise ConfigError("--bench has its own tasks; leave out --tasks, or --bench", key="--tasks", value=str(tasks))
+    overrides = {
+        "evaluation.limit": limit,
+        "evaluation.num_samples": num_samples,
+        "seed": seed,
+        "evaluation.use_tools": use_tools,
+        "evaluation.shuffle_options": shuffle_options or None,
+    }
+    from saccade.evaluation.subset import Shard, Subset
+    from saccade.runs import evaluation
 
-    part = Shard.read(shard) if shard else None
-    folder, loaded, weights = _begun(run, words, home, model)
-    if (asked := loaded.evaluation).repeat > 1 and not asked.temperature and not asked.shuffle_options:
-        say(out, f"At temperature 0 the {asked.repeat} attempts at a task are alike; set evaluation.temperature=1")
+    parsed_shard = Shard.parse(shard) if shard else None
+    given = [f"{key}={value}" for key, value in overrides.items() if value is not None]
+    folder, loaded, weights = _prepare_run(run, [*(settings or ()), *given], output_folder, model)
+    config = loaded.evaluation
+    if config.num_samples > 1 and not config.temperature and not config.shuffle_options:
+        count = config.num_samples
+        print_text(out, f"At temperature 0 a task's {count} episodes are identical; set evaluation.temperature=1")
     if bench:
-        copies = Copies(data=data, subset=subset, extractor=extractor, hub=hub)
-        run_benchmarks(folder, loaded, bench.split(","), copies=copies, called=name or "", model=weights, shard=part)
+        benchmark_data = BenchmarkData(
+            source=bench_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub
+        )
+        run_benchmarks(
+            folder,
+            loaded,
+            bench.split(","),
+            benchmark_data=benchmark_data,
+            suffix=name or "",
+            model=weights,
+            shard=parsed_shard,
+        )
         return
     name = name if name is not None else "test"
-    with progress(f"eval {name}") as advance:
-        scored = exams.evaluate(
+    with progress(f"eval {name}") as update_progress:
+        scored = evaluation.evaluate(
             folder,
             loaded,
             name=name,
             weights=weights,
             tasks=tasks,
-            portion=Portion(shard=part),
-            on_done=lambda tally: advance(tally.done, tally.remark, tally.total),
+            subset=Subset(shard=parsed_shard),
+            on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total),
         )
-    _show(folder, name, scored, part)
+    _print_evaluation(folder, name, scored, parsed_shard)
 
 
-def _begun(place: Path, words: Sequence[str], home: Path, model: str | None) -> tuple[Path, Recipe, Path | None]:
-    """The run to evaluate, with what recipe and weights (None: the run's newest, or a server's); of a model that was
-    never trained here a run is begun, or gone on with.
+def _prepare_run(
+    run_or_recipe: Path, settings: Sequence[str], output_folder: Path, model: str | None
+) -> tuple[Path, Recipe, Path | None]:
+    """Return the run folder, recipe and weights (None: the run's newest, or a server's) to evaluate.
+
+    For a recipe, `output_folder` becomes or resumes a run.
     """
-    from saccade import preflight, stages
-    from saccade.chat.render import load_renderer
-    from saccade.rollouts.stage import examined
+    from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
+    from saccade.rollouts.components import for_evaluation
+    from saccade.runs import pipeline
 
-    if place.is_dir():
-        return place, *stages.aimed(load_recipe(str(Run.open(place).path / "recipe.yaml"), words), model)
-    if place.suffix not in (".yaml", ".yml") and str(place) not in recipe_names():
-        raise RunError(f"there is no run at {place}, nor a recipe of that name; {nearest(str(place), recipe_names())}")
-    recipe = load_recipe(str(place), words)
-    preflight.check(recipe, graded=False)
-    # What a run is begun with are the recipe's own settings: those of this evaluation are told by its results.
-    _, weights = stages.aimed(recipe, model)
-    own = stages.with_paths(load_recipe(str(place)), folder=home, model=weights)
-    if weights or not model:  # before there is a run, which a mistake would leave behind
-        load_renderer(str(stages.model_of(home, own)))
-    Run.create(home, own, resume=(home / "recipe.yaml").exists(), facts=preflight.jails(examined(own)))
-    return home, *stages.aimed(load_recipe(str(home / "recipe.yaml"), words), model)
+    if run_or_recipe.is_dir():
+        run = Run.open(run_or_recipe)
+        return run.path, *pipeline.resolve_target(load_recipe(str(run.path / "recipe.yaml"), settings), model)
+    if run_or_recipe.suffix not in (".yaml", ".yml") and str(run_or_recipe) not in list_recipes():
+        name, suggestion = str(run_or_recipe), suggest(str(run_or_recipe), list_recipes())
+        raise RunError(f"there is no run at {name}, nor a recipe of that name; {suggestion}", key=name)
+    recipe = load_recipe(str(run_or_recipe), settings)
+    # The run is created with the recipe's own settings; the results record those of this evaluation.
+    _, weights = pipeline.resolve_target(recipe, model)
+    run_recipe = pipeline.with_paths(load_recipe(str(run_or_recipe)), folder=output_folder, model=weights)
+    checked = recipe.with_values({"model.path": run_recipe.model.path})
+    has_model = weights is not None or not model
+    require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
+    Run.create(
+        output_folder,
+        run_recipe,
+        resume=(output_folder / "recipe.yaml").exists(),
+        metadata=start_sandboxes(for_evaluation(run_recipe)),
+    )
+    return output_folder, *pipeline.resolve_target(load_recipe(str(output_folder / "recipe.yaml"), settings), model)
 
 
-@evaluation.command("merge")
+@evaluation_app.command("merge")
 def merge(
     folder: RunFolder,
-    others: Annotated[list[Path] | None, typer.Argument(help="Copies of the run, of other machines.")] = None,
-    name: Annotated[str, typer.Option(help="What the evaluation is called: test by default.")] = "",
-    bench: Annotated[str, typer.Option(help="Benchmarks whose shards are joined and reported.")] = "",
-    extractor: Annotated[str, typer.Option(help="How a benchmark reads answers: official or tolerant.")] = "official",
+    others: Annotated[list[Path] | None, typer.Argument(help="Copies of the run from other machines.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the evaluation: test by default.")] = "",
+    bench: Annotated[str, typer.Option(help="Benchmarks whose shards are merged and reported.")] = "",
+    scoring: ScoringMode = "strict",
 ) -> None:
-    """Join the shards of an evaluation into the results that one machine would have written.
+    """Merge the shards of an evaluation into the results that one machine would have written.
 
-    With --bench the report on these benchmarks is written as well, and nothing is attempted; --name is then what was
-    given beside it.
+    With --bench, the report on these benchmarks is written too, without running episodes; --name is then the suffix
+    given to the evaluation.
     """
-    from saccade.evaluation.merge import merge as join
-    from saccade.evaluation.run import read_results
+    from saccade.evaluation.records import read_scored_episodes
+    from saccade.evaluation.shards import merge_shards
 
-    for place in (folder, *(others or ())):
-        Run.open(place)
+    for run_folder in (folder, *(others or ())):
+        Run.open(run_folder)
     if bench:
-        merge_benchmarks(folder, bench.split(","), called=name, extractor=extractor, others=others or ())
+        merge_benchmarks(folder, bench.split(","), suffix=name, scoring=scoring, other_folders=others or ())
         return
     name = name or "test"
-    path = join(folder, name, others or ())
-    say(out, f"wrote {path}")
-    _show(folder, name, read_results(path), None)
+    path = merge_shards(folder, name, others or ())
+    print_text(out, f"wrote {path}")
+    _print_evaluation(folder, name, read_scored_episodes(path), None)
 
 
-@evaluation.command("compare")
+@evaluation_app.command("compare")
 def compare(
     first: Annotated[Path, typer.Argument(help="A results file, or a run.")],
-    second: Annotated[Path, typer.Argument(help="Another, of the same tasks.")],
-    name: Annotated[str, typer.Option(help="What the evaluation of a run is called.")] = "test",
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file for the numbers.")] = None,
+    second: Annotated[Path, typer.Argument(help="A second one, of the same tasks.")],
+    name: Annotated[str, typer.Option(help="Name of a run's evaluation.")] = "test",
+    json_file: Annotated[Path | None, typer.Option("--json", help="A JSON file to write.")] = None,
 ) -> None:
-    """Say how a second evaluation differs from a first one: paired interval, McNemar's test, tool gain and harm."""
-    from saccade.evaluation.paired import compare_files, grids
-    from saccade.evaluation.shards import shard_path
+    """Compare a second evaluation with a first one: paired interval, McNemar's test, tool gain and harm."""
+    from saccade.evaluation.compare import compare_files
+    from saccade.evaluation.shards import get_results_path
+    from saccade.reporting.evaluation_report import build_pair_tables
 
     files = []
-    for place in (first, second):
-        path = shard_path(place, name, None) if place.is_dir() else place
+    for given in (first, second):
+        path = get_results_path(given, name, None) if given.is_dir() else given
         if not path.is_file():
-            raise DataError(f"there is no evaluation {path}; name a results file, or a run and --name")
+            raise DataError(f"there is no evaluation {path}; name a results file, or a run and --name", key=str(path))
         files.append(path)
-    pair = compare_files(files[0], files[1], unit=unit_of_results(files[0]))
-    show(grids(pair))
+    comparison = compare_files(files[0], files[1], cluster_key=resolve_cluster_key(files[0]))
+    print_tables(build_pair_tables(comparison))
     if json_file is not None:
-        write_text(json_file, json.dumps(pair.as_dict(), indent=1) + "\n")
+        write_json(json_file, comparison.as_dict())
 
 
-def _show(folder: Path, name: str, scored: "list[Scored]", shard: "Shard | None") -> None:
-    """An evaluation beside the others of its run, or a shard by itself; and what broke."""
-    from saccade.evaluation import report
-    from saccade.evaluation.metrics import failed
-    from saccade.evaluation.run import read_ungraded
-    from saccade.evaluation.shards import shard_path
+def _print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpisode]", shard: "Shard | None") -> None:
+    """Print an evaluation, its changes from the run's other evaluations, and its failures; a shard by itself."""
+    from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
+    from saccade.evaluation.records import read_ungraded_episodes
+    from saccade.evaluation.shards import get_results_path
+    from saccade.metrics.episode_metrics import has_failed
+    from saccade.reporting import evaluation_report
 
-    lost = [each.reason for each in read_ungraded(shard_path(folder, name, shard))]
-    # A shard's tasks are others than those of the evaluations beside it.
-    if shard is None:
-        found, ungraded = report.read_evaluations(folder), report.count_ungraded(folder)
-        # it shows what was asked for now, of which a file may hold more
-        expansions = report.read_expansions(folder)
-    else:
-        found, ungraded, expansions = {name: scored}, {name: len(lost)}, {}
-    pairs = [(other, name) for other in found if other != name]
-    whole = report.compare(found, pairs=pairs, ungraded=ungraded, expansions=expansions)
-    show(report.grids(report.Comparison(summaries={name: whole.summaries[name]}, changes=whole.changes)))
-    broken = [str(each.episode.error) for each in scored if failed(each.episode)]
-    for what, reasons in (("broke and count as wrong", broken), ("could not be graded", lost)):
+    ungraded = [episode.reason for episode in read_ungraded_episodes(get_results_path(folder, name, shard))]
+    # A shard's tasks differ from those of the run's other evaluations.
+    own = {name: Evaluation(scored=scored_episodes, ungraded=len(ungraded))}
+    evaluations = read_evaluations(folder) if shard is None else own
+    compared = compare_evaluations(evaluations, pairs=[(other, name) for other in evaluations if other != name])
+    summaries = {name: compared.summaries[name]}
+    print_tables(evaluation_report.build_tables(Comparison(summaries=summaries, changes=compared.changes)))
+    failed = [str(scored.episode.error) for scored in scored_episodes if has_failed(scored.episode)]
+    for outcome, reasons in (("failed and count as wrong", failed), ("could not be graded", ungraded)):
         if reasons:
-            count = f"{len(reasons)} of {len(scored) + len(lost)}"
-            say(out, f"{count} attempts {what} ({reasons[0]}); the same command tries them again")
-
-
-def _settings(given: Mapping[str, Any]) -> list[str]:
-    """Options as settings of the recipe, as far as they were given."""
-    return [f"{key}={value}" for key, value in given.items() if value is not None]
+            count = f"{len(reasons)} of {len(scored_episodes) + len(ungraded)}"
+            print_text(out, f"{count} episodes {outcome} ({reasons[0]}); the same command retries them")

@@ -1,4 +1,4 @@
-"""What commands share: two consoles, bars, tables, and arguments that mean the same everywhere."""
+"""Shared by all commands: consoles, progress bars, tables, and common arguments."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -10,41 +10,40 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.view.live import Advance, lines
+from saccade.reporting.console import UpdateProgress, progress_lines
 
-LOG_WIDTH = 120  # columns of tables where there is no terminal
+LOG_WIDTH = 120  # columns of tables without a terminal
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
-ModelPath = Annotated[Path | None, typer.Option("--model", help="A checkpoint, or a run whose newest one is meant.")]
-MODEL_OR_SERVER = typer.Option("--model", help="A checkpoint, a run, or the address of a server of chat completions.")
+ModelPath = Annotated[Path | None, typer.Option("--model", help="A checkpoint, or a run for its newest one.")]
+MODEL_OR_SERVER = typer.Option("--model", help="A checkpoint, a run, or the URL of a chat completions server.")
 RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.")]
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[Advance]:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
-    with lines(out) as begin:
-        yield begin(label, total)
+def progress(label: str, total: int | None = None) -> Iterator[UpdateProgress]:
+    """Show a progress bar on a terminal, a line every ten seconds in a log."""
+    with progress_lines(out) as add_task:
+        yield add_task(label, total)
 
 
 def print_table(table: Table) -> None:
-    """A table as wide as the terminal, or as a log is."""
+    """Print a table as wide as the terminal, or LOG_WIDTH."""
     if not out.is_terminal:
-        out.width = LOG_WIDTH  # a width that is given to print can only be less than the console's own
+        out.width = LOG_WIDTH  # print's own width argument can only be smaller than the console's
     out.print(table)
 
 
-def show(grids: Iterable[Any]) -> None:
-    """Tables of texts (`evaluation.report.Grid`)."""
-    for grid in grids:
-        table = Table(
-            *map(escape, grid.header), title=escape(grid.title), title_justify="left", box=None, header_style="dim"
-        )
-        for row in grid.rows:
-            table.add_row(*map(escape, row))
+def print_tables(tables: Iterable[Any]) -> None:
+    """Print tables of texts (`metrics.tables.Table`)."""
+    for table in tables:
+        title = escape(table.title)
+        view = Table(*map(escape, table.header), title=title, title_justify="left", box=None, header_style="dim")
+        for row in table.rows:
+            view.add_row(*map(escape, row))
         out.print()
-        print_table(table)
+        print_table(view)

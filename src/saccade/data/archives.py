@@ -1,24 +1,22 @@
-"""Archives of media as data sets publish them, whole or cut into parts, unpacked as far as they are wanted.
+"""Unpack archives of media as datasets publish them, whole or split into parts: all members, or the required ones.
 
-    videos_chunked_01.zip                         each member is written whole or not at all, and one that
-    videos.tar.part.aa + .ab + ...  ── members ──> is there is passed over: a stopped call goes on where it was
-    data.tar.gz
+    videos_chunked_01.zip                          members are written atomically; existing
+    videos.tar.part.aa + .ab + ...  ── members ──> files are skipped, so that the same call
+    data.tar.gz                                    resumes after an interruption
 
-What is in an archive decides nothing about where it is written: `unpack` takes plain files alone, never links, and
-refuses a name that leads out of the folder; `complete` writes to the paths that rows name, and to no others.
+Archives are untrusted: `unpack` extracts regular files only, never links, and rejects names that lead out of the
+folder; `extract_missing` writes only to the paths that rows name.
 """
 
 import bisect
 import contextlib
 import functools
-import hashlib
 import io
 import itertools
 import lzma
 import re
 import shutil
 import stat
-import string
 import tarfile
 import zipfile
 import zlib
@@ -28,29 +26,33 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from saccade.data.record import whole
 from saccade.errors import DataError
-from saccade.runlog import writing
+from saccade.utils.files import file_errors
+from saccade.utils.jsonl import atomic_write
 
-_FORMS = r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"  # the longer of two that begin alike first
-_PART = r"(?:[._-]?part[._-]?(?P<named>[a-z]{2,3}|\d{1,4})|[._-]?(?P<bare>a[a-z]|\d{2,4}))?"
-_NAME = re.compile(rf"(?P<whole>.+{_FORMS}){_PART}", re.IGNORECASE)
-_FOREIGN = re.compile(r"(?P<whole>.+)\.(?:(?P<seven>(?:7z|rar)(?:\.\d{3})?)|(?P<volume>[zr]\d{2,3}))", re.IGNORECASE)
-_BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
-_CHUNK = 2**20  # bytes in memory at a time
+_ARCHIVE_SUFFIX_PATTERN = (
+    r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"  # of two suffixes with a common start the longer comes first
+)
+_PART_SUFFIX_PATTERN = r"(?:[._-]?part[._-]?(?P<named>[a-z]{2,3}|\d{1,4})|[._-]?(?P<bare>a[a-z]|\d{2,4}))?"
+_ARCHIVE_NAME_PATTERN = re.compile(rf"(?P<whole>.+{_ARCHIVE_SUFFIX_PATTERN}){_PART_SUFFIX_PATTERN}", re.IGNORECASE)
+_UNSUPPORTED_NAME_PATTERN = re.compile(
+    r"(?P<whole>.+)\.(?:(?:7z|rar)(?:\.\d{3})?|(?P<volume>[zr]\d{2,3}))", re.IGNORECASE
+)
+_READ_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+_CHUNK_BYTES = 2**20  # held in memory at a time
 
-Told = Callable[[int, str], None]  # files unpacked so far of an archive, and its name
+ProgressCallback = Callable[[int, str], None]  # number of files unpacked from an archive so far, the archive's name
 
 
-def untold(done: int, name: str) -> None:
-    """Nobody watches."""
+def ignore_progress(done: int, name: str) -> None:
+    """Do nothing; the default progress callback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """An archive by its name, and the files that it is cut into (itself, where it isn't cut), in order.
+    """An archive: its name, and the files that hold it in order (one file unless it is split).
 
-    >>> archives(["v.tar.part.ab", "v.tar.part.aa", "a.zip", "a.mp4"])[1]
+    >>> find_archives(["v.tar.part.ab", "v.tar.part.aa", "a.zip", "a.mp4"])[1]
     Archive(name='v.tar', parts=('v.tar.part.aa', 'v.tar.part.ab'))
     """
 
@@ -59,215 +61,207 @@ class Archive:
 
     @property
     def stem(self) -> str:
-        """What its members are called together, such as "v" of v.tar.gz."""
-        return re.sub(_FORMS + "$", "", PurePosixPath(self.name).name, flags=re.IGNORECASE)
+        """The file name without the suffix, such as "v" for v.tar.gz."""
+        return re.sub(_ARCHIVE_SUFFIX_PATTERN + "$", "", PurePosixPath(self.name).name, flags=re.IGNORECASE)
 
 
-def archives(files: Iterable[str]) -> list[Archive]:
-    """The archives among files, in order of their names. DataError where one of several parts is missing."""
-    found: dict[str, dict[str, str]] = {}
+def find_archives(files: Iterable[str]) -> list[Archive]:
+    """Return the archives among files, sorted by name. Raises DataError if a part of one is missing."""
+    parts_by_archive: dict[str, dict[str, str]] = {}
     for file in files:
-        match = _NAME.fullmatch(file)
+        match = _ARCHIVE_NAME_PATTERN.fullmatch(file)
         if match:
-            found.setdefault(match["whole"], {})[match["named"] or match["bare"] or ""] = file
-    return [_joined(name, found[name]) for name in sorted(found)]
+            parts_by_archive.setdefault(match["whole"], {})[match["named"] or match["bare"] or ""] = file
+    return [_build_archive(name, parts) for name, parts in sorted(parts_by_archive.items())]
 
 
-def packed_in(folder: Path) -> list[str]:
-    """The archives, and parts of such, that lie in a folder or below it, as seen from there."""
-    return _below(folder, _NAME)
+def list_archive_files(folder: Path, *, supported: bool = True) -> list[str]:
+    """List the archives and parts of archives in a folder and below it, as relative paths.
+
+    With `supported=False` list those whose formats `unpack` doesn't support (7z, rar, split ZIP).
+    """
+    pattern = _ARCHIVE_NAME_PATTERN if supported else _UNSUPPORTED_NAME_PATTERN
+    matches = (path for path in folder.rglob("*") if pattern.fullmatch(path.name) and path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in matches)
 
 
-def foreign_in(folder: Path) -> list[str]:
-    """Those, and volumes of such, that are of another form and can't be unpacked here."""
-    return _below(folder, _FOREIGN)
+def explain_manual_unpacking(files: Iterable[str]) -> str:
+    """Explain how to unpack the first of these files that is an unsupported archive; "" if there is none.
 
-
-def _below(folder: Path, form: re.Pattern[str]) -> list[str]:
-    found = (path for path in folder.rglob("*") if form.fullmatch(path.name) and path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in found)
-
-
-def by_hand(files: Iterable[str]) -> str:
-    """How the first of these files that is an archive of another form, or a volume of one, is unpacked by hand; "" for
-    none such.
-
-    >>> by_hand(["a.zip", "a.z02", "a.z01"])
-    'a.z01 is a volume of an archive that is split; unpack it by hand: `7z x a.zip`, all volumes in one folder'
+    >>> explain_manual_unpacking(["a.zip", "a.z02", "a.z01"])
+    'a.z01 is a volume of a split archive; unpack it with `7z x a.zip`, all volumes in one folder'
     """
     for file in sorted(files):
-        match = _FOREIGN.fullmatch(file)
-        if match and match["seven"]:
-            return f"{file} can't be unpacked here; unpack it by hand: `7z x {file}`, all its volumes in one folder"
-        if match:
-            first = f"{match['whole']}.{'zip' if match['volume'][0] in 'zZ' else 'rar'}"
-            how = f"`7z x {first}`, all volumes in one folder"
-            return f"{file} is a volume of an archive that is split; unpack it by hand: {how}"
+        match = _UNSUPPORTED_NAME_PATTERN.fullmatch(file)
+        if match is None:
+            continue
+        volume, whole = match["volume"], match["whole"]
+        problem = "is a volume of a split archive" if volume else "has an unsupported format"
+        first = file if not volume else f"{whole}.zip" if volume[0] in "zZ" else f"{whole}.rar"
+        return f"{file} {problem}; unpack it with `7z x {first}`, all volumes in one folder"
     return ""
 
 
-def _joined(name: str, parts: dict[str, str]) -> Archive:
-    if "" in parts:  # whole; parts beside it are what it was joined from
+def _build_archive(name: str, parts: dict[str, str]) -> Archive:
+    if "" in parts:  # the whole archive; parts beside it are what it was joined from
         return Archive(name=name, parts=(parts[""],))
-    order = sorted(parts, key=_place)
-    first = order[0] if _place(order[0]) > order[0].isdigit() else None  # numbers may begin at 1
-    gap = first or next((two for one, two in itertools.pairwise(order) if _place(two) != _place(one) + 1), None)
+    numbered = sorted((_parse_part_number(part), part) for part in parts)
+    first_number, first_part = numbered[0]
+    start = min(first_number, int(first_part.isdigit()))  # numbers may begin at 1
+    gap = next((part for expected, (number, part) in enumerate(numbered, start) if number != expected), None)
     if gap is not None:
-        raise DataError(f"{parts[gap]}: a part before it is missing; download all parts of {name} into one folder")
-    return Archive(name=name, parts=tuple(parts[part] for part in order))
+        raise DataError(
+            f"{parts[gap]}: a part before it is missing; download all parts of {name} into one folder", key=parts[gap]
+        )
+    return Archive(name=name, parts=tuple(parts[part] for _, part in numbered))
 
 
-def _place(part: str) -> int:
-    """Where a part stands: aa, ab, ... or 00, 01, ..., which may also begin at 1."""
+def _parse_part_number(part: str) -> int:
+    """Return the number of a part: aa, ab, ... count from 0; 00, 01, ... are numbers."""
     if part.isdigit():
         return int(part)
-    value = 0
-    for letter in part.lower():
-        value = 26 * value + string.ascii_lowercase.index(letter)
-    return value
+    return functools.reduce(lambda value, letter: 26 * value + ord(letter) - ord("a"), part.lower(), 0)
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a whole file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def room(folder: Path, size: int, what: str) -> None:
-    """Raises DataError where the disk of a folder has no room for `size` more bytes."""
-    with writing(folder):
+def require_disk_space(folder: Path, size: int, what: str) -> None:
+    """Raise DataError if the disk of `folder` has less than `size` bytes free; `what` begins the sentence."""
+    with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     if size > free:
-        mend = "free some space and run the same command again: what is there already stays"
-        raise DataError(f"{what} needs {size / 2**30:.2f} GiB and the disk of {folder} has {free / 2**30:.2f}; {mend}")
+        available = f"the disk of {folder} has {free / 2**30:.2f}"
+        fix = "free some space and run the same command again, which resumes"
+        raise DataError(f"{what} needs {size / 2**30:.2f} GiB and {available}; {fix}", key=str(folder), value=size)
 
 
-# ---- taking files out ----------------------------------------------------------------------------------------------
+# ---- extraction ----------------------------------------------------------------------------------------------------
 
 
-def unpack(folder: Path, archive: Archive, target: Path, *, told: Told = untold) -> int:
-    """Write all files of an archive that lies in `folder` to `target`, those that aren't there; how many were written.
+def unpack(folder: Path, archive: Archive, target: Path, *, on_progress: ProgressCallback = ignore_progress) -> int:
+    """Extract every missing file of an archive in `folder` to `target`; return the number of files written.
 
-    DataError for an archive that can't be read, that doesn't fit, or of which a name leads out of `target`.
+    Raises DataError for an archive that can't be read or doesn't fit on the disk, or a member outside of `target`.
     """
 
-    def place(member: str) -> Path:
+    def resolve_target(member: str) -> Path:
         parts = PurePosixPath(member.replace("\\", "/")).parts
         if not parts or parts[0].endswith(("/", ":")) or ".." in parts:
-            raise DataError(f"{folder / archive.name} holds {member!r}, which leads out of {target}; don't trust it")
+            source = folder / archive.name
+            raise DataError(
+                f"{source} holds {member!r}, which leads out of {target}; don't trust this archive",
+                key=str(source),
+                value=member,
+            )
         return target.joinpath(*parts)
 
-    return _written(folder, archive, place, told)
+    return _extract_members(folder, archive, resolve_target, on_progress)
 
 
-def complete(
+def extract_missing(
     folder: Path,
-    lacking: Collection[str],
+    missing: Collection[str],
     *,
-    named: Iterable[str],
-    packed: Sequence[Archive],
-    fetched: Callable[[Archive], None] = lambda archive: None,
-    told: Told = untold,
+    referenced: Iterable[str],
+    archives: Sequence[Archive],
+    ensure_downloaded: Callable[[Archive], None] = lambda archive: None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> set[str]:
-    """Write what a folder lacks of files that rows name, from archives in it; what no archive holds is returned.
+    """Extract the `missing` files (paths relative to `folder`) from archives; return the paths that no archive holds.
 
-    A member is the file whose path it ends with (or the archive's name and it do), else the one of its name, where of
-    all the `named` files only one has it. Archives that are called as a folder is in which something is lacking come
-    first, and none is `fetched` once nothing lacks.
+    A member matches the missing path that equals the end of its own path (with the archive's stem in front); otherwise
+    the missing path with its file name, if only one of the `referenced` files has that name. Archives named after a
+    folder with missing files come first; `ensure_downloaded` is called only while files are missing.
     """
-    names = Counter(PurePosixPath(path).name for path in {*named, *lacking})
-    lone = {name for name, times in names.items() if times == 1}
-    left = set(lacking)
-    tops = {PurePosixPath(path).parts[0] for path in left}
-    for archive in sorted(packed, key=lambda each: (each.stem not in tops, each.name)):
-        if not left:
+    name_counts = Counter(PurePosixPath(path).name for path in {*referenced, *missing})
+    unique_names = {name for name, count in name_counts.items() if count == 1}
+    remaining = set(missing)
+    top_folders = {PurePosixPath(path).parts[0] for path in remaining}
+    for archive in sorted(archives, key=lambda archive: (archive.stem not in top_folders, archive.name)):
+        if not remaining:
             break
-        fetched(archive)
-        _written(folder, archive, functools.partial(_meant, folder, archive.stem, frozenset(left), lone), told)
-        left = {path for path in left if not (folder / path).is_file()}
-    return left
+        ensure_downloaded(archive)
+        resolve_target = functools.partial(_match_member, folder, archive.stem, frozenset(remaining), unique_names)
+        _extract_members(folder, archive, resolve_target, on_progress)
+        remaining = {path for path in remaining if not (folder / path).is_file()}
+    return remaining
 
 
-def _meant(folder: Path, stem: str, wanted: Collection[str], lone: Collection[str], name: str) -> Path | None:
-    """Where a member of an archive is looked for, if it is wanted."""
-    member = PurePosixPath(stem, name.replace("\\", "/").lstrip("/"))
-    tails = ("/".join(member.parts[at:]) for at in range(len(member.parts)))
-    found = next((tail for tail in tails if tail in wanted), None)
-    if found is None and member.name in lone:
-        found = next((path for path in wanted if PurePosixPath(path).name == member.name), None)
-    return None if found is None else folder / found
+def _match_member(
+    folder: Path, archive_stem: str, wanted_paths: Collection[str], unique_names: Collection[str], member_name: str
+) -> Path | None:
+    """Return the path that a member is extracted to, or None if no wanted path matches it."""
+    member = PurePosixPath(archive_stem, member_name.replace("\\", "/").lstrip("/"))
+    tails = ("/".join(member.parts[start:]) for start in range(len(member.parts)))
+    match = next((tail for tail in tails if tail in wanted_paths), None)
+    if match is None and member.name in unique_names:
+        match = next((path for path in wanted_paths if PurePosixPath(path).name == member.name), None)
+    return None if match is None else folder / match
 
 
-def _written(folder: Path, archive: Archive, place: Callable[[str], Path | None], told: Told) -> int:
-    done, where = 0, folder / archive.name
-    with _readable(where), io.BufferedReader(_Joined([folder / part for part in archive.parts]), _CHUNK) as file:
-        for name, size, opened in _members(archive, file):
-            target = place(name)
+def _extract_members(
+    folder: Path, archive: Archive, resolve_target: Callable[[str], Path | None], on_progress: ProgressCallback
+) -> int:
+    num_written, archive_path = 0, folder / archive.name
+    with _explain_read_errors(archive_path), _ConcatenatedFile([folder / part for part in archive.parts]) as raw:
+        for name, size, opened in _iterate_members(archive, io.BufferedReader(raw, _CHUNK_BYTES)):
+            target = resolve_target(name)
             if target is None or target.is_file():
                 continue
-            room(target.parent, size, f"{name} of {where}")
-            with opened() as source, writing(target), whole(target) as partial, partial.open("wb") as out:
-                out.writelines(_chunks(source))
-            done += 1
-            told(done, archive.name)
-    return done
+            require_disk_space(target.parent, size, f"{name} of {archive_path}")
+            with opened() as source, file_errors(target), atomic_write(target) as partial, partial.open("wb") as out:
+                out.writelines(_iterate_chunks(source))
+            num_written += 1
+            on_progress(num_written, archive.name)
+    return num_written
 
 
 @contextlib.contextmanager
-def _readable(where: Path) -> Iterator[None]:
-    """Say in one sentence why an archive can't be read."""
+def _explain_read_errors(path: Path) -> Iterator[None]:
+    """Turn errors of zipfile and tarfile into DataError."""
     try:
         yield
-    except _BROKEN as error:
-        # Of a split ZIP the last volume alone ends in .zip.
-        if "multiple disks" in str(error) or where.with_suffix(".z01").is_file():
-            raise DataError(by_hand([str(where.with_suffix(".z01"))])) from error
+    except _READ_ERRORS as error:
+        # The last volume of a split ZIP ends in .zip, the others in .z01, .z02, ...
+        if "multiple disks" in str(error) or path.with_suffix(".z01").is_file():
+            raise DataError(explain_manual_unpacking([str(path.with_suffix(".z01"))]), key=str(path)) from error
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
-        raise DataError(f"{where} can't be unpacked ({reason}); download it again, all its parts") from error
-    except RuntimeError as error:  # what zipfile raises for a password
-        raise DataError(f"{where} can't be unpacked: {error}; unpack it by hand") from error
+        raise DataError(
+            f"{path} can't be unpacked ({reason}); download it again, all its parts", key=str(path)
+        ) from error
+    except RuntimeError as error:  # zipfile raises it for encrypted members
+        raise DataError(f"{path} can't be unpacked: {error}; unpack it by hand", key=str(path)) from error
 
 
-def _members(archive: Archive, file: IO[bytes]) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """The plain files of an archive in its own order: name, bytes, and how it is opened."""
+def _iterate_members(archive: Archive, file: IO[bytes]) -> Iterator[tuple[str, int, Callable[[], Any]]]:
+    """Yield name, size in bytes and an open function for every regular file of an archive, in the archive's order."""
     if archive.name.lower().endswith(".zip"):
-        with zipfile.ZipFile(file) as packed:
-            for info in filter(_plain, packed.infolist()):
-                yield info.filename, info.file_size, functools.partial(packed.open, info)
+        with zipfile.ZipFile(file) as zip_file:
+            for info in zip_file.infolist():
+                if not info.is_dir() and stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG):
+                    yield info.filename, info.file_size, functools.partial(zip_file.open, info)
         return
-    with tarfile.open(fileobj=file, mode="r:*") as tape:
-        for member in filter(tarfile.TarInfo.isreg, tape):
-            yield member.name, member.size, functools.partial(_opened, tape, member)
+    with tarfile.open(fileobj=file, mode="r:*") as tar_file:
+        for member in filter(tarfile.TarInfo.isreg, tar_file):
+            yield member.name, member.size, functools.partial(tar_file.extractfile, member)
 
 
-def _plain(info: zipfile.ZipInfo) -> bool:
-    return not info.is_dir() and stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
-
-
-def _opened(tape: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    file = tape.extractfile(member)
-    assert file is not None  # of a plain file there is always one
-    return file
-
-
-def _chunks(source: IO[bytes]) -> Iterator[bytes]:
-    """What a member holds; a ZIP's check sums are compared on the way."""
+def _iterate_chunks(source: IO[bytes]) -> Iterator[bytes]:
+    """Yield a member's content in chunks; zipfile verifies its checksum at the end."""
     try:
-        while chunk := source.read(_CHUNK):
+        while chunk := source.read(_CHUNK_BYTES):
             yield chunk
-    except OSError as error:  # such as a bad gzip; what can't be written is another matter
+    except OSError as error:  # such as a bad gzip; write errors are handled elsewhere
         raise EOFError(str(error)) from error
 
 
-class _Joined(io.RawIOBase):
-    """Several files read as one."""
+class _ConcatenatedFile(io.RawIOBase):
+    """Read several files as one."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
         self._files = [path.open("rb") for path in paths]
-        self._ends = list(itertools.accumulate(path.stat().st_size for path in paths))
-        self._at = 0
+        self._end_offsets = list(itertools.accumulate(path.stat().st_size for path in paths))
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -275,23 +269,20 @@ class _Joined(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._ends[-1]}[whence])
-        return self._at
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end_offsets[-1]}[whence]
+        self._position = max(0, start + offset)
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Read from the part that the position is in, up to its end."""
-        part = bisect.bisect_right(self._ends, self._at)
+        """Read from the part at the current position, up to the end of that part."""
+        part = bisect.bisect_right(self._end_offsets, self._position)
         if part == len(self._files):
             return 0
-        file, begins = self._files[part], self._ends[part - 1] if part else 0
-        file.seek(self._at - begins)
-        read = file.readinto(buffer)
-        self._at += read
-        return read
+        self._files[part].seek(self._position - (self._end_offsets[part - 1] if part else 0))
+        num_bytes = self._files[part].readinto(buffer)
+        self._position += num_bytes
+        return num_bytes
 
     def close(self) -> None:
         for file in self._files:

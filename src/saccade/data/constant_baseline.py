@@ -1,4 +1,4 @@
-"""What can be known without looking: the score of the best answer that is always the same."""
+"""Constant-answer baselines: the score of the best answer that ignores the media."""
 
 import itertools
 from collections import Counter
@@ -10,60 +10,70 @@ from numpy.typing import NDArray
 
 from saccade.types import Task
 
-BOUNDS = 24  # at most so many places per axis where the best constant box may begin or end
+MAX_BOUNDS_PER_AXIS = 24  # coordinates per axis that the search for the best constant box considers
 
-Counts = Counter[Any]
+AnswerCounts = Counter[Any]
 
 
-def blind_floor(tasks: Sequence[Task]) -> dict[str, float]:
-    """Per kind of question, the mean score of the best constant answer: exact match, or IoU for spans and boxes."""
-    golds: dict[str, Counts] = {}
+def compute_constant_baselines(tasks: Sequence[Task]) -> dict[str, float]:
+    """Return, per kind of question, the mean score of the best constant answer: exact match, or IoU (spans, boxes)."""
+    counts_by_kind: dict[str, AnswerCounts] = {}
     for task in tasks:
-        golds.setdefault(task.extras["question"], Counter())[_gold(task)] += 1
-    return {kind: _best_constant(counter) for kind, counter in sorted(golds.items())}
+        counts_by_kind.setdefault(task.extras["question"], Counter())[_normalize_ground_truth(task)] += 1
+    return {kind: _score_best_constant(counts) for kind, counts in sorted(counts_by_kind.items())}
 
 
-def _gold(task: Task) -> Any:
-    """The gold answer; a box in pixels as parts of its picture, so that pictures of any size can share an answer."""
-    if not isinstance(task.gold, tuple) or len(task.gold) != 4 or not {"width", "height"} <= task.extras.keys():
-        return task.gold
+def _normalize_ground_truth(task: Task) -> Any:
+    """Return the ground truth; a box in pixels as fractions of its image, so that all image sizes can share one."""
+    if (
+        not isinstance(task.ground_truth, tuple)
+        or len(task.ground_truth) != 4
+        or not {"width", "height"} <= task.extras.keys()
+    ):
+        return task.ground_truth
     size = task.extras["width"], task.extras["height"]
-    return tuple(round(value / size[i % 2], 6) for i, value in enumerate(task.gold))
+    return tuple(round(value / size[i % 2], 6) for i, value in enumerate(task.ground_truth))
 
 
-def _best_constant(golds: Counts) -> float:
-    total = sum(golds.values())
-    if all(isinstance(gold, tuple) and len(gold) == 4 for gold in golds):
-        return _best_box(golds) / total
-    if not all(isinstance(gold, tuple) for gold in golds):
-        return max(golds.values()) / total
-    # The best constant span begins and ends where some gold spans do.
-    spans = itertools.combinations(sorted({bound for gold in golds for bound in gold}), 2)
-    return max(sum(_iou(span, gold) * count for gold, count in golds.items()) for span in spans) / total
+def _score_best_constant(answer_counts: AnswerCounts) -> float:
+    total = sum(answer_counts.values())
+    if all(isinstance(answer, tuple) and len(answer) == 4 for answer in answer_counts):
+        return _sum_best_box_iou(answer_counts) / total
+    if not all(isinstance(answer, tuple) for answer in answer_counts):
+        return max(answer_counts.values()) / total
+    # The best constant span begins and ends at bounds of ground-truth spans.
+    spans = itertools.combinations(sorted({bound for answer in answer_counts for bound in answer}), 2)
+    return (
+        max(sum(_compute_span_iou(span, answer) * count for answer, count in answer_counts.items()) for span in spans)
+        / total
+    )
 
 
-def _iou(one: tuple[float, float], other: tuple[float, float]) -> float:
-    shared = max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
-    return shared / (one[1] - one[0] + other[1] - other[0] - shared)
+def _compute_span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
+    overlap = max(0.0, min(span[1], other[1]) - max(span[0], other[0]))
+    return overlap / (span[1] - span[0] + other[1] - other[0] - overlap)
 
 
-def _best_box(golds: Counts) -> float:
-    """The largest sum of overlaps that one box has with all; its sides are among those of the gold boxes."""
-    boxes, counts = np.array(list(golds), dtype=np.float64), np.array(list(golds.values()), dtype=np.float64)
+def _sum_best_box_iou(answer_counts: AnswerCounts) -> float:
+    """Return the largest sum of IoUs that one box has with all boxes; its sides are taken from theirs."""
+    boxes, counts = (
+        np.array(list(answer_counts), dtype=np.float64),
+        np.array(list(answer_counts.values()), dtype=np.float64),
+    )
     left, top, right, bottom = boxes.T
-    across, down = _stretches((*left, *right)), _stretches((*top, *bottom))
-    # Rows are what a constant box may take of one axis, columns the gold boxes.
-    tall = np.clip(np.minimum(bottom, down[:, 1:]) - np.maximum(top, down[:, :1]), 0, None)
+    x_intervals, y_intervals = _build_intervals((*left, *right)), _build_intervals((*top, *bottom))
+    # Arrays are [vertical intervals of the constant box, ground-truth boxes].
+    height = np.clip(np.minimum(bottom, y_intervals[:, 1:]) - np.maximum(top, y_intervals[:, :1]), 0, None)
     best = 0.0
-    for start, end in across:
-        shared = tall * np.clip(np.minimum(right, end) - np.maximum(left, start), 0, None)
-        areas = (right - left) * (bottom - top) + (end - start) * (down[:, 1:] - down[:, :1])
-        best = max(best, float((shared / (areas - shared) @ counts).max()))
+    for start, end in x_intervals:
+        overlap = height * np.clip(np.minimum(right, end) - np.maximum(left, start), 0, None)
+        areas = (right - left) * (bottom - top) + (end - start) * (y_intervals[:, 1:] - y_intervals[:, :1])
+        best = max(best, float((overlap / (areas - overlap) @ counts).max()))
     return best
 
 
-def _stretches(bounds: Iterable[float]) -> NDArray[np.float64]:
-    """Every stretch between two bounds [stretches, 2]; of very many bounds some, evenly chosen, stand for all."""
-    known = sorted(set(bounds))
-    step = max(1, -(-len(known) // BOUNDS))
-    return np.array(list(itertools.combinations(known[::step], 2)), dtype=np.float64)
+def _build_intervals(bounds: Iterable[float]) -> NDArray[np.float64]:
+    """Return every interval between two bounds [intervals, 2]; many bounds are thinned out evenly."""
+    unique = sorted(set(bounds))
+    step = max(1, -(-len(unique) // MAX_BOUNDS_PER_AXIS))
+    return np.array(list(itertools.combinations(unique[::step], 2)), dtype=np.float64)

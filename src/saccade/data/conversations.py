@@ -1,184 +1,265 @@
-"""Published conversations as demonstrations: who said what, with which files, and what the tools answered.
+"""Turn published conversations into demonstrations: messages with their media, tool calls and tool responses.
 
 user ──> assistant (calls) ──> tool ──> assistant (answer) ──> user (another question) ──> ...
 └──────────────── one demonstration ────────────────┘        └── the next one
 
-A tool's answer counts as what a sub-agent said, call by call; what Python printed is found again by running the code.
+A tool response becomes the reply of a sub-agent, call by call; the output of Python code is reproduced by running it.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from saccade.data.answers import bare, judged
-from saccade.data.raw import Row
-from saccade.types import Demo, Media, MediaKind, Task
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
 
-ROLES = {
+from saccade.data.answer_normalization import normalize_question
+from saccade.data.source_row import RowModel, SourceRow, Text, decode_json, list_values, parse_media
+from saccade.rewards.answer_types.base import unwrap_answer
+from saccade.types import Demonstration, Media, MediaKind, Task
+
+ROLE_ALIASES = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "bot", "model", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function", "tool_response", "ipython"), "tool"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
-PLACEHOLDER = re.compile(r"[ \t]*<(?:image|video)>[ \t]*\n?")
-_SHORT: Mapping[type, Any] = {bytes: lambda content: f"{len(content)} bytes"}  # a picture is no remark
-_RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
-_OUTPUT = re.compile(r"\s*<(?:interpreter|tool_response)>")
+MEDIA_PLACEHOLDER_PATTERN = re.compile(r"[ \t]*<(?:image|video)>[ \t]*\n?")
+_TOOL_RESPONSE_PATTERN = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+_TOOL_OUTPUT_PATTERN = re.compile(r"\s*<(?:interpreter|tool_response)>")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One message: `Said(role="user", text="Who is it?", media=(Media(path="a.mp4"),))`."""
-
-    role: str  # system | user | assistant | tool
-    text: str
-    media: tuple[Media, ...] = ()
-
-
-def messages(row: Row, name: str) -> list[Said]:
-    """The messages of a field: OpenAI's (`role`, `content`, media parts, `tool_calls`) or ShareGPT's (`from`, `value`).
-
-    Raises DataError, naming row and field, for anything else.
-    """
-    found = [_message(row, each, f"{name}.{place}") for place, each in enumerate(row.list(name))]
-    if not any(said.role == "user" for said in found):
-        raise row.wrong(name, "no message in it is the user's")
-    return found
-
-
-def _message(row: Row, value: Any, where: str) -> Said:
-    message = row.as_mapping(value, where)
-    role = ROLES.get(str(message.get("role") or message.get("from")).lower())
+def _parse_role(value: Any) -> str:
+    role = ROLE_ALIASES.get(str(value).lower())
     if role is None:
-        raise row.wrong(where, f"its role should be one of {', '.join(ROLES)}")
-    content = message.get("content") if message.get("content") is not None else message.get("value")
-    parts = content if isinstance(content, list | tuple) else [content]
-    texts, media = [], []
-    for place, part in enumerate(parts):
-        if part is None:
-            continue
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        place_of = f"{where}.content.{place}"
-        kind = str(row.as_mapping(part, place_of).get("type") or "text").removeprefix("input_").removesuffix("_url")
-        if kind == "text":
-            texts.append(str(part.get("text") or ""))
-        elif kind in ("video", "image"):
-            names = {key: each for key, each in part.items() if key != "type"}
-            media.append(row.medium(names, place_of, MediaKind(kind)))
-        else:
-            raise row.wrong(place_of, f"a part of type {kind!r} is neither text nor image nor video")
-    text = "".join(texts) + _calls(row, message.get("tool_calls"), where)
-    if role == "user" and _OUTPUT.match(text):
-        role = "tool"
-    return Said(role=role, text=text, media=tuple(media))
+        raise ValueError(f"its role should be one of {', '.join(ROLE_ALIASES)}")
+    return role
 
 
-def _calls(row: Row, calls: Any, where: str) -> str:
-    """Calls that stand beside a text as the text that they are for our models."""
-    written = ""
-    for place, call in enumerate(calls or ()):
-        function = row.as_mapping(call, f"{where}.tool_calls.{place}").get("function", call)
-        arguments = row.as_mapping(function, f"{where}.tool_calls.{place}.function").get("arguments")
-        try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments or {}
-        except ValueError as error:
-            raise row.wrong(f"{where}.tool_calls.{place}", f"its arguments are not valid JSON: {error}") from error
-        # Parquet gives every call the arguments of all calls, the others' being null.
-        given = {key: value for key, value in dict(arguments).items() if value is not None}
-        text = json.dumps({"name": function.get("name"), "arguments": given}, ensure_ascii=False)
-        written += f"\n<tool_call>\n{text}\n</tool_call>"
-    return written
+def _parse_part(part: Any, info: ValidationInfo) -> str | Media:
+    """Convert a part of a message's content to a text or a media file."""
+    if part is None or isinstance(part, str):
+        return part or ""
+    if not isinstance(part, Mapping):
+        raise ValueError("it should be a text or a mapping")
+    kind = str(part.get("type") or "text").removeprefix("input_").removesuffix("_url")
+    if kind == "text":
+        return str(part.get("text") or "")
+    if kind not in ("video", "image"):
+        raise ValueError(f"a part of type {kind!r} is neither text nor image nor video")
+    references = {key: reference for key, reference in part.items() if key != "type"}
+    return parse_media(references, info, kind=MediaKind(kind))
 
 
-def asked(said: Said) -> str:
-    """A message's text without the placeholders of its media."""
-    return PLACEHOLDER.sub("", said.text).strip()
+_Part = Annotated[str | Media, BeforeValidator(_parse_part)]
 
 
-def demos(row: Row, talk: Sequence[Said], *, media: Sequence[Media], wrap: bool, where: str) -> Iterator[Demo]:
-    """A demonstration per question of a conversation; a later question says what was said before.
-
-    `media` belong to the whole row. A last reply without answer tags is the answer as a whole where `wrap`. Raises
-    DataError where questions, replies and tools don't take turns.
-    """
-    system = "\n".join(said.text for said in talk if said.role == "system")
-    turns = [said for said in talk if said.role != "system"]
-    starts = [place for place, said in enumerate(turns) if said.role == "user"]
-    if starts[0] != 0:
-        raise row.wrong(where, "it should begin with the user's question")
-    before: list[str] = []
-    shown = tuple(media)
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(turns)], strict=True)):
-        shown += turns[start].media
-        own = asked(turns[start])
-        question = "\n".join([*before, own]) if before else own
-        one = _demo(row, question, turns[start + 1 : end], shown, wrap=wrap, where=where)
-        before += [f"Asked before: {own}", f"Answered: {one.task.gold}"]
-        extras = {**one.task.extras, **({"system": system} if system else {})}
-        name = row.id if len(starts) == 1 else f"{row.id}.{number}"
-        yield replace(one, task=replace(one.task, id=name, extras=extras))
+def _list_parts(content: Any) -> Any:
+    return content if isinstance(content, list | tuple) else [content]
 
 
-def _demo(row: Row, question: str, rest: Sequence[Said], shown: tuple[Media, ...], *, wrap: bool, where: str) -> Demo:
-    if not question:
-        raise row.wrong(where, "a question of it has no words")
-    replies, children = _turns(row, rest, where)
-    if "<answer>" not in replies[-1] and re.search(r"<(?:tool_call|tool_code|code)>", replies[-1]):
-        raise row.wrong(where, "its last reply calls a tool, and nothing answers")
-    if not any("<answer>" in reply for reply in replies) and wrap:
-        # what was thought and called before stays in front of the answer
-        head, thought, last = replies[-1].rpartition("</think>")
-        replies = (*replies[:-1], f"{head}{thought}<answer>{last.strip()}</answer>")
-    tagged = re.findall(r"<answer>(.*?)</answer>", replies[-1], re.DOTALL)
-    answer = bare(tagged[-1] if tagged else replies[-1])
-    if not answer:
-        raise row.wrong(where, "its last reply has no answer")
-    found = judged(row, question, answer, where=where)
-    task = Task(
-        id=row.id, question=found.question, media=shown, kind=found.kind, gold=found.gold, choices=found.choices
+class ToolFunction(RowModel):
+    """The function that a tool call names, with its arguments."""
+
+    name: Text
+    arguments: Annotated[dict[str, JsonValue], BeforeValidator(decode_json)] = Field(default_factory=dict)
+
+
+class ToolCall(RowModel):
+    """A tool call of an OpenAI message, or its bare function."""
+
+    function: ToolFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_function(cls, value: Any) -> Any:
+        return {"function": value} if isinstance(value, Mapping) and "function" not in value else value
+
+    def format(self) -> str:
+        """Return the call as the text that a model writes."""
+        # Parquet gives every call the union of all arguments; those of other calls are null.
+        arguments = {key: value for key, value in self.function.arguments.items() if value is not None}
+        call = json.dumps({"name": self.function.name, "arguments": arguments}, ensure_ascii=False)
+        return f"\n<tool_call>\n{call}\n</tool_call>"
+
+
+class SourceMessage(RowModel):
+    """One message of a published conversation: OpenAI's (`role`, `content`) or ShareGPT's (`from`, `value`)."""
+
+    declared_role: Annotated[str, BeforeValidator(_parse_role)] = Field(validation_alias=AliasChoices("role", "from"))
+    content: Annotated[tuple[_Part, ...], BeforeValidator(_list_parts)] = Field(
+        default=(), validation_alias=AliasChoices("content", "value")
     )
-    return Demo(task=task, frames=None, replies=replies, children=children if any(children) else ())
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def role(self) -> str:
+        """One of system, user, assistant and tool; a user's message that begins with `<interpreter>` is a tool's."""
+        is_output = self.declared_role == "user" and _TOOL_OUTPUT_PATTERN.match(self.text)
+        return "tool" if is_output else self.declared_role
+
+    @property
+    def text(self) -> str:
+        """The texts of the message and its tool calls."""
+        return "".join(part for part in self.content if isinstance(part, str)) + "".join(
+            call.format() for call in self.tool_calls
+        )
+
+    @property
+    def question(self) -> str:
+        """The text without the placeholders of the message's media."""
+        return MEDIA_PLACEHOLDER_PATTERN.sub("", self.text).strip()
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """The media files that the message shows."""
+        return tuple(part for part in self.content if isinstance(part, Media))
 
 
-def _turns(row: Row, rest: Sequence[Said], where: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The replies to one question, and what the tools answered after each but the last."""
+def _require_user(messages: list[SourceMessage]) -> list[SourceMessage]:
+    if not any(message.role == "user" for message in messages):
+        raise ValueError("it has no message of the user")
+    return messages
+
+
+Messages = Annotated[list[SourceMessage], BeforeValidator(list_values), AfterValidator(_require_user)]
+
+
+def build_demonstrations(
+    row: SourceRow,
+    messages: Sequence[SourceMessage],
+    *,
+    media: tuple[Media, ...] = (),
+    extras: Mapping[str, Any],
+    wrap_answer: bool,
+    field_name: str,
+) -> Iterator[Demonstration]:
+    """Yield a demonstration per question of a conversation; a later question includes the earlier exchanges.
+
+    `media` and `extras` belong to the whole row. `wrap_answer` puts a last reply without answer tags into answer tags.
+    Raises DataError if user, assistant and tools don't take turns.
+    """
+    extras = add_system_prompt(extras, messages)
+    turns = [message for message in messages if message.role != "system"]
+    starts = [index for index, message in enumerate(turns) if message.role == "user"]
+    if starts[0] != 0:
+        raise row.field_error(field_name, "it should begin with the user's question")
+    history = ""
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(turns)], strict=True)):
+        media += turns[start].media
+        question = history + turns[start].question
+        if not question:
+            raise row.field_error(field_name, "a question of it has no text")
+        replies, children = _parse_turns(row, turns[start + 1 : end], field_name)
+        replies, answer = _find_answer(row, replies, wrap_answer, field_name)
+        task_id = row.id if len(starts) == 1 else f"{row.id}.{index}"
+        task = build_task(row, question, answer, media, field_name=field_name, extras=extras, id=task_id)
+        yield Demonstration(task=task, frame_budget=None, replies=replies, children=children)
+        history += f"Asked before: {turns[start].question}\nAnswered: {task.ground_truth}\n"
+
+
+def _find_answer(
+    row: SourceRow, replies: tuple[str, ...], wrap_answer: bool, field_name: str
+) -> tuple[tuple[str, ...], str]:
+    """Return the replies, the last one with its answer in tags if it should be, and the answer."""
+    if "<answer>" not in replies[-1] and re.search(r"<(?:tool_call|tool_code|code)>", replies[-1]):
+        raise row.field_error(field_name, "its last reply calls a tool, but no tool response follows")
+    if not any("<answer>" in reply for reply in replies) and wrap_answer:
+        # thinking stays in front of the answer
+        thinking, end_tag, answer = replies[-1].rpartition("</think>")
+        replies = (*replies[:-1], f"{thinking}{end_tag}<answer>{answer.strip()}</answer>")
+    tagged_answers = re.findall(r"<answer>(.*?)</answer>", replies[-1], re.DOTALL)
+    answer = unwrap_answer(tagged_answers[-1] if tagged_answers else replies[-1])
+    if not answer:
+        raise row.field_error(field_name, "its last reply has no answer")
+    return replies, answer
+
+
+def _parse_turns(
+    row: SourceRow, responses: Sequence[SourceMessage], field_name: str
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return the replies to one question, and the tool responses after each reply but the last."""
     replies: list[str] = []
-    answers: list[list[str]] = []
-    for said in rest:
-        if said.role == "tool":
+    tool_responses: list[list[str]] = []
+    for message in responses:
+        if message.role == "tool":
             if not replies:
-                raise row.wrong(where, "a tool answers before anything was called")
-            answers[-1] += [text.strip() for text in _RESPONSE.findall(said.text)] or [said.text.strip()]
-        elif replies and not answers[-1]:
-            replies[-1] += said.text  # a reply that was cut into two messages, such as a thought and its call
+                raise row.field_error(field_name, "a tool response comes before any tool call")
+            tagged = [text.strip() for text in _TOOL_RESPONSE_PATTERN.findall(message.text)]
+            tool_responses[-1] += tagged or [message.text.strip()]
+        elif replies and not tool_responses[-1]:
+            replies[-1] += message.text  # a reply that is split into two messages, such as a thought and its call
         else:
-            replies.append(said.text)
-            answers.append([])
-    if not replies or answers[-1]:
-        raise row.wrong(where, "it should end with the assistant's reply")
+            replies.append(message.text)
+            tool_responses.append([])
+    if not replies or tool_responses[-1]:
+        raise row.field_error(field_name, "it should end with the assistant's reply")
     if any(not reply.strip() for reply in replies):
-        raise row.wrong(where, "a reply of the assistant is blank")
-    # agents that begin a reply force its first tag with the line end behind it
-    whole = tuple(re.sub(r"\A\s*<think>\s*", "<think>\n", reply) for reply in replies)
-    return whole, tuple(_heard(row, *turn, where) for turn in zip(replies[:-1], answers[:-1], strict=True))
+        raise row.field_error(field_name, "a reply of the assistant is blank")
+    # environments that prefill a reply end the tag with a line break
+    normalized = tuple(re.sub(r"\A\s*<think>\s*", "<think>\n", reply) for reply in replies)
+    children = tuple(
+        _validate_tool_responses(row, *turn, field_name) for turn in zip(replies[:-1], tool_responses[:-1], strict=True)
+    )
+    return normalized, children if any(children) else ()
 
 
-def _heard(row: Row, reply: str, answers: Sequence[str], where: str) -> tuple[str, ...]:
-    calls = reply.count("<tool_call>") + reply.count("<tool_code>")
-    if not calls:
-        return ()  # Python, whose output is found by running it
-    if len(answers) != calls:
-        raise row.wrong(where, f"a turn has {calls} calls and {len(answers)} tool responses")
-    if not all(answers):
-        raise row.wrong(where, "a tool response has no text")
-    return tuple(answers)
+def _validate_tool_responses(row: SourceRow, reply: str, responses: Sequence[str], field_name: str) -> tuple[str, ...]:
+    num_calls = reply.count("<tool_call>") + reply.count("<tool_code>")
+    if not num_calls:
+        return ()  # Python code, whose output is reproduced by running it
+    if len(responses) != num_calls:
+        raise row.field_error(field_name, f"a turn has {num_calls} calls and {len(responses)} tool responses")
+    if not all(responses):
+        raise row.field_error(field_name, "a tool response has no text")
+    return tuple(responses)
 
 
-def extras_of(row: Row, *used: str) -> Mapping[str, Any]:
-    """What else the row says, as far as JSON has words for it."""
-    rest = {name: value for name, value in row.values.items() if name not in used and value is not None}
-    return json.loads(json.dumps(rest, default=lambda value: _SHORT.get(type(value), str)(value)))
+# ---- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def build_task(
+    row: SourceRow,
+    question: str,
+    answer: Any,
+    media: tuple[Media, ...],
+    *,
+    field_name: str,
+    extras: Mapping[str, Any],
+    declared_type: str | None = None,
+    option_texts: Sequence[str] = (),
+    id: str = "",
+    environment: str | None = None,
+) -> Task:
+    """Build the task of a published question; `field_name` is the field of its answer.
+
+    The arguments are those of `normalize_question`. Raises DataError for an answer that doesn't fit its type.
+    """
+    normalized = normalize_question(
+        row, question, answer, field_name=field_name, declared_type=declared_type, option_texts=option_texts
+    )
+    return Task(
+        id=id or row.id,
+        question=normalized.question,
+        media=media,
+        answer_type=normalized.answer_type,
+        ground_truth=normalized.ground_truth,
+        options=normalized.options,
+        extras=extras,
+        environment=environment,
+    )
+
+
+def add_system_prompt(extras: Mapping[str, Any], messages: Sequence[SourceMessage]) -> dict[str, Any]:
+    """Return the extras with the system messages of a conversation, if it has any, as `system`."""
+    system = "\n".join(message.text for message in messages if message.role == "system")
+    return {**extras, **({"system": system} if system else {})}
+
+
+def collect_extras(row: SourceRow, *used_fields: str) -> dict[str, Any]:
+    """Return the row's other fields as JSON values, for `Task.extras`; bytes become their length."""
+    rest = {name: value for name, value in row.values.items() if name not in used_fields and value is not None}
+    extras: dict[str, Any] = json.loads(
+        json.dumps(rest, default=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else str(value))
+    )
+    return extras

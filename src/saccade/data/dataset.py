@@ -1,91 +1,223 @@
-"""Tasks and demonstrations on disk: JSONL or Parquet of `Task` and of `Demo`, media paths relative to their folder."""
+"""Files of tasks or of demonstrations, JSONL or Parquet, with media paths relative to the file's folder.
 
+Parquet has the columns `id`, `question`, `answer_type`, `options` and `environment`, and as JSON `media`,
+`ground_truth` and `extras`, whose types differ between rows; demonstrations have also `frame_budget`, `replies`,
+`children` and `is_auxiliary`.
+"""
+
+import dataclasses
 import itertools
-import math
+import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
-from saccade.data import native
-from saccade.data.record import relocated
+from saccade.data import parquet
+from saccade.data.source_row import SourceRow, read_rows
 from saccade.errors import DataError
-from saccade.types import Demo, Kind, Media, Task
+from saccade.media.relocation import map_media_paths
+from saccade.plugins import suggest
+from saccade.rewards.answer_types.base import get_answer_type
+from saccade.types import Demonstration, Media, Task
+from saccade.utils.jsonl import atomic_write, to_jsonable, validate_as, write_jsonl
+
+ItemT = TypeVar("ItemT", bound=Task | Demonstration)
+
+TASK_COLUMNS = {
+    **dict.fromkeys(("id", "question", "media", "answer_type", "ground_truth"), "string"),
+    "options": "list of strings",
+    "extras": "string",
+    "environment": "string",
+}
+DEMONSTRATION_COLUMNS = {
+    **TASK_COLUMNS,
+    "frame_budget": "integer",
+    "replies": "list of strings",
+    "children": "list of lists of strings",
+    "is_auxiliary": "boolean",
+}
+JSON_COLUMNS = ("media", "ground_truth", "extras")
 
 
-def write_tasks(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
-    """Write tasks as they are: give media paths relative to the folder of `path`, or absolute."""
-    native.write(path, tasks)
+# ---- all items of a file -------------------------------------------------------------------------------------------
 
 
-def read_tasks(path: str | os.PathLike[str], *, most: int | None = None) -> list[Task]:
-    """Every task of the file, or the first so many, media paths joined to its folder.
+def load_tasks(
+    path: str | os.PathLike[str], *, media_root: str | os.PathLike[str] | None = None, limit: int | None = None
+) -> list[Task]:
+    """Load every task of a file, or the first `limit`, with media paths joined to `media_root` or the file's folder.
 
-    Raises DataError for an empty file, a bad row, two tasks of one id, a missing media file, a gold answer that doesn't
-    fit the kind.
+    Raises DataError for an empty file, an invalid row, a repeated id, a missing media file, or a ground truth that
+    doesn't fit the answer type.
     """
-    source = Path(path)
-    tasks = list(itertools.islice(native.iterate(source, Task), most))
-    known: set[str] = set()
+    tasks = _load_items(path, Task, media_root, limit)
+    seen_ids: set[str] = set()
     for task in tasks:
-        problem = problem_of(task)
-        if task.id in known:
-            problem = "the id was used before"
-        if problem:
-            raise DataError(f"{source}, task {task.id}: {problem}")
-        known.add(task.id)
-    return _found(tasks, source)
+        require_gradable(task, f"{path}, task {task.id}")
+        if task.id in seen_ids:
+            raise DataError(
+                f"{path}, task {task.id}: the id is used twice; ids must be unique", key="id", value=task.id
+            )
+        seen_ids.add(task.id)
+    return tasks
 
 
-def read_demos(path: str | os.PathLike[str], *, most: int | None = None) -> list[Demo]:
-    """Every demonstration of the file, or the first so many, media paths joined to its folder.
+def load_demonstrations(
+    path: str | os.PathLike[str], *, media_root: str | os.PathLike[str] | None = None, limit: int | None = None
+) -> list[Demonstration]:
+    """Load every demonstration of a file, or the first `limit`; media paths are joined as by `load_tasks`.
 
-    Raises DataError for an empty file, a bad row, a missing media file.
+    Raises DataError for an empty file, an invalid row, or a missing media file.
     """
-    source = Path(path)
-    demos = list(itertools.islice(native.iterate(source, Demo), most))
-    tasks = _found([demo.task for demo in demos], source)
-    return [replace(demo, task=task) for demo, task in zip(demos, tasks, strict=True)]
+    return _load_items(path, Demonstration, media_root, limit)
 
 
-def located(item: Task | Demo, source: Path) -> Task | Demo:
-    """A row of a file with the paths of its media joined to the file's folder; none of them is looked for."""
-    return relocated(item, lambda path: str(source.parent / path))
+def _load_items(
+    path: str | os.PathLike[str],
+    item_type: type[ItemT],
+    media_root: str | os.PathLike[str] | None,
+    limit: int | None,
+) -> list[ItemT]:
+    folder, is_file = Path(media_root or Path(path).parent), cache(os.path.isfile)  # many tasks share a media file
+    items = []
+    for item in itertools.islice(iterate_items(path, item_type), limit):
+        items.append(resolve_media_paths(item, folder))
+        for media in get_task(items[-1]).media:
+            if not is_file(media.path):
+                raise DataError(
+                    f"{path}, task {get_task(item).id}: media file {media.path} is missing",
+                    key="media",
+                    value=media.path,
+                )
+    return items
 
 
-def problem_of(task: Task) -> str | None:
-    """Why a task can't be graded, if it can't."""
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(task.choices)]
-    if task.kind is Kind.CHOICE and not 2 <= len(task.choices) <= 10:
-        return f"{len(task.choices)} choices; a choice needs 2 to 10"
-    if task.kind is Kind.CHOICE and (not isinstance(task.gold, str) or len(task.gold) != 1 or task.gold not in letters):
-        return f"gold {task.gold!r} is not one of the letters {letters}"
-    if task.kind is Kind.OPEN and not isinstance(task.gold, str):
-        return f"gold {task.gold!r} is not a text"
-    if task.kind is Kind.NUMBER and not (isinstance(task.gold, float) and math.isfinite(task.gold)):
-        return f"gold {task.gold!r} is not a number"
-    if task.kind is Kind.MATH and not (isinstance(task.gold, str | float) and str(task.gold).strip()):
-        return f"gold {task.gold!r} is not a formula"
-    if task.kind is Kind.GROUNDING and not _ordered(task.gold, 1):
-        return f"gold {task.gold!r} is not a span of seconds (start, end)"
-    if task.kind in (Kind.BOX, Kind.POINT) and not _ordered(task.gold, 2):
-        return f"gold {task.gold!r} is not a box (left, top, right, bottom)"
+def resolve_media_paths(item: ItemT, folder: Path) -> ItemT:
+    """Join the media paths of an item to a folder, without checking that the files exist."""
+    return map_media_paths(item, lambda path: str(folder / path))
+
+
+def get_task(item: Task | Demonstration) -> Task:
+    """Return a task itself, or the task of a demonstration."""
+    return item.task if isinstance(item, Demonstration) else item
+
+
+# ---- what can be graded --------------------------------------------------------------------------------------------
+
+
+def require_gradable(task: Task, location: str) -> None:
+    """Raise DataError, whose text begins with the location, if a task is impossible to grade."""
+    problem = find_task_problem(task)
+    if problem is not None:
+        field, sentence = problem
+        raise DataError(f"{location}: {sentence}", key=field, value=getattr(task, field))
+
+
+def find_task_problem(task: Task) -> tuple[str, str] | None:
+    """Return the field that makes a task impossible to grade, and a sentence about it; None for a valid task."""
+    try:
+        return get_answer_type(task.answer_type).find_problem(task)
+    except DataError as error:
+        return "answer_type", str(error)
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------------
+
+
+def iterate_items(path: str | os.PathLike[str], item_type: type[ItemT]) -> Iterator[ItemT]:
+    """Yield the tasks or demonstrations of a file unchanged.
+
+    Raises DataError, naming file, row and field, for a row that isn't an `item_type`.
+    """
+    for row in read_rows(Path(path)):
+        yield parse_item(row, item_type)
+
+
+def find_item(path: Path, row_number: int, task_id: str | None = None) -> Task | Demonstration:
+    """Return the item with a row number (from 1), or with a task id. Raises DataError if there is none."""
+    item_type: Any = detect_item_type(path)
+    num_rows = 0
+    for row in read_rows(path):
+        num_rows = row.number
+        task = row.values.get("task")
+        own_id = task.get("id") if isinstance(task, Mapping) else row.values.get("id")
+        if own_id == task_id if task_id is not None else num_rows == row_number:
+            return parse_item(row, item_type)
+    wanted = f"with the id {task_id!r}" if task_id else row_number
+    raise DataError(
+        f"{path} has no row {wanted}; it has {num_rows} rows", key=str(path), value=task_id if task_id else row_number
+    )
+
+
+def parse_item(row: SourceRow, item_type: type[ItemT]) -> ItemT:
+    """Convert a row of our own format to an item. Raises DataError, naming file, row and field."""
+    location = f"{row.file}, row {row.number}"
+    value = dict(row.values)
+    if row.file.suffix.lower() == ".parquet":
+        value = _parse_parquet_row(value, item_type, location)
+    _reject_unknown_fields(value, item_type, location)
+    return validate_as(value, item_type, location)
+
+
+def write_items(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
+    """Write tasks or demonstrations (or their JSON values) as JSONL or Parquet (by suffix), atomically."""
+    target = Path(path)
+    if target.suffix.lower() != ".parquet":
+        return write_jsonl(target, items)
+    rows = map(_build_parquet_row, items)
+    first = list(itertools.islice(rows, 1))
+    columns = DEMONSTRATION_COLUMNS if first and "replies" in first[0] else TASK_COLUMNS
+    with atomic_write(target) as partial:
+        parquet.write_parquet(partial, columns, itertools.chain(first, rows))
     return None
 
 
-def _ordered(gold: object, axes: int) -> bool:
-    """Whether the gold is a start per axis and then an end per axis, each end after its start."""
-    return isinstance(gold, tuple) and len(gold) == 2 * axes and all(gold[i] < gold[i + axes] for i in range(axes))
+def detect_item_type(path: str | os.PathLike[str]) -> type[Task] | type[Demonstration]:
+    """Detect from the first row whether a file holds tasks or demonstrations. Raises DataError for neither."""
+    first = next(iter(read_rows(Path(path))))
+    if "replies" in first.values:
+        return Demonstration
+    if {"question", "ground_truth"} <= first.values.keys():
+        return Task
+    raise DataError(
+        f"{path} holds neither tasks nor demonstrations; convert it with `saccade data import`", key=str(path)
+    )
 
 
-def _found(tasks: Sequence[Task], source: Path) -> list[Task]:
-    # Many tasks share a file: each is looked for once.
-    found: dict[str, bool] = {}
-    joined = []
-    for task in tasks:
-        media = tuple(Media(path=str(source.parent / item.path), kind=item.kind) for item in task.media)
-        for item in media:
-            if not found.setdefault(item.path, Path(item.path).is_file()):
-                raise DataError(f"{source}, task {task.id}: media file {item.path} is missing")
-        joined.append(replace(task, media=media))
-    return joined
+def _reject_unknown_fields(value: Any, item_type: type[Any], location: str) -> None:
+    """Raise DataError for a field that a type, or a nested one, doesn't have, so that typos don't go unnoticed."""
+    if not isinstance(value, Mapping):
+        return
+    names = {field.name for field in dataclasses.fields(item_type)}
+    unknown = next((str(name) for name in value if name not in names), None)
+    if unknown is not None:
+        raise DataError(
+            f"{location}, field {unknown}: a {item_type.__name__} has no such field; {suggest(unknown, names)}",
+            key=unknown,
+        )
+    for name, items in (("task", [value.get("task")]), ("media", value.get("media"))):
+        for item in items if name in names and isinstance(items, list) else ():
+            _reject_unknown_fields(item, {"task": Task, "media": Media}[name], f"{location}, {name}")
+
+
+def _build_parquet_row(item: Any) -> dict[str, Any]:
+    value = to_jsonable(item)
+    flat = {**value.pop("task", {}), **value}
+    return {**flat, **{name: json.dumps(flat[name]) for name in JSON_COLUMNS}}
+
+
+def _parse_parquet_row(flat: dict[str, Any], item_type: type[Any], location: str) -> dict[str, Any]:
+    for name in JSON_COLUMNS:
+        try:
+            flat[name] = json.loads(flat.get(name) or "")
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{location}, field {name}: not valid JSON: {error} (read as {item_type.__name__})",
+                key=name,
+                value=flat.get(name),
+            ) from error
+    if item_type is Task:
+        return flat
+    return {"task": {name: flat.pop(name) for name in TASK_COLUMNS if name in flat}, **flat}

@@ -1,233 +1,255 @@
-"""Data sets of the Hugging Face hub, fetched into ordinary folders: the only user of huggingface_hub, an extra.
+"""Download datasets of the Hugging Face hub into ordinary folders; the only module that uses huggingface_hub, an extra.
 
-    hub:main, hub:1a2b3c                a revision, for a benchmark, which knows its data set
-    hub:owner/name/data/a.parquet       a file of a data set; hub:owner/name@1a2b3c/... of a revision
+    hub:main, hub:1a2b3c                a revision, for a benchmark, which names its dataset itself
+    hub:owner/name/data/a.parquet       a file of a dataset; hub:owner/name@1a2b3c/... pins a revision
            │
-           └── folder ── hub.json       the commit that the revision was when it was first asked for, its files
-                     └── data/a.parquet, as the hub lays them out
+           └── folder ── hub.json       the commit of the revision at the first call, and its files
+                     └── data/a.parquet, with the hub's relative paths
 
-A folder holds one commit: the first call resolves the revision, all later ones ask for that commit's files. Where these
-are in place nobody is asked, so that what was fetched once is there without a network, too.
+A folder holds one commit: the first call resolves the revision, later calls download files of that commit. Files that
+are in the folder need no network.
 """
 
 import contextlib
-import fnmatch
+import hashlib
 import importlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from saccade.data.archives import Told, archives, by_hand, complete, room, sha256, unpack, untold
-from saccade.data.record import whole
+from saccade.data.archives import (
+    ProgressCallback,
+    explain_manual_unpacking,
+    extract_missing,
+    find_archives,
+    ignore_progress,
+    require_disk_space,
+    unpack,
+)
 from saccade.errors import ConfigError, DataError, boundary
-from saccade.runlog import MENDS, writing
+from saccade.utils.files import OS_ERROR_HINTS, file_errors, write_text
 
-HUB = "https://huggingface.co"
-HOME = "~/.cache/saccade/hub"
-MARK = "hub:"
-MAIN = "main"
-SECONDS = 30.0  # to wait for a listing
-_FILE = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?/(?P<file>.+)")
+DEFAULT_ENDPOINT = "https://huggingface.co"
+DEFAULT_CACHE_DIR = "~/.cache/saccade/hub"
+HUB_PREFIX = "hub:"
+DEFAULT_REVISION = "main"
+LISTING_TIMEOUT = 30.0  # seconds
+_FILE_ADDRESS_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?/(?P<file>.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """What a folder is a copy of: a data set, one commit of it, and the files of that commit, with their sizes in bytes
-    and the SHA-256 of the large ones.
-
-    >>> Pin(name="a/b", commit="1a2b", files=("x.jsonl", "old/y.jsonl")).fitting("*.parquet", "*.jsonl")
-    ('x.jsonl',)
-    """
+class DatasetSnapshot:
+    """One commit of a dataset: the sizes in bytes of its files, and the SHA-256 of large ones."""
 
     name: str
     commit: str
-    files: tuple[str, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int]
+    digests: Mapping[str, str]
 
-    def fitting(self, *patterns: str) -> tuple[str, ...]:
-        """The files that fit the first pattern which any fits; a star stays within a folder."""
-        found = (tuple(file for file in self.files if _fits(file, pattern)) for pattern in patterns)
-        return next(filter(None, found), ())
+
+def match_files(files: Collection[str], patterns: Iterable[str]) -> list[str]:
+    """Return the files of the first pattern that matches any file; a star doesn't match "/".
+
+    >>> match_files(["x.jsonl", "old/y.jsonl"], ["*.parquet", "*.jsonl"])
+    ['x.jsonl']
+    """
+    matches = (
+        [file for file in files if file.count("/") == pattern.count("/") and PurePosixPath(file).match(pattern)]
+        for pattern in patterns
+    )
+    return next(filter(None, matches), [])
 
 
 def check_installed() -> None:
-    """See that the hub can be spoken with. Raises ConfigError."""
+    """Raise ConfigError unless huggingface_hub is installed."""
     try:
         importlib.import_module("huggingface_hub")
     except ImportError as error:
-        mend = "install it with: pip install 'saccade[hub]'"
-        raise ConfigError(f"fetching from the hub needs huggingface_hub; {mend}") from error
+        fix = "install it with: pip install 'saccade[data]'"
+        raise ConfigError(f"downloading from the hub needs huggingface_hub; {fix}", key="huggingface_hub") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hub:
-    """A hub, or a mirror that speaks as it does, and the folder `home` in which what it has is kept.
+class HubClient:
+    """Download from a hub or a mirror of it into `cache_dir`.
 
-    A token for data sets that want one is found by huggingface_hub as usual (`hf auth login`, or HF_TOKEN).
+    huggingface_hub finds the token for datasets that need one (`hf auth login`, or HF_TOKEN).
     """
 
-    endpoint: str = HUB
-    home: str = HOME
+    endpoint: str = DEFAULT_ENDPOINT
+    cache_dir: str = DEFAULT_CACHE_DIR
 
-    def copy(self, name: str, patterns: Sequence[str], *, revision: str = MAIN) -> Path:
-        """The folder with those files of a data set that fit the first pattern which any fits. Raises DataError."""
-        folder, pin = self._pinned(name, revision)
-        wanted = pin.fitting(*patterns)
-        if not wanted:
-            raise DataError(f"the data set {name} at {self.endpoint} has no file like {', '.join(patterns)}")
-        self._fetch(folder, pin, wanted)
+    def download(self, name: str, patterns: Sequence[str], *, revision: str = DEFAULT_REVISION) -> Path:
+        """Download the files of the first pattern that matches any; return the dataset's folder. Raises DataError."""
+        folder, snapshot = self._resolve_snapshot(name, revision)
+        files = match_files(snapshot.sizes, patterns)
+        if not files:
+            raise DataError(
+                f"the dataset {name} at {self.endpoint} has no file that matches {', '.join(patterns)}",
+                key=name,
+                value=tuple(patterns),
+            )
+        self._download_files(folder, snapshot, files)
         return folder
 
-    def file(self, address: str) -> Path:
-        """A single file, such as `hub:owner/name/data/a.parquet`. Raises ConfigError (another form) and DataError."""
-        found = _FILE.fullmatch(address.removeprefix(MARK))
-        if found is None:
-            raise ConfigError(
-                f"{address}: a file on the hub is {MARK}owner/name/path or {MARK}owner/name@revision/path"
-            )
-        folder, pin = self._pinned(found["name"], found["revision"] or MAIN)
-        if found["file"] not in pin.files:
-            raise DataError(f"the data set {pin.name} at {self.endpoint} has no file {found['file']}")
-        self._fetch(folder, pin, [found["file"]])
-        return folder / found["file"]
+    def download_file(self, address: str) -> Path:
+        """Download one file, such as `hub:owner/name/data/a.parquet`, and return its path.
 
-    def add(self, folder: Path, paths: Iterable[str], *, named: Iterable[str] = (), told: Told = untold) -> None:
-        """Fetch files into a folder that `copy` gave, such as the media of its rows: those that the hub has by
-        themselves, then those that its archives hold (`archives.complete`, which `named` is for).
-
-        DataError where some are in neither, and where an archive can't be used or doesn't fit on the disk.
+        Raises ConfigError for an address of another form, DataError for a file that the dataset doesn't have.
         """
-        pin = _read(folder)
-        lacking = below(folder, (path for path in paths if not Path(path).is_file()))
-        self._fetch(folder, pin, sorted(lacking.intersection(pin.files)))
-        left = complete(
+        match = _FILE_ADDRESS_PATTERN.fullmatch(address.removeprefix(HUB_PREFIX))
+        if match is None:
+            raise ConfigError(
+                f"{address}: a file on the hub is {HUB_PREFIX}owner/name/path or {HUB_PREFIX}owner/name@revision/path",
+                key=address,
+            )
+        folder, snapshot = self._resolve_snapshot(match["name"], match["revision"] or DEFAULT_REVISION)
+        file = match["file"]
+        if file not in snapshot.sizes:
+            raise DataError(f"the dataset {snapshot.name} at {self.endpoint} has no file {file}", key=file)
+        self._download_files(folder, snapshot, [file])
+        return folder / file
+
+    def download_missing(
+        self,
+        folder: Path,
+        paths: Iterable[str],
+        *,
+        referenced: Iterable[str] = (),
+        on_progress: ProgressCallback = ignore_progress,
+    ) -> None:
+        """Download the files at `paths` that are missing in a folder that `download` returned, such as media of rows.
+
+        Files that the dataset holds directly come first, then members of its archives (see `extract_missing`, which
+        needs `referenced`). Raises DataError if files are in neither, or an archive can't be read or doesn't fit.
+        """
+        snapshot = _read_snapshot(folder)
+        missing = compute_relative_paths(folder, (path for path in paths if not Path(path).is_file()))
+        self._download_files(folder, snapshot, sorted(missing.intersection(snapshot.sizes)))
+        not_found = extract_missing(
             folder,
-            lacking.difference(pin.files),
-            named=below(folder, named),
-            packed=archives(pin.files),
-            fetched=lambda archive: self._fetch(folder, pin, archive.parts),
-            told=told,
+            missing.difference(snapshot.sizes),
+            referenced=compute_relative_paths(folder, referenced),
+            archives=find_archives(snapshot.sizes),
+            ensure_downloaded=lambda archive: self._download_files(folder, snapshot, archive.parts),
+            on_progress=on_progress,
         )
-        if left:
-            first = f"{folder} lacks {len(left)} files, first {min(left)}"
-            how = by_hand(pin.files)
-            mend = f"copy them there; {how}" if how else "copy them there"
-            raise DataError(f"{first}, which {pin.name} holds neither by themselves nor in archives; {mend}")
+        if not_found:
+            problem = f"{folder} lacks {len(not_found)} files, first {min(not_found)}"
+            hint = explain_manual_unpacking(snapshot.sizes)
+            raise DataError(
+                f"{problem}, which {snapshot.name} holds neither as files nor in its archives; copy them there"
+                f"{f'; {hint}' if hint else ''}",
+                key=str(folder),
+                value=min(not_found),
+            )
 
-    def unpack(self, folder: Path, names: Iterable[str], *, told: Told = untold) -> None:
-        """Fetch archives into a folder that `copy` gave, and unpack all that is in them. Raises DataError as `add`."""
-        pin = _read(folder)
-        for archive in archives(pin.files):
+    def unpack_archives(
+        self, folder: Path, names: Iterable[str], *, on_progress: ProgressCallback = ignore_progress
+    ) -> None:
+        """Download archives into a folder that `download` returned, and unpack them completely. Raises DataError."""
+        snapshot = _read_snapshot(folder)
+        for archive in find_archives(snapshot.sizes):
             if archive.name in names:
-                self._fetch(folder, pin, archive.parts)
-                unpack(folder, archive, folder, told=told)
+                self._download_files(folder, snapshot, archive.parts)
+                unpack(folder, archive, folder, on_progress=on_progress)
 
-    def _pinned(self, name: str, revision: str) -> tuple[Path, Pin]:
-        """The folder of a data set at a revision, and what it is pinned to: now, if it wasn't before."""
-        folder = Path(self.home).expanduser() / (name if revision == MAIN else f"{name}@{revision}")
+    def _resolve_snapshot(self, name: str, revision: str) -> tuple[Path, DatasetSnapshot]:
+        """Return a dataset's folder and its snapshot; the first call for a revision resolves and stores the commit."""
+        folder = Path(self.cache_dir).expanduser() / (name if revision == DEFAULT_REVISION else f"{name}@{revision}")
         if (folder / "hub.json").is_file():
-            return folder, _read(folder)
-        with self._reaching(folder, name, f"the data set {name}"):
+            return folder, _read_snapshot(folder)
+        with self._translate_errors(folder, name, f"the dataset {name}"):
             from huggingface_hub import HfApi
 
-            info = HfApi(endpoint=self.endpoint).dataset_info(
-                name, revision=revision, timeout=SECONDS, files_metadata=True
-            )
-        files = tuple(sorted(each.rfilename for each in info.siblings or ()))
-        outside = next((file for file in files if file.startswith("/") or ".." in file.split("/")), None)
+            api = HfApi(endpoint=self.endpoint)
+            info = api.dataset_info(name, revision=revision, timeout=LISTING_TIMEOUT, files_metadata=True)
+        files = sorted(info.siblings or (), key=lambda file: file.rfilename)
+        names = (file.rfilename for file in files)
+        outside = next((file for file in names if file.startswith("/") or ".." in file.split("/")), None)
         if not info.sha or outside:
-            why = f"it holds {outside}" if outside else "it names no commit"
-            raise DataError(f"the listing of {name} at {self.endpoint} can't be used: {why}")
-        pin = Pin(
+            reason = f"it lists {outside}, which leads out of the folder" if outside else "it names no commit"
+            raise DataError(
+                f"the listing of {name} at {self.endpoint} can't be used: {reason}", key=name, value=outside
+            )
+        snapshot = DatasetSnapshot(
             name=name,
             commit=info.sha,
-            files=files,
-            sizes={each.rfilename: each.size for each in info.siblings or () if each.size is not None},
-            digests={each.rfilename: each.lfs.sha256 for each in info.siblings or () if each.lfs is not None},
+            sizes={file.rfilename: file.size or 0 for file in files},
+            digests={file.rfilename: file.lfs.sha256 for file in files if file.lfs is not None},
         )
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            with whole(folder / "hub.json") as partial:
-                partial.write_text(json.dumps(asdict(pin), indent=1), encoding="utf-8")
-        return folder, pin
+        write_text(folder / "hub.json", json.dumps(asdict(snapshot), indent=1))
+        return folder, snapshot
 
-    def _fetch(self, folder: Path, pin: Pin, files: Iterable[str]) -> None:
-        """Put into the folder what isn't there; each file appears whole or not at all."""
+    def _download_files(self, folder: Path, snapshot: DatasetSnapshot, files: Iterable[str]) -> None:
+        """Download the files that aren't in the folder; huggingface_hub writes each file atomically."""
         for file in files:
             if (folder / file).is_file():
                 continue
-            room(folder, pin.sizes.get(file, 0), f"fetching {file} of {pin.name}")
-            with self._reaching(folder, pin.name, f"{file} of the data set {pin.name}"):
+            require_disk_space(folder, snapshot.sizes.get(file, 0), f"downloading {file} of {snapshot.name}")
+            with self._translate_errors(folder, snapshot.name, f"{file} of the dataset {snapshot.name}"):
                 from huggingface_hub import hf_hub_download
 
                 hf_hub_download(
-                    *(pin.name, file),
+                    *(snapshot.name, file),
                     repo_type="dataset",
-                    revision=pin.commit,
+                    revision=snapshot.commit,
                     local_dir=folder,
                     endpoint=self.endpoint,
                 )
-            if pin.digests.get(file) not in (None, sha256(folder / file)):
-                (folder / file).unlink()
-                raise DataError(
-                    f"{file} of {pin.name} came damaged (its digest is another); run the same command again"
-                )
+            if file in snapshot.digests:
+                with (folder / file).open("rb") as content:
+                    digest = hashlib.file_digest(content, "sha256").hexdigest()
+                if digest != snapshot.digests[file]:
+                    (folder / file).unlink()
+                    problem = f"{file} of {snapshot.name} is damaged (its SHA-256 differs); run the same command again"
+                    raise DataError(problem, key=file)
 
     @contextlib.contextmanager
-    def _reaching(self, folder: Path, name: str, what: str) -> Iterator[None]:
-        """Say in one sentence why something can't be had from the hub, and what helps."""
+    def _translate_errors(self, folder: Path, name: str, what: str) -> Iterator[None]:
+        """Turn errors of huggingface_hub into DataError; `what` is the subject of the sentence."""
         check_installed()
-        mend = "check the network, or copy the data set by hand and name the copy instead"
-        try:
-            with boundary(DataError, f"{what} can't be fetched from {self.endpoint}; {mend}"):
-                yield
-        except DataError as error:
-            with writing(folder):
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in MENDS:
-                    raise error.__cause__ from None
-            said = self._refusal(error.__cause__, name, what)
-            raise DataError(said or str(error)) from error.__cause__
-
-    def _refusal(self, why: BaseException | None, name: str, what: str) -> str:
-        """What a refusal of the hub means; "" where it isn't one."""
         from huggingface_hub import errors
 
-        if isinstance(why, errors.OfflineModeIsEnabled):
-            mend = "unset HF_HUB_OFFLINE, or copy the data set by hand and name the copy instead"
-            return f"{what} can't be fetched, since huggingface_hub is told to stay offline; {mend}"
-        if isinstance(why, errors.GatedRepoError):
-            terms = f"accept its terms at {self.endpoint}/datasets/{name}, then log in with `hf auth login`"
-            return f"{what} is for those who agreed to its terms; {terms}"
-        if isinstance(why, errors.RepositoryNotFoundError):
-            return f"{self.endpoint} has no data set {name}, or it is private; check the name, or log in"
-        if isinstance(why, errors.RevisionNotFoundError):
-            return f"the data set {name} at {self.endpoint} has no such revision; check it"
-        if isinstance(why, errors.RemoteEntryNotFoundError):
-            return f"{self.endpoint} lists {what} but doesn't have it; try again later"
-        return ""
+        explanations = {
+            errors.OfflineModeIsEnabled: f"{what} can't be downloaded, since huggingface_hub is set to offline mode; "
+            "unset HF_HUB_OFFLINE, or copy the dataset by hand and name the copy instead",
+            errors.GatedRepoError: f"{what} is gated; accept its terms at {self.endpoint}/datasets/{name}, then log in "
+            "with `hf auth login`",
+            errors.RepositoryNotFoundError: f"{self.endpoint} has no dataset {name}, or it is private; check the name, "
+            "or log in",
+            errors.RevisionNotFoundError: f"the dataset {name} at {self.endpoint} has no such revision; check the "
+            "revision",
+            errors.RemoteEntryNotFoundError: f"{self.endpoint} lists {what} but doesn't serve it; try again later",
+        }
+        fix = "check the network, or copy the dataset by hand and name the copy instead"
+        try:
+            with boundary(DataError, f"{what} can't be downloaded from {self.endpoint}; {fix}", key=name):
+                yield
+        except DataError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in OS_ERROR_HINTS:
+                with file_errors(folder):
+                    raise cause from None
+            explanation = next((text for kind, text in explanations.items() if isinstance(cause, kind)), str(error))
+            raise DataError(explanation, key=name) from cause
 
 
-def _fits(file: str, pattern: str) -> bool:
-    names, parts = PurePosixPath(file).parts, PurePosixPath(pattern).parts
-    return len(names) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts))
+def _read_snapshot(folder: Path) -> DatasetSnapshot:
+    with boundary(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and download it again"):
+        saved = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
+        return DatasetSnapshot(**saved)
 
 
-def _read(folder: Path) -> Pin:
-    with boundary(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and fetch it again"):
-        found = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
-        return Pin(**{**found, "files": tuple(found["files"])})
-
-
-def below(folder: Path, paths: Iterable[str]) -> set[str]:
-    """Paths as seen from a folder. DataError for one that leads out of it, as a row may say by mistake or by intent."""
-    found = set()
+def compute_relative_paths(folder: Path, paths: Iterable[str]) -> set[str]:
+    """Return paths relative to a folder. Raises DataError for a path outside of it, which a row may name."""
+    relative_paths = set()
     for path in paths:
-        seen = os.path.relpath(path, folder)
-        if seen.split(os.sep)[0] == "..":
-            raise DataError(f"{folder}: a row names {path}, which lies outside of it; mend the row")
-        found.add(Path(seen).as_posix())
-    return found
+        relative = os.path.relpath(path, folder)
+        if relative.split(os.sep)[0] == "..":
+            raise DataError(f"{folder}: a row names {path}, which is outside of this folder; fix the row", key=path)
+        relative_paths.add(Path(relative).as_posix())
+    return relative_paths

@@ -1,206 +1,239 @@
-"""Published rows into a file of tasks or demonstrations, one row at a time.
+"""Convert published rows to a file of tasks or demonstrations, one row at a time.
 
-    file ──read_rows──> Row ──source──> Task, Demo ──their files found?──> draft ──at the end──> target
-                                                    └── missing: counted by source, and listed row by row
+    file ──read_rows──> SourceRow ─importer─> Task, Demonstration ──media exist──> FILE.partial.jsonl
+                                                       └── media missing ──────────┘ one line per row
+    at the end: FILE, written atomically, and FILE.missing.jsonl, the rows whose media are missing
 
-Nothing is held but ids, so that memory stays flat however many rows there are.
+An interrupted call resumes after the last complete line of the partial file, unless it was made from other files or
+settings, or media that were missing exist by now: the result would be another file. Only hashes of ids stay in memory,
+so that memory use hardly depends on the number of rows.
 """
 
+import functools
 import hashlib
 import itertools
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade.data.draft import Draft
-from saccade.data.raw import Row, each_row, kept
-from saccade.data.record import need_file, seen_from
-from saccade.data.rows import problem_of
-from saccade.errors import DataError
-from saccade.types import Demo, Media, Task
+from saccade.data.dataset import get_task, require_gradable, write_items
+from saccade.data.source_row import SourceRow, iterate_rows_with_errors, store_media_file
+from saccade.errors import DataError, SaccadeError
+from saccade.media.relocation import map_media_paths
+from saccade.types import Demonstration, Task
+from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, write_jsonl
 
-Source = Callable[[Row], Iterator[Task | Demo]]
-Policy = Literal["error", "skip"]
-NOTED = 2048  # rows after which it is noted how far an import is
-SHOWN = 5  # ids that a report names; the whole list is a file
+Importer = Callable[[SourceRow], Iterator[Task | Demonstration]]
+ErrorPolicy = Literal["error", "skip"]
+MAX_REPORTED = 5  # ids in a report; the complete list is a file
 
 
 @dataclass(slots=True)
-class Found:
-    """What came of one file: rows read, items written, rows left out for missing files or because they are bad."""
+class ImportReport:
+    """Counts for one imported file: rows read, items written, rows skipped for missing media or because of errors."""
 
     file: str
     rows: int = 0
     written: int = 0
     missing_rows: int = 0
-    missing_files: Counter[str] = field(default_factory=Counter)  # by the first folder of their paths
-    missing_ids: list[str] = field(default_factory=list)  # the first few
+    missing_files: Counter[str] = field(default_factory=Counter)  # by archive folder
+    missing_ids: list[str] = field(default_factory=list)  # the first MAX_REPORTED
     bad_rows: int = 0
-    bad: list[str] = field(default_factory=list)  # the first few sentences
+    bad_row_errors: list[str] = field(default_factory=list)  # the first MAX_REPORTED messages
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count a row by its line in the partial file."""
+        self.rows += 1
+        self.written += len(line["items"])
+        self.missing_rows += len(line["missing"])
+        self.missing_files.update(get_archive_folder(path) for entry in line["missing"] for path in entry["paths"])
+        self.missing_ids = [*self.missing_ids, *(entry["id"] for entry in line["missing"])][:MAX_REPORTED]
+        if line["error"]:
+            self.bad_rows += 1
+            self.bad_row_errors = [*self.bad_row_errors, line["error"]][:MAX_REPORTED]
 
 
-def gather(
-    source: Source,
+def import_dataset(
+    importer: Importer,
     files: Sequence[Path],
     target: Path,
     *,
-    root: Path | None = None,
-    on_missing: Policy = "error",
-    on_bad: Policy = "error",
+    media_root: Path | None = None,
+    on_missing: ErrorPolicy = "error",
+    on_bad: ErrorPolicy = "error",
     identity: Any = None,
-    told: Callable[[int], None] = lambda rows: None,
-) -> list[Found]:
-    """Write what `source` makes of the rows of `files` to `target` (.jsonl or .parquet); what came of each file.
+    on_progress: Callable[[int], None] = lambda rows: None,
+) -> list[ImportReport]:
+    """Convert the rows of `files` with `importer`, write `target` (.jsonl or .parquet), and return a report per file.
 
-    Relative paths of media start at `root`, else at their file's folder. Rows with missing files are listed in
-    `<target>.missing.jsonl`; with "error" all are looked for, then nothing is written. Pictures that stand in rows
-    become files in `<target>.media/`. Where `identity` says what the source is (JSON: its name, its settings), the next
-    call of the same identity goes on where one was stopped, and ends with the same file. Raises DataError.
+    Relative media paths start at `media_root`, or at the folder of their file. Rows with missing media are listed in
+    `<target>.missing.jsonl`; with `on_missing="error"` all rows are checked, then DataError is raised. Images embedded
+    in rows become files in `<target>.media/`. With an `identity` (JSON: name and settings of the importer) an
+    interrupted import resumes at the next call with the same identity and gives the same file. Raises DataError.
     """
     for file in files:
-        need_file(file)
+        require_file(file)
     if target.suffix not in (".jsonl", ".parquet"):
-        raise DataError(f"{target}: a file of tasks ends in .jsonl or .parquet")
+        raise DataError(f"{target}: the name of a file of tasks must end in .jsonl or .parquet", key=str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    is_file.cache_clear()  # there may be more files than a moment ago
-    read = [(os.path.abspath(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]
-    whole = None if identity is None else [identity, read, os.path.abspath(root or ""), on_bad]
-    # Row by row while reading: a file of millions of rows with nothing in place must not fill the memory.
-    with Draft(target, whole, root) as draft:
-        work = _Work(source=source, target=target, root=root, on_bad=on_bad, draft=draft, told=told)
-        reports = [_found(each) for each in draft.note.get("reports", [])] or [Found(file=str(file)) for file in files]
-        work.recall()
-        for place in range(draft.note.get("place", 0), len(files)):
-            work.read(files[place], place, reports)
-        _refuse(reports, on_missing, draft.listing)
-        draft.finish()
-    return reports
+    job = _ImportJob(importer=importer, files=files, target=target, media_root=media_root, on_bad=on_bad)
+    sources = [(os.path.abspath(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]
+    job.restore(None if identity is None else [identity, sources, os.path.abspath(media_root or ""), on_bad])
+    try:
+        with job.partial_path.open("ab") as partial:
+            for report, line in job.convert_rows():
+                partial.write(encode_json_line(line))
+                on_progress(report.rows)
+        missing_path = target.with_name(f"{target.name}.missing.jsonl")
+        missing_path.unlink(missing_ok=True)
+        if any(report.missing_rows for report in job.reports):
+            write_jsonl(missing_path, (entry for line in job.read_lines() for entry in line["missing"]))
+        _check_reports(job.reports, on_missing, missing_path)
+        write_items(target, (item for line in job.read_lines() for item in line["items"]))
+    except SaccadeError:  # the user may fix rows or settings
+        job.partial_path.unlink()
+        raise
+    job.partial_path.unlink()
+    return job.reports
 
 
-def _plain(report: Found) -> dict[str, Any]:
-    return {each.name: getattr(report, each.name) for each in fields(report)}
-
-
-def _found(noted: dict[str, Any]) -> Found:
-    return Found(**{**noted, "missing_files": Counter(noted["missing_files"])})
-
-
-def _refuse(reports: Sequence[Found], policy: Policy, listing: Path) -> None:
-    """An error, so that nothing is written, where files are missing and may not be."""
-    lacking = [report for report in reports if report.missing_rows]
-    if lacking and policy == "error":
-        one = lacking[0]
-        folders = ", ".join(f"{count} in {folder}" for folder, count in one.missing_files.most_common(SHOWN))
-        what = f"{one.file}: {one.missing_rows} of {one.rows} rows lack files ({folders}), first {one.missing_ids[0]}"
-        more = f"; so do rows of {len(lacking) - 1} other files" if lacking[1:] else ""
-        mend = "give --root their folder, or leave the rows out with --on-missing skip"
-        raise DataError(f"{what}{more}; {listing} lists them: {mend}")
+def _check_reports(reports: Sequence[ImportReport], policy: ErrorPolicy, missing_list_path: Path) -> None:
+    """Raise DataError for rows with missing media if the policy is "error", and for an import without any item."""
+    incomplete = [report for report in reports if report.missing_rows]
+    if incomplete and policy == "error":
+        first = incomplete[0]
+        folders = ", ".join(f"{count} in {folder}" for folder, count in first.missing_files.most_common(MAX_REPORTED))
+        counts = f"{first.missing_rows} of {first.rows} rows lack media files ({folders})"
+        others = f"; so do rows of {len(incomplete) - 1} other files" if incomplete[1:] else ""
+        raise DataError(
+            f"{first.file}: {counts}, first {first.missing_ids[0]}{others}; {missing_list_path} lists them: give "
+            "--root their folder, or skip the rows with --on-missing skip",
+            key="media",
+            value=first.missing_rows,
+        )
     if not sum(report.written for report in reports):
-        raise DataError("no row is left to be written; check --root and the source")
+        raise DataError("no row could be imported; check --root and the importer", key="media")
 
 
 @dataclass(slots=True)
-class _Work:
-    source: Source
+class _ImportJob:
+    importer: Importer
+    files: Sequence[Path]
     target: Path
-    root: Path | None
-    on_bad: Policy
-    draft: Draft
-    told: Callable[[int], None]
-    ids: set[bytes] = field(default_factory=set)
-    kind: type[Any] | None = None
+    media_root: Path | None
+    on_bad: ErrorPolicy
+    reports: list[ImportReport] = field(init=False)
+    seen_ids: set[bytes] = field(default_factory=set)  # hashes
+    item_type: type[Task] | type[Demonstration] | None = None
+    is_file: Callable[[str], bool] = field(default_factory=lambda: functools.lru_cache(65536)(os.path.isfile))
 
-    def recall(self) -> None:
-        """Know again what a call that was stopped had written."""
-        for item in self.draft.items():
-            self.kind = type(item)
-            self.ids.add(_mark(item.task.id if isinstance(item, Demo) else item.id))
-        self.ids.update(_mark(row["id"]) for row in self.draft.lacking())
+    @property
+    def partial_path(self) -> Path:
+        return self.target.with_name(f"{self.target.name}.partial.jsonl")
 
-    def read(self, file: Path, place: int, reports: Sequence[Found]) -> None:
-        """Write what the rows of the file at this place give, but for those that were read before."""
-        folder = file.parent if self.root is None else self.root
-        report = reports[place]
-        for row in itertools.islice(each_row(file, self.keep), report.rows, None):
-            report.rows += 1
-            for item in self.made(row, report):
-                located = self.located(item, folder, report)
-                if located is not None:
-                    report.written += 1
-                    self.draft.add(located)
-            self.told(report.rows)
-            if report.rows % NOTED == 0:
-                self.draft.mark({"place": place, "reports": [_plain(each) for each in reports]})
+    def get_media_folder(self, file: Path) -> Path:
+        return file.parent if self.media_root is None else self.media_root
 
-    def made(self, row: Row | DataError, report: Found) -> list[Task | Demo]:
-        """What the source makes of a row, sound and with ids of their own."""
-        try:
-            if isinstance(row, DataError):
-                raise row
-            items = list(self.source(row))
-            for item in items:
-                self.check(row, item)
-        except DataError as error:
-            if self.on_bad == "error":
-                raise
-            report.bad_rows += 1
-            report.bad += [str(error)] if len(report.bad) < SHOWN else []
-            return []
+    def read_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the partial file after the first, which holds the identity, up to an incomplete one."""
+        with self.partial_path.open("rb") as file:
+            for line in itertools.islice(file, 1, None):
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+
+    def restore(self, identity: Any) -> None:
+        """Restore counts and ids from the partial file of an interrupted call; begin a new file if it is outdated."""
+        header = encode_json_line(identity)
+        self.reports = [ImportReport(file=str(file)) for file in self.files]
+        if identity is not None and self.partial_path.is_file() and self._is_current(header):
+            for line in self.read_lines():
+                self.reports[line["file_index"]].add(line)
+                for item in line["items"]:
+                    self.item_type = Demonstration if "replies" in item else Task
+                ids = [item.get("task", item)["id"] for item in line["items"]]
+                self.seen_ids.update(_hash_id(name) for name in (*ids, *(entry["id"] for entry in line["missing"])))
+            with self.partial_path.open("r+b") as file:
+                file.truncate(sum(map(len, filter(lambda line: line.endswith(b"\n"), file))))
+        else:
+            self.partial_path.write_bytes(header)
+
+    def _is_current(self, header: bytes) -> bool:
+        """Whether the partial file has the same identity and the media that its rows lack are still missing."""
+        with self.partial_path.open("rb") as file:
+            if file.readline() != header:
+                return False
+        return not any(
+            self.is_file(os.path.join(self.get_media_folder(Path(entry["file"])), path))
+            for line in self.read_lines()
+            for entry in line["missing"]
+            for path in entry["paths"]
+        )
+
+    def convert_rows(self) -> Iterator[tuple[ImportReport, dict[str, Any]]]:
+        """Yield the line of every row that the partial file lacks, with the report that counts it."""
+        first = max((index for index, report in enumerate(self.reports) if report.rows), default=0)
+        for file_index, (file, report) in enumerate(zip(self.files[first:], self.reports[first:], strict=True), first):
+            for row in itertools.islice(iterate_rows_with_errors(file, self.save_media), report.rows, None):
+                line: dict[str, Any] = {"file_index": file_index, "items": [], "missing": [], "error": ""}
+                try:
+                    items = self.convert_row(row)
+                except DataError as error:
+                    if self.on_bad == "error":
+                        raise
+                    items, line["error"] = [], str(error)
+                for item in items:
+                    task, folder = get_task(item), self.get_media_folder(file)
+                    paths = [media.path for media in task.media if not self.is_file(os.path.join(folder, media.path))]
+                    if paths:
+                        entry = {"file": report.file, "row": report.rows + 1, "id": task.id, "paths": paths}
+                        line["missing"].append(entry)
+                    else:
+                        line["items"].append(map_media_paths(item, functools.partial(self.relativize_path, folder)))
+                report.add(line)
+                yield report, line
+
+    def relativize_path(self, folder: Path, path: str) -> str:
+        """Return the path of a media file from the folder of the target."""
+        out = self.target.parent
+        return relativize_path(out, os.path.join(folder, path), out)
+
+    def convert_row(self, row: SourceRow | DataError) -> list[Task | Demonstration]:
+        """Return the valid items of a row."""
+        if isinstance(row, DataError):
+            raise row
+        items = list(self.importer(row))
+        for item in items:
+            task = get_task(item)
+            require_gradable(task, f"{row.file}, row {row.number}")
+            if type(item) is not (self.item_type or type(item)):
+                raise DataError(
+                    f"{row.file}, row {row.number}: a file can't hold both tasks and demonstrations", key=str(row.file)
+                )
+            self.item_type = type(item)
+            id_hash = _hash_id(task.id)
+            if id_hash in self.seen_ids and self.item_type is Task:  # a task may have several demonstrations
+                raise row.field_error("id", f"{task.id!r} is used twice; ids must be unique", value=task.id)
+            self.seen_ids.add(id_hash)
         return items
 
-    def check(self, row: Row, item: Task | Demo) -> None:
-        task = item.task if isinstance(item, Demo) else item
-        problem = problem_of(task)
-        if problem:
-            raise DataError(f"{row.file}, row {row.number}: {problem}")
-        if type(item) is not (self.kind or type(item)):
-            raise DataError(f"{row.file}, row {row.number}: a file can't hold both tasks and demonstrations")
-        self.kind = type(item)
-        mark = _mark(task.id)
-        if mark in self.ids and not isinstance(item, Demo):  # a task may be shown in several ways
-            raise DataError(f"{row.file}, row {row.number}: the id {task.id!r} was used before")
-        self.ids.add(mark)
-
-    def located(self, item: Task | Demo, folder: Path, report: Found) -> Task | Demo | None:
-        """The item with its files as seen from the target's folder; None, and noted, where one is missing."""
-        task = item.task if isinstance(item, Demo) else item
-        paths = {one.path: os.path.join(folder, one.path) for one in task.media}
-        gone = [one.path for one in task.media if not is_file(paths[one.path])]
-        if gone:
-            report.missing_rows += 1
-            report.missing_files.update(bucket_of(path) for path in gone)
-            report.missing_ids += [task.id] if len(report.missing_ids) < SHOWN else []
-            self.draft.lack({"file": report.file, "row": report.rows, "id": task.id, "paths": gone})
-            return None
-        home = self.target.parent
-        media = tuple(Media(path=seen_from(home, paths[one.path], home), kind=one.kind) for one in task.media)
-        task = replace(task, media=media)
-        return replace(item, task=task) if isinstance(item, Demo) else task
-
-    def keep(self, content: bytes) -> str:
-        """The path of a file with these bytes."""
-        return str(kept(content, self.target.with_name(f"{self.target.name}.media").resolve()))
+    def save_media(self, content: bytes) -> str:
+        """Store bytes as a file and return its path."""
+        return str(store_media_file(content, self.target.with_name(f"{self.target.name}.media").resolve()))
 
 
-def _mark(id: str) -> bytes:
-    # eight bytes of a digest for each id: a million rows are some ten megabytes
-    return hashlib.sha256(id.encode()).digest()[:8]
+def _hash_id(task_id: str) -> bytes:
+    # 8 bytes per id: a million ids take some ten megabytes
+    return hashlib.sha256(task_id.encode()).digest()[:8]
 
 
-@lru_cache(maxsize=65536)  # many rows share a file
-def is_file(path: str) -> bool:
-    """Whether a path is that of a file; a web address isn't."""
-    return os.path.isfile(path)
+def get_archive_folder(path: str) -> str:
+    """Return the first two folders of a path, which name the archive that it comes from.
 
-
-def bucket_of(path: str) -> str:
-    """The folders of a path that tell which archive it is from: two, where it has as many.
-
-    >>> bucket_of("museg/charades/1.mp4"), bucket_of("selfqa/2.mp4"), bucket_of("3.mp4")
+    >>> get_archive_folder("museg/charades/1.mp4"), get_archive_folder("selfqa/2.mp4"), get_archive_folder("3.mp4")
     ('museg/charades', 'selfqa', '.')
     """
     parts = [part for part in path.split("/")[:-1] if part]

@@ -1,13 +1,13 @@
-"""Files of tasks mixed by weight, in one endless row of places.
+"""Mix datasets by weight into one endless sequence of tasks.
 
-    weights 2 : 1        cycle 0           cycle 1
-    place                0  1  2           3  4  5   ...
-    from file            a  b  a           a  a  b
-    its own place        0  0  1           2  3  1
+    weights 2 : 1          cycle 0           cycle 1
+    position               0  1  2           3  4  5   ...
+    dataset                a  b  a           a  a  b
+    position in dataset    0  0  1           2  3  1
 
-Every cycle takes from each file what its weight says, in an order of its own. A file is gone through in epochs as if it
-were alone: every task once, in an order of the epoch's own. All of that follows from the seed and the place, so that a
-run can go on at any step from a place alone, and one file alone gives what it would give without a mixture.
+Every cycle takes the share of its weight from each dataset, in shuffled order. Each dataset is traversed in epochs as
+if it were alone: every task once, in the order of the epoch. Everything follows from the seed and the position, so that
+a run resumes from a position alone, and a single dataset gives the same order with and without a mixture.
 """
 
 import functools
@@ -18,102 +18,109 @@ from dataclasses import dataclass
 from typing import overload
 
 from saccade.errors import DataError
-from saccade.types import Task, seed_of
+from saccade.types import Task
+from saccade.utils.hashing import derive_seed
 
-LONGEST = 1000  # places of a cycle
+MAX_CYCLE_LENGTH = 1000  # positions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture(Sequence[Task]):
-    """Tasks of several files: `Mixture((films, pictures), (2.0, 1.0))` has two of films for one of pictures.
+    """Several datasets with weights: `Mixture((videos, images), (2.0, 1.0))` draws two video tasks per image task.
 
-    As a sequence it is all tasks, file by file. Raises DataError where a file is empty or a weight isn't above 0.
+    As a sequence it holds all tasks, dataset by dataset. Raises DataError for an empty dataset or a weight <= 0.
     """
 
-    parts: tuple[Sequence[Task], ...]
+    datasets: tuple[Sequence[Task], ...]
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.parts or not all(self.parts):
-            raise DataError("there are no tasks to learn from; a file of a mixture is empty")
-        if len(self.parts) != len(self.weights) or not all(math.isfinite(each) and each > 0 for each in self.weights):
-            raise DataError(f"the weights of a mixture can't be {self.weights}; give each file a number above 0")
+        if not self.datasets or not all(self.datasets):
+            raise DataError("a dataset of the mixture is empty; remove its file from data.train", key="data.train")
+        if len(self.datasets) != len(self.weights) or not all(
+            math.isfinite(weight) and weight > 0 for weight in self.weights
+        ):
+            raise DataError(
+                f"the weights of a mixture can't be {self.weights}; give each file a number above 0",
+                key="data.train",
+                value=self.weights,
+            )
 
     @classmethod
-    def of(cls, tasks: Sequence[Task]) -> "Mixture":
-        """Tasks as a mixture: themselves where they are one, else alone."""
+    def from_tasks(cls, tasks: Sequence[Task]) -> "Mixture":
+        """Return tasks as a mixture: unchanged if they are one, else as its only dataset."""
         return tasks if isinstance(tasks, Mixture) else cls((tasks,), (1.0,))
 
     @overload
-    def __getitem__(self, at: int) -> Task: ...
+    def __getitem__(self, index: int) -> Task: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Task]: ...
-    def __getitem__(self, at: int | slice) -> Task | Sequence[Task]:
-        """The task (or tasks) at a place of all files behind each other."""
-        return [task for part in self.parts for task in part][at]
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        """Return the task (or tasks) at an index of the concatenated datasets."""
+        return [task for dataset in self.datasets for task in dataset][index]
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.datasets))
 
-    def at(self, seed: int, place: int) -> tuple[Task, int]:
-        """The task at a place of the row, and the epoch of its file that it belongs to."""
-        number, own = self._own(seed, place)
-        part = self.parts[number]
-        epoch, rank = divmod(own, len(part))
-        # files of one length mustn't go through their tasks in step with each other
-        seed = seed if len(self.parts) == 1 else seed_of("part", seed, number)
-        return part[order(len(part), seed, epoch)[rank]], epoch
+    def get_task(self, seed: int, position: int) -> tuple[Task, int]:
+        """Return the task at a position of the sequence, and the epoch of its dataset."""
+        dataset_index, dataset_position = self._locate_in_dataset(seed, position)
+        dataset = self.datasets[dataset_index]
+        epoch, rank = divmod(dataset_position, len(dataset))
+        # two datasets of the same length must not be shuffled alike
+        seed = seed if len(self.datasets) == 1 else derive_seed("part", seed, dataset_index)
+        return dataset[compute_epoch_order(len(dataset), seed, epoch)[rank]], epoch
 
-    def _own(self, seed: int, place: int) -> tuple[int, int]:
-        """The file that a place is taken from, and which of the file's own places it is."""
-        if len(self.parts) == 1:
-            return 0, place
-        # From the place alone: a resumed run needs no state but how far it is.
-        counts = shares(self.weights)
-        cycle, rank = divmod(place, sum(counts))
-        number, before = dealt(counts, seed, cycle)[rank]
-        return number, cycle * counts[number] + before
+    def _locate_in_dataset(self, seed: int, position: int) -> tuple[int, int]:
+        """Return the index of the dataset at a position of the sequence, and the position within that dataset."""
+        if len(self.datasets) == 1:
+            return 0, position
+        # From the position alone: a resumed run needs no other state.
+        counts = compute_cycle_counts(self.weights)
+        cycle, rank = divmod(position, sum(counts))
+        dataset_index, offset = shuffle_cycle(counts, seed, cycle)[rank]
+        return dataset_index, cycle * counts[dataset_index] + offset
 
 
 @functools.lru_cache(maxsize=64)
-def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """How many places of a cycle each file has: the shortest cycle that fits the weights, at most 1000 places.
+def compute_cycle_counts(weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the positions per cycle of each dataset: the shortest cycle with exact shares, at most 1000 positions.
 
-    Longer ones are rounded, by largest remainder, with one place for each at least.
+    Weights that need a longer cycle are rounded by largest remainder; every dataset gets at least one position.
 
-    >>> shares((2.0, 1.0)), shares((0.7, 0.3)), shares((1.0, 1.0, 1.0))
-    ((2, 1), (7, 3), (1, 1, 1))
+    >>> compute_cycle_counts((2.0, 1.0)), compute_cycle_counts((0.7, 0.3))
+    ((2, 1), (7, 3))
     """
     total = sum(weights)
-    for length in range(len(weights), LONGEST + 1):
+    for length in range(len(weights), MAX_CYCLE_LENGTH + 1):
         exact = [weight / total * length for weight in weights]
-        if all(abs(each - round(each)) < 1e-9 and round(each) for each in exact):
+        if all(abs(share - round(share)) < 1e-9 and round(share) for share in exact):
             return tuple(map(round, exact))
-    exact = [weight / total * LONGEST for weight in weights]
-    counts = [max(1, math.floor(each)) for each in exact]
-    by_rest = sorted(range(len(counts)), key=lambda number: counts[number] - exact[number])
-    for number in by_rest[: max(0, LONGEST - sum(counts))]:
-        counts[number] += 1
+    exact = [weight / total * MAX_CYCLE_LENGTH for weight in weights]
+    counts = [max(1, math.floor(share)) for share in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda index: counts[index] - exact[index])
+    for index in by_remainder[: max(0, MAX_CYCLE_LENGTH - sum(counts))]:
+        counts[index] += 1
     return tuple(counts)
 
 
 @functools.lru_cache(maxsize=8)
-def dealt(counts: tuple[int, ...], seed: int, cycle: int) -> tuple[tuple[int, int], ...]:
-    """For each place of a cycle its file, and how many places of the cycle that file had before."""
-    # Every cycle holds each file's exact share, so that no stretch of training lacks one by chance.
-    deck = [number for number, count in enumerate(counts) for _ in range(count)]
-    random.Random(seed_of("mixture", seed, cycle)).shuffle(deck)
-    seen = [0] * len(counts)
-    row = []
-    for number in deck:
-        row.append((number, seen[number]))
-        seen[number] += 1
-    return tuple(row)
+def shuffle_cycle(counts: tuple[int, ...], seed: int, cycle: int) -> tuple[tuple[int, int], ...]:
+    """Return, for each position of a cycle, the dataset's index and its number of earlier positions in the cycle."""
+    # Every cycle holds each dataset's exact share, so that no part of training lacks one by chance.
+    indices = [index for index, count in enumerate(counts) for _ in range(count)]
+    random.Random(derive_seed("mixture", seed, cycle)).shuffle(indices)
+    offsets = [0] * len(counts)
+    cycle_positions = []
+    for index in indices:
+        cycle_positions.append((index, offsets[index]))
+        offsets[index] += 1
+    return tuple(cycle_positions)
 
 
-@functools.lru_cache(maxsize=32)  # a step asks for each of its places
-def order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order of the tasks of a file in an epoch."""
-    places = list(range(count))
-    random.Random(seed_of("order", seed, epoch)).shuffle(places)
-    return tuple(places)
+@functools.lru_cache(maxsize=32)  # a training step looks up each of its positions
+def compute_epoch_order(num_tasks: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """Return the shuffled indices of a dataset's tasks in an epoch."""
+    indices = list(range(num_tasks))
+    random.Random(derive_seed("order", seed, epoch)).shuffle(indices)
+    return tuple(indices)

@@ -1,66 +1,75 @@
-"""The options of a task in another order, drawn for each attempt; the gold follows them.
+"""Shuffle the options of a task for each sample, with the ground-truth letter adjusted.
 
-variant = shuffled(task, seed=7, attempt=0)     what is asked, marked and kept in the results
-published(variant) == task                      whose attempt it is, whatever was drawn
+    variant = shuffle_options(task, seed=7, sample_index=0)     the variant is rolled out, graded and stored
+    restore_options(variant) == task                            results are grouped by the original task
 
-A model that prefers a letter scores by where the gold happens to stand; over shuffled options it doesn't.
+The score of a model that prefers a letter depends on where the right option is; over shuffled options it doesn't.
 """
 
 import re
 from dataclasses import replace
 
-from saccade.types import Kind, Task, digest_of
+from saccade.types import AnswerType, Task
+from saccade.utils.hashing import compute_digest
 
-SHUFFLED = "shuffled"  # in the extras of a variant: {"order": its options' published places, "attempt": whose it is}
+# In the extras of a variant: {"order": original indices of its options, "attempt": sample index}. Its keys are frozen:
+# they enter the variant's digest, from which the sampling seeds derive.
+SHUFFLE_KEY = "shuffled"
 _LETTER = r"[(\[]?[A-J][)\]]?"
-# What an option means by its place: "both A and B", "all of the above", a letter that stands in the picture.
-_PLACED = re.compile(
+# Options that refer to positions: "both A and B", "all of the above", a letter that is visible in the image.
+_POSITIONAL_OPTION = re.compile(
     rf"(?<!\w)[(\[]?[A-Ja-j][)\].]?|.*(?:(?<!\w){_LETTER}\s*(?:,|and|or|&|/|\+)\s*{_LETTER}(?!\w)"
     r"|\b(?i:of|the|as)\s+(?i:above|below|preceding)\b(?!\s+\w)"
     r"|\b(?i:above|preceding|previous)\s+(?i:options?|answers?|choices?|statements?)\b).*",
     re.DOTALL,
 )
-_NAMED = re.compile(rf"\b(?i:options?|answers?|choices?)\s+{_LETTER}(?!\w)")
+_OPTION_REFERENCE = re.compile(rf"\b(?i:options?|answers?|choices?)\s+{_LETTER}(?!\w)")
 
 
-def shuffled(task: Task, *, seed: int, attempt: int) -> Task:
-    """The task with its options in the order that `seed` and the attempt's index draw for it.
+def shuffle_options(task: Task, *, seed: int, sample_index: int) -> Task:
+    """Return the task with its options in the order that follows from `seed` and the sample's index.
 
-    They keep their places where the task isn't a choice or one of them is meant by its place ("both A and B", "none of
-    the above", a letter of the picture). Every attempt's variant is another task, so that its sampling is its own.
+    The order stays if the task isn't a choice or an option refers to positions ("both A and B", "none of the above").
+    Every sample has another variant, with another digest, so that each has its own sampling seed.
 
-    >>> task = Task(id="q", question="Which?", media=(), kind=Kind.CHOICE, gold="A", choices=("red", "blue", "green"))
-    >>> one = shuffled(task, seed=0, attempt=0)
-    >>> one.choices, one.gold
+    >>> options = ("red", "blue", "green")
+    >>> task = Task(
+    ...     id="q", question="Which?", media=(), answer_type=AnswerType.CHOICE, ground_truth="A", options=options
+    ... )
+    >>> variant = shuffle_options(task, seed=0, sample_index=0)
+    >>> variant.options, variant.ground_truth
     (('green', 'red', 'blue'), 'B')
     """
-    # By digests and not by a generator, whose shuffle may change from one version of Python to the next.
-    order = list(range(len(task.choices)))
-    if may_move(task):
-        order.sort(key=lambda place: digest_of("options", seed, task.digest, attempt, place))
-    extras = {**task.extras, SHUFFLED: {"order": order, "attempt": attempt}}
-    return replace(_reordered(task, order), extras=extras)
+    # Sorting by digests gives the same order in every Python version; random.shuffle may change.
+    order = list(range(len(task.options)))
+    if can_shuffle_options(task):
+        order.sort(key=lambda index: compute_digest("options", seed, task.digest, sample_index, index))
+    extras = {**task.extras, SHUFFLE_KEY: {"order": order, "attempt": sample_index}}
+    return replace(_reorder_options(task, order), extras=extras)
 
 
-def published(task: Task) -> Task:
-    """The task as it was before it was shuffled; itself if it never was."""
-    note = task.extras.get(SHUFFLED)
-    if note is None:
+def restore_options(task: Task) -> Task:
+    """Return the original task of a variant; an unshuffled task is returned unchanged."""
+    record = task.extras.get(SHUFFLE_KEY)
+    if record is None:
         return task
-    back = [note["order"].index(place) for place in range(len(task.choices))]
-    extras = {name: value for name, value in task.extras.items() if name != SHUFFLED}
-    return replace(_reordered(task, back), extras=extras)
+    inverse = [record["order"].index(index) for index in range(len(task.options))]
+    extras = {name: value for name, value in task.extras.items() if name != SHUFFLE_KEY}
+    return replace(_reorder_options(task, inverse), extras=extras)
 
 
-def may_move(task: Task) -> bool:
-    """Whether the options of a task mean the same in any order."""
-    if task.kind is not Kind.CHOICE or len(task.choices) < 2 or _NAMED.search(task.question):
+def can_shuffle_options(task: Task) -> bool:
+    """Whether the options of a task keep their meaning in any order."""
+    if task.answer_type != AnswerType.CHOICE or len(task.options) < 2 or _OPTION_REFERENCE.search(task.question):
         return False
-    return not any(_PLACED.fullmatch(option.strip()) or _NAMED.search(option) for option in task.choices)
+    return not any(
+        _POSITIONAL_OPTION.fullmatch(option.strip()) or _OPTION_REFERENCE.search(option) for option in task.options
+    )
 
 
-def _reordered(task: Task, order: list[int]) -> Task:
-    """The task with the options that stood at the places `order`; a gold that is no letter of them stays."""
-    letters = [chr(ord("A") + place) for place in range(len(order))]
-    gold = letters[order.index(letters.index(task.gold))] if task.gold in letters else task.gold
-    return replace(task, choices=tuple(task.choices[place] for place in order), gold=gold)
+def _reorder_options(task: Task, order: list[int]) -> Task:
+    """Return the task with the options at the indices `order`; a ground truth that isn't a letter of them stays."""
+    letters = [chr(ord("A") + index) for index in range(len(order))]
+    truth = task.ground_truth
+    truth = letters[order.index(letters.index(truth))] if truth in letters else truth
+    return replace(task, options=tuple(task.options[index] for index in order), ground_truth=truth)

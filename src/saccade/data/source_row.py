@@ -1,193 +1,266 @@
-"""Rows of a file as they stand there, one at a time: JSONL, a JSON list, CSV, TSV, Parquet.
+"""Read rows of published files one at a time: JSONL, a JSON list, CSV, TSV, Parquet.
 
-A row knows its place, so that whatever is wrong with one of its fields is said with file, row and field.
+    class Row(RowModel):               the fields of a source, with their types
+        question: Text
+        videos: Videos = ()
+
+    for row in read_rows("a.parquet"):
+        values = row.parse(Row)        or a single field: row.get_text("question")
+
+A row has its file and number, so that errors about its fields name file, row and field.
 """
 
 import base64
-import binascii
 import csv
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TextIO
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from saccade.data import parquet
-from saccade.data.record import need_file, whole
 from saccade.errors import DataError
 from saccade.types import Media, MediaKind
+from saccade.utils.jsonl import atomic_write, require_file
 
-CHUNK = 2**20  # characters of a JSON list that are read at a time
-LONGEST = 2**26  # characters of one item of it
-FIELD = 2**31 - 1  # bytes of a field of a table: pictures in base64 are tens of megabytes
-LETTERS = "ABCDEFGHIJ"
-STILLS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+CHUNK_CHARS = 2**20  # read from a JSON list at a time
+MAX_ITEM_CHARS = 2**26  # of one item of a JSON list
+MAX_FIELD_BYTES = 2**31 - 1  # of a table cell: images in base64 take tens of megabytes
+OPTION_LETTERS = "ABCDEFGHIJ"
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
-_SIGNS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+_MAGIC_BYTES = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+_MEDIA_KEYS = ("bytes", "video", "image", "video_url", "image_url", "path", "url")
 
-Keep = Callable[[bytes], str]
+MediaSaver = Callable[[bytes], str]
 Reader = Callable[[Path], Iterator[Any]]
+RowT = TypeVar("RowT", bound="RowModel")
 
 
-def _nowhere(content: bytes) -> str:
-    raise DataError("it holds the bytes of a picture, which only `saccade data import` can put into files")
+# ---- types of fields -----------------------------------------------------------------------------------------------
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a field counts as missing: copies of a dataset disagree on how they leave one out."""
+    return value in (None, "", [], {}, ())
+
+
+def decode_json(value: Any) -> Any:
+    """Decode a value that CSV and Parquet hold as JSON text; other values stay."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not valid JSON: {error}") from error
+
+
+def list_values(value: Any) -> list[Any]:
+    """Return the items of a list, which may be written as JSON; a single mapping or text becomes a list of one."""
+    if isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]"):
+        value = decode_json(value)
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, str | Mapping):
+        return [value]
+    raise ValueError(f"it should be a list, not {_format_short(value)}")
+
+
+def _parse_text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"it should be a text, not {_format_short(value)}")
+    if not str(value).strip():
+        raise ValueError("it is blank")
+    return str(value)
+
+
+def parse_media(value: Any, info: ValidationInfo, *, kind: MediaKind | None = None) -> Media:
+    """Return a media file given as a path, bytes, data URL, or mapping with `video`, `image`, `path` or `url`.
+
+    Without `kind` the key of the mapping or the suffix decides. The context of validation stores bytes.
+    """
+    if isinstance(value, Mapping):
+        key = next((key for key in _MEDIA_KEYS if value.get(key)), None)
+        if key is None:
+            raise ValueError(f"it should name a file, but its keys are {', '.join(map(str, value)) or 'none'}")
+        key_kind = {"video": MediaKind.VIDEO, "image": MediaKind.IMAGE}.get(key.removesuffix("_url"), kind)
+        return parse_media(value[key], info, kind=key_kind)
+    if isinstance(value, str) and value.startswith("data:"):
+        head, _, body = value.partition(",")
+        value = base64.b64decode(body, validate=True) if head.endswith(";base64") else body.encode()
+    if isinstance(value, bytes):
+        if info.context is None:
+            raise ValueError("it contains image bytes; turn them into files with `saccade data import`")
+        return Media(path=info.context(value), kind=kind or MediaKind.IMAGE)
+    path = _parse_text(value).strip().removeprefix("file://")
+    if "\0" in path:
+        raise ValueError("a path can't contain a zero byte")
+    is_image = PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES
+    return Media(path=path, kind=kind or (MediaKind.IMAGE if is_image else MediaKind.VIDEO))
+
+
+Text = Annotated[str, BeforeValidator(_parse_text)]  # a text that isn't blank, or a number as text
+JsonMapping = Annotated[dict[str, Any], BeforeValidator(decode_json)]
+JsonList = Annotated[list[Any], BeforeValidator(list_values)]
+MediaFile = Annotated[Media, BeforeValidator(parse_media)]
+MediaFiles = Annotated[tuple[MediaFile, ...], BeforeValidator(list_values)]
+_Video = Annotated[Media, BeforeValidator(functools.partial(parse_media, kind=MediaKind.VIDEO))]
+_Image = Annotated[Media, BeforeValidator(functools.partial(parse_media, kind=MediaKind.IMAGE))]
+Videos = Annotated[tuple[_Video, ...], BeforeValidator(list_values)]
+Images = Annotated[tuple[_Image, ...], BeforeValidator(list_values)]
+
+
+class RowModel(BaseModel):
+    """The typed fields of a row, or of a mapping in it, which may be written as JSON; an empty field is missing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty_fields(cls, values: Any) -> Any:
+        values = decode_json(values)
+        if not isinstance(values, Mapping):
+            raise ValueError(f"it should be a mapping of names to values, not {_format_short(values)}")
+        return {name: value for name, value in values.items() if not is_empty(value)}
+
+
+def _format_short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@functools.cache
+def _build_adapter(field_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(field_type)
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row of a file: the third one of a.csv, say, whose fields are read by name.
+class SourceRow:
+    """A row of a published file, with typed access to its fields; access errors are DataErrors with the field as key.
 
-    Where several names are given, the first field that holds something counts: copies of a data set disagree on names.
-    `keep` puts the bytes of a picture that stands in the row into a file, and says where that is.
+    Methods with several names return the first field that isn't empty: copies of a dataset disagree on names.
+    `save_media` stores image bytes that are embedded in the row and returns the path of the file.
 
-    >>> Row(file=Path("a.csv"), number=3, values={"answer": 4}).text("gold", "answer")
+    >>> SourceRow(file=Path("a.csv"), number=3, values={"answer": 4}).get_text("label", "answer")
     '4'
     """
 
     file: Path
     number: int  # from 1
     values: Mapping[str, Any]
-    keep: Keep = field(default=_nowhere)
+    save_media: MediaSaver | None = None
 
     @property
     def id(self) -> str:
-        """An id that no other row of the file has, such as "train-00000003"."""
+        """An id that is unique within the file, such as "train-00000003"."""
         return f"{self.file.stem}-{self.number:08d}"
 
-    def wrong(self, where: str, problem: str) -> DataError:
-        """An error that names file, row and field."""
-        return DataError(f"{self.file}, row {self.number}, field {where}: {problem}")
+    def field_error(self, field_name: str, problem: str, value: object = None) -> DataError:
+        """Return a DataError that names file, row and field; its key is the field."""
+        return DataError(f"{self.file}, row {self.number}, field {field_name}: {problem}", key=field_name, value=value)
 
-    def inner(self, values: Mapping[str, Any]) -> "Row":
-        """A row that lies inside this one."""
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a row with the same position and other values, such as a nested mapping."""
         return replace(self, values=values)
 
+    def parse(self, model: type[RowT], columns: Mapping[str, str] | None = None) -> RowT:
+        """Return the fields as a typed model; `columns` are the row's own names of the model's fields, if they differ.
+
+        Raises DataError for a field that is missing or has another type.
+        """
+        values = {name: self.values.get(column) for name, column in columns.items()} if columns else self.values
+        parsed: RowT = self.convert(values, model, columns=columns)
+        return parsed
+
+    def convert(
+        self, value: Any, field_type: Any, field_name: str = "", columns: Mapping[str, str] | None = None
+    ) -> Any:
+        """Convert a value of a field (of the whole row without a name) to a type such as `Text`. Raises DataError."""
+        try:
+            return _build_adapter(field_type).validate_python(value, context=self.save_media)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            path = [str(part) for part in (field_name, *first["loc"]) if part != ""]
+            name = ".".join([(columns or {}).get(path[0], path[0]), *path[1:]])
+            if first["type"] == "missing":
+                fields = ", ".join(map(str, first["input"])) or "none"
+                raise self.field_error(name, f"it is missing or empty; the fields there are {fields}") from error
+            raise self.field_error(name, first["msg"].removeprefix("Value error, "), first["input"]) from error
+
     def has(self, name: str) -> bool:
-        """Whether the field is there and isn't empty."""
-        return self.values.get(name) not in (None, "", [], {}, ())
+        """Whether the field exists and isn't empty."""
+        return not is_empty(self.values.get(name))
 
     def get(self, *names: str) -> Any:
-        """The field's value. Raises DataError where it is missing or empty."""
-        found = next(filter(self.has, names), None)
-        if found is None:
+        """Return the field's value. Raises DataError if it is missing or empty."""
+        name = next(filter(self.has, names), None)
+        if name is None:
             fields = ", ".join(map(str, self.values)) or "none"
-            raise self.wrong(names[0], f"it is missing or empty; the row's fields are {fields}")
-        return self.values[found]
+            raise self.field_error(names[0], f"it is missing or empty; the row's fields are {fields}")
+        return self.values[name]
 
-    def text(self, *names: str) -> str:
-        """A text, or a number as one."""
-        return self.as_text(self.get(*names), names[0])
+    def get_text(self, *names: str) -> str:
+        """Return a text, or a number as text."""
+        return self.parse_text(self.get(*names), names[0])
 
-    def as_text(self, value: Any, where: str) -> str:
-        """A value as text. Raises DataError for anything but a text or a number."""
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self.wrong(where, f"it should be a text, not {_short(value)}")
-        if not str(value).strip():
-            raise self.wrong(where, "it is blank")
-        return str(value)
+    def parse_text(self, value: Any, field_name: str) -> str:
+        """Convert a text or a number to text. Raises DataError for any other value and for a blank text."""
+        text: str = self.convert(value, Text, field_name)
+        return text
 
-    def label(self, name: str) -> str:
-        """A text that may be empty, such as the name of a row's group; the field must be there all the same."""
-        return "" if self.values.get(name) == "" else self.text(name)
+    def get_text_or_empty(self, name: str) -> str:
+        """Return a text that may be empty; the field must exist."""
+        return "" if self.values.get(name) == "" else self.get_text(name)
 
-    def number_of(self, *names: str) -> float:
-        """A number, which may be written as a text."""
+    def get_number(self, *names: str) -> float:
+        """Return a number, which may be written as text."""
+        value = self.get_text(*names)
         try:
-            return float(self.text(*names))
+            return float(value)
         except ValueError:
-            raise self.wrong(names[0], f"it should be a number, not {_short(self.get(*names))}") from None
+            raise self.field_error(names[0], f"it should be a number, not {_format_short(value)}", value) from None
 
-    def letter(self, options: int, *names: str) -> str:
-        """The letter of one of so many options, which may stand in brackets."""
-        value = self.text(*names).strip().strip("().").upper()
-        if len(value) != 1 or value not in LETTERS[:options]:
-            raise self.wrong(names[0], f"it should be one of {LETTERS[:options]}, not {_short(self.get(*names))}")
+    def get_option_letter(self, num_options: int, *names: str) -> str:
+        """Return the letter of one of `num_options` options; it may be in brackets."""
+        value = self.get_text(*names).strip().strip("().").upper()
+        if len(value) != 1 or value not in OPTION_LETTERS[:num_options]:
+            problem = f"it should be one of {OPTION_LETTERS[:num_options]}, not {_format_short(self.get(*names))}"
+            raise self.field_error(names[0], problem, self.get(*names))
         return value
 
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        """A mapping, or JSON that is one."""
-        return self.as_mapping(self._decoded(name), name)
+    def get_mapping(self, name: str) -> dict[str, Any]:
+        """Return a mapping, which may be written as JSON."""
+        return self.parse_mapping(self.get(name), name)
 
-    def as_mapping(self, value: Any, where: str) -> Mapping[str, Any]:
-        """A value that is a mapping. Raises DataError."""
-        if not isinstance(value, Mapping):
-            raise self.wrong(where, f"it should be a mapping of names to values, not {_short(value)}")
-        return value
+    def parse_mapping(self, value: Any, field_name: str) -> dict[str, Any]:
+        """Return the value as a mapping. Raises DataError if it is none."""
+        mapping: dict[str, Any] = self.convert(value, JsonMapping, field_name)
+        return mapping
 
-    def list(self, name: str) -> list[Any]:
-        """A list, or JSON that is one; a mapping or a text alone is a list of one."""
-        found = self.get(name)
-        if isinstance(found, str) and found.strip().startswith("[") and found.strip().endswith("]"):
-            found = self._decoded(name)
-        if isinstance(found, str | Mapping):
-            return [found]
-        if not isinstance(found, list | tuple):
-            raise self.wrong(name, f"it should be a list, not {_short(found)}")
-        return list(found)
+    def get_list(self, name: str) -> list[Any]:
+        """Return a list, which may be written as JSON; a single mapping or text becomes a list of one."""
+        items: list[Any] = self.convert(self.get(name), JsonList, name)
+        return items
 
-    def texts(self, *names: str) -> tuple[str, ...]:
-        """A list of texts, and nothing that would have to become one."""
-        found = self.get(*names)
-        if not isinstance(found, list | tuple):
-            raise self.wrong(names[0], f"it should be a list, not {_short(found)}")
-        return tuple(str(each) for each in found)
-
-    def _decoded(self, name: str) -> Any:
-        value = self.get(name)
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise self.wrong(name, f"it is not valid JSON: {error}") from error
-
-    def media(self, name: str, kind: MediaKind | None = None) -> tuple[Media, ...]:
-        """The files that a field names; of unknown kind, the ending of a name decides. Raises DataError."""
-        values = self.list(name)
-        return tuple(self.medium(value, f"{name}.{place}", kind) for place, value in enumerate(values))
-
-    def medium(self, value: Any, where: str, kind: MediaKind | None = None) -> Media:
-        """A file by its path, or in a mapping as `video`, `image`, `path` or `url`; or their bytes."""
-        if isinstance(value, Mapping):
-            keys = [
-                key for key in ("bytes", "video", "image", "video_url", "image_url", "path", "url") if value.get(key)
-            ]
-            if not keys:
-                raise self.wrong(where, f"it names no file, but holds {', '.join(map(str, value)) or 'nothing'}")
-            known = {"video": MediaKind.VIDEO, "image": MediaKind.IMAGE}.get(keys[0].removesuffix("_url"), kind)
-            return self.medium(value[keys[0]], f"{where}.{keys[0]}", known)
-        if isinstance(value, str) and value.startswith("data:"):
-            value = self._unpacked(value, where)
-        if isinstance(value, bytes):
-            return Media(path=self.keep(value), kind=kind or MediaKind.IMAGE)
-        path = self.as_text(value, where).strip().removeprefix("file://")
-        if "\0" in path:
-            raise self.wrong(where, "a path can't hold a zero byte")
-        still = PurePosixPath(path).suffix.lower() in STILLS
-        return Media(path=path, kind=kind or (MediaKind.IMAGE if still else MediaKind.VIDEO))
-
-    def _unpacked(self, text: str, where: str) -> bytes:
-        head, _, body = text.partition(",")
-        try:
-            return base64.b64decode(body, validate=True) if head.endswith(";base64") else body.encode()
-        except (binascii.Error, ValueError) as error:
-            raise self.wrong(where, f"its data can't be read as base64: {error}") from error
+    def get_texts(self, *names: str) -> tuple[str, ...]:
+        """Return the items of a list as texts; a single value isn't accepted."""
+        value = self.get(*names)
+        if not isinstance(value, list | tuple):
+            raise self.field_error(names[0], f"it should be a list, not {_format_short(value)}", value)
+        return tuple(map(str, value))
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def kept(content: bytes, folder: Path) -> Path:
-    """A file of the folder with these bytes, named after them and their form; the same ones share a file."""
-    ending = ".mp4" if content[4:8] == b"ftyp" else ".bin"
-    ending = next((name for sign, name in _SIGNS.items() if content.startswith(sign)), ending)
-    path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{ending}"
+def store_media_file(content: bytes, folder: Path) -> Path:
+    """Store bytes in a file named after their SHA-256 and format, and return its path; equal bytes share a file."""
+    suffix = ".mp4" if content[4:8] == b"ftyp" else ".bin"
+    suffix = next((suffix for magic, suffix in _MAGIC_BYTES.items() if content.startswith(magic)), suffix)
+    path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_bytes(content)
     return path
 
@@ -195,43 +268,46 @@ def kept(content: bytes, folder: Path) -> Path:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_rows(path: str | Path, keep: Keep = _nowhere, readers: Mapping[str, Reader] | None = None) -> Iterator[Row]:
-    """The rows of a file, one at a time; `readers` know endings besides the usual ones, or know them better.
+def read_rows(
+    path: str | Path, save_media: MediaSaver | None = None, readers: Mapping[str, Reader] | None = None
+) -> Iterator[SourceRow]:
+    """Yield the rows of a file; `readers` add suffixes or replace the reader of one.
 
-    Raises DataError where the file can't be read as its ending says.
+    Raises DataError for a file that isn't what its suffix says.
     """
-    for row in each_row(path, keep, readers):
+    for row in iterate_rows_with_errors(path, save_media, readers):
         if isinstance(row, DataError):
             raise row
         yield row
 
 
-def each_row(
-    path: str | Path, keep: Keep = _nowhere, readers: Mapping[str, Reader] | None = None
-) -> Iterator[Row | DataError]:
-    """Like `read_rows`, but a row that is broken alone is the error that says so, and the next ones follow."""
-    file, known = Path(path), {**_READERS, **(readers or {})}
-    reader = known.get(file.suffix.lower())
+def iterate_rows_with_errors(
+    path: str | Path, save_media: MediaSaver | None = None, readers: Mapping[str, Reader] | None = None
+) -> Iterator[SourceRow | DataError]:
+    """Like `read_rows`, but yield a DataError for an invalid row and continue with the next row."""
+    file, all_readers = Path(path), {**_READERS, **(readers or {})}
+    reader = all_readers.get(file.suffix.lower())
     if reader is None:
-        *others, last = known
-        raise DataError(f"{file}: files of rows end in {', '.join(others)} or {last}")
-    need_file(file)
+        *others, last = all_readers
+        raise DataError(f"{file}: the name of a file of rows must end in {', '.join(others)} or {last}", key=str(file))
+    require_file(file)
     number = 0
     try:
         for number, values in enumerate(reader(file), start=1):
             if isinstance(values, DataError):
                 yield values
             elif not isinstance(values, Mapping):
-                yield DataError(f"{file}, row {number}: it should be a mapping of fields, not {_short(values)}")
+                problem = f"it should be a mapping of fields, not {_format_short(values)}"
+                yield DataError(f"{file}, row {number}: {problem}", key=str(file), value=values)
             else:
-                yield Row(file=file, number=number, values=values, keep=keep)
+                yield SourceRow(file=file, number=number, values=values, save_media=save_media)
     except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise DataError(f"{file}, after row {number}: the file can't be read: {error}") from error
+        raise DataError(f"{file}, after row {number}: the file can't be read: {error}", key=str(file)) from error
     if not number:
-        raise DataError(f"{file}: the file holds no row")
+        raise DataError(f"{file}: the file has no rows", key=str(file))
 
 
-def _jsonl(path: Path) -> Iterator[Any]:
+def _iterate_jsonl(path: Path) -> Iterator[Any]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -239,64 +315,51 @@ def _jsonl(path: Path) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield DataError(f"{path}, line {number}: not valid JSON; mend it or download it again: {error}")
+                problem = f"not valid JSON; fix it or download the file again: {error}"
+                yield DataError(f"{path}, line {number}: {problem}", key=str(path))
 
 
-def json_list(path: Path) -> Iterator[Any]:
-    """The items of a list, decoded one after the other while the file is read."""
+def iterate_json_list(path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, decoding them one by one while the file is read."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8-sig") as file:
-        text = _more(file, "")
+        text, position = file.read(CHUNK_CHARS).lstrip(), 1
         if not text.startswith("["):
-            raise DataError(f"{path}: a .json file should hold a list of rows; one row a line is .jsonl")
-        at, number = 1, 0
-        while (at := _next(text, at)) >= len(text) or text[at] != "]":
-            value, end = _item(decoder, text, at)
-            if end is None:  # it may go on in what isn't read yet
-                text, at = _longer(file, text[at:], f"{path}, row {number + 1}: not valid JSON: {value}"), 0
-                continue
-            at, number = end, number + 1
-            yield value
+            raise DataError(
+                f"{path}: a .json file should hold a list of rows; one row per line is .jsonl", key=str(path)
+            )
+        number = 1
+        while True:
+            while position < len(text) and text[position] in " \t\r\n,":
+                position += 1
+            if text.startswith("]", position):
+                return
+            try:
+                value, position = decoder.raw_decode(text, position)
+            except (ValueError, RecursionError) as error:  # the item may continue in the part that isn't read yet
+                text, position = text[position:], 0
+                # twice the text each time, so that a long item is decoded only a few times
+                more = file.read(max(CHUNK_CHARS, len(text))) if len(text) < MAX_ITEM_CHARS else ""
+                if not more:
+                    raise DataError(f"{path}, row {number}: not valid JSON: {error}", key=str(path)) from error
+                text += more
+            else:
+                yield value
+                number += 1
 
 
-def _item(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int | None]:
-    """The item at a place and where it ends; why there is none, and None."""
-    try:
-        return decoder.raw_decode(text, at)
-    except (ValueError, RecursionError) as error:
-        return str(error), None
-
-
-def _longer(file: TextIO, text: str, problem: str) -> str:
-    longer = _more(file, text) if len(text) < LONGEST else text
-    if len(longer) == len(text):
-        raise DataError(problem)
-    return longer
-
-
-def _more(file: TextIO, text: str) -> str:
-    # twice as much each time, so that a long item isn't decoded again and again
-    return text + file.read(max(CHUNK, len(text))) if text else file.read(CHUNK).lstrip()
-
-
-def _next(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
-
-
-def _table(path: Path) -> Iterator[Any]:
-    csv.field_size_limit(FIELD)
+def _iterate_table(path: Path) -> Iterator[Any]:
+    csv.field_size_limit(MAX_FIELD_BYTES)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         for values in reader:
             if None in values:
-                yield DataError(f"{path}, line {reader.line_num}: it has more cells than the header has names")
+                yield DataError(f"{path}, line {reader.line_num}: it has more cells than the header", key=str(path))
             else:
                 yield values
 
 
 _READERS: Mapping[str, Reader] = {
-    **{".jsonl": _jsonl, ".ndjson": _jsonl, ".json": json_list},
-    **{".csv": _table, ".tsv": _table, ".parquet": parquet.iterate},
+    **{".jsonl": _iterate_jsonl, ".ndjson": _iterate_jsonl, ".json": iterate_json_list},
+    **{".csv": _iterate_table, ".tsv": _iterate_table, ".parquet": parquet.iterate_parquet},
 }

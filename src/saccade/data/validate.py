@@ -1,6 +1,6 @@
-"""Is a data set sound? Rows, files, times, answers, repetitions, and what its splits share.
+"""Validate a dataset: rows, media files, times, answers, duplicates, and leaks between its splits.
 
-Each file is a split. Of every row only marks of eight bytes are kept, so that large files can be checked.
+Each file is a split. Only hashes of eight bytes per row stay in memory, so that large files can be checked.
 """
 
 import os
@@ -10,225 +10,227 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade.data import native
-from saccade.data.raw import Row, each_row
-from saccade.data.rows import problem_of
+from saccade.data.dataset import detect_item_type, find_task_problem, get_task, parse_item
+from saccade.data.source_row import SourceRow, iterate_rows_with_errors
 from saccade.errors import DataError, MediaError
-from saccade.media import files, image, video
-from saccade.media.subtitles import read_cues, subtitles_path
-from saccade.types import Demo, Kind, Media, MediaKind, Task, digest_of
+from saccade.media import hashing, image, video
+from saccade.media.subtitles import find_subtitles, read_cues
+from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
+from saccade.utils.hashing import compute_digest
 
-EXAMPLES = 3  # of each finding
-LEAN = 0.6  # share of one letter among the answers that is worth a note
-FEW = 50  # choices below which shares say nothing
+MAX_EXAMPLES = 3  # per finding
+MAX_LETTER_SHARE = 0.6  # of one letter among the answers; a larger share is reported
+MIN_CHOICE_TASKS = 50  # with fewer choice tasks, letter shares aren't reported
 
-# what each finding means; those of NOTES are no mistakes, but worth knowing
-FINDINGS = {
-    "row": "rows that are no tasks",
-    "id": "ids that were used before",
-    "answer": "answers that can't be judged",
-    "missing": "files that aren't there",
-    "unreadable": "files that can't be opened",
+# Findings in NOTE_FINDINGS are worth knowing but aren't problems.
+FINDING_DESCRIPTIONS = {
+    "row": "rows that aren't valid tasks",
+    "id": "ids that are used twice",
+    "answer": "answers that can't be graded",
+    "missing": "media files that don't exist",
+    "unreadable": "media files that can't be opened",
     "time": "answers beyond the end of their video",
-    "repeated": "questions asked before of the same files",
-    "leak": "files that stand in another split, too",
-    "shared question": "questions with the same answer in another split, of other files",
-    "lean": "one letter is the answer too often",
+    "repeated": "questions that occur twice with the same media",
+    "leak": "media files that are also in another split",
+    "shared question": "questions with the same answer in another split, with other media",
+    "letter bias": "one letter is the answer too often",
 }
-NOTES = frozenset({"repeated", "shared question", "lean"})
+NOTE_FINDINGS = frozenset({"repeated", "shared question", "letter bias"})
 
 
 @dataclass(slots=True)
-class Split:
-    """What was found in one file: tasks by kind, how many different files they have, findings with some examples."""
+class SplitReport:
+    """The report on one file: tasks by answer type, number of different media files, findings with examples."""
 
     file: str
-    kinds: Counter[str] = field(default_factory=Counter)
-    media: int = 0
-    seconds: float = 0.0  # of its videos
+    answer_types: Counter[str] = field(default_factory=Counter)
+    num_media: int = 0
+    video_seconds: float = 0.0  # total length of its videos
     findings: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
-    letters: Counter[str] = field(default_factory=Counter)
+    answer_letters: Counter[str] = field(default_factory=Counter)
 
-    def found(self, what: str, sentence: str) -> None:
-        """Note a finding."""
-        self.findings[what] += 1
-        self.examples.setdefault(what, [])
-        self.examples[what] += [sentence] if len(self.examples[what]) < EXAMPLES else []
+    def add_finding(self, finding: str, message: str) -> None:
+        """Count a finding, and keep its message among the first examples."""
+        self.findings[finding] += 1
+        self.examples.setdefault(finding, [])
+        self.examples[finding] += [message] if len(self.examples[finding]) < MAX_EXAMPLES else []
 
     @property
-    def problems(self) -> int:
-        """How many findings are mistakes."""
-        return sum(count for what, count in self.findings.items() if what not in NOTES)
+    def num_problems(self) -> int:
+        """The number of findings that aren't notes."""
+        return sum(count for finding, count in self.findings.items() if finding not in NOTE_FINDINGS)
 
 
-def check(
-    sources: Sequence[Path], *, look: bool = True, told: Callable[[str, int], None] = lambda file, rows: None
-) -> list[Split]:
-    """Check files of tasks or demonstrations, each a split.
+def validate_dataset(
+    paths: Sequence[Path],
+    *,
+    media_root: Path | None = None,
+    open_media: bool = True,
+    on_progress: Callable[[str, int], None] = lambda file, rows: None,
+) -> list[SplitReport]:
+    """Check files of tasks or demonstrations, each a split, and return a report per file.
 
-    Where `look`, every file of media is opened and known by its content, else by its path. Raises DataError where a
-    file of rows isn't there or holds neither.
+    Relative media paths start at `media_root`, or at the folder of their file. With `open_media` every media file is
+    opened and identified by its content, otherwise by its path. Raises DataError for a file that doesn't exist or holds
+    neither tasks nor demonstrations.
     """
-    work = _Check(look=look, names=[str(source) for source in sources])
-    splits = []
-    for number, source in enumerate(sources):
-        split = Split(file=str(source))
-        kind = native.kind_of(source)
-        ids: set[int] = set()
+    validator = _Validator(open_media=open_media, media_root=media_root, split_names=[str(path) for path in paths])
+    reports = []
+    for split_index, source in enumerate(paths):
+        report = SplitReport(file=str(source))
+        item_type = detect_item_type(source)
+        seen_ids: set[int] = set()
         try:
-            for place, row in enumerate(each_row(source), start=1):
-                work.row(row, kind, number, split, ids)
-                told(source.name, place)
-        except DataError as error:  # what comes behind can't be read
-            split.found("row", str(error))
-        _lean(split)
-        splits.append(split)
-    return splits
+            for num_rows, row in enumerate(iterate_rows_with_errors(source), start=1):
+                validator.check_row(row, item_type, split_index, report, seen_ids)
+                on_progress(source.name, num_rows)
+        except DataError as error:  # the rest of the file can't be read
+            report.add_finding("row", str(error))
+        _check_letter_bias(report)
+        reports.append(report)
+    return reports
 
 
 @dataclass(slots=True)
-class _Known:
-    """A file of media: a mark of its content, its length in seconds, and what is wrong with it."""
+class _MediaInfo:
+    """A media file: a hash of its content, its duration in seconds, and its problem (finding, message), if any."""
 
-    mark: int
-    seconds: float = 0.0
+    content_hash: int
+    duration: float = 0.0
     problem: tuple[str, str] | None = None
 
 
 @dataclass(slots=True)
-class _Check:
-    look: bool
-    names: Sequence[str]  # of the splits
-    files: dict[str, _Known] = field(default_factory=dict)
-    said: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # what is wrong with files of subtitles
-    asked: set[int] = field(default_factory=set)  # marks of files, question and split
-    splits_of: dict[int, set[int]] = field(default_factory=dict)  # mark of a file -> splits
-    answered: dict[int, tuple[int, int]] = field(default_factory=dict)  # mark of a question -> split, mark of files
+class _Validator:
+    open_media: bool
+    media_root: Path | None
+    split_names: Sequence[str]
+    media_by_path: dict[str, _MediaInfo] = field(default_factory=dict)
+    seen_questions: set[int] = field(default_factory=set)  # hashes of media, question and split
+    splits_by_media: dict[int, set[int]] = field(default_factory=dict)  # content hash -> split indices
+    first_occurrences: dict[int, tuple[int, int]] = field(default_factory=dict)  # question hash -> split, media hash
 
-    def row(self, row: Row | DataError, kind: type[Any], number: int, split: Split, ids: set[int]) -> None:
-        """One row, as a task and against those before it."""
+    def check_row(
+        self, row: SourceRow | DataError, item_type: type[Any], split_index: int, split: SplitReport, seen_ids: set[int]
+    ) -> None:
+        """Check one row by itself and against the rows before it."""
         if isinstance(row, DataError):
-            return split.found("row", str(row))
+            return split.add_finding("row", str(row))
         try:
-            item = native.of_row(row, kind)
+            item = parse_item(row, item_type)
         except DataError as error:
-            return split.found("row", str(error))
-        task = item.task if isinstance(item, Demo) else item
-        split.kinds[task.kind.value] += 1
-        if _mark(task.id) in ids and not isinstance(item, Demo):  # a task may be shown in several ways
-            split.found("id", f"{task.id}, row {row.number}")
-        ids.add(_mark(task.id))
-        for problem in _answers(item, task):
-            split.found("answer", f"{task.id}: {problem}")
-        if task.kind is Kind.CHOICE:
-            split.letters[str(task.gold)] += 1
-        folder = row.file.parent
-        known = [self.medium(str(folder / one.path), one, number, split, task) for one in task.media]
-        self.subtitles(task, folder, split)
-        self.times(task, known, split)
-        said = [item.frames, item.replies] if isinstance(item, Demo) else []
-        self.question(task, _mark([each.mark for each in known]), said, number, split)
+            return split.add_finding("row", str(error))
+        task = get_task(item)
+        split.answer_types[task.answer_type] += 1
+        id_hash = _hash_value(task.id)
+        if id_hash in seen_ids and not isinstance(item, Demonstration):  # a task may have several demonstrations
+            split.add_finding("id", f"{task.id}, row {row.number}")
+        seen_ids.add(id_hash)
+        for problem in _find_answer_problems(item, task):
+            split.add_finding("answer", f"{task.id}: {problem}")
+        if task.answer_type == AnswerType.CHOICE:
+            split.answer_letters[str(task.ground_truth)] += 1
+        folder = self.media_root or row.file.parent
+        media_infos = [
+            self.check_media_file(str(folder / media.path), media, split_index, split, task) for media in task.media
+        ]
+        subtitles = find_subtitles(task)
+        if subtitles is not None:
+            self.inspect(str(folder / subtitles), None, split, task)
+        self.check_time_span(task, media_infos, split)
+        demonstration_key = [item.frame_budget, item.replies] if isinstance(item, Demonstration) else []
+        media_hash = _hash_value([info.content_hash for info in media_infos])
+        self.check_duplicates(task, media_hash, demonstration_key, split_index, split)
         return None
 
-    def subtitles(self, task: Task, folder: Path, split: Split) -> None:
-        """Whether the file of subtitles that a task names is there, and holds some."""
-        named = subtitles_path(task)
-        if named is None:
+    def check_media_file(self, path: str, media: Media, split_index: int, split: SplitReport, task: Task) -> _MediaInfo:
+        """Check a media file of a task, and whether another split has it."""
+        info = self.inspect(path, media.kind, split, task)
+        splits = self.splits_by_media.setdefault(info.content_hash, set())
+        if split_index not in splits:
+            split.num_media += 1
+            split.video_seconds += info.duration
+            if splits and info.problem is None:
+                split.add_finding("leak", f"{path} ({task.id}), as in {self.split_names[min(splits)]}")
+        splits.add(split_index)
+        return info
+
+    def inspect(self, path: str, kind: MediaKind | None, split: SplitReport, task: Task) -> _MediaInfo:
+        """Inspect a file that a task names, subtitles if `kind` is None, and report its problem; it is opened once."""
+        if path not in self.media_by_path:
+            self.media_by_path[path] = _inspect_file(path, kind, open_media=self.open_media)
+        info = self.media_by_path[path]
+        if info.problem is not None:
+            split.add_finding(info.problem[0], f"{task.id}: {info.problem[1]}")
+        return info
+
+    def check_time_span(self, task: Task, media_infos: Sequence[_MediaInfo], split: SplitReport) -> None:
+        """Check that a ground-truth time span is within the video."""
+        durations = [info.duration for info in media_infos if info.duration]
+        if task.answer_type != AnswerType.GROUNDING or not isinstance(task.ground_truth, tuple) or not durations:
             return
-        name = str(folder / named)
-        if name not in self.said:
-            self.said[name] = _said(name, look=self.look)
-        found = self.said[name]
-        if found is not None:
-            split.found(found[0], f"{task.id}: {found[1]}")
+        if task.ground_truth[0] < 0 or task.ground_truth[-1] > max(durations) + video.END_TOLERANCE:
+            split.add_finding("time", f"{task.id}: {task.ground_truth} in a video of {max(durations):.1f} s")
 
-    def medium(self, name: str, one: Media, number: int, split: Split, task: Task) -> _Known:
-        """A file of a task, opened the first time that it is met."""
-        if name not in self.files:
-            self.files[name] = _opened(name, one.kind, look=self.look)
-        known = self.files[name]
-        seen = self.splits_of.setdefault(known.mark, set())
-        if number not in seen:
-            split.media += 1
-            split.seconds += known.seconds
-            if seen and known.problem is None:
-                split.found("leak", f"{name} ({task.id}), as in {self.names[min(seen)]}")
-        seen.add(number)
-        if known.problem is not None:
-            split.found(known.problem[0], f"{task.id}: {known.problem[1]}")
-        return known
-
-    def times(self, task: Task, known: Sequence[_Known], split: Split) -> None:
-        """Whether the time that is asked for is one of the video's."""
-        lengths = [each.seconds for each in known if each.seconds]
-        if task.kind is not Kind.GROUNDING or not isinstance(task.gold, tuple) or not lengths:
-            return
-        if task.gold[0] < 0 or task.gold[-1] > max(lengths) + video.GRACE:
-            split.found("time", f"{task.id}: {task.gold} of a video of {max(lengths):.1f} s")
-
-    def question(self, task: Task, media: int, said: Sequence[Any], number: int, split: Split) -> None:
-        """Whether the same was asked (and said in reply) of the same files, or in another split of others."""
-        words = [" ".join(text.casefold().split()) for text in (task.question, *task.choices)]
-        own = _mark([words, media, said, number])
-        if own in self.asked:
-            split.found("repeated", task.id)
-        self.asked.add(own)
-        # With another answer it is another question: "How many?" may be asked of any clip.
-        alike = _mark([words, task.gold])
-        before, others = self.answered.setdefault(alike, (number, media))
-        if before != number and others != media:
-            split.found("shared question", f"{task.id}: {task.question[:80]!r}, as in {self.names[before]}")
+    def check_duplicates(
+        self, task: Task, media_hash: int, demonstration_key: Sequence[Any], split_index: int, split: SplitReport
+    ) -> None:
+        """Check for the same question about the same media in this split, or about other media in another split."""
+        texts = [" ".join(text.casefold().split()) for text in (task.question, *task.options)]
+        task_hash = _hash_value([texts, media_hash, demonstration_key, split_index])
+        if task_hash in self.seen_questions:
+            split.add_finding("repeated", task.id)
+        self.seen_questions.add(task_hash)
+        # With another answer it is another question: "How many?" may be asked about any clip.
+        question_hash = _hash_value([texts, task.ground_truth])
+        first_split, first_media = self.first_occurrences.setdefault(question_hash, (split_index, media_hash))
+        if first_split != split_index and first_media != media_hash:
+            first_name = self.split_names[first_split]
+            split.add_finding("shared question", f"{task.id}: {task.question[:80]!r}, as in {first_name}")
 
 
-def _mark(value: Any) -> int:
-    return int(digest_of(value)[:16], 16)
+def _hash_value(value: Any) -> int:
+    return int(compute_digest(value)[:16], 16)
 
 
-def _opened(path: str, kind: MediaKind, *, look: bool) -> _Known:
+def _inspect_file(path: str, kind: MediaKind | None, *, open_media: bool) -> _MediaInfo:
+    info = _MediaInfo(content_hash=_hash_value(path))
     if not os.path.isfile(path):
-        return _Known(mark=_mark(path), problem=("missing", f"there is no file {path}"))
-    if not look:
-        return _Known(mark=_mark(path))
-    try:
-        mark = _mark(files.digest(path))
-        if kind is MediaKind.VIDEO:
-            return _Known(mark=mark, seconds=video.probe(path).duration)
-        image.read(path)
-    except MediaError as error:
-        return _Known(mark=_mark(path), problem=("unreadable", str(error)))
-    return _Known(mark=mark)
+        info.problem = "missing", f"there is no file {path}"
+    elif open_media:
+        try:
+            if kind is None:
+                read_cues(path)
+            elif kind is MediaKind.VIDEO:
+                info.duration = video.probe_video(path).duration
+            else:
+                image.read_image(path)
+            info.content_hash = _hash_value(hashing.compute_file_digest(path))
+        except MediaError as error:
+            info.problem = "unreadable", str(error)
+    return info
 
 
-def _said(path: str, *, look: bool) -> tuple[str, str] | None:
-    if not os.path.isfile(path):
-        return "missing", f"there is no file {path}"
-    try:
-        if look:
-            read_cues(path)
-    except MediaError as error:
-        return "unreadable", str(error)
-    return None
-
-
-def _answers(item: Task | Demo, task: Task) -> list[str]:
-    """What is odd about the gold answer, or about how a demonstration ends."""
-    found = [problem_of(task)]
-    if isinstance(task.gold, str) and not task.gold.strip():
-        found.append("its gold is blank")
-    texts = [" ".join(choice.casefold().split()) for choice in task.choices]
+def _find_answer_problems(item: Task | Demonstration, task: Task) -> list[str]:
+    """Return the problems of a ground truth, of the options, and of a demonstration's last reply."""
+    problem = find_task_problem(task)
+    problems = [] if problem is None else [problem[1]]
+    if isinstance(task.ground_truth, str) and not task.ground_truth.strip():
+        problems.append("its ground truth is blank")
+    texts = [" ".join(option.casefold().split()) for option in task.options]
     if len({*texts}) < len(texts):
-        found.append("two of its choices are the same")
-    if isinstance(item, Demo) and (not item.replies or "</answer>" not in item.replies[-1]):
-        found.append("its last reply has no closed answer")
-    return [problem for problem in found if problem]
+        problems.append("two of its options are the same")
+    if isinstance(item, Demonstration) and (not item.replies or "</answer>" not in item.replies[-1]):
+        problems.append("its last reply has no closed answer")
+    return problems
 
 
-def _lean(split: Split) -> None:
-    # Of a few questions, one letter leads by chance.
-    total = split.letters.total()
-    if total < FEW:
+def _check_letter_bias(split: SplitReport) -> None:
+    # With few questions, one letter leads by chance.
+    total = split.answer_letters.total()
+    if total < MIN_CHOICE_TASKS:
         return
-    letter, count = split.letters.most_common(1)[0]
-    if count > LEAN * total:
-        split.found("lean", f"{letter} in {count} of {total}")
+    letter, count = split.answer_letters.most_common(1)[0]
+    if count > MAX_LETTER_SHARE * total:
+        split.add_finding("letter bias", f"{letter} in {count} of {total}")

@@ -1,146 +1,292 @@
-"""Any server of OpenAI's chat completions, asked in words: for evaluation and `saccade ask`, never for training.
+"""Engine for any OpenAI-compatible chat completions server: for evaluation and `saccade ask`, not training.
 
-    agents ──a ledger of text ids──> messages, pictures as data URLs ──> the server's own template and tokens
-           <── the reply's text, in as many ids as the server counts ──
+    rollouts ──a ledger of messages──> messages, images as data URLs ──> the server's own template and tokens
+             <── the reply's text, and its number of tokens ──
 
-What the server samples from is not known here: neither its tokens nor their logprobs come back, its template may leave
-something out (thoughts of earlier turns, for example), and the same seed may give another reply.
+It is not token-exact: the server returns neither tokens nor logprobs, its template may omit parts (such as the thoughts
+of earlier turns), and the same seed may give another reply.
 """
 
 import asyncio
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from saccade.chat.text import TextRenderer, spell
-from saccade.endpoint import Answer, Endpoint, NoAnswer, key_of
-from saccade.engines._chat import check_settings, chosen, failure, sent
-from saccade.engines._urls import Urls
-from saccade.errors import ConfigError, EngineError
-from saccade.ledger import Ledger
-from saccade.protocols import MediaLibrary, TextEngine
-from saccade.sections import Count, NotNegative, Positive, Whole
-from saccade.types import Completion, Sampling, Stop
+from saccade.chat.message_renderer import MessageRenderer
+from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from saccade.engines.image_urls import ImageUrls
+from saccade.errors import BrokenEngineError, ConfigError, EngineError, SaccadeError
+from saccade.ledger import ImageRef, Message
+from saccade.protocols import ChatEngine, MediaLoader
+from saccade.types import Completion, FinishReason, GenerationRequest
+from saccade.utils.http_client import RequestFailed
+from saccade.utils.openai_client import ChatCompletion, OpenAIClient, read_api_key
 
-_ENDS = {"stop": Stop.STOP, "eos_token": Stop.STOP, "stop_sequence": Stop.STOP, "length": Stop.LENGTH}
-_CONTINUING = {"vllm", "sglang"}  # servers, as they name themselves, that go on with an assistant's message
-_SEEDS = 2**31  # what every server takes
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+_PREFILL_SERVERS = {"vllm", "sglang"}  # values of `owned_by` of servers that continue a prefilled assistant message
+_NUM_SEEDS = 2**31  # the range that all servers accept
+_RESERVED_FIELDS = {"model", "messages", "temperature", "seed", "stream", "n"}
+_MAX_LISTED_MODELS = 20  # in an error message
+_IMAGE_ERROR = re.compile(r"image|modal|vision|picture", re.IGNORECASE)
+_LENGTH_ERROR = re.compile(r"context|length|too long|too large|max\w*_tokens", re.IGNORECASE)
 
 
-class openai(TextEngine):
-    """Asks the model called `model` (by default the only one there is) at `url`, such as http://127.0.0.1:8000/v1.
+class ChatCompletions(ChatEngine):
+    """Queries `model` (by default the server's only one) at `url`, such as http://127.0.0.1:8000/v1.
 
-    Not token-exact: see `protocols.TextEngine`. `key_variable` names the environment variable that holds the key;
-    `body` holds further fields of each request, such as `top_p`; `limit` is the server's name for the most tokens of a
-    reply. `factor` is the side of a visual token in pixels, for sizing pictures and counting. `continues` says whether
-    the server goes on with a reply that was begun for it, by `continue_final_message` (null: if it is vLLM or SGLang).
-    A request is tried 1 + `retries` times, each for `seconds`, with pauses of `wait` seconds, then twice as long, and
-    so on, or as long as the server says; at most `at_once` are under way.
+    Not token-exact: see `protocols.ChatEngine`.
+
+    - `api_key_env` is the environment variable with the API key; `extra_body` adds fields to each request, such as
+      `top_p`; `max_tokens_field` is the server's name for the token limit of a reply.
+    - `image_token_size` is the side of a visual token in pixels, for resizing images and counting tokens.
+    - `supports_prefill` is whether the server continues a prefilled reply by `continue_final_message` (null: if it is
+      vLLM or SGLang).
+    - A request is tried 1 + `max_retries` times, each bounded by `request_timeout` seconds, with pauses of
+      `retry_backoff` seconds, doubled each time, or as the server demands; at most `max_concurrency` run concurrently.
     """
 
     def __init__(
         self,
-        media: MediaLibrary,
-        context: int = 0,
+        media: MediaLoader,
+        context_length: int = 0,
         *,
         url: str,
         model: str = "",
-        key_variable: str = "",
-        body: Mapping[str, Any] | None = None,
-        limit: str = "max_tokens",
-        factor: Count = 32,
-        continues: bool | None = None,
-        seconds: Positive = 600.0,
-        retries: Whole = 4,
-        wait: NotNegative = 1.0,
-        at_once: Count = 32,
+        api_key_env: str = "",
+        extra_body: Mapping[str, Any] | None = None,
+        max_tokens_field: str = "max_tokens",
+        image_token_size: PositiveInt = 32,
+        supports_prefill: bool | None = None,
+        request_timeout: PositiveFloat = 600.0,
+        max_retries: NonNegativeInt = 4,
+        retry_backoff: NonNegativeFloat = 1.0,
+        max_concurrency: PositiveInt = 32,
     ) -> None:
-        check_settings(url, body or {}, limit)
-        self.renderer: TextRenderer = TextRenderer(factor)
-        self._urls = Urls(media)
-        self._url, self._model, self._context, self._continues = url, model, context, continues
-        self._body, self._limit, self._key_variable = dict(body or {}), limit, key_variable
-        key = key_of(key_variable, "engines/openai")
-        self._endpoint = Endpoint(url=url, key=key, timeout=seconds, retries=retries, wait=wait, at_once=at_once)
-        self._met, self._meeting = False, asyncio.Lock()
-        self._under_way: set[asyncio.Task[Answer]] = set()
-        self._closed = False
+        check_settings(url, extra_body or {}, max_tokens_field)
+        self.renderer: MessageRenderer = MessageRenderer(image_token_size)
+        self._image_urls = ImageUrls(media)
+        self._url, self._model, self._context_length = url, model, context_length
+        self._supports_prefill = supports_prefill
+        self._extra_body, self._max_tokens_field = dict(extra_body or {}), max_tokens_field
+        self._api_key_env = api_key_env
+        key = read_api_key(api_key_env, "engines/chat_completions", key="engine.settings.api_key_env")
+        self._client = OpenAIClient(
+            base_url=url,
+            api_key=key,
+            timeout=request_timeout,
+            max_retries=max_retries,
+            retry_backoff=retry_backoff,
+            max_concurrency=max_concurrency,
+        )
+        self._is_connected, self._connect_lock = False, asyncio.Lock()
+        self._requests_in_flight: set[asyncio.Task[ChatCompletion]] = set()
+        self._is_closed = False
 
-    async def meet(self) -> str:
-        """The name of the model. Raises ConfigError or BrokenEngineError where it can't be asked.
+    async def connect(self) -> str:
+        """Return the name of the model. Raises ConfigError or BrokenEngineError if it is unusable.
 
-        A server that doesn't list its models is believed to have the one that was named.
+        A server that doesn't list its models is assumed to serve the one in `model`.
         """
-        async with self._meeting:
-            if not self._met:
-                card = chosen(await self._offered(), self._model, self._context, self._url)
+        async with self._connect_lock:
+            if not self._is_connected:
+                card = choose_model(await self._list_models(), self._model, self._context_length, self._url)
                 self._model = card["id"]
-                if self._continues is None:
-                    self._continues = card.get("owned_by") in _CONTINUING
-                self._met = True
+                if self._supports_prefill is None:
+                    self._supports_prefill = card.get("owned_by") in _PREFILL_SERVERS
+                self._is_connected = True
         return self._model
 
-    async def _offered(self) -> list[dict[str, Any]]:
+    async def _list_models(self) -> list[dict[str, Any]]:
         try:
-            return await self._endpoint.models()
-        except NoAnswer as error:
+            return await self._client.list_models()
+        except RequestFailed as error:
             if self._model and error.status in (200, 404, 405, 501):
                 return []
-            raise failure(error, url=self._url, key_variable=self._key_variable, pictures=0) from error
+            raise build_error(error, url=self._url, api_key_env=self._api_key_env, num_images=0) from error
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
-        """Ask for a reply; see protocols.TextEngine. What ends it is the server's own end of a turn.
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Request a reply; see protocols.ChatEngine. It ends at the server's own end of a turn.
 
-        Raises EngineError where the request is refused or no answer comes, BrokenEngineError where no request can be
-        answered, ConfigError for a reply that must go on from a prefix where the server can't do that.
+        Raises EngineError if the request is refused or fails, BrokenEngineError if every request would fail,
+        ConfigError for a prefilled reply that the server can't continue.
         """
-        *said, reply = self.renderer.messages(ledger) or (None,)
-        if reply is None or reply.role != "assistant":
-            raise EngineError("the ledger holds no question in text ids; render it with the engine's own renderer")
-        model, started = await self.meet(), time.perf_counter()
+        ledger, sampling = request.ledger, request.sampling
+        messages = ledger.messages()
+        if not messages:
+            raise EngineError("the ledger has no messages; render the prompt with the engine's own renderer")
+        model, started = await self.connect(), time.perf_counter()
         body: dict[str, Any] = {
-            **{"model": model, "temperature": sampling.temperature, "seed": sampling.seed % _SEEDS},
-            **{self._limit: sampling.max_tokens, **self._body},
+            **{"model": model, "temperature": sampling.temperature, "seed": sampling.seed % _NUM_SEEDS},
+            **{self._max_tokens_field: sampling.max_tokens, **self._extra_body},
+            "messages": [format_message(message, self._image_urls) for message in messages],
         }
-        if reply.text and not self._continues:
-            raise ConfigError(
-                f"{self._url} can't be made to begin a reply with {reply.text.strip()!r}: set agent.settings."
-                "think_prefix=false, or engine.settings.continues=true if it takes continue_final_message"
-            )
-        if reply.text:
-            said = [*said, reply]
+        if messages[-1].role == "assistant":
+            if not self._supports_prefill:
+                prefill = messages[-1].text.strip()
+                raise ConfigError(
+                    f"{self._url} can't continue the prefilled reply {prefill!r}: set environment.settings."
+                    "force_think=false, or engine.settings.supports_prefill=true if it supports continue_final_message",
+                    key="environment.settings.force_think",
+                    value=prefill,
+                )
             body |= {"add_generation_prompt": False, "continue_final_message": True}
-        body["messages"] = [sent(each, self._urls) for each in said if each is not None]
-        answer = await self._ask(body, pictures=len(ledger.pictures()))
-        stop = _ENDS.get(answer.finish or "stop")
-        if stop is None:
-            raise EngineError(f"{self._url} ended a reply for a reason of its own: {answer.finish[:60]}")
-        end = self.renderer.stop_ids if stop is Stop.STOP else ()
-        # As many ids as the server counts; where it doesn't, what a reply that was cut must have.
-        count = min(answer.tokens or (0 if end else sampling.max_tokens), sampling.max_tokens)
-        tokens = (*spell(answer.text, max(count - len(end), 0)), *end)
-        return Completion(tokens=tokens, logprobs=(), version=None, stop=stop, seconds=time.perf_counter() - started)
+        response = await self._send_request(body, num_images=len(ledger.images()))
+        finish_reason = _FINISH_REASONS.get(response.finish_reason or "stop")
+        if finish_reason is None:
+            raise EngineError(
+                f"{self._url} ended a reply with the unknown finish reason {response.finish_reason[:60]!r}",
+                key="finish_reason",
+                value=response.finish_reason,
+            )
+        is_truncated = finish_reason is FinishReason.LENGTH
+        # A server that doesn't count tokens: a truncated reply has max_tokens, another one is estimated.
+        estimate = sampling.max_tokens if is_truncated else len(self.renderer.encode(response.text)) + 1
+        return Completion(
+            text=response.text,
+            num_text_tokens=min(response.num_tokens or estimate, sampling.max_tokens),
+            tokens=(),
+            logprobs=(),
+            version=None,
+            finish_reason=finish_reason,
+            seconds=time.perf_counter() - started,
+        )
 
-    async def _ask(self, body: Mapping[str, Any], *, pictures: int) -> Answer:
-        if self._closed:
+    async def _send_request(self, body: Mapping[str, Any], *, num_images: int) -> ChatCompletion:
+        if self._is_closed:
             raise EngineError("the engine is closed")
-        asking = asyncio.ensure_future(self._endpoint.ask(body))
-        self._under_way.add(asking)
+        request = asyncio.ensure_future(self._client.create_chat_completion(body))
+        self._requests_in_flight.add(request)
         try:
-            # Who is cancelled closes the connection, by which the server knows.
-            return await asking
-        except NoAnswer as error:
-            raise failure(error, url=self._url, key_variable=self._key_variable, pictures=pictures) from error
+            # Cancelling closes the connection, which makes the server abort the request.
+            return await request
+        except RequestFailed as error:
+            raise build_error(error, url=self._url, api_key_env=self._api_key_env, num_images=num_images) from error
         except asyncio.CancelledError:
-            if self._closed:
-                raise EngineError("the engine was closed while a reply was under way") from None
+            if self._is_closed:
+                raise EngineError("the engine was closed during a request") from None
             raise
         finally:
-            self._under_way.discard(asking)
+            self._requests_in_flight.discard(request)
 
     async def close(self) -> None:
-        """Stop; what is under way fails."""
-        self._closed = True
-        for asking in self._under_way:
-            asking.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        """Stop; unfinished requests fail."""
+        self._is_closed = True
+        for request in self._requests_in_flight:
+            request.cancel()
+        await asyncio.gather(*self._requests_in_flight, return_exceptions=True)
+
+
+chat_completions = ChatCompletions
+
+
+# ---- settings, messages and errors -----------------------------------------------------------------------------------
+
+
+def check_settings(url: str, extra_body: Mapping[str, Any], max_tokens_field: str) -> None:
+    """Raise ConfigError for an invalid URL, one with credentials, or an `extra_body` that sets reserved fields."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", url)
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(
+            f"engine.settings.url={url!r} is not an address; give one such as http://127.0.0.1:8000/v1",
+            key="engine.settings.url",
+            value=url,
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:  # may be a secret: don't repeat it
+        raise ConfigError(
+            "engine.settings.url contains more than an address; put the API key into an environment variable and set "
+            "engine.settings.api_key_env to its name",
+            key="engine.settings.url",
+        )
+    if reserved := sorted({*_RESERVED_FIELDS, max_tokens_field} & extra_body.keys()):
+        raise ConfigError(
+            f"engine.settings.extra_body contains {reserved[0]!r}, which other settings determine; remove it",
+            key="engine.settings.extra_body",
+            value=reserved[0],
+        )
+
+
+def choose_model(models: Sequence[Mapping[str, Any]], name: str, context_length: int, url: str) -> Mapping[str, Any]:
+    """Return the server's entry of the named model ("": of its only one); `{"id": name}` if it lists none.
+
+    Raises ConfigError if there is no such model, BrokenEngineError if its context is too short.
+    """
+    names = [model["id"] for model in models]
+    listed = ", ".join(names[:_MAX_LISTED_MODELS])
+    if len(names) > _MAX_LISTED_MODELS:
+        listed += f" and {len(names) - _MAX_LISTED_MODELS} more"
+    if not name and len(names) != 1:
+        raise ConfigError(
+            f"{url} serves {listed or 'no model'}; choose one with engine.settings.model=NAME",
+            key="engine.settings.model",
+            value=name,
+        )
+    if names and name and name not in names:
+        raise ConfigError(
+            f"{url} has no model {name!r}, it serves {listed}; set engine.settings.model to one of these",
+            key="engine.settings.model",
+            value=name,
+        )
+    card = next((model for model in models if model["id"] == (name or names[0])), {"id": name})
+    max_model_len = card.get("max_model_len")  # vLLM and SGLang report it
+    if isinstance(max_model_len, int) and max_model_len < context_length:
+        raise BrokenEngineError(
+            f"{url} has a context of {max_model_len} tokens, but a conversation may have {context_length}; start it "
+            f"with a longer context, or set environment.settings.max_context_tokens={max_model_len}",
+            key="environment.settings.max_context_tokens",
+            value=context_length,
+        )
+    return card
+
+
+def format_message(message: Message, url_of: Callable[[ImageRef], str]) -> dict[str, Any]:
+    """Convert a message to the API's format: one text, or a list of parts if it has images.
+
+    >>> format_message(Message(role="user", parts=("Which?",)), str)
+    {'role': 'user', 'content': 'Which?'}
+    """
+    if all(isinstance(part, str) for part in message.parts):
+        return {"role": message.role, "content": message.text}
+    return {"role": message.role, "content": [_format_part(part, url_of) for part in message.parts]}
+
+
+def _format_part(part: str | ImageRef, url_of: Callable[[ImageRef], str]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": url_of(part)}}
+
+
+def build_error(error: RequestFailed, *, url: str, api_key_env: str, num_images: int) -> SaccadeError:
+    """Convert a failed request to an error with a hint; `num_images` is how many the request contained.
+
+    Return BrokenEngineError if other requests would fail, too, else EngineError.
+    """
+    problem = f"{url} {error}" + (f": {error.server_message}" if error.server_message else "")
+    url_key = "engine.settings.url"
+    if not error.status and not error.is_timeout:
+        hint = "start the server, or correct engine.settings.url (it often ends in /v1)"
+        return BrokenEngineError(f"{problem}; {hint}", key=url_key, value=url)
+    if error.status in (401, 403):
+        hint = f"check the key in {api_key_env}" if api_key_env else "set it to the variable that holds the API key"
+        key = "engine.settings.api_key_env"
+        return BrokenEngineError(f"{problem}; {key}: {hint}", key=key, value=api_key_env)
+    if error.status in (404, 405):
+        hint = "correct engine.settings.url (it often ends in /v1) or engine.settings.model"
+        return BrokenEngineError(f"{problem}; {hint}", key=url_key, value=url)
+    if error.status >= 400 and num_images and _IMAGE_ERROR.search(error.server_message):
+        hint = f"the request has {num_images} images: serve a model that accepts as many, or show fewer"
+        return EngineError(f"{problem}; {hint}", key="images", value=num_images)
+    if error.status >= 400 and _LENGTH_ERROR.search(error.server_message):
+        key = "environment.settings.max_context_tokens"
+        return EngineError(f"{problem}; lower {key} or sampling.max_tokens", key=key)
+    return EngineError(problem, key=url_key, value=url)

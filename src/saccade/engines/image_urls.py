@@ -1,39 +1,39 @@
-"""Pictures as data URLs, as servers take them."""
+"""Images as data URLs, the format in which servers accept them."""
 
 import base64
 
 from saccade.errors import EngineError, MediaError
-from saccade.ledger import Picture
-from saccade.media.cache import Lru
-from saccade.media.image import png
-from saccade.protocols import MediaLibrary
+from saccade.ledger import ImageRef
+from saccade.media.cache import LRUCache
+from saccade.media.image import encode_png
+from saccade.protocols import MediaLoader
 
-_BYTES = 2**28  # of encoded pictures that are kept
+_CACHE_BYTES = 2**28  # of encoded images
 
 
-def picture_url(png: bytes) -> str:
-    """A picture as a data URL.
+def encode_data_url(png: bytes) -> str:
+    """Encode a PNG as a data URL.
 
-    >>> picture_url(b"png")
+    >>> encode_data_url(b"png")
     'data:image/png;base64,cG5n'
     """
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-class Urls:
-    """The data URL of each picture of a media library, encoded once for as long as there is room."""
+class ImageUrls:
+    """Encodes a media loader's images as data URLs, with an LRU cache."""
 
-    def __init__(self, media: MediaLibrary) -> None:
+    def __init__(self, media: MediaLoader) -> None:
         self._media = media
-        self._kept: Lru[str, str] = Lru(_BYTES)
+        self._cache: LRUCache[str, str] = LRUCache(_CACHE_BYTES)
 
-    def __call__(self, picture: Picture) -> str:
-        """The URL. Raises EngineError where the pixels can't be had any more: then the attempt ends."""
-        found = self._kept.get(picture.key)
-        if found is None:
+    def __call__(self, image: ImageRef) -> str:
+        """Return an image's data URL. Raises EngineError, which ends the episode, if its pixels can't be loaded."""
+        url = self._cache.get(image.key)
+        if url is None:
             try:
-                found = picture_url(png(self._media.pixels(picture)))
-            except MediaError as error:  # a clip may have changed or gone
-                raise EngineError(str(error)) from error
-            self._kept.put(picture.key, found, len(found))
-        return found
+                url = encode_data_url(encode_png(self._media.load_pixels(image)))
+            except MediaError as error:  # the file may have changed or been deleted
+                raise EngineError(str(error), key=error.key, value=error.value) from error
+            self._cache.put(image.key, url, len(url))
+        return url

@@ -1,76 +1,82 @@
-"""The local engine: transformers in this process, with continuous batching and shared prefixes."""
+"""The local engine: transformers in this process, with continuous batching and a prefix cache."""
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from saccade.config import Count
-from saccade.engines._local.scheduler import Limits, Scheduler, Work
+from saccade.config.schema import PositiveInt
+from saccade.engines._local.scheduler import BatchScheduler, SchedulerStats
 from saccade.errors import EngineError
-from saccade.ledger import Ledger
-from saccade.model.backbone import Backbone
-from saccade.protocols import MediaLibrary
-from saccade.types import Completion, Sampling
+from saccade.models.backbone import Backbone
+from saccade.protocols import MediaLoader, WeightSource
+from saccade.types import Completion, GenerationRequest
 
 
-class local:
-    """Samples from a backbone that lives in this process, and may be the very one that is being trained.
+class Local:
+    """Samples from a backbone in this process, which may be the one that is trained.
 
-    At most `rows` conversations are sampled at once, and fewer where rows times the length of the longest would exceed
-    `flight_tokens` of keys and values; `kept_tokens` of them are kept for later turns and shared prompts. A prefill
-    pass holds at most `pass_tokens` new tokens; `feature_bytes` bound what is kept of the vision tower's work. Memory
-    is taken as it is needed. Results don't depend on what else is in the batch.
+    - `max_num_seqs` is how many conversations are sampled concurrently; fewer if their number times the longest length
+      would exceed `kv_cache_tokens` in the KV cache.
+    - `prefix_cache_tokens` bounds the KV cache entries that are kept for later turns and shared prompts.
+    - `max_num_batched_tokens` bounds the new tokens of a prefill pass, `vision_cache_bytes` the cached image features.
+
+    Memory is allocated as needed. The other requests of a batch change a result only by floating-point rounding.
     """
 
-    own_weights = False
+    has_separate_weights = False
 
     def __init__(
         self,
         backbone: Backbone,
-        media: MediaLibrary,
+        media: MediaLoader,
         *,
-        rows: Count = 256,
-        flight_tokens: int = 262144,
-        kept_tokens: int = 131072,
-        pass_tokens: int = 8192,
-        feature_bytes: int = 2**31,
+        max_num_seqs: PositiveInt = 256,
+        kv_cache_tokens: int = 262144,
+        prefix_cache_tokens: int = 131072,
+        max_num_batched_tokens: int = 8192,
+        vision_cache_bytes: int = 2**31,
     ) -> None:
         self._backbone = backbone
-        limits = Limits(
-            rows=rows,
-            flight_tokens=flight_tokens,
-            kept_tokens=kept_tokens,
-            pass_tokens=pass_tokens,
-            feature_bytes=feature_bytes,
+        self._scheduler = BatchScheduler(
+            backbone,
+            media.load_pixels,
+            max_num_seqs=max_num_seqs,
+            kv_cache_tokens=kv_cache_tokens,
+            prefix_cache_tokens=prefix_cache_tokens,
+            max_num_batched_tokens=max_num_batched_tokens,
+            vision_cache_bytes=vision_cache_bytes,
         )
-        self._scheduler = Scheduler(backbone, media.pixels, limits)
 
     @property
     def version(self) -> int:
-        """The version of the weights it samples from."""
+        """Return the version of the weights that it samples from."""
         return self._scheduler.version
 
     @property
-    def work(self) -> Work:
-        """What it has done so far, and how long that took."""
-        return self._scheduler.work
+    def stats(self) -> SchedulerStats:
+        """Return counts and times of prefill and decoding so far."""
+        return self._scheduler.stats
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+    async def generate(self, request: GenerationRequest) -> Completion:
         """Sample a continuation; see protocols.Engine."""
-        if not ledger.segments:
-            raise EngineError("an empty ledger can't be continued; render a prompt first")
-        if not set(sampling.forbidden_ids) <= set(self._backbone.renderer.forbidden_ids):
+        if not request.ledger.segments:
+            raise EngineError("the ledger is empty; render a prompt first")
+        if not set(request.sampling.forbidden_ids) <= set(self._backbone.renderer.forbidden_ids):
             # Trainer and sampler mask the same ids, or their distributions would differ.
-            raise EngineError(f"the local engine forbids the ids {self._backbone.renderer.forbidden_ids} and no others")
-        return await self._scheduler.submit(ledger, sampling)
+            raise EngineError(
+                f"sampling.forbidden_ids={request.sampling.forbidden_ids} must be a subset of the model's "
+                f"{self._backbone.renderer.forbidden_ids}: the local engine masks only these",
+                key="sampling.forbidden_ids",
+                value=request.sampling.forbidden_ids,
+            )
+        return await self._scheduler.submit(request.ledger, request.sampling)
 
-    async def publish(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Take new weights: a state dict, or None where the trainer shares this engine's own tensors."""
-        self._scheduler.forget()
-        if weights is not None:
-            self._backbone.model.load_state_dict(weights)
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
+        """Drop the caches; load the weights, unless the trainer shares this engine's tensors."""
+        self._scheduler.clear_caches()
+        if source is not self._backbone:
+            self._backbone.model.load_state_dict(source.state_dict())
         self._scheduler.version = version
 
     async def close(self) -> None:
         """Abort all requests."""
         await self._scheduler.close()
+
+
+local = Local

@@ -1,79 +1,84 @@
-"""A true engine whose replies you wrote: for tests, docs, and demonstrations as traces.
+"""An engine with predefined replies, for tests, docs and demonstrations.
 
-`scripted(renderer, replies=("red</think><answer>red</answer>",))` says one text per call, in order;
-`scripted(renderer, replies=lambda ledger: "<answer>red</answer>")` says what the function gives for a ledger.
+`scripted(renderer, replies=("red</think><answer>red</answer>",))` returns one text per call, in order;
+`scripted(renderer, replies=lambda ledger: "<answer>red</answer>")` computes it from the ledger.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from saccade.errors import EngineError
 from saccade.ledger import Ledger
-from saccade.protocols import Renderer
-from saccade.types import Completion, Sampling, Stop
+from saccade.protocols import Renderer, WeightSource
+from saccade.types import Completion, FinishReason, GenerationRequest
 
 
-class scripted:
-    """Replies as an engine would: as tokens, with logprobs, ended by the stop id or cut at `max_tokens`.
+class Scripted:
+    """Returns replies in the form of a real engine: tokens with logprobs, ended by the stop id or by `max_tokens`.
 
-    `replies` is one text per call in order of arrival (then EngineError), or a function of the ledger. Every reply
-    takes `seconds`, which may be a function of the ledger too. `served` keeps what was asked and answered, in order of
-    the answers.
+    `replies` is one text per call in order of arrival (then EngineError), or a function of the ledger. Each reply
+    takes `latency` seconds, which may be a function of the ledger, too. `history` lists all ledgers and completions,
+    in order of completion.
     """
 
-    own_weights = True  # or none at all
+    has_separate_weights = True  # it has no weights
 
     def __init__(
         self,
         renderer: Renderer,
         *,
         replies: Sequence[str] | Callable[[Ledger], str] = (),
-        seconds: float | Callable[[Ledger], float] = 0.0,
+        latency: float | Callable[[Ledger], float] = 0.0,
     ) -> None:
         self.version = 0
-        self.served: list[tuple[Ledger, Completion]] = []
-        self._renderer, self._replies, self._seconds = renderer, replies, seconds
-        self._asked = 0
-        self._closed = False
+        self.history: list[tuple[Ledger, Completion]] = []
+        self._renderer, self._replies, self._latency = renderer, replies, latency
+        self._num_replies_used = 0
+        self._is_closed = False
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
-        """The next reply; see protocols.Engine. Raises EngineError where none is left."""
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Return the next reply; see protocols.Engine. Raises EngineError if none is left."""
         started = time.perf_counter()
-        text, version = self._next(ledger), self.version  # before the first wait: replies are dealt in order of arrival
-        await asyncio.sleep(self._seconds(ledger) if callable(self._seconds) else self._seconds)
-        if self._closed:
-            raise EngineError("the scripted engine was closed while a reply was under way")
-        said = self._renderer.encode(text)
-        if not set(sampling.forbidden_ids).isdisjoint(said):
-            raise EngineError(f"the scripted reply {text[:40]!r} contains a forbidden id")
-        tokens = (said + sampling.stop_ids[:1])[: sampling.max_tokens]
+        # Before the first await, so that replies are assigned in order of arrival.
+        text, version = self._take_next_reply(request.ledger), self.version
+        await asyncio.sleep(self._latency(request.ledger) if callable(self._latency) else self._latency)
+        if self._is_closed:
+            raise EngineError("the scripted engine was closed during a request")
+        text_ids = self._renderer.encode(text)
+        if not set(request.sampling.forbidden_ids).isdisjoint(text_ids):
+            raise EngineError(f"the scripted reply {text[:40]!r} contains a forbidden id", key="replies", value=text)
+        tokens = (text_ids + request.sampling.stop_ids[:1])[: request.sampling.max_tokens]
         completion = Completion(
             tokens=tokens,
-            # Not of any distribution, but distinct, so that a misplaced one is seen.
+            # Arbitrary but distinct, so that tests detect a misplaced one.
             logprobs=tuple(-0.01 * (1 + token % 50) for token in tokens),
             version=version,
-            stop=Stop.STOP if len(tokens) > len(said) else Stop.LENGTH,
+            finish_reason=FinishReason.STOP if len(tokens) > len(text_ids) else FinishReason.LENGTH,
             seconds=time.perf_counter() - started,
         )
-        self.served.append((ledger, completion))
+        self.history.append((request.ledger, completion))
         return completion
 
-    def _next(self, ledger: Ledger) -> str:
-        if self._closed:
+    def _take_next_reply(self, ledger: Ledger) -> str:
+        if self._is_closed:
             raise EngineError("the scripted engine is closed")
         if callable(self._replies):
             return self._replies(ledger)
-        if self._asked >= len(self._replies):
-            raise EngineError(f"the scripted engine has {len(self._replies)} replies, and all of them are said")
-        self._asked += 1
-        return self._replies[self._asked - 1]
+        if self._num_replies_used >= len(self._replies):
+            raise EngineError(
+                f"the scripted engine has only {len(self._replies)} replies, and all are used up", key="replies"
+            )
+        self._num_replies_used += 1
+        return self._replies[self._num_replies_used - 1]
 
-    async def publish(self, weights: Any, version: int) -> None:
-        """Take the version; scripts have no weights."""
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
+        """Set the version; scripts have no weights."""
         self.version = version
 
     async def close(self) -> None:
-        """Stop; replies under way fail."""
-        self._closed = True
+        """Stop; unfinished requests fail."""
+        self._is_closed = True
+
+
+scripted = Scripted

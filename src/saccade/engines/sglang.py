@@ -1,13 +1,16 @@
-"""SGLang servers as an engine: tokens in, tokens out, over HTTP. It was not run on a real SGLang yet.
+"""SGLang servers as an engine: tokens in, tokens out, over HTTP. Not run on a real SGLang yet.
 
-What is said and understood follows the source of SGLang 0.5.23; the tests ask a server of their own that speaks so.
+Requests and responses follow the source of SGLang 0.5.23; the tests use a fake server that follows it, too.
 """
 
-from saccade.engines._served import sglang_dialect
-from saccade.engines._served.engine import Served
+from saccade.engines.remote import sglang_api
+from saccade.engines.remote.base import RemoteEngine
 
 
-class sglang(Served):
-    """Samples from SGLang servers; `Served` says what the settings mean. Not run on a real SGLang yet."""
+class Sglang(RemoteEngine):
+    """Samples from SGLang servers. Not run on a real SGLang yet."""
 
-    dialect = sglang_dialect
+    api = sglang_api
+
+
+sglang = Sglang

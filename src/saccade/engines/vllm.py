@@ -1,11 +1,14 @@
 """vLLM servers as an engine: tokens in, tokens out, over HTTP; `saccade serve MODEL` starts one."""
 
-from saccade.engines._served import vllm_dialect, vllm_transfer
-from saccade.engines._served.engine import Served
+from saccade.engines.remote import vllm_api
+from saccade.engines.remote.base import RemoteEngine
 
 
-class vllm(Served):
-    """Samples from vLLM servers; `Served` says what the settings mean."""
+class Vllm(RemoteEngine):
+    """Samples from vLLM servers."""
 
-    dialect = vllm_dialect
-    orders = vllm_transfer
+    api = vllm_api
+    transfer_api = vllm_api
+
+
+vllm = Vllm

@@ -1,73 +1,97 @@
-"""The agent that speaks another system's protocol: the published prompt modes, for evaluation and `saccade ask`.
+"""Other systems' published prompt formats, for evaluation and `saccade ask`.
 
-`protocol` names a prompt file (`direct`, `reasoning`, `agentic_general`, `agentic_minimal`, `agentic_videozoomer`,
-`agentic_sage`, `agentic_longvt`), or is the path of your own; see docs/protocols. No reward reads these forms, so
-nothing is trained with them.
+`prompt_format` names a prompt file (`direct`, `reasoning`, `agentic_general`, `agentic_minimal`, `agentic_videozoomer`,
+`agentic_sage`, `agentic_longvt`), or is the path of your own; see docs/prompt-formats. No reward reads these formats,
+so they can't be trained on.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from saccade.agents._loop import attempt
-from saccade.agents._prompt import Plan, first_video, opening, question_text
-from saccade.agents._protocol import Named, announced, asked, protocol_named, reading, telling, without_tools
+from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt, Section
+from saccade.environments.prompt import build_prompt, find_first_video, format_question
+from saccade.environments.prompt_format import (
+    PromptFormatName,
+    fill_question_template,
+    format_tool_result,
+    load_prompt_format,
+    parse_reply,
+    without_tools,
+)
+from saccade.environments.tool_environment import ToolEnvironment, ToolSettings
+from saccade.ledger import ImageRef
 from saccade.protocols import Context
-from saccade.sections import Count, Span, Whole
-from saccade.tools._tool import Tools
-from saccade.types import Episode, Message, Task
+from saccade.tools.base import Tools
+from saccade.types import FinishReason, Message, Reply, Task, ToolResult
 
 
-async def foreign(
-    task: Task,
-    ctx: Context,
-    *,
-    protocol: Named = "agentic_general",
-    tools: Tools | None = None,
-    max_turns: Whole | None = None,
-    max_calls: Count | None = None,
-    overview_frames: Count | None = None,
-    overview_pixels: Span | None = None,
-    image_pixels: Span = (3136, 2000000),
-    result_tokens: Count = 2048,
-    context_tokens: Count = 65536,
-    subtitle_tokens: Whole = 2048,
-) -> Episode:
-    """Attempt a task as a published system would; `ctx.frames` overrides `overview_frames`. Raises as `parallel` does.
+class ExternalSettings(Section):
+    """Settings of `external`; tools, limits and the overview are the prompt format's own where they are null."""
 
-    Tools, limits and the overview are the protocol's own where they are None; `tools={}` is the control with the tools
-    off. All else is as in `parallel`.
-    """
-    spoken, read = protocol_named(protocol)
-    offered = spoken.tools if tools is None else tools
-    spoken = spoken if offered else without_tools(spoken)
+    prompt_format: PromptFormatName = "agentic_general"  # packaged prompt format, or path of a .yaml file
+    tools: Tools | None = None  # tools by name, each with its own settings; {} = the control without tools
+    max_turns: NonNegativeInt | None = None  # tool turns
+    max_calls: PositiveInt | None = None  # calls per turn
+    num_frames: PositiveInt | None = None  # frames of all videos together, unless the task has a frame budget
+    frame_pixels: IntRange | None = None  # minimum and maximum pixels per frame
+    image_pixels: IntRange = (3136, 2000000)  # minimum and maximum pixels per image
+    max_tool_result_tokens: PositiveInt = 2048  # longest text of a result, tokens; the rest is truncated
+    max_context_tokens: PositiveInt = 65536  # longest conversation, tokens, replies included
+    max_subtitle_tokens: NonNegativeInt = 2048  # maximum tokens of the subtitles beside the frames
 
-    async def prompt(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, ...], int]:
-        (*before, user), shown = await opening(task, ctx, plan)
-        video = first_video(task)
+
+class External(ToolEnvironment):
+    """Write prompts and parse replies in the format that another system was trained with."""
+
+    settings_type = ExternalSettings
+    tags_as_tokens = True  # as in the templates that the systems were trained with
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        given = ExternalSettings.model_validate(settings)
+        prompt_format, self.parse_text = load_prompt_format(given.prompt_format)
+        tools = prompt_format.tools if given.tools is None else given.tools
+        self.prompt_format = prompt_format if tools else without_tools(prompt_format)
+        self.tool_result_role = self.prompt_format.tool_result_role
+        shared = prompt_format.model_dump(include={*ToolSettings.model_fields})
+        overrides = given.model_dump(exclude={"prompt_format"}, exclude_none=True)
+        self.settings = ToolSettings(
+            **{**shared, "system": self.prompt_format.system, **overrides, "force_think": False}
+        )
+
+    @property
+    def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """See ToolEnvironment; here they are the prompt format's own."""
+        return self.prompt_format.tool_schemas
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """See ToolEnvironment."""
+        return self.prompt_format.tool_names or super().tool_names
+
+    async def build_prompt(self, task: Task, ctx: Context) -> tuple[tuple[Message, ...], int]:
+        """Return the messages of the prompt with the question in the format's template; and the number of frames."""
+        (*system, user), num_frames = await build_prompt(
+            task,
+            ctx,
+            self.settings,
+            system=self.settings.system,
+            timestamp_format=self.prompt_format.timestamp_format,
+            tags_as_tokens=True,
+        )
+        video = find_first_video(task)
         clip = await ctx.media.probe(video.path) if video else None
-        question = asked(spoken, question_text(task), video.path if video else "", clip)
-        return (*before, replace(user, parts=(*user.parts[:-1], question))), shown
+        question = fill_question_template(self.prompt_format, format_question(task), video.path if video else "", clip)
+        return (*system, replace(user, parts=(*user.parts[:-1], question))), num_frames
 
-    plan = Plan(
-        name="foreign",
-        system=spoken.system,
-        think_prefix=False,
-        overview_frames=overview_frames or spoken.overview_frames,
-        overview_pixels=overview_pixels or spoken.overview_pixels,
-        image_pixels=image_pixels,
-        context_tokens=context_tokens,
-        tools=offered,
-        schemas=announced(spoken),
-        result_tokens=result_tokens,
-        max_turns=spoken.max_turns if max_turns is None else max_turns,
-        max_calls=spoken.max_calls if max_calls is None else max_calls,
-        forced_answer=spoken.forced_answer,
-        subtitle_tokens=subtitle_tokens,
-        stamp=spoken.stamp,
-        tags=True,  # as templates write them, which the systems were trained with
-        prompt=prompt,
-        voice=telling(spoken),
-        teller=spoken.teller,
-        read=reading(spoken, read),
-        offered=spoken.offered,
-    )
-    return await attempt(task, ctx, plan)
+    def parse_reply(self, reply: Reply, finish_reason: FinishReason) -> Reply:
+        """Read a reply by the format's parser."""
+        return parse_reply(self.prompt_format, self.parse_text, reply, finish_reason)
+
+    def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
+        """See ToolEnvironment."""
+        return format_tool_result(self.prompt_format, result)
+
+
+external = External

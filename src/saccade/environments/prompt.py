@@ -1,135 +1,142 @@
-"""How an agent is set up, and the prompt that it begins with."""
+"""Build prompts: the media of a task as frames and images, subtitles beside the frames, and the question."""
 
 import asyncio
-import functools
-import json
-from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from collections.abc import Awaitable, Callable, Sequence
 
+from saccade.environments.base import PromptSettings
 from saccade.errors import MediaError
-from saccade.ledger import Ledger, Picture, Segment
-from saccade.media.picks import STAMP, uniform_times
-from saccade.media.subtitles import Cue, read_cues, seen, subtitles_path, thinned, woven
-from saccade.protocols import Budget, Context, Renderer
-from saccade.tools._tool import tool_named
-from saccade.types import Media, MediaKind, Message, Reply, Stop, Task, ToolResult
+from saccade.ledger import ImageRef
+from saccade.media.frame_sampling import TIMESTAMP_FORMAT, sample_uniform_times
+from saccade.media.subtitles import Cue, find_subtitles, interleave_cues, read_cues, select_cues_at, subsample_cues
+from saccade.protocols import Context, PixelBudget
+from saccade.types import Media, MediaKind, Message, Task
+
+# A video's path, its share of the frame budget, and the subtitles to show with it: what the prompt shows of it.
+LoadVideo = Callable[[str, int, tuple[Cue, ...]], Awaitable[list[str | ImageRef]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The settings of an agent: what it sees first, what it may call, and its limits."""
+async def build_prompt(
+    task: Task,
+    ctx: Context,
+    settings: PromptSettings,
+    *,
+    system: str,
+    timestamp_format: str = TIMESTAMP_FORMAT,
+    tags_as_tokens: bool = False,
+) -> tuple[tuple[Message, ...], int]:
+    """Return the messages of the prompt, and how many video frames they show: min(K, frames in the videos).
 
-    name: str
-    system: str
-    think_prefix: bool
-    overview_frames: int  # of all videos together
-    overview_pixels: tuple[int, int]  # least and most per frame
-    image_pixels: tuple[int, int]  # least and most per still picture
-    context_tokens: int  # expanded tokens of one conversation, replies included
-    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # those that are offered, with their settings
-    schemas: tuple[str, ...] = ()  # the tools that the system turn lists, by name or as JSON
-    result_tokens: int = 512
-    max_turns: int = 0  # tool turns
-    max_calls: int = 5  # per turn
-    one_call: bool = False  # serve the first call of a turn only, and say so
-    forced_answer: str = ""  # said after the last tool turn
-    subtitle_tokens: int = 0  # of the lines beside the overview, at most
-    stamp: str = STAMP  # what goes before a frame
-    tags: bool = False  # whether tags in what is said to the model are their tokens
-    prompt: "Prompt | None" = None  # another way to begin than `opening`
-    voice: "Voice | None" = None  # another way to put a result into words than the loop's
-    teller: Literal["tool", "user"] = "tool"  # in whose turn the results come
-    read: "Read | None" = None  # another way to read a reply than the renderer's
-    offered: tuple[str, ...] = ()  # the tools by the names that the model knows, where they aren't ours
-
-
-Prompt = Callable[[Task, Context, Plan], Awaitable[tuple[tuple[Message, ...], int]]]
-Voice = Callable[[ToolResult, int], tuple[str | Picture, ...]]
-Read = Callable[[Reply, Stop], Reply]  # a reply as the renderer reads it, and why it ended
-
-
-async def opening(task: Task, ctx: Context, plan: Plan) -> tuple[tuple[Message, ...], int]:
-    """The messages of the prompt, and how many frames they show: min(K, frames in the videos).
-
-    Media are shown in their order: of a video its overview, each frame after its time; a still picture alone. Several
-    videos share the K frames. The lines of subtitles that a frame falls into stand between the frames.
+    Media are shown in order: of a video its overview, each frame after its timestamp; an image alone. Several videos
+    share the K frames. An empty `system` is left out. Raises MediaError if the media can't be shown.
     """
-    videos = sum(media.kind is MediaKind.VIDEO for media in task.media)
-    shares = iter(shared(ctx.frames or plan.overview_frames, videos))
-    parts: list[str | Picture] = []
+
+    async def load_video(path: str, max_frames: int, cues: tuple[Cue, ...]) -> list[str | ImageRef]:
+        return await load_overview(path, max_frames, ctx, settings, cues, timestamp_format)
+
+    parts = await load_media(task, ctx, settings, load_video)
+    user = Message(role="user", parts=(*parts, format_question(task)), tags_as_tokens=tags_as_tokens)
+    return with_system(system, user, tags_as_tokens=tags_as_tokens), count_frames(parts)
+
+
+def with_system(system: str, user: Message, *, tags_as_tokens: bool = False) -> tuple[Message, ...]:
+    """Return the user's message after the system prompt, or alone if that is empty."""
+    if not system:
+        return (user,)
+    return Message(role="system", parts=(system,), tags_as_tokens=tags_as_tokens), user
+
+
+def count_frames(parts: Sequence[str | ImageRef]) -> int:
+    """Return how many of the parts are frames of a video."""
+    return sum(isinstance(part, ImageRef) and part.time is not None for part in parts)
+
+
+async def load_media(task: Task, ctx: Context, settings: PromptSettings, load_video: LoadVideo) -> list[str | ImageRef]:
+    """Return the task's media in order: each image, and of each video what `load_video` returns."""
+    num_videos = sum(media.kind is MediaKind.VIDEO for media in task.media)
+    shares = iter(split_frame_budget(ctx.frame_budget or settings.num_frames, num_videos))
+    budget = PixelBudget(min_pixels=settings.image_pixels[0], max_pixels=settings.image_pixels[1])
+    parts: list[str | ImageRef] = []
     for media in task.media:
         if media.kind is MediaKind.IMAGE:
-            budget = Budget(min_pixels=plan.image_pixels[0], max_pixels=plan.image_pixels[1])
-            parts.append(await ctx.media.image(media.path, factor=ctx.renderer.factor, budget=budget))
+            parts.append(await ctx.media.load_image(media.path, factor=ctx.renderer.factor, budget=budget))
         else:
-            cues = await subtitles_of(task) if media is first_video(task) else ()
-            parts += await overview(media.path, next(shares), ctx, plan, cues)
-    system = (Message(role="system", parts=(plan.system,), tags=plan.tags),) if plan.system else ()
-    shown = sum(isinstance(part, Picture) and part.time is not None for part in parts)
-    return (*system, Message(role="user", parts=(*parts, question_text(task)), tags=plan.tags)), shown
+            cues = await load_subtitles(task) if media is find_first_video(task) else ()
+            parts += await load_video(media.path, next(shares), cues)
+    return parts
 
 
-async def overview(path: str, frames: int, ctx: Context, plan: Plan, cues: tuple[Cue, ...] = ()) -> list[str | Picture]:
-    """At most `frames` frames of a video, each after its time, with what is said at them."""
+async def load_overview(
+    path: str,
+    max_frames: int,
+    ctx: Context,
+    settings: PromptSettings,
+    cues: tuple[Cue, ...] = (),
+    timestamp_format: str = TIMESTAMP_FORMAT,
+) -> list[str | ImageRef]:
+    """Return at most `max_frames` frames of a video, each after its timestamp, with the subtitles at them."""
     clip = await ctx.media.probe(path)
-    # A short video has fewer frames than the budget. Where its rate varies, two times may still fall on one frame.
-    times = uniform_times(clip.duration, min(frames, clip.frames))
-    budget = Budget(min_pixels=plan.overview_pixels[0], max_pixels=plan.overview_pixels[1])
-    return beside(await ctx.media.frames(path, times, factor=ctx.renderer.factor, budget=budget), cues, ctx, plan)
+    # A short video has fewer frames than the budget. In a video of variable frame rate two times may share a frame.
+    times = sample_uniform_times(clip.duration, min(max_frames, clip.num_frames))
+    budget = PixelBudget(min_pixels=settings.frame_pixels[0], max_pixels=settings.frame_pixels[1])
+    frames = await ctx.media.load_frames(path, times, factor=ctx.renderer.factor, budget=budget)
+    return interleave_subtitles(frames, cues, ctx, settings, timestamp_format)
 
 
-def beside(shown: list[Picture], cues: tuple[Cue, ...], ctx: Context, plan: Plan) -> list[str | Picture]:
-    """Frames, each after its time, and what is said at them; without frames, all that is said and has room."""
-    said = seen(cues, [picture.time for picture in shown if picture.time is not None])
-    return woven(shown, thinned(said, plan.subtitle_tokens, lambda line: len(ctx.renderer.encode(line))), plan.stamp)
+def interleave_subtitles(
+    frames: list[ImageRef],
+    cues: tuple[Cue, ...],
+    ctx: Context,
+    settings: PromptSettings,
+    timestamp_format: str = TIMESTAMP_FORMAT,
+) -> list[str | ImageRef]:
+    """Return frames after their timestamps, between the subtitles that they fall into.
+
+    Without frames: all subtitles, subsampled to `max_subtitle_tokens`.
+    """
+    cues_at_frames = select_cues_at(cues, [frame.time for frame in frames if frame.time is not None])
+    shown = subsample_cues(cues_at_frames, settings.max_subtitle_tokens, lambda line: len(ctx.renderer.encode(line)))
+    return interleave_cues(frames, shown, timestamp_format)
 
 
-def first_video(task: Task) -> Media | None:
-    """The video that tools look at and that subtitles belong to."""
+def find_first_video(task: Task) -> Media | None:
+    """Return the video that tools load and that subtitles belong to."""
     return next((media for media in task.media if media.kind is MediaKind.VIDEO), None)
 
 
-async def subtitles_of(task: Task) -> tuple[Cue, ...]:
-    """The lines of the first video: of the file that `extras["subtitles"]` names, from the video's own folder.
+async def load_subtitles(task: Task) -> tuple[Cue, ...]:
+    """Return the subtitles of the first video, from the file `extras["subtitles"]`, relative to the video's folder.
 
-    `extras["subtitles_offset"]` (seconds) is taken off their times. Raises MediaError where the file can't be read.
+    `extras["subtitles_offset"]` (seconds) is subtracted from their times. Raises MediaError if the file can't be read.
     """
-    path = subtitles_path(task)
+    path = find_subtitles(task)
     if path is None:
         return ()
     offset = task.extras.get("subtitles_offset") or 0.0
     if not isinstance(offset, int | float):
-        raise MediaError(f"task {task.id}: extras.subtitles_offset must be a number of seconds, not {offset!r}")
+        raise MediaError(
+            f"task {task.id}: extras.subtitles_offset must be a number of seconds, not {offset!r}",
+            key="extras.subtitles_offset",
+            value=offset,
+        )
     return await asyncio.to_thread(read_cues, path, float(offset))
 
 
-def shared(frames: int, videos: int) -> list[int]:
-    """A frame budget shared evenly by some videos, the first ones getting what is left over; each gets one at least.
+def split_frame_budget(num_frames: int, num_videos: int) -> list[int]:
+    """Return each video's share of a frame budget: an even split, at least one each, the remainder to the first ones.
 
-    >>> shared(8, 3), shared(2, 3)
+    >>> split_frame_budget(8, 3), split_frame_budget(2, 3)
     ([3, 3, 2], [1, 1, 1])
     """
-    return [max(1, frames // videos + (place < frames % videos)) for place in range(videos)]
+    return [max(1, num_frames // num_videos + (index < num_frames % num_videos)) for index in range(num_videos)]
 
 
-def question_text(task: Task) -> str:
-    r"""The question, and its options by letter.
+def format_question(task: Task) -> str:
+    r"""Return the question, and its options by letter.
 
-    >>> from saccade.types import Kind
-    >>> question_text(Task(id="q", question="Which?", media=(), kind=Kind.CHOICE, gold="A", choices=("red", "blue")))
+    >>> from saccade.types import AnswerType
+    >>> kind = AnswerType.CHOICE
+    >>> task = Task(id="q", question="Which?", media=(), answer_type=kind, ground_truth="A", options=("red", "blue"))
+    >>> format_question(task)
     'Which?\nA. red\nB. blue'
     """
-    return "\n".join((task.question, *(f"{chr(65 + i)}. {choice}" for i, choice in enumerate(task.choices))))
-
-
-def render_opening(renderer: Renderer, messages: tuple[Message, ...], tools: tuple[str, ...]) -> Segment:
-    """A prompt as tokens; rendered once for all attempts of a group, and for equal windows of sub-agents."""
-    return _rendered(cast(Hashable, renderer), messages, tools)
-
-
-@functools.lru_cache(maxsize=1024)
-def _rendered(renderer: Any, messages: tuple[Message, ...], tools: tuple[str, ...]) -> Segment:
-    schemas = [json.loads(name) if name.startswith("{") else tool_named(name).schema for name in tools]
-    segment: Segment = renderer.render(Ledger(), messages, tools=schemas)
-    return segment
+    return "\n".join((task.question, *(f"{chr(65 + index)}. {option}" for index, option in enumerate(task.options))))

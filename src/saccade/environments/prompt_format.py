@@ -1,14 +1,13 @@
-"""A prompt protocol: how a published system is spoken to (one prompt file), and how it speaks (one reader).
+"""Prompt formats: how a published system is prompted (one prompt file) and how its replies are parsed (one parser).
 
-    agents/prompts/agentic_sage.yaml     what is said: system, question, results, the order to answer; tools and limits
-    chat/syntaxes/sage.py                what is read: a pure function from a reply's text to its answer and calls
+    environments/prompts/agentic_sage.yaml    templates: system, question, results, final answer; tools and limits
+    chat/tool_formats/sage.py                 a pure function from a reply's text to its answer and calls
 
-The file names its reader (`syntax`), so a system whose surface syntax is known already needs no code. Calls run through
-Saccade's own tools: the reader puts them under our names.
+The file names its parser (`tool_format`), so a system with a known call syntax needs no code. Calls run through
+Saccade's own tools: the parser maps them to our names.
 """
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,128 +16,127 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from saccade import plugins
-from saccade.agents._prompt import Read, Voice
-from saccade.config import parsed
-from saccade.errors import ConfigError
-from saccade.ledger import Picture
-from saccade.media.picks import STAMP, stamp, timed
-from saccade.protocols import Clip
-from saccade.sections import Count, Section, Span, Whole, made
-from saccade.tools._tool import Tools
-from saccade.types import Block, BlockKind, Reply, Stop, ToolResult
+from saccade.config.load import parse_yaml
+from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt, Section, parse_section
+from saccade.errors import ConfigError, boundary
+from saccade.ledger import ImageRef
+from saccade.media.frame_sampling import TIMESTAMP_FORMAT, format_timestamp, interleave_timestamps
+from saccade.protocols import VideoInfo
+from saccade.tools.base import Tools
+from saccade.types import Block, BlockKind, FinishReason, Reply, ToolResult
 
-PACKAGED = Path(__file__).parent / "prompts"
+PROMPTS_DIR = Path(__file__).parent / "prompts"
+KEY = "environment.settings.prompt_format"
 
 
-class Protocol(Section):
-    """What a prompt file holds. `{question}`, `{video}`, `{clock}`, `{result}` and `{error}` are filled in.
+class PromptFormat(Section):
+    """A prompt file; `{question}`, `{video}`, `{clock}`, `{result}` and `{error}` are placeholders.
 
-    `syntax` names the reader, of chat/syntaxes or as a path from the prompt file's folder. `schemas` are announced by
-    the model family's own template, beside `system` or (empty) what the family says by itself. `stamp` goes before a
-    frame and may hold `seconds` and `number`. `tools` are ours that calls reach, `offered` their names to the model. A
-    finished reply without calls and tags is an answer where `bare_answer` says so, as in the published loops. With the
-    tools off `toolless_system` and `toolless_question` stand for `system` and `question`, where they are given.
+    `tool_format` names the parser, of chat/tool_formats or as a path relative to the prompt file. The model family's
+    chat template lists `tool_schemas` beside `system`, or beside the family's own system prompt if that is empty.
+    `timestamp_format` precedes a frame and may hold `seconds` and `number`. `tools` are Saccade's, which calls reach;
+    `tool_names` are their names as the model knows them. With the tools off, `no_tools_system` and `no_tools_question`
+    replace `system` and `question`, if they are given.
     """
 
-    syntax: str = "tool_call"
+    tool_format: str = "tool_call"
     system: str = ""
-    schemas: tuple[dict[str, Any], ...] = ()
+    tool_schemas: tuple[dict[str, Any], ...] = ()
     question: str = "{question}"
-    toolless_system: str | None = None
-    toolless_question: str | None = None
-    overview_frames: Count = 64
-    overview_pixels: Span = (784, 50176)
-    stamp: str = STAMP
-    teller: Literal["tool", "user"] = "tool"  # in whose turn results come
-    result: str = "{result}"
-    failure: str = "Error: {error}"
-    forced_answer: str = ""
+    no_tools_system: str | None = None
+    no_tools_question: str | None = None
+    num_frames: PositiveInt = 64
+    frame_pixels: IntRange = (784, 50176)
+    timestamp_format: str = TIMESTAMP_FORMAT
+    tool_result_role: Literal["tool", "user"] = "tool"  # role of the messages that hold results
+    result_template: str = "{result}"
+    error_template: str = "Error: {error}"
+    final_answer_prompt: str = ""
     tools: Tools = Field(default_factory=dict)
-    offered: tuple[str, ...] = ()
-    bare_answer: bool = True
-    max_turns: Whole = 0
-    max_calls: Count = 1
+    tool_names: tuple[str, ...] = ()
+    accept_untagged_answer: bool = True
+    max_turns: NonNegativeInt = 0
+    max_calls: PositiveInt = 1
 
 
-def without_tools(protocol: Protocol) -> Protocol:
-    """The protocol as it is spoken with the tools off: nothing that is said offers one."""
-    words = {"system": protocol.toolless_system, "question": protocol.toolless_question, "schemas": ()}
-    return protocol.model_copy(update={key: value for key, value in words.items() if value is not None})
+def without_tools(prompt_format: PromptFormat) -> PromptFormat:
+    """Return the format for a control with the tools off: no text offers a tool."""
+    texts = {"system": prompt_format.no_tools_system, "question": prompt_format.no_tools_question}
+    update = {key: text for key, text in texts.items() if text is not None}
+    return prompt_format.model_copy(update={**update, "tool_schemas": ()})
 
 
-def protocol_names() -> tuple[str, ...]:
-    """The packaged protocols, sorted."""
-    return tuple(sorted(path.stem for path in PACKAGED.glob("*.yaml")))
+def list_prompt_formats() -> tuple[str, ...]:
+    """Return the names of the packaged prompt formats, sorted."""
+    return tuple(sorted(path.stem for path in PROMPTS_DIR.glob("*.yaml")))
 
 
 @functools.cache
-def protocol_named(name: str) -> tuple[Protocol, Callable[..., Reply]]:
-    """A packaged protocol by its name, or one of your own by its path (ending in .yaml); and its reader.
+def load_prompt_format(name: str) -> tuple[PromptFormat, Callable[..., Reply]]:
+    """Load a packaged prompt format by name, or another by its path (ending in .yaml); and its parser.
 
-    Raises ConfigError for an unknown name, key or reader, and a stamp that can't be written.
+    Raises ConfigError for an unknown name, key or parser, and for an invalid timestamp format.
     """
-    own = name.endswith((".yaml", ".yml"))
-    path = Path(name) if own else PACKAGED / f"{name}.yaml"
-    if not (path.is_file() if own else name in protocol_names()):
-        mend = plugins.nearest(name, protocol_names())
-        raise ConfigError(f"there is no protocol {name!r}; {mend}, or the path of a .yaml file")
-    try:
+    is_path = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_path else PROMPTS_DIR / f"{name}.yaml"
+    if not (path.is_file() if is_path else name in list_prompt_formats()):
+        suggestion = plugins.suggest(name, list_prompt_formats())
+        raise ConfigError(
+            f"there is no prompt format {name!r}; {suggestion}, or the path of a .yaml file", key=KEY, value=name
+        )
+    with boundary(ConfigError, f"the prompt format {path} can't be read", key=str(path)):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the protocol {path} can't be read: {error}") from error
-    protocol = made(Protocol, parsed(text, f"the protocol {path}"), f"the protocol {path}")
+    source = f"the prompt format {path}"
+    prompt_format = parse_section(PromptFormat, parse_yaml(text, source), source)
     try:
-        stamp(0.0, 0, protocol.stamp)
+        format_timestamp(0.0, 0, prompt_format.timestamp_format)
     except (ValueError, LookupError, AttributeError) as error:
-        raise ConfigError(f"the protocol {path}: the stamp may hold {{seconds}} and {{number}} alone") from error
-    syntax = str(path.parent / protocol.syntax) if protocol.syntax.endswith(".py") else protocol.syntax
-    return protocol, plugins.load("chat.syntaxes", syntax)
+        template = prompt_format.timestamp_format
+        raise ConfigError(
+            f"{source}: timestamp_format={template!r} may hold {{seconds}} and {{number}} alone",
+            key="timestamp_format",
+            value=template,
+        ) from error
+    parser = prompt_format.tool_format
+    parser = str(path.parent / parser) if parser.endswith(".py") else parser
+    return prompt_format, plugins.load("chat.tool_formats", parser)
 
 
-def _known(name: str) -> str:
-    protocol_named(name)
+def _validate_prompt_format(name: str) -> str:
+    load_prompt_format(name)
     return name
 
 
-# In the signature of an agent: a protocol by name; what doesn't exist is refused before anything runs.
-Named = Annotated[str, AfterValidator(_known)]
+# The type of a setting: a prompt format by name; an unknown one is rejected before anything runs.
+PromptFormatName = Annotated[str, AfterValidator(_validate_prompt_format)]
 
 
-def asked(protocol: Protocol, question: str, path: str, clip: Clip | None) -> str:
-    """The question as the protocol puts it, with the name of the video's file and its length as hh:mm:ss."""
-    whole = int(clip.duration) if clip else 0
-    clock = f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
-    said = protocol.question.replace("{video}", Path(path).name).replace("{clock}", clock)
-    return said.replace("{question}", question)  # last, so that nothing in it is filled in
+def fill_question_template(
+    prompt_format: PromptFormat, question: str, video_path: str, video_info: VideoInfo | None
+) -> str:
+    """Return the question in the format's template, with the name of the video's file and its length as hh:mm:ss."""
+    seconds = int(video_info.duration) if video_info else 0
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    text = prompt_format.question.replace("{video}", Path(video_path).name).replace("{clock}", clock)
+    return text.replace("{question}", question)  # last: braces in the question are no placeholders
 
 
-def reading(protocol: Protocol, read: Callable[..., Reply]) -> Read:
-    """How a reply is read: by the reader, then, where the protocol has bare answers, as one."""
-
-    def meant(reply: Reply, stop: Stop) -> Reply:
-        found = read(reply.text, len(reply.forced))
-        bare = "".join(block.body for block in found.of(BlockKind.TEXT)).strip()
-        tagged = found.calls or found.of(BlockKind.ANSWER)
-        if not protocol.bare_answer or stop is not Stop.STOP or tagged or not bare:
-            return found
-        return replace(found, blocks=(*found.blocks, Block(kind=BlockKind.ANSWER, body=bare, closed=True)))
-
-    return meant
+def parse_reply(
+    prompt_format: PromptFormat, parse_text: Callable[..., Reply], reply: Reply, finish_reason: FinishReason
+) -> Reply:
+    """Parse a reply's text; text without tags that ended by itself is an answer, if the format accepts those."""
+    parsed = parse_text(reply.text, len(reply.prefill))
+    untagged = "".join(block.body for block in parsed.find_blocks(BlockKind.TEXT)).strip()
+    has_tags = parsed.calls or parsed.find_blocks(BlockKind.ANSWER)
+    if not prompt_format.accept_untagged_answer or finish_reason is not FinishReason.STOP or has_tags or not untagged:
+        return parsed
+    return replace(parsed, blocks=(*parsed.blocks, Block(kind=BlockKind.ANSWER, body=untagged, is_closed=True)))
 
 
-def telling(protocol: Protocol) -> Voice:
-    """How a result is put: its text and frames, or its error, where the protocol's words have room for them."""
-
-    def put(result: ToolResult, number: int) -> tuple[str | Picture, ...]:
-        shown = timed(result.pictures, protocol.stamp)
-        if result.error is None:
-            before, _, after = protocol.result.partition("{result}")
-            return before + result.text, *shown, after
-        return result.text + protocol.failure.replace("{error}", result.error), *shown
-
-    return put
-
-
-def announced(protocol: Protocol) -> tuple[str, ...]:
-    """The schemas of its tools as JSON, for the system turn."""
-    return tuple(json.dumps(schema, ensure_ascii=False) for schema in protocol.schemas)
+def format_tool_result(prompt_format: PromptFormat, result: ToolResult) -> tuple[str | ImageRef, ...]:
+    """Return a result in the format's templates: its text and frames, or its error."""
+    frames = interleave_timestamps(result.images, prompt_format.timestamp_format)
+    if result.error is None:
+        before, _, after = prompt_format.result_template.partition("{result}")
+        return before + result.text, *frames, after
+    return result.text + prompt_format.error_template.replace("{error}", result.error), *frames

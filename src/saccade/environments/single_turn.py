@@ -1,41 +1,48 @@
-"""The single-turn agent that answers at once: a baseline, and the control without tools."""
+"""The environment of one reply: a baseline, and the control without tools."""
 
-from saccade.agents._loop import attempt
-from saccade.agents._prompt import Plan
-from saccade.protocols import Context
-from saccade.sections import Count, Span, Whole
-from saccade.types import Episode, Task
+from saccade.environments.base import THINK_PREFILL, ConfiguredEnvironment, PromptSettings
+from saccade.environments.prompt import build_prompt
+from saccade.protocols import Context, Done, Observation
+from saccade.types import EpisodeStatus, Reply, Task
 
-SYSTEM = (
+SYSTEM_PROMPT = (
     "You answer questions about a video or about pictures. Of a video you see a few frames, each after its time. Give "
     "only the answer, inside <answer></answer>."
 )
+THINK_SYSTEM_PROMPT = (
+    "You answer questions about a video or about pictures. Of a video you see a few frames, each after its time. Think "
+    "first, inside <think></think>, then give the answer inside <answer></answer>."
+)
 
 
-async def direct(
-    task: Task,
-    ctx: Context,
-    *,
-    overview_frames: Count = 64,
-    overview_pixels: Span = (784, 50176),
-    image_pixels: Span = (3136, 2000000),
-    subtitle_tokens: Whole = 2048,
-    context_tokens: Count = 32768,
-    think_prefix: bool = False,
-    system: str = SYSTEM,
-) -> Episode:
-    """Attempt a task in one reply; `ctx.frames` overrides `overview_frames`. Raises as `parallel` does.
+class SingleTurnSettings(PromptSettings):
+    """Settings of `single_turn`."""
 
-    Pixels are the least and most per frame of a video, and per still picture; subtitles as in `parallel`.
-    """
-    plan = Plan(
-        name="reasoning" if think_prefix else "direct",
-        system=system,
-        think_prefix=think_prefix,
-        overview_frames=overview_frames,
-        overview_pixels=overview_pixels,
-        image_pixels=image_pixels,
-        subtitle_tokens=subtitle_tokens,
-        context_tokens=context_tokens,
-    )
-    return await attempt(task, ctx, plan)
+    force_think: bool = False  # start the reply with <think>
+    system: str | None = None  # system prompt; empty = none, null = the packaged one, with or without thinking
+
+
+class SingleTurn(ConfiguredEnvironment):
+    """Show the media and the question; the first reply ends the episode."""
+
+    settings: SingleTurnSettings
+
+    async def reset(self, task: Task, ctx: Context) -> Observation:
+        """Return the prompt. Raises MediaError if the task's media can't be shown."""
+        self.task = task
+        system = self.settings.system
+        if system is None:
+            system = THINK_SYSTEM_PROMPT if self.settings.force_think else SYSTEM_PROMPT
+        messages, num_frames = await build_prompt(task, ctx, self.settings, system=system)
+        prefill = THINK_PREFILL if self.settings.force_think else ""
+        return Observation(messages=messages, prefill=prefill, num_frames=num_frames)
+
+    async def step(self, reply: Reply, ctx: Context) -> Done:
+        """End the episode."""
+        assert self.task is not None, "reset the environment before step"
+        if reply.answer is not None:
+            return Done(status=EpisodeStatus.ANSWERED)
+        return Done(status=EpisodeStatus.MAX_TURNS if reply.calls else EpisodeStatus.NO_ANSWER)
+
+
+single_turn = SingleTurn

@@ -1,343 +1,280 @@
-"""How a task is attempted: look at an overview, then reply, call, observe, until an answer or a limit.
+"""The base of environments with tools: run the calls of a reply, show their results, until an answer or a limit.
 
-    attempt ── open ──> prompt: system, overview frames with their times, still pictures, question
-       │
-       └─ take_turn ──> say ········ engine.generate(ledger) ······ waits for the engine alone
-             ▲            │
-             │          call_tools ─┬─ call_tool 0 ── ask ── engine.generate(child's ledger)
-             │            │         ├─ call_tool 1 ── ask ── engine.generate(child's ledger)    all at once;
-             │            │         └─ call_tool 2 ── an error result, at once                  waits for the slowest
-             └─ observe <─┘ the results, in the order of the calls, as ONE tool turn
+    reset ──> the prompt: system, overview frames with their times, images, question; the tools' schemas
+    step  ──> calls ─┬─ call_tool 0 ── ask ── sub-agent's episode ─┐
+                     ├─ call_tool 1 ── ask ── sub-agent's episode ─┤ concurrent; the slowest decides
+                     └─ call_tool 2 ── refused: an error result   ─┘
+                              └──> results in the order of the calls, as ONE tool turn
 
-The calls of a turn run together; a failing one is a result like any other. Only the engine's failure stops its
-siblings: it ends the episode, which is then left out of training rather than scored. The same holds for an episode that
-passes its deadline: whatever it waits for is cancelled, and what was said until then is kept.
+A failing call is a result like any other. A failure of the engine or the sandbox cancels the turn's other calls and is
+raised: the runner ends the episode, which is then excluded from training instead of scored.
 """
 
-import time
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from saccade.agents._prompt import Plan, first_video, opening, render_opening, subtitles_of
-from saccade.errors import EngineError, SandboxError, ToolError
-from saccade.ledger import Ledger, Origin, Picture, Segment
-from saccade.media.picks import timed
+from saccade.config.schema import NonNegativeInt, PositiveInt
+from saccade.environments.base import THINK_PREFILL, ConfiguredEnvironment, PromptSettings
+from saccade.environments.prompt import build_prompt, find_first_video, load_subtitles
+from saccade.errors import EngineError, ToolError
+from saccade.ledger import ImageRef
+from saccade.media.frame_sampling import interleave_timestamps
 from saccade.media.subtitles import Cue
-from saccade.protocols import Context
-from saccade.tools._tool import FunctionTool, Shelf, ToolContext, tool_named
+from saccade.protocols import Context, Done, Environment, Observation
+from saccade.tools.base import EpisodeResources, FunctionTool, ToolContext, Tools, load_tool
 from saccade.types import (
+    AnswerType,
     Call,
-    Completion,
-    End,
     Episode,
-    Kind,
+    EpisodeStatus,
+    FinishReason,
     MediaKind,
     Message,
     Reply,
-    Sampling,
-    Stop,
     Task,
     ToolResult,
-    Turn,
-    Usage,
-    seed_of,
 )
-from saccade.waiting import together
+from saccade.utils.async_utils import gather_or_cancel
+from saccade.utils.hashing import derive_seed
 
-THINK = "<think>\n"
-
-
-async def attempt(task: Task, ctx: Context, plan: Plan) -> Episode:
-    """Attempt a task once. Raises MediaError where its media can't be shown; all else is an `end`."""
-    talk = Talk(task=task, ctx=ctx, plan=plan)
-    try:
-        async with ctx.clock.timeout_at(ctx.deadline) as limit, talk.shelf:
-            await talk.open()
-            while talk.end is None:
-                await talk.take_turn()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        talk.end, talk.error = End.ABORTED, "the episode's deadline passed before it had ended"
-    episode = talk.episode()
-    talk.tell("end", episode=episode)
-    return episode
+NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 
 
-@dataclass(slots=True, kw_only=True)
-class Talk:
-    """One conversation on its way to an episode."""
+class ToolSettings(PromptSettings):
+    """Settings of environments with tools."""
 
-    task: Task
-    ctx: Context
-    plan: Plan
-    ledger: Ledger = field(default_factory=Ledger)
-    turns: list[Turn] = field(default_factory=list)
-    children: list[Episode] = field(default_factory=list)
-    frames: int | None = None
-    subtitles: tuple[Cue, ...] = ()
-    end: End | None = None
-    error: str | None = None
-    shelf: Shelf = field(default_factory=Shelf)
-    started: float = field(default_factory=time.perf_counter)
+    tools: Tools = NO_TOOLS  # tools by name, each with its own settings
+    max_turns: NonNegativeInt = 3  # tool turns
+    max_calls: PositiveInt = 5  # calls per turn
+    max_tool_result_tokens: PositiveInt = 512  # longest text of a result, tokens; the rest is truncated
+    force_think: bool = True  # start every reply with <think>
+    system: str = ""  # system prompt; empty = none
+    final_answer_prompt: str = ""  # user's message after the last tool turn; empty = none
 
-    def tell(self, event: str, **data: Any) -> None:
-        """Tell whoever watches."""
-        if self.ctx.watch is not None:
-            self.ctx.watch(event, data)
 
-    async def open(self) -> None:
-        """Render the prompt: it shows min(K, frames in the video) frames."""
-        self.subtitles = await subtitles_of(self.task)
-        messages, self.frames = await (self.plan.prompt or opening)(self.task, self.ctx, self.plan)
-        segment = render_opening(self.ctx.renderer, messages, self.plan.schemas)
-        self.observe(segment)
+class ToolEnvironment(ConfiguredEnvironment):
+    """A conversation with tools; subclasses replace the prompt, the form of results, or a limit."""
 
-    def observe(self, segment: Segment) -> None:
-        """Append a segment as a whole and the forced prefix, or end the conversation where no reply would fit."""
-        ledger = Ledger(segments=(*self.ledger.segments, segment)).force(self.forced)
-        if len(ledger) < self.plan.context_tokens:
-            self.ledger = ledger
-            return
-        # Budgets are spent on whole segments: nothing is ever cut through a picture.
-        self.end = End.CONTEXT_FULL
-        self.error = f"{len(ledger)} tokens leave no room for a reply in a context of {self.plan.context_tokens}"
+    settings: ToolSettings
+    tool_result_role: Literal["tool", "user"] = "tool"
+    tags_as_tokens = False  # whether tags such as <think> in messages are the model's special tokens
 
-    @property
-    def forced(self) -> tuple[int, ...]:
-        """The prefix of every reply."""
-        return self.ctx.renderer.encode(THINK) if self.plan.think_prefix else ()
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.num_turns = self.num_children = 0
+        self.prompt_images: tuple[ImageRef, ...] = ()
+        self.shown_images: tuple[ImageRef, ...] = ()  # in the whole conversation, in order
+        self.subtitles: tuple[Cue, ...] = ()
+        self.resources = EpisodeResources()
 
-    async def take_turn(self) -> None:
-        """One reply, and what it causes."""
-        self.tell("turn", turn=len(self.turns))
-        try:
-            reply, self.end = await self.say()
-        except EngineError as error:
-            self.end, self.error = End.ABORTED, str(error)
-            return
-        self.turns.append(Turn(reply=reply))  # whatever stops the tools, this was said
-        self.tell("reply", turn=len(self.turns) - 1, reply=reply)
-        if self.end is not None:
-            return
-        try:
-            results = await self.call_tools(reply.calls)
-        except (EngineError, SandboxError) as error:  # the main agent is not to blame
-            self.end, self.error = End.TOOL_BROKEN, str(error)
-            return
-        self.turns[-1] = Turn(reply=reply, results=results)
-        self.tell("results", turn=len(self.turns) - 1, results=results)
-        self.observe(self.render_results(results))
+    async def reset(self, task: Task, ctx: Context) -> Observation:
+        """Return the prompt. Raises MediaError if the task's media can't be shown."""
+        self.task = task
+        self.subtitles = await load_subtitles(task)
+        messages, num_frames = await self.build_prompt(task, ctx)
+        self.prompt_images = self.shown_images = collect_images(messages)
+        return Observation(
+            messages=messages, tool_schemas=self.tool_schemas, prefill=self.prefill, num_frames=num_frames
+        )
 
-    async def say(self) -> tuple[Reply, End | None]:
-        """Sample a reply; the episode's end, if this is it."""
-        room = self.plan.context_tokens - len(self.ledger)
-        completion = await generate(self.ctx, self.ledger, seed_of(self.ctx.seed, len(self.turns)), room)
-        self.ledger = act(self.ledger, completion)
-        reply = self.ctx.renderer.parse(completion.tokens, forced=self.forced)
-        if self.plan.read is not None:
-            reply = self.plan.read(reply, completion.stop)
-        return reply, self.verdict(reply, completion.stop, cramped=room < self.ctx.sampling.max_tokens)
-
-    def verdict(self, reply: Reply, stop: Stop, *, cramped: bool) -> End | None:
-        """Why the episode ends with this reply, or None where it goes on with the reply's calls."""
-        if stop is Stop.ABORTED:
-            return End.ABORTED
+    async def step(self, reply: Reply, ctx: Context) -> Observation | Done:
+        """Run the calls of a reply. Raises EngineError or SandboxError if an engine or the sandbox failed."""
+        assert self.task is not None, "reset the environment before step"
+        turn, self.num_turns = self.num_turns, self.num_turns + 1
         if reply.answer is not None:
-            return End.ANSWERED  # calls beside an answer are not run: nobody would read their results
-        if stop is Stop.LENGTH:
-            return End.CONTEXT_FULL if cramped else End.LENGTH
+            return Done(status=EpisodeStatus.ANSWERED)  # calls beside an answer are not run: no turn would show them
         if not reply.calls:
-            return End.NO_ANSWER
-        return End.MAX_TURNS if len(self.turns) >= self.tool_turns else None
+            return Done(status=EpisodeStatus.NO_ANSWER)
+        if turn >= self.max_turns:
+            return Done(status=EpisodeStatus.MAX_TURNS)
+        results, children = await self.run_calls(turn, reply.calls, ctx)
+        messages = self.build_result_messages(results)
+        self.shown_images += collect_images(messages)
+        return Observation(messages=messages, results=results, children=children, prefill=self.prefill)
+
+    async def close(self) -> None:
+        """Close what the tools opened for the episode."""
+        await self.resources.__aexit__(None, None, None)
+
+    # ---- what subclasses may replace -------------------------------------------------------------------------------
+
+    async def build_prompt(self, task: Task, ctx: Context) -> tuple[tuple[Message, ...], int]:
+        """Return the messages of the prompt, and how many video frames they show."""
+        return await build_prompt(task, ctx, self.settings, system=self.settings.system)
+
+    def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
+        """Return a result as the model reads it; its first image is the conversation's image `first_image_index`."""
+        parts = (result.text, f"Error: {result.error}") if result.error is not None else (result.text,)
+        return "\n".join(part for part in parts if part), *interleave_timestamps(result.images)
 
     @property
-    def tool_turns(self) -> int:
-        """How many tool turns there may be; with the tools off, one, in which the model is told so."""
-        return self.plan.max_turns if self.plan.tools else min(self.plan.max_turns, 1)
+    def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """The JSON schemas that the system turn lists."""
+        return tuple(load_tool(name).schema for name in self.settings.tools)
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The tools' names as the model knows them, for error results."""
+        return tuple(self.tools_by_name)
+
+    @property
+    def max_turns(self) -> int:
+        """How many tool turns there may be; without tools one at most, in which calls are refused."""
+        return self.settings.max_turns if self.settings.tools else min(self.settings.max_turns, 1)
+
+    @property
+    def max_calls(self) -> int:
+        """How many calls of a turn are run."""
+        return self.settings.max_calls
+
+    @property
+    def prefill(self) -> str:
+        """The start of every reply."""
+        return THINK_PREFILL if self.settings.force_think else ""
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
-    async def call_tools(self, calls: Sequence[Call]) -> tuple[ToolResult, ...]:
-        """Serve the calls of one turn together. Raises EngineError where a sub-agent's engine failed."""
-        self.tell("calls", turn=len(self.turns) - 1, calls=calls)
-        refusals = self.refusals(calls)
-        # Children are kept in the order of the calls, whoever finishes first: a run is the same every time.
-        served = await together([self.call_tool(i, calls[i], refusals[i]) for i in range(len(calls))])
-        results = []
-        for result, child in served:
-            if child is not None:
-                result = replace(result, child=len(self.children))
-                self.children.append(child)
-            results.append(result)
-        return tuple(results)
-
     @property
-    def tools(self) -> dict[str, tuple[FunctionTool, Mapping[str, Any]]]:
-        """The tools that are offered, by the names that the model calls them, with their settings."""
-        return {(found := tool_named(name)).name: (found, settings) for name, settings in self.plan.tools.items()}
+    def tools_by_name(self) -> dict[str, tuple[FunctionTool, Mapping[str, Any]]]:
+        """The tools with their settings, by the names in calls."""
+        return {(tool := load_tool(name)).name: (tool, settings) for name, settings in self.settings.tools.items()}
 
-    def refusals(self, calls: Sequence[Call]) -> list[str | None]:
-        """Per call, why it isn't run, or None. Malformed calls don't count towards the limit of a turn."""
-        limit = 1 if self.plan.one_call else self.plan.max_calls
-        # `None` marks a call that is run, so its count is the number of places taken.
+    async def run_calls(
+        self, turn: int, calls: Sequence[Call], ctx: Context
+    ) -> tuple[tuple[ToolResult, ...], tuple[Episode, ...]]:
+        """Run the calls of one turn concurrently; return their results and the sub-agents' episodes."""
+        ctx.emit_event("calls", turn=turn, calls=calls)
+        refusals = self.find_refusals(calls)
+        # Children stay in the order of the calls, whichever finishes first, so that a run is reproducible.
+        outcomes = await gather_or_cancel(
+            [self.call_tool(turn, index, call, refusals[index], ctx) for index, call in enumerate(calls)]
+        )
+        results: list[ToolResult] = []
+        children: list[Episode] = []
+        for result, child in outcomes:
+            if child is not None:
+                result = replace(result, child_index=self.num_children + len(children))
+                children.append(child)
+            results.append(result)
+        self.num_children += len(children)
+        return tuple(results), tuple(children)
+
+    def find_refusals(self, calls: Sequence[Call]) -> list[str | None]:
+        """Return per call why it isn't run, or None. Malformed calls don't count toward the limit of a turn."""
         reasons: list[str | None] = []
         for call in calls:
             if call.error is not None:
                 reasons.append(call.error)
-            elif call.name not in self.tools:
-                known = self.plan.offered or tuple(self.tools)
-                hint = f"there is {', '.join(known)}" if self.tools else "answer without tools"
+            elif call.name not in self.tools_by_name:
+                hint = f"there is {', '.join(self.tool_names)}" if self.settings.tools else "answer without tools"
                 reasons.append(f"there is no tool {call.name[:40]!r}; {hint}")
-            elif reasons.count(None) >= limit:
-                reasons.append(f"too many calls: {limit} per turn, and this one was not run")
+            elif reasons.count(None) >= self.max_calls:  # None marks a call that is run
+                reasons.append(f"too many calls: {self.max_calls} per turn, and this one was not run")
             else:
                 reasons.append(None)
         return reasons
 
-    async def call_tool(self, index: int, call: Call, refusal: str | None) -> tuple[ToolResult, Episode | None]:
-        """Serve one call, or refuse it."""
+    async def call_tool(
+        self, turn: int, index: int, call: Call, refusal: str | None, ctx: Context
+    ) -> tuple[ToolResult, Episode | None]:
+        """Run one call, or refuse it."""
         if refusal is not None:
             return ToolResult(error=refusal), None
-        found, settings = self.tools[call.name]
-        turn, video = len(self.turns) - 1, first_video(self.task)
-        seed = seed_of(self.ctx.seed, "child", turn, index)
-
-        async def ask(messages: Sequence[Message]) -> Episode:
-            task = child_task(self.task, f"{turn}.{index}", messages)
-            return await answer_messages(task, messages, replace(self.ctx, seed=seed), self.plan.context_tokens)
-
-        ctx = ToolContext(
-            media=self.ctx.media,
-            renderer=self.ctx.renderer,
-            ask=ask,
-            path=video.path if video else "",
+        assert self.task is not None
+        tool, tool_settings = self.tools_by_name[call.name]
+        seed, video = derive_seed(ctx.seed, "child", turn, index), find_first_video(self.task)
+        ask = functools.partial(
+            ask_sub_agent,
+            parent=self.task,
+            child_id=f"{turn}.{index}",
+            ctx=ctx,
             seed=seed,
-            images=tuple(picture for picture in self.pictures if picture.time is None),
-            pictures=self.ledger.pictures(),
-            videos=tuple(media.path for media in self.task.media if media.kind is MediaKind.VIDEO),
-            subtitles=self.subtitles,
-            shelf=self.shelf,
-            settings=settings,
-            result_tokens=self.plan.result_tokens,
+            max_context_tokens=self.max_context_tokens,
         )
-        result, child = await found(call.arguments, ctx=ctx)
-        self.tell("result", turn=turn, index=index, call=call, result=result, child=child)
+        tool_context = ToolContext(
+            media=ctx.media,
+            renderer=ctx.renderer,
+            ask=ask,
+            video_path=video.path if video else "",
+            seed=seed,
+            task_images=tuple(image for image in self.prompt_images if image.time is None),
+            shown_images=self.shown_images,
+            video_paths=tuple(media.path for media in self.task.media if media.kind is MediaKind.VIDEO),
+            subtitles=self.subtitles,
+            resources=self.resources,
+            settings=tool_settings,
+            max_result_tokens=self.settings.max_tool_result_tokens,
+        )
+        result, child = await tool(call.arguments, ctx=tool_context)
+        ctx.emit_event("result", turn=turn, index=index, call=call, result=result, child=child)
         return result, child
 
-    @property
-    def pictures(self) -> tuple[Picture, ...]:
-        """What the prompt shows: frames and still pictures, in order."""
-        return self.ledger.fork(1).pictures()
-
-    def render_results(self, results: Sequence[ToolResult]) -> Segment:
-        """One turn with one response per call; after the last one allowed, the order to answer."""
-        voice, number, messages = self.plan.voice or said, len(self.ledger.pictures()), []
+    def build_result_messages(self, results: Sequence[ToolResult]) -> tuple[Message, ...]:
+        """Return one message per result, and after the last tool turn the prompt for the final answer."""
+        image_index, contents = len(self.shown_images), []
         for result in results:
-            messages.append(Message(role=self.plan.teller, parts=voice(result, number), tags=self.plan.tags))
-            number += len(result.pictures)
-        if len(self.turns) >= self.tool_turns and self.plan.forced_answer:
-            messages.append(Message(role="user", parts=(self.plan.forced_answer,), tags=self.plan.tags))
-        if self.plan.teller == "user":  # one voice, one turn
-            messages = [replace(messages[0], parts=tuple(part for message in messages for part in message.parts))]
-        return replace(self.ctx.renderer.render(self.ledger, messages), origin=Origin.TOOL)
-
-    def episode(self) -> Episode:
-        """What happened."""
-        assert self.end is not None
-        return Episode(
-            task=self.task,
-            agent=self.plan.name,
-            ledger=self.ledger,
-            turns=tuple(self.turns),
-            end=self.end,
-            children=tuple(self.children),
-            usage=usage(self.ledger, self.children, time.perf_counter() - self.started),
-            frames=self.frames,
-            error=self.error,
-        )
+            contents.append((self.tool_result_role, self.format_result(result, image_index)))
+            image_index += len(result.images)
+        if self.num_turns >= self.max_turns and self.settings.final_answer_prompt:
+            contents.append(("user", (self.settings.final_answer_prompt,)))
+        if self.tool_result_role == "user":  # consecutive messages of one role are one turn
+            contents = [("user", tuple(part for _, parts in contents for part in parts))]
+        return tuple(Message(role=role, parts=parts, tags_as_tokens=self.tags_as_tokens) for role, parts in contents)
 
 
-def said(result: ToolResult, number: int) -> tuple[str | Picture, ...]:
-    """A result as the model reads it, frames after their times; its first picture is the conversation's picture
-    `number`, counted from 0.
-    """
-    parts = (result.text, f"Error: {result.error}") if result.error is not None else (result.text,)
-    return "\n".join(part for part in parts if part), *timed(result.pictures)
+def collect_images(messages: Sequence[Message]) -> tuple[ImageRef, ...]:
+    """Return the images of messages, in order."""
+    return tuple(part for message in messages for part in message.parts if isinstance(part, ImageRef))
 
 
 # ---- sub-agents ----------------------------------------------------------------------------------------------------
 
 
-def child_task(task: Task, place: str, messages: Sequence[Message]) -> Task:
-    """What a sub-agent is asked, as a task of its own; it has no gold answer."""
-    asked = [part for part in messages[-1].parts if isinstance(part, str)]
-    question = asked[-1] if asked else ""
-    return Task(id=f"{task.id}/{place}", question=question, media=task.media, kind=Kind.OPEN, gold="")
+async def ask_sub_agent(
+    messages: Sequence[Message], *, parent: Task, child_id: str, ctx: Context, seed: int, max_context_tokens: int
+) -> Episode:
+    """Return a sub-agent's episode: one reply to the messages of a tool.
 
-
-async def answer_messages(task: Task, messages: Sequence[Message], ctx: Context, context_tokens: int) -> Episode:
-    """A sub-agent's episode: one plain reply to messages, no prefix and no tools. Raises EngineError."""
-    started = time.perf_counter()
-    ledger = Ledger(segments=(render_opening(ctx.renderer, tuple(messages), ()),))
-    room = context_tokens - len(ledger)
-    if room < 1:
-        # The question is the model's own and may be of any length: an error for it to read.
-        raise ToolError(f"the window and its question fill the context of {context_tokens} tokens; ask for less")
-    completion = await generate(ctx, ledger, ctx.seed, room)
-    if completion.stop is Stop.ABORTED:
-        raise EngineError("the engine stopped before a sub-agent had answered")
-    ledger, closed = act(ledger, completion), completion.stop is Stop.STOP
-    reply = ctx.renderer.parse(completion.tokens)
-    return Episode(
-        task=task,
-        agent="sub",
-        ledger=ledger,
-        turns=(Turn(reply=reply),),
-        end=End.ANSWERED if closed else End.LENGTH,
-        usage=usage(ledger, (), time.perf_counter() - started),
-        frames=len(ledger.pictures()),
+    Raises ToolError for too long messages, EngineError if the engine failed.
+    """
+    texts = [part for part in messages[-1].parts if isinstance(part, str)]
+    task = Task(
+        id=f"{parent.id}/{child_id}",
+        question=texts[-1] if texts else "",
+        media=parent.media,
+        answer_type=AnswerType.OPEN,
+        ground_truth="",
     )
+    assert ctx.run_sub_agent is not None, "the runner sets run_sub_agent"
+    make_environment = functools.partial(_SubAgent, tuple(messages), max_context_tokens)
+    episode = await ctx.run_sub_agent(task, make_environment, seed=seed)
+    if episode.status is EpisodeStatus.ABORTED:
+        raise EngineError(episode.error or "the engine stopped before a sub-agent had answered")
+    if not episode.turns:
+        # The question is the model's own and may have any length: an error result for the model.
+        raise ToolError(f"the window and its question fill the context of {max_context_tokens} tokens; ask for less")
+    is_truncated = episode.status is EpisodeStatus.CONTEXT_FULL  # one reply: whichever limit it reached, it was cut off
+    return replace(episode, status=EpisodeStatus.LENGTH) if is_truncated else episode
 
 
-# ---- the engine ----------------------------------------------------------------------------------------------------
+class _SubAgent(Environment):
+    """One plain reply to messages: no prefill, no tools, and any complete text is an answer."""
 
+    name = "sub_agent"
+    max_context_tokens = 0
+    is_truncated = False
 
-async def generate(ctx: Context, ledger: Ledger, seed: int, room: int) -> Completion:
-    """Sample a reply of at most `room` tokens. Raises EngineError for a failure or a forbidden id."""
-    renderer = ctx.renderer
-    sampling = Sampling(
-        temperature=ctx.sampling.temperature,
-        max_tokens=min(ctx.sampling.max_tokens, room),
-        seed=seed,
-        stop_ids=renderer.stop_ids,
-        forbidden_ids=renderer.forbidden_ids,
-    )
-    completion = await ctx.engine.generate(ledger, sampling)
-    if not set(renderer.forbidden_ids).isdisjoint(completion.tokens):
-        raise EngineError("the engine sampled a placeholder of pictures, which is forbidden")
-    return completion
+    def __init__(self, messages: tuple[Message, ...], max_context_tokens: int) -> None:
+        self.messages, self.max_context_tokens = messages, max_context_tokens
 
+    async def reset(self, task: Task, ctx: Context) -> Observation:
+        return Observation(messages=self.messages, num_frames=len(collect_images(self.messages)))
 
-def act(ledger: Ledger, completion: Completion) -> Ledger:
-    """The ledger with what was sampled: one segment per version of the weights."""
-    start = 0
-    for version, run in groupby(completion.versions or (completion.version,) * len(completion.tokens)):
-        part = slice(start, start + len(list(run)))
-        ledger = ledger.act(completion.tokens[part], logprobs=completion.logprobs[part], version=version)
-        start = part.stop
-    return ledger
+    def parse_reply(self, reply: Reply, finish_reason: FinishReason) -> Reply:
+        self.is_truncated = finish_reason is FinishReason.LENGTH
+        return reply
 
-
-def usage(ledger: Ledger, children: Sequence[Episode], seconds: float) -> Usage:
-    """What a conversation cost with its children; the seconds are its own, since children run within them."""
-    sampled = sum(len(segment.tokens) for segment in ledger.segments if segment.sampled)
-    visual = sum(slot.tokens for segment in ledger.segments for slot in segment.slots)
-    return Usage(
-        prompt_tokens=len(ledger) - sampled + sum(child.usage.prompt_tokens for child in children),
-        sampled_tokens=sampled + sum(child.usage.sampled_tokens for child in children),
-        visual_tokens=visual + sum(child.usage.visual_tokens for child in children),
-        seconds=seconds,
-    )
+    async def step(self, reply: Reply, ctx: Context) -> Done:
+        return Done(status=EpisodeStatus.LENGTH if self.is_truncated else EpisodeStatus.ANSWERED)

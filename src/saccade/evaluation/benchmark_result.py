@@ -1,176 +1,393 @@
-"""The report on a run's benchmarks: all scorecards of its folder, beside what others published.
+"""Compute the scorecard of a benchmark: its metrics with intervals, the cost per question, and example answers.
 
-page = write_scores(run)       evaluations/benchmarks.json, .md (with a .png) and .html, of every *.report.json there
+    scorecard = build_plain_scorecard(benchmark, results)     metrics and tables of graded answers, failures included
+    scorecard = build_scorecard(benchmark, scored, results)   the same with intervals, costs and examples
+    write_scorecard(path, scorecard)                          evaluations/videomme.scorecard.json; see `read_scorecards`
+
+Intervals are 95 % percentile bootstraps over the benchmark's clusters (`Benchmark.cluster_key`): questions about one
+video, or variants of one problem, are drawn together, so that dependent questions don't narrow the interval. Each
+resample recomputes the published metrics, so the intervals are those of the metrics themselves, whatever they average.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-from saccade.evaluation.published import WARNING, Published, published
-from saccade.evaluation.report import Grid, drawn, inert
-from saccade.evaluation.scorecard import Interval, Scorecard, read_cards
-from saccade.runlog import write_text, writing
+import numpy as np
 
-NAME = "benchmarks"
-READING = (
-    "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, by a "
-    "bootstrap over units: the questions of one video, or the variants of one problem; where all score the same, the "
-    "interval is a point, and means little where they are few. A limited sample has equally many questions of every "
-    "stratum; the estimate of the whole weighs each by how many there are of its stratum."
+from saccade.config.schema import Recipe
+from saccade.errors import DataError
+from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
+from saccade.evaluation.benchmarks.base import (
+    Benchmark,
+    Grade,
+    GradedAnswer,
+    MetricsFn,
+    Scoring,
+    StratumScore,
+    get_stratum_labels,
+    tabulate,
 )
+from saccade.evaluation.subset import StratifiedWeights
+from saccade.metrics.episode_metrics import average_behavior, estimate_at_k
+from saccade.metrics.statistics import BOOTSTRAP_SEED, bootstrap_mean
+from saccade.rollouts.components import uses_chat_engine
+from saccade.types import ScoredEpisode
+from saccade.utils.hashing import compute_digest
+from saccade.utils.jsonl import read_json, write_json
+
+NUM_RESAMPLES = 1000  # each recomputes every metric of the benchmark
+NUM_EXAMPLES = 4  # answers per category
+ANSWER_CATEGORIES = ("error", "unparsed", "undecided", "wrong", "partly", "right")
+SCORECARD_SUFFIX = ".scorecard.json"
+LIMITED_SAMPLE = "a limited sample"
+LIMITED_SAMPLE_NOTE = (
+    "rows of a table have equally many questions, whatever their sizes; "
+    "an estimate of the full set weights them by size"
+)
+MAX_TEXT_CHARS = 400
+
+Interval = tuple[float, float]
 
 
-def write_scores(folder: Path, *, facts: Mapping[str, Any] | None = None) -> Path:
-    """Write the report on the cards of a run as JSON, Markdown and HTML (returned); `facts` stand in all three.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerExample:
+    """Show one answer: `category` is one of `ANSWER_CATEGORIES`, `extracted` is what the grading rule parsed."""
 
-    DataError where no benchmark was evaluated yet, RunError where a file can't be written.
+    category: str
+    task_id: str
+    question: str
+    ground_truth: str
+    response: str
+    extracted: str | None
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullSetEstimate:
+    """Estimate the metrics of the full benchmark of `num_questions` from a limited sample, in percent, with intervals.
+
+    Each sampled question counts for the questions of its stratum (`evaluation.subset`). `uncovered` is the fraction of
+    questions in strata without a sampled question.
     """
-    from saccade.view import page, scores_page  # bring matplotlib, which a score in the terminal doesn't need
 
-    cards = read_cards(folder)
-    known = {**(facts or {}), **page.facts_of(folder)}
-    # By benchmark, since several evaluations may be of one.
-    others = {name: published(name) for name in dict.fromkeys(card.benchmark for card in cards.values())}
-    plain_cards = {name: asdict(card) for name, card in cards.items()}
-    plain_others = {name: [asdict(each) for each in some] for name, some in others.items()}
-    title, place = folder.resolve().name, folder / "evaluations"
-    whole = {"facts": known, "warning": WARNING, "evaluations": plain_cards, "published": plain_others}
-    write_text(place / f"{NAME}.json", json.dumps(whole, indent=1) + "\n")
-    write_text(place / f"{NAME}.md", markdown(title, known, cards, others))
-    with writing(place / f"{NAME}.png"):
-        (place / f"{NAME}.png").write_bytes(scores_page.plot(plain_cards, plain_others, fmt="png") or b"")
-    text = scores_page.render(title=title, facts=known, cards=plain_cards, published=plain_others, warning=WARNING)
-    return write_text(place / f"{NAME}.html", text)
+    num_questions: int
+    uncovered: float
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Interval]
 
 
-# ---- as tables -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorecard:
+    """Report a benchmark's numbers over the `num_answers` answers to its `num_tasks` tasks in `num_clusters` clusters.
+
+    If some answers are `undecided`, `metrics` is the lower bound and `upper_bounds` the upper (else both are equal).
+    With several samples per task the metrics are means over samples, errors and the like are counted over all samples,
+    and `at_k` holds avg@k and pass@k of the tasks' values. `intervals` belong to `metrics`, `stratum_intervals` to
+    `strata`, all in percent. `conditions` describe the evaluation; `costs` are means per answer, failed episodes
+    included, where `text_tokens` are all tokens that are not visual. If a limit selected the questions, `full_set`
+    estimates the metrics over all of them.
+    """
+
+    benchmark: str
+    scoring: str
+    num_tasks: int
+    num_answers: int
+    errors: int
+    unparsed: int
+    undecided: int
+    primary_metric: str
+    metrics: Mapping[str, float]
+    upper_bounds: Mapping[str, float]
+    strata: Mapping[str, Mapping[str, StratumScore]]
+    at_k: Mapping[str, float] = field(default_factory=dict)
+    judge: str = ""  # the model that decided undecided answers
+    reason: str = ""  # the first error
+    num_clusters: int = 0  # 0 without intervals
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    stratum_intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    examples: tuple[AnswerExample, ...] = ()
+    full_set: FullSetEstimate | None = None
+
+    @property
+    def score(self) -> float:
+        """Return the primary metric."""
+        return self.metrics[self.primary_metric]
+
+    @property
+    def interval(self) -> Interval:
+        """Return the interval of the primary metric."""
+        return self.intervals[self.primary_metric]
+
+    @property
+    def scoring_label(self) -> str:
+        """Return the scoring mode, marked as a limited sample if a limit applied: such a score is not comparable."""
+        return f"{self.scoring}, {LIMITED_SAMPLE}" if LIMITED_SAMPLE in self.conditions else self.scoring
 
 
-def grids(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Published]]) -> list[Grid]:
-    """Scores, costs, then what each evaluation's own tables say, and what was published."""
-    found = [_scores(cards, others), _costs(cards)]
-    for name, card in cards.items():
-        found += grids_of(name, card, others)
-    listed = tuple(
-        (each.benchmark, each.metric, each.model, str(each.value), _count(each.visual_tokens), each.source, each.note)
-        for some in others.values()
-        for each in some
-    )
-    header = ("", "metric", "model", "%", "visual tokens", "source", "note")
-    return [*found, *([Grid(title="Published by others", header=header, rows=listed)] if listed else [])]
+def build_plain_scorecard(
+    benchmark: Benchmark, results: Sequence[GradedAnswer], *, scoring: Scoring = "strict", judge: str = ""
+) -> Scorecard:
+    """Compute the benchmark's metrics and tables over all results; several results of one task are its samples, in
+    order.
 
-
-def grids_of(name: str, card: Scorecard, others: Mapping[str, Sequence[Published]]) -> list[Grid]:
-    """What one evaluation's card says: its metrics beside what `others` published, counts, conditions and strata."""
-    rows = [
-        (metric, ranged(value, card.intervals[metric]), _estimate(card, metric), _models(others, card, metric))
-        for metric, value in card.metrics.items()
+    `judge` is the model that decided undecided answers. Raises DataError without a result.
+    """
+    if not results:
+        raise DataError(f"{benchmark.name} has no result to report; run the evaluation first", key=benchmark.name)
+    values: defaultdict[str, list[float]] = defaultdict(list)  # by task
+    for result in results:
+        values[result.task.id].append(result.value)
+    # The upper bound: every undecided answer is right.
+    best = [
+        replace(result, grade=Grade(extracted=result.grade.extracted, value=1.0)) if result.is_undecided else result
+        for result in results
     ]
-    rows += [(rate, f"{value:.2f}", "–", "–") for rate, value in card.at_k.items()]
-    if card.undecided:
-        rows.append((f"{card.headline}, at most", f"{card.at_most[card.headline]:.2f}", "–", "–"))
-    # Without anything to stand in it, a column is left out.
-    header = ("", "%" if card.whole is None else f"% of the {card.n} asked", _of_whole(card), "published by others")
-    columns = [0, 1, *([2] if card.whole else []), *([3] if others else [])]
-    lines = tuple(tuple(row[at] for at in columns) for row in rows)
-    found = [Grid(title=f"{name} ({card.read_by})", header=tuple(header[at] for at in columns), rows=lines)]
-    found.append(Grid(title=f"{name}, counted", header=("", ""), rows=tuple(_counts(card))))
-    if card.conditions:
-        found.append(Grid(title=f"{name}, how", header=("", ""), rows=tuple(card.conditions.items())))
-    for stratum, cells in card.strata.items():
-        bounds = card.bounds[stratum]
-        table = tuple((row, str(cell.n), ranged(cell.value, bounds[row])) for row, cell in cells.items())
-        found.append(Grid(title=f"{name}, by {stratum}", header=("", "questions", "mean, %"), rows=table))
-    return found
+    errors = [result.answer.error for result in results if result.answer.error is not None]
+    return Scorecard(
+        benchmark=benchmark.name,
+        scoring=scoring,
+        num_tasks=len(values),
+        num_answers=len(results),
+        errors=len(errors),
+        unparsed=sum(result.is_unparsed for result in results),
+        undecided=sum(result.is_undecided for result in results),
+        primary_metric=benchmark.primary_metric,
+        metrics=average_over_samples(benchmark.compute_metrics, results),
+        upper_bounds=average_over_samples(benchmark.compute_metrics, best),
+        strata={name: tabulate(results, stratum_fn) for name, stratum_fn in benchmark.strata.items()},
+        at_k={name: 100 * rate for name, rate in estimate_at_k([*values.values()]).items()},
+        judge=judge,
+        reason=truncate_text(errors[0]) if errors else "",
+    )
 
 
-def _estimate(card: Scorecard, metric: str) -> str:
-    """What a limited sample says of the whole benchmark."""
-    return ranged(card.whole.metrics[metric], card.whole.intervals[metric]) if card.whole else "–"
+def build_scorecard(
+    benchmark: Benchmark,
+    scored: Sequence[ScoredEpisode],
+    results: Sequence[GradedAnswer],
+    *,
+    scoring: Scoring = "strict",
+    judge: str = "",
+    conditions: Mapping[str, str] | None = None,
+    stratified_weights: StratifiedWeights | None = None,
+) -> Scorecard:
+    """Build the whole scorecard of all episodes and their graded answers.
 
-
-def _of_whole(card: Scorecard) -> str:
-    return f"% of all {card.whole.questions}, estimated" if card.whole else ""
-
-
-def _counts(card: Scorecard) -> Iterator[tuple[str, str]]:
-    """What was asked and what went wrong; who decided what the rule left open."""
-    yield "questions", f"{card.n} of {card.whole.questions}" if card.whole else str(card.n)
-    if card.whole and card.whole.unseen:
-        yield "in strata of which none was asked", f"{card.whole.unseen:.0%}, for which their neighbours stand"
-    if card.attempts != card.n:
-        yield "answers", str(card.attempts)
-    yield "errors, counted as wrong", str(card.errors)
-    if card.reason:
-        yield "the first error", card.reason
-    yield "unparsed", str(card.unparsed)
-    if card.judge:
-        yield "judge", card.judge
-    if card.undecided:
-        yield "without a verdict" if card.judge else "for a judge to decide", str(card.undecided)
-
-
-def _scores(cards: Mapping[str, Scorecard], others: Mapping[str, Sequence[Published]]) -> Grid:
-    rows = []
-    for name, card in cards.items():
-        best = f", at most {card.at_most[card.headline]:.2f}" if card.undecided else ""
-        score = ranged(card.score, card.interval) + best
-        counts = (card.n, card.attempts, card.units, card.errors, card.unparsed, card.undecided)
-        metric, models = f"{card.headline}, {card.read_by}", _models(others, card, card.headline)
-        # What others published is of the whole benchmark, and stands beside what is said of that.
-        rows.append((name, metric, score, "–" if card.whole else models, *map(str, counts)))
-        if card.whole:
-            metric = f"{card.headline}, {card.extractor}, {_of_whole(card).removeprefix('% ')}"
-            rows.append((name, metric, _estimate(card, card.headline), models, *("",) * len(counts)))
-    counted = ("questions", "answers", "units", "errors", "unparsed", "undecided")
-    return Grid(title="Scores", header=("", "metric", "%", "published by others", *counted), rows=tuple(rows))
-
-
-def _costs(cards: Mapping[str, Scorecard]) -> Grid:
-    rows = []
-    for name, card in cards.items():
-        costs = card.costs
-        tokens = (_count(costs.visual_tokens), _count(costs.text_tokens))
-        share = f"{costs.tool_share:.0%}"
-        rows.append((name, f"{costs.calls:.2f}", share, f"{costs.turns:.2f}", *tokens, f"{costs.seconds:.2f}"))
-    header = ("", "tool calls", "with calls", "turns", "visual tokens", "text tokens", "seconds")
-    return Grid(title="What a question took", header=header, rows=tuple(rows))
-
-
-def _models(others: Mapping[str, Sequence[Published]], card: Scorecard, metric: str) -> str:
-    known = [each for each in others.get(card.benchmark, ()) if each.metric == metric and not each.ablation]
-    return "; ".join(f"{each.model} {each.value}" for each in known) or "–"
-
-
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"
-
-
-def ranged(value: float, interval: Interval) -> str:
-    """A number with its interval.
-
-    >>> ranged(39.8, (37.5, 42.1))
-    '39.80 [37.50, 42.10]'
+    `conditions` describe the evaluation; `stratified_weights` map the questions of a limit to the full set. Raises
+    DataError without a result.
     """
-    return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+    scorecard = build_plain_scorecard(benchmark, results, scoring=scoring, judge=judge)
+    clusters, full_set = [benchmark.cluster_key(result.task) for result in results], None
+    if stratified_weights is not None:
+        weighted = [replace(result, weight=stratified_weights.weights[result.task.id]) for result in results]
+        full_set = FullSetEstimate(
+            num_questions=stratified_weights.full_set_size,
+            uncovered=stratified_weights.uncovered,
+            metrics=average_over_samples(benchmark.compute_metrics, weighted),
+            intervals=compute_intervals(weighted, clusters, benchmark.compute_metrics),
+        )
+    return replace(
+        scorecard,
+        num_clusters=len({*clusters}),
+        conditions=dict(conditions or {}),
+        intervals=compute_intervals(results, clusters, benchmark.compute_metrics),
+        stratum_intervals={
+            name: _compute_stratum_intervals(results, clusters, name, benchmark) for name in benchmark.strata
+        },
+        costs=compute_costs(scored),
+        examples=select_examples(results),
+        full_set=full_set,
+    )
 
 
-# ---- Markdown ------------------------------------------------------------------------------------------------------
+def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, str]:
+    """Describe the model and the settings of an evaluation, which a reader needs to compare scores."""
+    evaluation = recipe.evaluation
+    environment_settings = {**recipe.environment.settings, **evaluation.environment_settings}
+    engine = recipe.engine.settings
+    is_chat = uses_chat_engine(recipe)
+    conditions = {
+        "model": f"{engine['model']} at {engine['url']}" if is_chat else str(checkpoint or recipe.model.path),
+        **({"tokens": "estimated: the server has a chat API"} if is_chat else {}),
+        "environment": recipe.environment.name,
+        **{f"environment.{name}": truncate_text(str(value)) or "none" for name, value in environment_settings.items()},
+        "tools": "on" if evaluation.use_tools else "off",
+        "temperature": f"{evaluation.temperature:g}",
+        "tokens per reply": str(recipe.sampling.max_tokens),
+        "seed": str(recipe.seed),
+    }
+    if evaluation.frame_budgets:
+        conditions["frames"] = ", ".join(map(str, evaluation.frame_budgets))
+    if evaluation.num_samples > 1:
+        conditions["samples"] = f"{evaluation.num_samples} per question"
+    if evaluation.shuffle_options:
+        conditions["options"] = "shuffled for each sample"
+    if evaluation.limit:
+        conditions |= {"at most": f"{evaluation.limit} questions", LIMITED_SAMPLE: LIMITED_SAMPLE_NOTE}
+    return conditions
 
 
-def markdown(
-    title: str,
-    facts: Mapping[str, Any],
-    cards: Mapping[str, Scorecard],
-    others: Mapping[str, Sequence[Published]],
-) -> str:
-    """The report as Markdown."""
-    listed = "\n".join(f"- {inert(key)}: {inert(value)}" for key, value in facts.items())
-    picture = f"![Score against visual tokens per question]({NAME}.png)"
-    parts = [f"# {inert(title)}: benchmarks", listed, READING, WARNING, picture]
-    for grid in grids(cards, others):
-        parts += [f"## {inert(grid.title)}", drawn(grid)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def write_scorecard(results: Path, scorecard: Scorecard) -> Path:
+    """Write the scorecard of an evaluation next to its results file."""
+    return write_json(results.with_suffix(SCORECARD_SUFFIX), scorecard)
+
+
+def read_scorecards(folder: Path) -> dict[str, Scorecard]:
+    """Return a run's scorecards by the names of their evaluations, in order. Raises DataError if none exists or one is
+    invalid.
+    """
+    paths = sorted((folder / "evaluations").glob(f"*{SCORECARD_SUFFIX}"))
+    if not paths:
+        raise DataError(
+            f"{folder} contains no benchmark evaluation; run `saccade eval {folder} --bench …` first", key=str(folder)
+        )
+    return {path.name.removesuffix(SCORECARD_SUFFIX): read_scorecard(path) for path in paths}
+
+
+def read_scorecard(path: Path) -> Scorecard:
+    """Return the scorecard of a file. Raises DataError if it is invalid."""
+    return read_json(path, Scorecard, hint="delete it and evaluate again")
+
+
+# ---- intervals -----------------------------------------------------------------------------------------------------
+
+
+def average_over_samples(
+    metrics_fn: MetricsFn,
+    results: Sequence[GradedAnswer],
+    *,
+    get_sample_index: Callable[[GradedAnswer], int] = lambda result: result.sample_index,
+) -> dict[str, float]:
+    """Compute the metrics over the first samples of all tasks, over the second ones and so on, and average them.
+
+    A rate, such as accuracy over answered questions, is then the mean of the rates of single evaluations.
+    `get_sample_index` returns the sample index of a result.
+    """
+    by_sample: defaultdict[int, list[GradedAnswer]] = defaultdict(list)
+    for result in results:
+        by_sample[get_sample_index(result)].append(result)
+    values_by_metric: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in by_sample.values():
+        for name, value in metrics_fn(sample).items():
+            values_by_metric[name].append(value)
+    return {name: fmean(values) for name, values in values_by_metric.items()}
+
+
+def compute_intervals(
+    results: Sequence[GradedAnswer], clusters: Sequence[str], metrics_fn: MetricsFn
+) -> dict[str, Interval]:
+    """Return the 95 % interval of each number of `metrics_fn`; `clusters[i]` is the cluster of `results[i]`.
+
+    A cluster that is drawn twice counts as two distinct clusters. With several samples per task the metrics are
+    averaged over samples, as in a report.
+    """
+    members: defaultdict[str, list[GradedAnswer]] = defaultdict(list)
+    for cluster, result in zip(clusters, results, strict=True):
+        members[cluster].append(result)
+    results_by_cluster = [members[cluster] for cluster in sorted(members)]
+    step = 1 + max(result.sample_index for result in results)
+
+    def compute_statistic(sample: Sequence[GradedAnswer]) -> dict[str, float]:
+        return average_over_samples(metrics_fn, sample, get_sample_index=lambda result: result.sample_index % step)
+
+    @cache  # resamples draw the same few copies repeatedly
+    def copy_cluster(cluster_index: int, copy_index: int) -> list[GradedAnswer]:
+        return [
+            replace(result, sample_index=result.sample_index + copy_index * step)
+            for result in results_by_cluster[cluster_index]
+        ]
+
+    rng, values = np.random.default_rng(BOOTSTRAP_SEED), defaultdict[str, list[float]](list)
+    num_clusters = len(results_by_cluster)
+    for _ in range(NUM_RESAMPLES):
+        counts = Counter(rng.integers(0, num_clusters, num_clusters).tolist())
+        copies = (copy_cluster(index, copy) for index in sorted(counts) for copy in range(counts[index]))
+        for name, value in compute_statistic([result for copy in copies for result in copy]).items():
+            values[name].append(value)
+    # A resample may lack a number, such as a stratum of none of its clusters; the interval then skips that resample.
+    bounds = {name: np.percentile(values[name], [2.5, 97.5]) for name in compute_statistic(results)}
+    return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
+
+
+def _compute_stratum_intervals(
+    results: Sequence[GradedAnswer], cluster_ids: Sequence[str], stratum: str, benchmark: Benchmark
+) -> dict[str, Interval]:
+    """Return the interval of each row of a stratum's table, by the names in `BenchmarkReport.strata`."""
+    rows: defaultdict[str, tuple[list[float], list[str]]] = defaultdict(lambda: ([], []))
+    for cluster, result in zip(cluster_ids, results, strict=True):
+        for name in get_stratum_labels(benchmark.strata[stratum], result.task):
+            values, clusters = rows[name]
+            values.append(100 * result.value)
+            clusters.append(cluster)
+    estimates = {
+        name: bootstrap_mean(values, clusters, num_resamples=NUM_RESAMPLES) for name, (values, clusters) in rows.items()
+    }
+    return {name: (estimates[name].low, estimates[name].high) for name in sorted(estimates)}
+
+
+# ---- costs and answers ---------------------------------------------------------------------------------------------
+
+
+def compute_costs(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """Return the mean costs over episodes, including those of their sub-agents."""
+    behavior, usages = average_behavior(scored), [outcome.episode.usage for outcome in scored]
+    names = ("calls", "frac_with_tool_call", "turns", "visual_tokens")
+    return {
+        **{name: behavior[name] for name in names},
+        "text_tokens": fmean(usage.prompt_tokens + usage.sampled_tokens - usage.visual_tokens for usage in usages),
+        "seconds": fmean(usage.seconds for usage in usages),
+    }
+
+
+def select_examples(results: Sequence[GradedAnswer]) -> tuple[AnswerExample, ...]:
+    """Select a few answers per category, failures first; the selection depends only on the tasks."""
+    by_category: dict[str, list[AnswerExample]] = {category: [] for category in ANSWER_CATEGORIES}
+    for result in sorted(results, key=lambda result: compute_digest("shown", result.task.id, result.sample_index)):
+        category = _classify_answer(result)
+        if len(by_category[category]) < NUM_EXAMPLES:
+            by_category[category].append(_build_example(category, result))
+    return tuple(example for examples in by_category.values() for example in examples)
+
+
+def _classify_answer(result: GradedAnswer) -> str:
+    if result.answer.error is not None:
+        return "error"
+    if result.is_undecided:
+        return "undecided"
+    if result.is_unparsed:
+        return "unparsed"
+    return "wrong" if result.value <= 0 else "right" if result.value >= 1 else "partly"
+
+
+def _build_example(category: str, result: GradedAnswer) -> AnswerExample:
+    ground_truth, extracted, text = result.task.ground_truth, result.grade.extracted, result.answer.text
+    bounds = ground_truth if isinstance(ground_truth, tuple) else (ground_truth,)
+    return AnswerExample(
+        category=category,
+        task_id=result.task.id,
+        question=truncate_text(result.task.question),
+        ground_truth=truncate_text(" – ".join(map(str, bounds))),
+        response=truncate_text(result.answer.error or extract_final_answer(text) or text),
+        extracted=None if extracted is None else truncate_text(extracted),
+        value=result.value,
+    )
+
+
+def truncate_text(text: str) -> str:
+    """Shorten a text of a model or dataset for display and replace lone surrogates.
+
+    >>> truncate_text("a" * 500)[-3:]
+    'aa…'
+    """
+    # Lone surrogates can't be written to a file.
+    plain = text.strip().encode("utf-8", "replace").decode()
+    return plain if len(plain) <= MAX_TEXT_CHARS else plain[:MAX_TEXT_CHARS] + "…"

@@ -1,188 +1,221 @@
-"""Two evaluations of the same tasks: how they differ, how sure that is, and what tools gained and harmed.
+"""Compare named evaluations: how well each did, what changed between two of them, and whether that is significant.
 
-Every number is over tasks: attempts at one are averaged first, and a task is right from an average of one half on.
+A change is over tasks: samples of one task are averaged first, and a task is solved from an average of one half.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from saccade.data.constant_baseline import compute_constant_baselines
+from saccade.data.visibility import is_answerable
 from saccade.errors import DataError
-from saccade.evaluation.expansion import Expansion, read_expansion
-from saccade.evaluation.intervals import Estimate, estimate, same_media
-from saccade.evaluation.metrics import (
-    RIGHT,
+from saccade.evaluation.judge_results import apply_verdicts, list_results_files, read_verdicts
+from saccade.evaluation.records import find_fingerprint_differences, read_records
+from saccade.evaluation.subset import StratifiedWeights, read_stratified_weights
+from saccade.metrics.episode_metrics import (
+    SOLVED_THRESHOLD,
     Difference,
-    accuracy_of,
-    by_task,
-    calls_made,
-    paired_difference,
-    undecided,
-    units_of,
+    Summary,
+    assign_clusters,
+    average_by_task,
+    compute_paired_difference,
+    count_calls,
+    estimate_mean,
+    get_accuracy,
+    get_overview_times,
+    get_question_type,
+    get_task_digest,
+    group_by_task,
+    summarize,
 )
-from saccade.evaluation.report import Grid, gained, ranged, weights_of
-from saccade.evaluation.run import differences, read_records
-from saccade.evaluation.verdicts import judged, read_verdicts
-from saccade.types import Scored, Task, Unscored
+from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
+from saccade.types import ScoredEpisode, Task, UngradedEpisode
 
-UNSURE = 0.05  # a p-value from here on is no evidence of a difference
+TOOLS_OFF_SUFFIX = ", tools off"  # "X, tools off" is the no-tool control of "X"
+ANSWER_SHOWN, ANSWER_NOT_SHOWN = "shown", "not shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What tools are worth, over the `called` tasks: those in which the evaluation with tools wrote a call.
+class Evaluation:
+    """Hold an evaluation: its scored episodes, the number of episodes without a score, and the weights of a limit."""
 
-    `gain` is the share of them that are right with tools and wrong without, `harm` the share that are wrong with tools
-    and right without; the rest are right, or wrong, in both. `with_tools` names the evaluation that has them.
+    scored: Sequence[ScoredEpisode]
+    ungraded: int = 0
+    weights: StratifiedWeights | None = None
 
-    >>> gain = Estimate(mean=0.3, low=0.2, high=0.4, n=90)
-    >>> Tools(with_tools="b", called=90, gain=gain, harm=Estimate(mean=0.1, low=0.0, high=0.2, n=90)).net
-    0.2
+    def weigh_tasks(self) -> dict[str, float]:
+        """Return by task digest how many tasks of the full set each task represents; {} without a limit, or if these
+        are not its tasks.
+        """
+        tasks = {get_task_digest(outcome): outcome.episode.task.id for outcome in self.scored}
+        if self.weights is None or not self.weights.covers({*tasks.values()}):
+            return {}
+        return {digest: self.weights.weights[task_id] for digest, task_id in tasks.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEffect:
+    """Measure the effect of tools over the tasks with a call in the evaluation `with_tools`.
+
+    `gain` is the fraction of them solved only with tools, `harm` the fraction solved only without, `net` gain minus
+    harm; the others are solved, or not, in both.
     """
 
     with_tools: str
-    called: int
+    num_tasks_with_call: int
     gain: Estimate
     harm: Estimate
+    net: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Record one evaluation minus another over the tasks of both, with a paired bootstrap interval over clusters.
+
+    `visibility` names the subset of tasks it covers ("": all). `only_before` and `only_after` count the tasks solved in
+    one evaluation alone; `p_value` is McNemar's exact test of these two counts, which assumes independent tasks, while
+    tasks that belong together, such as those about one clip, form `num_clusters` clusters. `tool_effect` is None unless
+    exactly one of the two ran tools. `full_set_difference` estimates the difference over all tasks if a limit selected
+    some. `other_differences` names what else differs, such as weights.
+    """
+
+    before: str
+    after: str
+    difference: Difference
+    num_clusters: int
+    only_before: int
+    only_after: int
+    p_value: float
+    visibility: str = ""
+    tool_effect: ToolEffect | None = None
+    full_set_difference: Difference | None = None
+    other_differences: tuple[str, ...] = ()
 
     @property
-    def net(self) -> float:
-        """What is gained less what is harmed."""
-        return round(self.gain.mean - self.harm.mean, 12)
+    def is_significant(self) -> bool:
+        """Return whether the interval excludes zero."""
+        return self.difference.low > 0 or self.difference.high < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """What two limited evaluations say of all `tasks`: their accuracies and the difference, each task counting for
-    those of its stratum that were not attempted. `unseen` is the share of all tasks in strata of which none was.
+class Comparison:
+    """Hold the summaries of named evaluations, in the given order, and the changes between them."""
 
-    >>> Whole.__dataclass_fields__["tasks"].type
-    <class 'int'>
-    """
-
-    tasks: int
-    unseen: float
-    accuracy: tuple[Estimate, Estimate]
-    difference: Difference
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two evaluations by name, each with its accuracy, and the second minus the first with a paired bootstrap interval.
-
-    Of the tasks that are right in one alone, `only_first` are right in the first and `only_second` in the second;
-    `p_value` is McNemar's exact test of the two numbers. `tools` is None unless one of the two, and no other, has run
-    tools. Tasks that go together, such as those about one clip, make as many `units`, and intervals are over these;
-    McNemar's test takes tasks for independent. `other` names what else the two differ in, such as weights. `undecided`
-    are the answers that only a judge can tell right or wrong, and none did: they count as wrong. `visual_tokens` are
-    those of an attempt on average, overview and all that was shown later. `whole` is what the two say of all tasks,
-    where a limit chose theirs.
-
-    >>> Pair.__dataclass_fields__["p_value"].type
-    <class 'float'>
-    """
-
-    first: str
-    second: str
-    accuracy: tuple[Estimate, Estimate]
-    difference: Difference
-    units: int
-    only_first: int
-    only_second: int
-    p_value: float
-    tools: Tools | None
-    other: tuple[str, ...] = ()
-    undecided: tuple[int, int] = (0, 0)
-    visual_tokens: tuple[float, float] = (0.0, 0.0)
-    whole: Whole | None = None
+    summaries: Mapping[str, Summary]
+    changes: tuple[Change, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        tools = None if self.tools is None else {**asdict(self.tools), "net": self.tools.net}
-        return {**asdict(self), "tools": tools}
+        """Return plain values, for JSON."""
+        changes = [{**asdict(change), "is_significant": change.is_significant} for change in self.changes]
+        return {"summaries": {name: asdict(summary) for name, summary in self.summaries.items()}, "changes": changes}
 
 
-def compare(
-    first: tuple[str, Sequence[Scored]],
-    second: tuple[str, Sequence[Scored]],
+def compare_evaluations(
+    evaluations: Mapping[str, Evaluation],
     *,
-    expansion: Expansion | None = None,
-    unit: Callable[[Task], str] = same_media,
-) -> Pair:
-    """Two evaluations, each with its name; `expansion` says how the tasks of a limit stand for the whole. Tasks of one
-    `unit` aren't independent of each other, and intervals are over units.
+    pairs: Sequence[tuple[str, str]] | None = None,
+    cluster_key: Callable[[Task], str] = get_media_key,
+) -> Comparison:
+    """Compare named evaluations; tasks with the same `cluster_key` are not independent.
 
-    Raises DataError where their tasks are not the same.
+    `pairs` are (before, after); by default each evaluation is compared with the first, and with its control named
+    "<name>, tools off". A control is also compared separately on the tasks whose overview shows the answer and on the
+    others. Pairs that share no task are left out. Raises DataError for an empty evaluation.
     """
-    (old_name, old), (new_name, new) = first, second
-    _check_tasks(first, second)
-    before, after, units = _right(old), _right(new), units_of(old, unit)
-    only = [sum(one[task] and not other[task] for task in one) for one, other in ((before, after), (after, before))]
-    return Pair(
-        first=old_name,
-        second=new_name,
-        accuracy=(_accuracy(old, units), _accuracy(new, units)),
-        difference=paired_difference(old, new, units=units),
-        units=len({*units.values()}),
-        only_first=only[0],
-        only_second=only[1],
-        p_value=mcnemar(*only),
-        tools=_tools(first, second, units),
-        undecided=(sum(map(undecided, old)), sum(map(undecided, new))),
-        visual_tokens=(_visual_tokens(old), _visual_tokens(new)),
-        whole=_whole(old, new, expansion, units),
+    summaries = {name: _summarize(name, evaluation, cluster_key) for name, evaluation in evaluations.items()}
+    changes = []
+    for before, after in _build_default_pairs(list(evaluations)) if pairs is None else pairs:
+        # Tools can't help where the overview already shows the answer, so a control is also compared on each subset.
+        for visibility in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN) if before == after + TOOLS_OFF_SUFFIX else ("",):
+            old, new = (
+                replace(
+                    evaluations[name],
+                    scored=[
+                        outcome
+                        for outcome in evaluations[name].scored
+                        if not visibility or classify_overview(outcome) == visibility
+                    ],
+                )
+                for name in (before, after)
+            )
+            if {*map(get_task_digest, old.scored)} & {*map(get_task_digest, new.scored)}:
+                change = _compute_change((before, old), (after, new), cluster_key)
+                changes.append(replace(change, visibility=visibility))
+    return Comparison(summaries=summaries, changes=tuple(changes))
+
+
+def _summarize(name: str, evaluation: Evaluation, cluster_key: Callable[[Task], str]) -> Summary:
+    scored = evaluation.scored
+    if not scored:
+        raise DataError(
+            f"the evaluation {name!r} holds no episode; run it first or leave it out", key="evaluations", value=name
+        )
+    clusters = assign_clusters(scored, cluster_key)
+    tasks = list({outcome.episode.task.digest: outcome.episode.task for outcome in scored}.values())
+    summary = summarize(
+        scored,
+        constant_baselines=compute_constant_baselines(tasks) if all(map(get_question_type, tasks)) else {},
+        slices={"overview": classify_overview},
+        ungraded=evaluation.ungraded,
+        clusters=clusters,
+    )
+    weights = evaluation.weigh_tasks()
+    if evaluation.weights is None or not weights:
+        return summary
+    return replace(
+        summary,
+        full_set_accuracy=estimate_mean(scored, get_accuracy, clusters, weights),
+        full_set_size=evaluation.weights.full_set_size,
+        full_set_uncovered=evaluation.weights.uncovered,
     )
 
 
-def _whole(
-    old: Sequence[Scored], new: Sequence[Scored], expansion: Expansion | None, units: Mapping[str, str]
-) -> Whole | None:
-    weights = weights_of(old, expansion)
-    if expansion is None or not weights:
-        return None
-    return Whole(
-        tasks=expansion.whole,
-        unseen=expansion.unseen,
-        accuracy=(_accuracy(old, units, weights), _accuracy(new, units, weights)),
-        difference=paired_difference(old, new, weights=weights, units=units),
+def _build_default_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    controls = [(name + TOOLS_OFF_SUFFIX, name) for name in names if name + TOOLS_OFF_SUFFIX in names]
+    firsts = [(names[0], name) for name in names[1:]]
+    # Controls come first; the same pair is not repeated in the other direction.
+    return controls + [pair for pair in firsts if pair not in controls and pair[::-1] not in controls]
+
+
+def _compute_change(
+    before: tuple[str, Evaluation], after: tuple[str, Evaluation], cluster_key: Callable[[Task], str]
+) -> Change:
+    (old_name, old), (new_name, new) = before, after
+    clusters = assign_clusters([*new.scored, *old.scored], cluster_key)
+    difference = compute_paired_difference(old.scored, new.scored, clusters=clusters)
+    solved_before, solved_after = _find_solved(old.scored), _find_solved(new.scored)
+    shared = solved_before.keys() & solved_after.keys()
+    only_before, only_after = (
+        sum(here[task] and not there[task] for task in shared)
+        for here, there in ((solved_before, solved_after), (solved_after, solved_before))
+    )
+    weights = {} if difference.unpaired else old.weigh_tasks()
+    return Change(
+        before=old_name,
+        after=new_name,
+        difference=difference,
+        num_clusters=len({clusters[task] for task in shared}),
+        only_before=only_before,
+        only_after=only_after,
+        p_value=mcnemar(only_before, only_after),
+        tool_effect=_compare_tools(before, after, clusters),
+        full_set_difference=compute_paired_difference(old.scored, new.scored, weights=weights, clusters=clusters)
+        if weights
+        else None,
     )
 
 
-def compare_files(first: Path, second: Path, *, unit: Callable[[Task], str] = same_media) -> Pair:
-    """Two results files, with the verdicts of judges that are kept beside them; see `compare`.
-
-    Raises DataError where one holds no result, or their tasks are not the same.
-    """
-    # The files of two runs often have one name, and are told apart by their paths.
-    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
-    records = [read_records(path) for path in (first, second)]
-    found = []
-    for path, name, each in zip((first, second), names, records, strict=True):
-        scored = [record.scored for record in each if isinstance(record.scored, Scored)]
-        if not scored:
-            lost = [record.scored.reason for record in each if isinstance(record.scored, Unscored)]
-            raise DataError(f"{path} holds no result{f': {lost[0]}' if lost else ''}; evaluate it first")
-        found.append((name, judged(scored, read_verdicts(path))))
-    # They are of the same tasks, and so of the same sample of the whole.
-    expansion = read_expansion(first) or read_expansion(second)
-    pair = compare(found[0], found[1], expansion=expansion, unit=unit)
-    other = differences(records[0][0].under, records[1][0].under)
-    judges = [bool(read_verdicts(path)) for path in (first, second)]
-    return replace(pair, other=(*other, *(["a judge in one of them alone"] if judges[0] != judges[1] else [])))
-
-
-def mcnemar(only_first: int, only_second: int) -> float:
-    """McNemar's exact test: how likely the two numbers are to differ at least so much if each of these tasks could as
-    well have gone the other way; the two-sided binomial test of one of them in their sum at one half (the exact
-    conditional test in Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91).
+def mcnemar(only_before: int, only_after: int) -> float:
+    """Return the p-value of McNemar's exact test: the two-sided binomial test, at one half, of one count in the sum of
+    both (the exact conditional test in Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91).
 
     >>> mcnemar(1, 9), mcnemar(0, 0), mcnemar(5, 5)
     (0.021484375, 1.0, 1.0)
     """
-    n, least = only_first + only_second, min(only_first, only_second)
-    # Whole numbers until the last division: neither factorials nor powers fit into a float.
+    n, least = only_before + only_after, min(only_before, only_after)
+    # Integers until the last division: neither factorials nor powers fit into a float.
     tail, term = 0, 1
     for k in range(least + 1):
         tail += term
@@ -190,91 +223,127 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def _accuracy(
-    scored: Sequence[Scored], units: Mapping[str, str], weights: Mapping[str, float] | None = None
-) -> Estimate:
-    means = {task: fmean(map(accuracy_of, attempts)) for task, attempts in by_task(scored).items()}
-    return estimate(list(means.values()), list(means), weights=weights, units=units)
+def _find_solved(scored: Sequence[ScoredEpisode]) -> dict[str, bool]:
+    return {task: accuracy >= SOLVED_THRESHOLD for task, accuracy in average_by_task(scored).items()}
 
 
-def _visual_tokens(scored: Sequence[Scored]) -> float:
-    return fmean(each.episode.usage.visual_tokens for each in scored)
-
-
-def _right(scored: Sequence[Scored]) -> dict[str, bool]:
-    return {task: fmean(map(accuracy_of, attempts)) >= RIGHT for task, attempts in by_task(scored).items()}
-
-
-def _check_tasks(first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]]) -> None:
-    """Raises DataError where one evaluation has a task that the other has not, or has otherwise."""
-    for (here, mine), (there, theirs) in ((first, second), (second, first)):
-        own, others = ({key: each[0].episode.task.id for key, each in by_task(some).items()} for some in (mine, theirs))
-        lone = [name for key, name in own.items() if key not in others]
-        if not lone:
-            continue
-        # Of one id and not of one digest: its question, gold or options changed in between.
-        if lone[0] in others.values():
-            why = f"the task {lone[0]} is not the same in {here!r} and in {there!r}"
-        else:
-            why = f"{len(lone)} of the {len(own)} tasks of {here!r} are not in {there!r}, such as {lone[0]}"
-        raise DataError(f"{why}; compare evaluations of the same tasks (--limit, --shard and --tasks choose them)")
-
-
-def _tools(
-    first: tuple[str, Sequence[Scored]], second: tuple[str, Sequence[Scored]], units: Mapping[str, str]
-) -> Tools | None:
-    """What tools are worth; None unless they ran in one of the two evaluations alone."""
-    # Calls can be written without any tool there; that something was executed says that there were tools.
-    ran = [any(result.executed for each in scored for result in each.episode.results) for _, scored in (first, second)]
-    if ran[0] == ran[1]:
-        return None
-    (name, using), (_, bare) = (first, second) if ran[0] else (second, first)
-    right, control = _right(using), _right(bare)
-    called = [task for task, each in by_task(using).items() if any(calls_made(one.episode) for one in each)]
-    gain = estimate([float(right[task] and not control[task]) for task in called], called, units=units)
-    harm = estimate([float(control[task] and not right[task]) for task in called], called, units=units)
-    return Tools(with_tools=name, called=len(called), gain=gain, harm=harm)
-
-
-def _over(pair: Pair) -> str:
-    together = f", drawn as the {pair.units} files or problems that they are about"
-    return f"{pair.difference.n} tasks{together if pair.units < pair.difference.n else ''}"
-
-
-# ---- as tables -----------------------------------------------------------------------------------------------------
-
-
-def grids(pair: Pair) -> list[Grid]:
-    """The pair as a table."""
-    verdict = "no evidence of a difference" if pair.p_value >= UNSURE else "evidence of a difference"
-    alone = " if tasks were independent" if pair.units < pair.difference.n else ""
-    rows = [
-        (f"accuracy of {pair.first}", ranged(pair.accuracy[0])),
-        (f"accuracy of {pair.second}", ranged(pair.accuracy[1])),
-        ("difference, paired", f"{gained(pair.difference)} over {_over(pair)}"),
-        (f"right in {pair.first} alone / in {pair.second} alone", f"{pair.only_first} / {pair.only_second}"),
-        ("McNemar's exact test", f"p = {pair.p_value:.3g}, {verdict}{alone}"),
+def _compare_tools(
+    before: tuple[str, Evaluation], after: tuple[str, Evaluation], clusters: Mapping[str, str]
+) -> ToolEffect | None:
+    """Return the effect of tools; None unless they ran in exactly one of the two evaluations, with a call in a task of
+    both.
+    """
+    # A model can write calls without having tools; an executed call proves that it had them.
+    used_tools = [
+        any(result.was_executed for outcome in evaluation.scored for result in outcome.episode.results)
+        for _, evaluation in (before, after)
     ]
-    if pair.whole is not None:
-        rows.insert(0, ("a limited sample", f"{pair.difference.n} of {pair.whole.tasks} tasks, even over strata"))
-        named = zip((pair.first, pair.second), pair.whole.accuracy, strict=True)
-        rows += [(f"accuracy of {name}, {pair.whole.tasks} tasks, estimated", ranged(each)) for name, each in named]
-        rows.append((f"difference, {pair.whole.tasks} tasks, estimated", gained(pair.whole.difference)))
-        if pair.whole.unseen:
-            stood = f"{pair.whole.unseen:.0%}, for which their neighbours stand"
-            rows.append(("tasks in strata of which none was asked", stood))
-    if pair.tools is not None:
-        rows += [
-            (f"tasks with a call in {pair.tools.with_tools}", str(pair.tools.called)),
-            ("tool gain (of them, right only with tools)", ranged(pair.tools.gain)),
-            ("tool harm (of them, right only without)", ranged(pair.tools.harm)),
-        ]
-    old, new = pair.visual_tokens
-    if old or new:
-        share = f", {new / old:.2f} of the first" if old else ""
-        rows.append(("visual tokens per attempt", f"{old:.1f} / {new:.1f}{share}"))
-    if any(pair.undecided):
-        rows.append(("undecided without a judge, counted as wrong", " / ".join(map(str, pair.undecided))))
-    if pair.other:
-        rows.append(("they were made with other", ", ".join(pair.other)))
-    return [Grid(title=f"{pair.second} − {pair.first}", header=("", ""), rows=tuple(rows))]
+    if used_tools[0] == used_tools[1]:
+        return None
+    (name, with_tools), (_, without_tools) = (before, after) if used_tools[0] else (after, before)
+    solved, control = _find_solved(with_tools.scored), _find_solved(without_tools.scored)
+    called = [
+        task
+        for task, samples in group_by_task(with_tools.scored).items()
+        if task in control and any(count_calls(sample.episode) for sample in samples)
+    ]
+    if not called:
+        return None
+    gain = bootstrap_mean([float(solved[task] and not control[task]) for task in called], called, clusters=clusters)
+    harm = bootstrap_mean([float(control[task] and not solved[task]) for task in called], called, clusters=clusters)
+    net = round(gain.mean - harm.mean, 12)
+    return ToolEffect(with_tools=name, num_tasks_with_call=len(called), gain=gain, harm=harm, net=net)
+
+
+def classify_overview(scored: ScoredEpisode) -> str | None:
+    """Return whether the frames of the prompt suffice to know the answer; None if the task doesn't specify it."""
+    task = scored.episode.task
+    # Only synthetic datasets specify what must be seen: for images the objects to inspect, for videos time ranges.
+    if {"cards", "looks"} <= task.extras.keys():
+        return ANSWER_NOT_SHOWN if task.extras["looks"] else ANSWER_SHOWN
+    if not {"needs", "cover", "event_seconds"} <= task.extras.keys():
+        return None
+    return ANSWER_SHOWN if is_answerable(task, get_overview_times(scored.episode)) else ANSWER_NOT_SHOWN
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def read_evaluations(folder: Path) -> dict[str, Evaluation]:
+    """Return the evaluations of a run by name, oldest first, with the judge verdicts applied. Raises DataError if there
+    is none.
+    """
+    paths = sorted(list_results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    evaluations = {path.stem: _read_evaluation(path)[0] for path in paths}
+    evaluations = {name: evaluation for name, evaluation in evaluations.items() if evaluation.scored}
+    if not evaluations:
+        raise DataError(
+            f"{folder} contains no evaluation: evaluations/*.jsonl is missing or empty; run `saccade eval` first",
+            key=str(folder),
+        )
+    return evaluations
+
+
+def _read_evaluation(path: Path) -> tuple[Evaluation, str, str]:
+    """Return the evaluation of a results file, its fingerprint, and why the first ungraded episode has no score."""
+    records = read_records(path)
+    scored = [record.outcome for record in records if isinstance(record.outcome, ScoredEpisode)]
+    reasons = [record.outcome.reason for record in records if isinstance(record.outcome, UngradedEpisode)]
+    evaluation = Evaluation(
+        scored=apply_verdicts(scored, read_verdicts(path)),
+        ungraded=len(reasons),
+        weights=read_stratified_weights(path),
+    )
+    return evaluation, records[0].fingerprint if records else "", reasons[0] if reasons else ""
+
+
+def compare_files(first: Path, second: Path, *, cluster_key: Callable[[Task], str] = get_media_key) -> Comparison:
+    """Compare two results files of the same tasks, including the judge verdicts stored next to them.
+
+    Raises DataError if a file has no result, or their tasks differ.
+    """
+    # The files of two runs often have the same name; then their paths distinguish them.
+    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+    evaluations, fingerprints = {}, []
+    for name, path in zip(names, (first, second), strict=True):
+        evaluations[name], fingerprint, reason = _read_evaluation(path)
+        fingerprints.append(fingerprint)
+        if not evaluations[name].scored:
+            cause = f" (first reason: {reason})" if reason else ""
+            raise DataError(f"{path} holds no result{cause}; run the evaluation first", key=str(path))
+    require_same_tasks(evaluations)
+    # Both have the same tasks, and so the same sample of the full set.
+    weights = next((evaluation.weights for evaluation in evaluations.values() if evaluation.weights), None)
+    comparison = compare_evaluations(
+        {name: replace(evaluation, weights=weights) for name, evaluation in evaluations.items()},
+        pairs=[(names[0], names[-1])],
+        cluster_key=cluster_key,
+    )
+    other = find_fingerprint_differences(*fingerprints)
+    if bool(read_verdicts(first)) != bool(read_verdicts(second)):
+        other.append("a judge in only one of them")
+    return replace(comparison, changes=(replace(comparison.changes[0], other_differences=tuple(other)),))
+
+
+def require_same_tasks(evaluations: Mapping[str, Evaluation]) -> None:
+    """Raise DataError if one of two evaluations has a task that the other lacks or has in another version."""
+    ids = {
+        name: {get_task_digest(outcome): outcome.episode.task.id for outcome in evaluation.scored}
+        for name, evaluation in evaluations.items()
+    }
+    for name, other in (tuple(ids), tuple(ids)[::-1]) if len(ids) > 1 else ():
+        missing = [task_id for digest, task_id in ids[name].items() if digest not in ids[other]]
+        if not missing:
+            continue
+        # The same id with another digest: its question, ground truth or options changed in between.
+        if missing[0] in ids[other].values():
+            reason = f"the task {missing[0]} differs between {name!r} and {other!r}"
+        else:
+            reason = (
+                f"{len(missing)} of the {len(ids[name])} tasks of {name!r} are not in {other!r}, such as {missing[0]}"
+            )
+        raise DataError(
+            f"{reason}; compare evaluations of the same tasks (--limit, --shard and --tasks select them)",
+            key="tasks",
+            value=missing[0],
+        )

@@ -1,97 +1,101 @@
-"""What a judge said of answers that no rule decides, kept beside an evaluation's results and read with them.
+"""Store judge verdicts on answers that no rule decides, next to an evaluation's results.
 
-evaluations/mmvu.jsonl            the results, by the rule: what only a judge can say is marked `undecided` and counts 0
-evaluations/mmvu.verdicts.jsonl   what a judge said of those, by task and answer
+evaluations/mmvu.jsonl            the results by the rule; answers that need a judge are `undecided` and score 0
+evaluations/mmvu.verdicts.jsonl   the judge's verdicts on those, by task and answer
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from saccade.data.record import read_jsonl
-from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Mark, Result, Rule
-from saccade.evaluation.benchmarks._episodes import answer_of
-from saccade.evaluation.metrics import undecided
-from saccade.evaluation.run import read_results
-from saccade.types import Score, Scored
+from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
+from saccade.evaluation.benchmarks.base import UNPARSED, Answer, Grade, GradedAnswer, GradeFn, extract_answer
+from saccade.evaluation.records import read_scored_episodes
+from saccade.metrics.episode_metrics import is_undecided
+from saccade.types import Score, ScoredEpisode, Task
+from saccade.utils.jsonl import read_jsonl
 
-VERDICTS = ".verdicts.jsonl"
+VERDICTS_SUFFIX = ".verdicts.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a judge said of an answer to a task: a value in [0, 1], or None and the reason why it said nothing.
+class JudgeVerdict:
+    """Record a judge's verdict on an answer to a task: a value in [0, 1], or None and the reason why there is none.
 
-    `read` is what it read in the answer, where it was asked to ("": no answer). With `instead` it read what a rule
-    could have: then what it read counts in the place of the answer.
-
-    >>> Verdict(task="validation_7", answer="a dolly zoom", value=1.0).reason
-    ''
+    `extracted` is the answer that the judge extracted, if it was asked to ("": no answer). With `overrides_rule` the
+    judge extracted an answer that a rule could have read; the extracted answer then replaces the response.
     """
 
-    task: str
+    task_id: str
     answer: str
     value: float | None
     reason: str = ""
-    read: str | None = None
-    instead: bool = False
+    extracted: str | None = None
+    overrides_rule: bool = False
 
 
-def read_verdicts(results: Path) -> list[Verdict]:
-    """Those beside a results file; [] where no judge was asked. Raises DataError where they can't be read."""
-    path = results.with_suffix(VERDICTS)
-    return read_jsonl(path, Verdict) if path.exists() else []
+def read_verdicts(results: Path) -> list[JudgeVerdict]:
+    """Return the verdicts next to a results file; [] without a judge. Raises DataError if the file is invalid."""
+    path = results.with_suffix(VERDICTS_SUFFIX)
+    return read_jsonl(path, JudgeVerdict) if path.exists() else []
 
 
-def judged(scored: Sequence[Scored], verdicts: Sequence[Verdict]) -> list[Scored]:
-    """The episodes in order, each undecided one with the score that a verdict on its answer gives it, if there is one.
+def apply_verdicts(scored: Sequence[ScoredEpisode], verdicts: Sequence[JudgeVerdict]) -> list[ScoredEpisode]:
+    """Return the episodes in order, each undecided one with the score of the verdict on its answer, if there is one.
 
-    What a rule decided is never overruled, but for what was read instead.
+    A verdict never changes what a rule decided, except with `overrides_rule`.
     """
-    said = _by_answer(verdicts)
-    found = []
-    for each in scored:
-        verdict = said.get((each.episode.task.id, final_answer(answer_of(each.episode).text))) if said else None
-        found.append(_scored(each, verdict) if verdict and (undecided(each) or verdict.instead) else each)
-    return found
+    find_verdict, judged = _index_by_answer(verdicts), []
+    for outcome in scored:
+        answer = extract_answer(outcome.episode)
+        verdict = find_verdict(outcome.episode.task, answer, is_undecided(outcome)) if verdicts else None
+        judged.append(_apply_verdict(outcome, verdict) if verdict else outcome)
+    return judged
 
 
-def decided(results: Sequence[Result], verdicts: Sequence[Verdict], rule: Rule) -> list[Result]:
-    """The results in order, each open one with the verdict on its answer, if there is one; `rule` marks what was read
-    instead.
+def apply_verdicts_to_answers(
+    results: Sequence[GradedAnswer], verdicts: Sequence[JudgeVerdict], grade_fn: GradeFn
+) -> list[GradedAnswer]:
+    """Return the results in order, each undecided one with the verdict on its answer, if there is one.
+
+    `grade_fn` grades the answers that a judge extracted with `overrides_rule`.
     """
-    said = _by_answer(verdicts)
-    found = []
-    for each in results:
-        verdict = said.get((each.task.id, final_answer(each.answer.text))) if each.answer.error is None else None
-        rules = verdict is not None and (each.open or verdict.instead)
-        found.append(replace(each, mark=_mark(each, verdict, rule)) if rules and verdict else each)
-    return found
+    find_verdict, judged = _index_by_answer(verdicts), []
+    for result in results:
+        verdict = find_verdict(result.task, result.answer, result.is_undecided)
+        judged.append(replace(result, grade=_resolve_grade(result, verdict, grade_fn)) if verdict else result)
+    return judged
 
 
-def _by_answer(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], Verdict]:
-    return {(each.task, each.answer): each for each in verdicts}
+def _index_by_answer(verdicts: Sequence[JudgeVerdict]) -> Callable[[Task, Answer, bool], JudgeVerdict | None]:
+    """Return a function that finds the verdict that applies to a task's answer, which a rule left undecided or not."""
+    by_answer = {(verdict.task_id, verdict.answer): verdict for verdict in verdicts}
+
+    def find_verdict(task: Task, answer: Answer, is_undecided: bool) -> JudgeVerdict | None:
+        verdict = by_answer.get((task.id, extract_final_answer(answer.text))) if answer.error is None else None
+        return verdict if verdict is not None and (is_undecided or verdict.overrides_rule) else None
+
+    return find_verdict
 
 
-def _mark(result: Result, verdict: Verdict, rule: Rule) -> Mark:
-    if verdict.instead and verdict.read is not None:
-        return rule(verdict.read, result.task) if verdict.read else UNPARSED
-    read = result.mark.read if verdict.read is None else verdict.read or None
-    return Mark(read=read, value=verdict.value)
+def _resolve_grade(result: GradedAnswer, verdict: JudgeVerdict, grade_fn: GradeFn) -> Grade:
+    if verdict.overrides_rule and verdict.extracted is not None:
+        return grade_fn(verdict.extracted, result.task) if verdict.extracted else UNPARSED
+    extracted = result.grade.extracted if verdict.extracted is None else verdict.extracted or None
+    return Grade(extracted=extracted, value=verdict.value)
 
 
-def _scored(each: Scored, verdict: Verdict) -> Scored:
+def _apply_verdict(scored: ScoredEpisode, verdict: JudgeVerdict) -> ScoredEpisode:
     value = verdict.value or 0.0
-    parts = {**each.score.parts, "accuracy": value, "undecided": float(verdict.value is None)}
-    return Scored(episode=each.episode, score=Score(value=value, parts=parts))
+    parts = {**scored.score.parts, "undecided": float(verdict.value is None)}
+    return ScoredEpisode(episode=scored.episode, score=Score(value=value, parts=parts, correct=value))
 
 
-def read_judged(results: Path) -> list[Scored]:
-    """The scored episodes of a results file, with the verdicts that are kept beside it."""
-    return judged(read_results(results), read_verdicts(results))
+def read_judged_episodes(results: Path) -> list[ScoredEpisode]:
+    """Return the scored episodes of a results file with the verdicts stored next to it applied."""
+    return apply_verdicts(read_scored_episodes(results), read_verdicts(results))
 
 
-def results_files(folder: Path) -> list[Path]:
-    """The results files of a run, those of shards not among them."""
-    return [path for path in (folder / "evaluations").glob("*.jsonl") if not path.name.endswith(VERDICTS)]
+def list_results_files(folder: Path) -> list[Path]:
+    """Return the results files of a run, without those of shards."""
+    return [path for path in (folder / "evaluations").glob("*.jsonl") if not path.name.endswith(VERDICTS_SUFFIX)]

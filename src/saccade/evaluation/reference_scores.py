@@ -1,58 +1,40 @@
-"""Values that others published, to stand beside ours: `published.json` holds them, each with its source.
+"""Provide published scores for comparison: `reference_scores.json` holds them, each with its source.
 
-They were measured by others, with other prompts, frames, decoding and answer parsing. They say where a result lies,
-and prove no difference.
+Others measured them with other prompts, frames, decoding and answer parsing. They give orientation and prove no
+difference.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from saccade.data.record import typed
-
-WARNING = (
-    "Published values are others' measurements under other conditions (prompts, frames, decoding, parsing of answers): "
-    "they show where a result lies, and no difference from them is shown to be real."
+COMPARABILITY_WARNING = (
+    "Published values were measured by others under other conditions (prompts, frames, decoding, answer parsing): "
+    "use them for orientation; a difference from them proves nothing."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A value in percent with its source; an `ablation` is of a part of a system.
-
-    >>> Published(benchmark="lvbench", metric="accuracy", model="ParaVT-8B", value=39.8, source="ParaVT").value
-    39.8
-    """
+class ReferenceScore:
+    """Record a published value in percent with its source; `is_ablation` marks a variant of a system."""
 
     benchmark: str
     metric: str
     model: str
     value: float
     source: str
-    ablation: bool = False
-    visual_tokens: float | None = None  # per question, where it is known
+    is_ablation: bool = False
+    visual_tokens: float | None = None  # per question; None if unknown
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    sources: Mapping[str, str]
-    values: tuple[Published, ...]
-
-
 @cache
-def _read() -> _File:
-    path = Path(__file__).with_suffix(".json")
-    return typed(json.loads(path.read_text(encoding="utf-8")), _File, path.name)
+def _load_references() -> list[ReferenceScore]:
+    content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return [ReferenceScore(**{**score, "source": content["sources"][score["source"]]}) for score in content["values"]]
 
 
-def published(benchmark: str) -> tuple[Published, ...]:
-    """What was published of a benchmark, with the source's whole name; () where nothing is known."""
-    known = _read()
-    return tuple(_named(each, known.sources) for each in known.values if each.benchmark == benchmark)
-
-
-def _named(value: Published, sources: Mapping[str, str]) -> Published:
-    return replace(value, source=sources[value.source])
+def get_reference_scores(benchmark: str) -> tuple[ReferenceScore, ...]:
+    """Return the published scores of a benchmark, each with its source's full name; () if there are none."""
+    return tuple(score for score in _load_references() if score.benchmark == benchmark)

@@ -1,44 +1,46 @@
-"""Evaluation: the rollout path of training, with another beginning and end.
+"""Evaluate tasks on the rollout path of training, durably and resumably.
 
-    tasks ── plan ────> what the file lacks ──> collect ──> done(group) ──> append lines ──> read the file back
-                              ▲                                                  │
-                              └────────── a rerun starts here <── a kill ────────┘
+    tasks ── plan ────> what the file lacks ──> collect ──> append_group(group) ──> append lines ──> read the file back
+                              ▲                                                          │
+                              └──────────── a rerun resumes here <──── interrupted ──────┘
 
-Every finished group of attempts is appended to a JSONL file at once. A rerun with the same file runs only what is
-missing or broken there and returns the same results as an undisturbed run, since an attempt's seed depends on nothing
-but the run's seed, the task and the attempt's index. An attempt that is made again is a new line, and of its lines the
-newest counts.
+Every finished group of samples is appended to a JSONL file at once. A rerun with the same file runs only the missing or
+failed samples and returns the same results as an uninterrupted run, because a sample's seed depends only on the run's
+seed, the task and the sample's index. A repeated sample is a new line; the newest line of a sample counts.
 """
 
 import functools
 import inspect
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from saccade.config import Evaluation
-from saccade.data.record import append, read_jsonl, relocated, seen_from
-from saccade.errors import ConfigError, MediaError, RunError
-from saccade.evaluation.expansion import EXPANSION
-from saccade.evaluation.metrics import BROKEN, accuracy_of
-from saccade.evaluation.options import shuffled
-from saccade.evaluation.portions import EVERYTHING, Portion, deal
-from saccade.evaluation.shards import Cut, Key, Shard
-from saccade.media import files
-from saccade.media.subtitles import subtitles_path
-from saccade.protocols import Agent, Context, Scorer
+from saccade.config.schema import EvaluationConfig
+from saccade.data.option_shuffle import shuffle_options
+from saccade.errors import ConfigError, MediaError
+from saccade.evaluation.records import Record, SampleKey, read_records
+from saccade.evaluation.shards import MANIFEST_SUFFIX, ShardManifest
+from saccade.evaluation.subset import FULL_SET, WEIGHTS_SUFFIX, Subset, assign_frame_budgets
+from saccade.media import hashing
+from saccade.media.relocation import map_media_paths
+from saccade.media.subtitles import find_subtitles
+from saccade.metrics.episode_metrics import get_accuracy
+from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
 from saccade.rollouts.collect import collect
-from saccade.runlog import writing
-from saccade.types import Episode, Group, Sampling, Scored, Task, Unscored, digest_of
+from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
+from saccade.utils.files import file_errors
+from saccade.utils.hashing import compute_digest
+from saccade.utils.jsonl import append_jsonl, relativize_path, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """How far an evaluation is: attempts that are done, of all; the accuracy of those so far, None before the first.
+class Progress:
+    """Report the progress of an evaluation: finished samples out of all, and their accuracy so far (None before the
+    first).
 
-    >>> Tally(done=3, total=8, accuracy=2 / 3).remark
+    >>> Progress(done=3, total=8, accuracy=2 / 3).accuracy_text
     'accuracy 0.667'
     """
 
@@ -47,260 +49,187 @@ class Tally:
     accuracy: float | None
 
     @property
-    def remark(self) -> str:
-        """The accuracy as text."""
+    def accuracy_text(self) -> str:
+        """Return the accuracy as text, "" if unknown."""
         return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Attempts at a task that are made together, and the keys of their lines."""
-
-    task: Task
-    keys: tuple[Key, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A line of a results file: one attempt at a task.
-
-    `task` is a digest of the task and of what its media and subtitles hold, `frames` the frame budget K, `repeat` the
-    attempt's index. `under` says what else the result depends on: a name and a digest per part, such as "seed=1f…,
-    weights=c0…".
-    """
-
-    task: str
-    frames: int | None
-    repeat: int
-    under: str
-    scored: Scored | Unscored
-
-    @property
-    def key(self) -> Key:
-        """What was attempted: where two lines agree in this, one is as good as the other."""
-        return (self.task, self.frames, self.repeat)
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Whose attempt it is; of two lines of one place, as of a task whose video was mended, the newer counts."""
-        return (self.scored.episode.task.id, self.repeat)
-
-    @property
-    def broken(self) -> bool:
-        """Whether it ended, or has no score, for a reason that is not the model's: it is worth another try."""
-        return isinstance(self.scored, Unscored) or self.scored.episode.end in BROKEN
+EvalItem = tuple[Task, tuple[SampleKey, ...]]  # a task's samples that run together, as the keys of their records
 
 
 async def evaluate(
     tasks: Sequence[Task],
     *,
-    agent: Agent,
-    base: Context,
-    score: Scorer,
-    settings: Evaluation,
-    path: Path,
+    environments: SelectEnvironment,
+    context: Context,
+    score_fn: ScoreFn,
+    settings: EvaluationConfig,
+    results_path: Path,
     root: Path | None = None,
     identity: Mapping[str, Any] | None = None,
-    portion: Portion = EVERYTHING,
-    at_once: int = 512,
-    on_done: Callable[[Tally], None] | None = None,
-) -> list[Scored]:
-    """`settings.repeat` scored attempts at each task, in the order of tasks and attempts; the lines are in `path`.
+    subset: Subset = FULL_SET,
+    max_concurrency: int = 512,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[ScoredEpisode]:
+    """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples; their lines are in
+    `results_path`.
 
-    Attempted are the tasks of the `portion`, with `settings.limit` as its limit; of a shard, what it is of is written
-    beside `path`. `base.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
-    `base` and can take the agent's tools away. `identity` holds whatever else the results depend on, such as the
-    weights, by name: RunError where `path` holds results of another identity, seed or settings. `on_done` is told at
-    the beginning and with every finished group. An episode that broke is among the results, with its error; its
-    accuracy counts as 0 (`metrics.accuracy_of`). One that could not be graded is left out (see `read_ungraded`). A
-    rerun tries both again. Media below `root` are written down as seen from `path`, so that both may move.
+    `subset` selects the tasks, with `settings.limit` as its limit; for a shard its manifest is written next to
+    `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
+    `context` and can disable the environment's tools. `identity` holds whatever else the results depend on, such as the
+    weights, by name. `on_progress` is called at the start and after every finished group. A failed episode is among the
+    results, with its error and an accuracy of 0 (`get_accuracy`). An episode that could not be graded is left out (see
+    `read_ungraded_episodes`). A rerun repeats both. Media paths below `root` are stored relative to the results file,
+    so that both may be moved.
+
+    Raises RunError if the file holds results of another identity, seed or settings.
     """
-    sampling = replace(base.sampling, temperature=settings.temperature)
-    under = _under(settings, replace(sampling, seed=base.seed), identity or {})
-    portion = replace(portion, limit=settings.limit)
-    wanted = _plan(tasks, settings, portion, base.seed)
-    known = {record.key: record.scored for record in read_records(path, under) if not record.broken}
-    missing = [each for each in wanted if not known.keys() >= {*each.keys}]
-    told = _Telling([known.get(key) for each in wanted for key in each.keys], on_done)
+    sampling = replace(context.sampling, temperature=settings.temperature)
+    fingerprint = _compute_fingerprint(settings, replace(sampling, seed=context.seed), identity or {})
+    subset = replace(subset, limit=settings.limit)
+    items = _plan_items(tasks, settings, subset, context.seed)
+    records = read_records(results_path, fingerprint)
+    finished = {record.key: record.outcome for record in records if not record.should_retry}
+    missing = [(task, keys) for task, keys in items if not finished.keys() >= {*keys}]
+    done = [finished[key] for _, keys in items for key in keys if key in finished]
+    num_samples = sum(len(keys) for _, keys in items)
 
-    def keep(place: int, group: Group) -> None:
-        with writing(path):
-            for key, attempt in zip(missing[place].keys, _in_order(group), strict=True):
-                if key not in known:  # of a group that was half written, the rest
-                    scored = relocated(attempt, lambda file: seen_from(path.parent, file, root))
-                    append(path, Record(task=key[0], frames=key[1], repeat=key[2], under=under, scored=scored))
-                    told.add(attempt)
-        told()
+    def report_progress() -> None:
+        if on_progress is not None:
+            # A sample without a score doesn't affect the accuracy.
+            accuracies = [get_accuracy(outcome) for outcome in done if isinstance(outcome, ScoredEpisode)]
+            accuracy = fmean(accuracies) if accuracies else None
+            on_progress(Progress(done=len(done), total=num_samples, accuracy=accuracy))
 
-    _prepare(path, tasks, wanted, settings, portion=portion, under=under)
-    told()
-    budgets = {each.task.id: each.keys[0][1] for each in wanted}
+    def append_group(index: int, group: Group) -> None:
+        with file_errors(results_path):
+            for key, outcome in zip(missing[index][1], _restore_order(group), strict=True):
+                if key in finished:  # an interrupted run had written a part of this group
+                    continue
+                relocated = map_media_paths(outcome, lambda file: relativize_path(results_path.parent, file, root))
+                record = Record(
+                    task=key[0],
+                    frame_budget=key[1],
+                    sample_index=key[2],
+                    fingerprint=fingerprint,
+                    outcome=relocated,
+                )
+                append_jsonl(results_path, record)
+                done.append(outcome)
+        report_progress()
+
+    _prepare_results(results_path, tasks, items, settings, subset=subset, fingerprint=fingerprint)
+    report_progress()
+    budgets = {task.id: keys[0][1] for task, keys in items}
     await collect(
-        [each.task for each in missing],
-        agent if settings.tools else without_tools(agent),
-        replace(base, sampling=sampling),
-        size=1 if settings.shuffle_options else settings.repeat,
-        score=score,
-        frames=lambda task: budgets[task.id],
-        at_once=at_once,
-        done=keep,
+        [task for task, _ in missing],
+        environments if settings.use_tools else disable_tools(environments),
+        replace(context, sampling=sampling),
+        group_size=1 if settings.shuffle_options else settings.num_samples,
+        score_fn=score_fn,
+        frame_budgets=[budgets[task.id] for task, _ in missing],
+        max_concurrency=max_concurrency,
+        on_group_done=append_group,
     )
-    # Everything is read back, so that a rerun and a first run return the very same values.
-    found = {record.key: record.scored for record in read_records(path, under)}
-    return [each for one in wanted for key in one.keys if isinstance(each := found[key], Scored)]
+    # Read everything back, so that a rerun and a first run return identical values.
+    outcomes = {record.key: record.outcome for record in read_records(results_path, fingerprint)}
+    return [scored for _, keys in items for key in keys if isinstance(scored := outcomes[key], ScoredEpisode)]
 
 
-def _plan(tasks: Sequence[Task], settings: Evaluation, portion: Portion, seed: int) -> list[Wanted]:
-    """What is to be attempted, in the order of tasks and attempts."""
-    budgets = deal(tasks, settings.frames)  # over all tasks, so that a limit changes nobody's budget
-    found = []
-    for task in portion.of(tasks):
-        said = subtitles_path(task)
-        shown = [media.path for media in task.media] + ([said] if said else [])
-        mark = digest_of(task.digest, [_content(path) for path in shown])
-        keys = tuple((mark, budgets[task.id], i) for i in range(settings.repeat))
-        # Attempts with other orders of the options have other prompts, and so are groups of their own.
+def _plan_items(tasks: Sequence[Task], settings: EvaluationConfig, subset: Subset, seed: int) -> list[EvalItem]:
+    """Return the samples to run, in the order of tasks and samples."""
+    # Assigned over all tasks, so that a limit doesn't change any task's budget.
+    budgets = assign_frame_budgets(tasks, settings.frame_budgets)
+    items: list[EvalItem] = []
+    for task in subset.select(tasks):
+        subtitles = find_subtitles(task)
+        files = [media.path for media in task.media] + ([subtitles] if subtitles else [])
+        digest = compute_digest(task.digest, [_hash_file(path) for path in files])
+        keys = tuple((digest, budgets[task.id], i) for i in range(settings.num_samples))
+        # Samples with different option orders have different prompts, so each is its own group.
         if settings.shuffle_options:
-            variants = [shuffled(task, seed=seed, attempt=i) for i in range(settings.repeat)]
-            found += [Wanted(task=each, keys=(key,)) for each, key in zip(variants, keys, strict=True)]
+            variants = [shuffle_options(task, seed=seed, sample_index=i) for i in range(settings.num_samples)]
+            items += [(variant, (key,)) for variant, key in zip(variants, keys, strict=True)]
         else:
-            found.append(Wanted(task=task, keys=keys))
-    return found
+            items.append((task, keys))
+    return items
 
 
-def _prepare(
+def _prepare_results(
     path: Path,
     tasks: Sequence[Task],
-    wanted: Sequence[Wanted],
-    settings: Evaluation,
+    items: Sequence[EvalItem],
+    settings: EvaluationConfig,
     *,
-    portion: Portion,
-    under: str,
+    subset: Subset,
+    fingerprint: str,
 ) -> None:
-    """Make the folder of the results, and write beside them what a limit and a shard are of."""
-    with writing(path):
+    """Create the results folder, and write the weights of a limit and the manifest of a shard into it."""
+    with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if expansion := portion.expansion(tasks):
-            expansion.keep(path)
+        if weights := subset.compute_weights(tasks):
+            weights.write_unless_covered(path)
         else:
-            path.with_suffix(EXPANSION).unlink(missing_ok=True)
-    # Before the first attempt: a shard that was killed must not pass for a whole one.
-    if portion.shard is not None:
-        _cut(portion.limited(tasks), wanted, settings, shard=portion.shard, under=under).write(path)
-
-
-def _cut(every: Sequence[Task], wanted: Sequence[Wanted], settings: Evaluation, *, shard: Shard, under: str) -> Cut:
-    """What a shard is of: the attempts at `every` task."""
-    places = {task.id: place * settings.repeat for place, task in enumerate(every)}
-    keys = [(places[each.task.id] + key[2], key) for each in wanted for key in each.keys]
-    # What media hold is no part of it: a machine may lack those of the other shards.
-    return Cut(
-        shard=shard,
-        whole=digest_of([task.digest for task in every], settings.repeat),
-        under=under,
-        places=tuple(place for place, _ in keys),
-        keys=tuple(key for _, key in keys),
+            path.with_suffix(WEIGHTS_SUFFIX).unlink(missing_ok=True)
+    if subset.shard is None:
+        return
+    all_tasks = subset.apply_limit(tasks)
+    offsets = {task.id: index * settings.num_samples for index, task in enumerate(all_tasks)}
+    # The digest excludes media content: a machine may lack the media of other shards.
+    manifest = ShardManifest(
+        shard=subset.shard,
+        tasks_digest=compute_digest([task.digest for task in all_tasks], settings.num_samples),
+        fingerprint=fingerprint,
+        samples=tuple((offsets[task.id] + key[2], key) for task, keys in items for key in keys),
     )
+    # Before the first sample: an interrupted shard must not look like a complete evaluation.
+    write_json(path.with_suffix(MANIFEST_SUFFIX), manifest)
 
 
-class _Telling:
-    """Counts attempts as they end, and tells whoever watches."""
-
-    def __init__(self, known: Sequence[Scored | Unscored | None], on_done: Callable[[Tally], None] | None) -> None:
-        self._total, self._done, self._right, self._graded = len(known), 0, 0.0, 0
-        self._on_done = on_done
-        for each in known:
-            if each is not None:
-                self.add(each)
-
-    def add(self, attempt: Scored | Unscored) -> None:
-        """Count an attempt; one without a score is none for or against."""
-        self._done += 1
-        if isinstance(attempt, Scored):
-            self._right += accuracy_of(attempt)
-            self._graded += 1
-
-    def __call__(self) -> None:
-        """Tell how far it is."""
-        if self._on_done is not None:
-            accuracy = self._right / self._graded if self._graded else None
-            self._on_done(Tally(done=self._done, total=self._total, accuracy=accuracy))
+def _restore_order(group: Group) -> list[ScoredEpisode | UngradedEpisode]:
+    """Return the graded and ungraded episodes of a group in the order in which they were started."""
+    graded, ungraded = iter(group.episodes), {outcome.group_index: outcome for outcome in group.ungraded}
+    return [ungraded[i] if i in ungraded else next(graded) for i in range(len(group.episodes) + len(ungraded))]
 
 
-def _in_order(group: Group) -> list[Scored | Unscored]:
-    """Every attempt of a group, as they were begun."""
-    graded, lost = iter(group.members), {each.index: each for each in group.ungraded}
-    return [lost[i] if i in lost else next(graded) for i in range(len(group.members) + len(lost))]
+def _compute_fingerprint(settings: EvaluationConfig, sampling: SamplingParams, identity: Mapping[str, Any]) -> str:
+    """Return the fingerprint of everything besides the task that one sample depends on."""
+    # A larger limit or more samples extend the same file; a judge grades answers that exist already.
+    evaluation_settings = settings.model_dump(exclude={"limit", "num_samples", "judge"})
+    if not settings.shuffle_options:
+        del evaluation_settings["shuffle_options"]
+    sampling_settings = {key: value for key, value in asdict(sampling).items() if key != "seed"}
+    parts = {"seed": sampling.seed, "settings": (evaluation_settings, sampling_settings), **identity}
+    return ", ".join(f"{name}={compute_digest(value)[:16]}" for name, value in parts.items())
 
 
-def _under(settings: Evaluation, sampling: Sampling, identity: Mapping[str, Any]) -> str:
-    """What one attempt depends on besides its task, and nothing else."""
-    # A larger limit or more repeats go on in the same file; a judge is asked about answers that are there.
-    fixed = settings.model_dump(exclude={"limit", "repeat", "judge"})
-    if not settings.shuffle_options:  # files that were begun before there was this setting go on
-        del fixed["shuffle_options"]
-    drawn = {key: value for key, value in asdict(sampling).items() if key != "seed"}
-    parts = {"seed": sampling.seed, "settings": (fixed, drawn), **identity}
-    return ", ".join(f"{name}={digest_of(value)[:16]}" for name, value in parts.items())
-
-
-def _content(path: str) -> str:
-    """A digest of a file; "" where it can't be read, which is said when it is needed."""
+def _hash_file(path: str) -> str:
+    """Return the digest of a file; "" if it can't be read, which is reported when the file is used."""
     try:
-        return files.digest(path)
+        return hashing.compute_file_digest(path)
     except MediaError:
         return ""
 
 
-def has_tools(agent: Callable[..., Any]) -> bool:
-    """Whether an agent has a setting `tools`, which can be turned off."""
-    return "tools" in inspect.signature(agent).parameters
+def has_tools(make_environment: Callable[..., Any]) -> bool:
+    """Return whether an environment has a setting `tools`, which can be emptied."""
+    return "tools" in inspect.signature(make_environment).parameters
 
 
-def without_tools(agent: Agent) -> Agent:
-    """The same agent with its tools off: the no-tool control. ConfigError where it has no setting `tools`."""
-    if not has_tools(agent):
-        raise ConfigError("evaluation.tools=false needs an agent with a setting `tools`, such as parallel")
-    bare: Callable[..., Awaitable[Episode]] = agent
-    return functools.partial(bare, tools={})
+def disable_tools(environments: SelectEnvironment) -> SelectEnvironment:
+    """Return the same environments with their tools off: the no-tool control.
 
-
-def read_records(path: Path, under: str | None = None) -> list[Record]:
-    """The newest line of each attempt in a results file ([] where there is none), in the order of the first ones.
-
-    A line torn by a kill at its end is passed over. RunError, naming what differs, where a line was written under other
-    settings than `under`.
+    It raises ConfigError for a task whose environment has no setting `tools`.
     """
-    records = newest_records(path)
-    for record in records:
-        if under is not None and record.under != under:
-            changed = differences(record.under, under)
-            mend = "delete it or give this evaluation another name"
-            raise RunError(f"{path} holds results of other {' and '.join(changed)}; {mend}")
-    return [relocated(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
 
+    def select_without_tools(task: Task) -> EnvironmentFactory:
+        make_environment: Callable[..., Environment] = environments(task)
+        if not has_tools(make_environment):
+            raise ConfigError(
+                "evaluation.use_tools=false needs an environment with a setting `tools`, such as parallel_crop",
+                key="evaluation.use_tools",
+                value=False,
+            )
+        return functools.partial(make_environment, tools={})
 
-def newest_records(path: Path) -> list[Record]:
-    """The newest line of each attempt as it stands in the file, paths of media included."""
-    records = read_jsonl(path, Record, torn_end=True) if path.exists() else []
-    return list({record.place: record for record in records}.values())
-
-
-def differences(one: str, other: str) -> list[str]:
-    """What two records' `under` disagree on, by name.
-
-    >>> differences("seed=1, weights=a", "seed=1, weights=b")
-    ['weights']
-    """
-    there = {*one.split(", ")}
-    return [part.partition("=")[0] for part in other.split(", ") if part not in there]
-
-
-def read_results(path: Path) -> list[Scored]:
-    """The scored episodes of a results file, one per attempt, in the order in which they first ended."""
-    return [record.scored for record in read_records(path) if isinstance(record.scored, Scored)]
-
-
-def read_ungraded(path: Path) -> list[Unscored]:
-    """The attempts of a results file that nobody could grade yet."""
-    return [record.scored for record in read_records(path) if isinstance(record.scored, Unscored)]
+    return select_without_tools

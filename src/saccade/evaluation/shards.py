@@ -1,97 +1,197 @@
-"""Shards: equal parts of an evaluation, for machines to share.
+"""Split an evaluation into shards, equal parts that several machines run, and merge their results.
 
-evaluations/shards/<name>/2-of-4.jsonl     the second one's attempts, as any results file has them
-evaluations/shards/<name>/2-of-4.cut.json  its cut: which attempts those are, of what whole
-evaluations/<name>.jsonl                   all of them, joined (`merge`)
+evaluations/shards/<name>/2-of-4.jsonl        the results of the second shard, in the format of any results file
+evaluations/shards/<name>/2-of-4.shard.json   its manifest: which samples it holds, of which evaluation
+evaluations/<name>.jsonl                      all of them, merged: the results that one machine would have written
 """
 
-import json
-import re
-from collections.abc import Sequence
+import filecmp
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.data.record import plain, typed
-from saccade.errors import ConfigError, RunError
-from saccade.runlog import write_text
+from saccade.errors import RunError
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, read_verdicts
+from saccade.evaluation.records import Record, SampleKey, find_fingerprint_differences, read_newest_records
+from saccade.evaluation.subset import WEIGHTS_SUFFIX, Shard, read_stratified_weights
+from saccade.media.relocation import map_media_paths
+from saccade.utils.files import file_errors
+from saccade.utils.jsonl import read_json, relativize_path, write_jsonl
 
-CUT = ".cut.json"
-SHARDS = Path("evaluations", "shards")
-Key = tuple[str, int | None, int]  # what was attempted: task, frames and repeat of a results file's line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One of several equal parts of an evaluation, for machines to share: the `index`-th of `of`, from 1.
-
-    >>> Shard.read("2/4")
-    Shard(index=2, of=4)
-    """
-
-    index: int
-    of: int
-
-    @classmethod
-    def read(cls, text: str) -> "Shard":
-        """A shard as it is written, such as "2/4". Raises ConfigError."""
-        found = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise ConfigError(f"a shard is written i/n with i from 1 to n, such as 2/4; it can't be {text!r}")
-        return cls(index=int(found[1]), of=int(found[2]))
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.of}"
-
-    @property
-    def stem(self) -> str:
-        """What its files are called."""
-        return f"{self.index}-of-{self.of}"
+MANIFEST_SUFFIX = ".shard.json"
+SHARDS_DIR = Path("evaluations", "shards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """What a shard is a part of. `whole` is a digest of all tasks, `under` says what else results depend on; of each
-    attempt `keys` has the key, and `places` where it stands among the attempts of all shards.
-
-    >>> Cut(shard=Shard(index=1, of=2), whole="a3…", under="seed=1f…", places=(0,), keys=(("4c…", 8, 0),)).shard.of
-    2
+class ShardManifest:
+    """Describe a shard: `tasks_digest` is a digest of the tasks of all shards, `fingerprint` identifies everything else
+    the results depend on, `samples` are their positions among the samples of all shards, and their keys.
     """
 
     shard: Shard
-    whole: str
-    under: str
-    places: tuple[int, ...]
-    keys: tuple[Key, ...]
-
-    def write(self, results: Path) -> None:
-        """Write it beside the results that it describes."""
-        write_text(results.with_suffix(CUT), json.dumps(plain(self)) + "\n")
-
-    @classmethod
-    def read(cls, path: Path) -> "Cut":
-        """The cut in a file. Raises RunError where it can't be read, DataError where it is none."""
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} can't be read: {error}; run the shard's command again") from error
-        return typed(value, cls, str(path))
+    tasks_digest: str
+    fingerprint: str
+    samples: tuple[tuple[int, SampleKey], ...]
 
 
-def shard_path(folder: Path, name: str, shard: Shard | None) -> Path:
-    """The results file of an evaluation, or of a shard of it, of the run in `folder`."""
-    return folder / "evaluations" / f"{name}.jsonl" if shard is None else folder / SHARDS / name / f"{shard.stem}.jsonl"
+def get_results_path(folder: Path, name: str, shard: Shard | None) -> Path:
+    """Return the results file of an evaluation, or of one of its shards, in the run `folder`."""
+    return (
+        folder / "evaluations" / f"{name}.jsonl"
+        if shard is None
+        else folder / SHARDS_DIR / name / f"{shard.stem}.jsonl"
+    )
 
 
-def of_shard(cut: Path, suffix: str) -> Path:
-    """A file beside a shard's cut, such as its results (".jsonl")."""
-    return cut.with_name(cut.name.removesuffix(CUT) + suffix)
+def get_shard_file(manifest: Path, suffix: str) -> Path:
+    """Return a file next to a shard's manifest, such as its results (".jsonl")."""
+    return manifest.with_name(manifest.name.removesuffix(MANIFEST_SUFFIX) + suffix)
 
 
-def shards_of(folder: Path, name: str) -> Sequence[Path]:
-    """The cuts of an evaluation that lie in a run."""
-    return sorted((folder / SHARDS / name).glob(f"*{CUT}"))
+def list_shard_manifests(folder: Path, name: str) -> Sequence[Path]:
+    """Return the shard manifests of an evaluation in a run."""
+    return sorted((folder / SHARDS_DIR / name).glob(f"*{MANIFEST_SUFFIX}"))
 
 
-def evaluations_in_shards(folder: Path) -> set[str]:
-    """The names of the evaluations of which a run holds shards."""
-    return {cut.parent.name for cut in (folder / SHARDS).glob(f"*/*{CUT}")}
+def list_sharded_evaluations(folder: Path) -> set[str]:
+    """Return the names of the evaluations of which a run holds shards."""
+    return {manifest.parent.name for manifest in (folder / SHARDS_DIR).glob(f"*/*{MANIFEST_SUFFIX}")}
+
+
+# ---- merging -------------------------------------------------------------------------------------------------------
+
+
+def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Path:
+    """Merge the shards of the evaluation `name` in the run `folder` and its copies, and return the path of the results.
+
+    The records are in the order of a single machine, and judge verdicts are merged too. A shard that exists twice with
+    the same content is used once. Raises RunError for shards that are missing, unfinished, duplicated with other
+    results, or of other weights, settings or tasks, and if the run has other results under this name.
+    """
+    runs = dict.fromkeys(run.resolve() for run in (folder, *other_runs))
+    manifests = {
+        path: read_json(path, ShardManifest, hint="run the shard's command again")
+        for run in runs
+        for path in list_shard_manifests(run, name)
+    }
+    if not manifests:
+        others = sorted({evaluation for run in runs for evaluation in list_sharded_evaluations(run)})
+        also = f", but some of {', '.join(map(repr, others))} (--name, or --bench for a benchmark's)" if others else ""
+        raise RunError(
+            f"{', '.join(map(str, (folder, *other_runs)))} holds no shard of {name!r}{also}; "
+            "evaluate with --shard 1/n to n/n first, on any machines",
+            key="shards",
+            value=name,
+        )
+    shard_verdicts = [verdict for path in manifests for verdict in read_verdicts(get_shard_file(path, ".jsonl"))]
+    manifests = _drop_duplicates(manifests)
+    _check_shards(manifests, name)
+    target = get_results_path(folder, name, None)
+    indexed = [item for path, manifest in manifests.items() for item in _read_shard_records(path, manifest)]
+    records = [_relocate_record(record, folder, name) for _, record in sorted(indexed, key=lambda item: item[0])]
+    # The existing file may be newer: failed episodes that were repeated after an earlier merge.
+    if target.exists() and not _have_same_records(read_newest_records(target), records):
+        raise RunError(f"{target} holds other results; delete or move it and merge again", key=str(target))
+    # Verdicts with a value, and later ones, take precedence: the last verdict per answer is kept.
+    verdicts = sorted([*shard_verdicts, *read_verdicts(target)], key=lambda verdict: verdict.value is not None)
+    weights = [weights for path in manifests if (weights := read_stratified_weights(get_shard_file(path, ".jsonl")))]
+    with file_errors(target):
+        write_jsonl(target, records)
+        if weights:  # identical in every shard
+            weights[0].write(target)
+        else:
+            target.with_suffix(WEIGHTS_SUFFIX).unlink(missing_ok=True)
+        if verdicts:
+            latest = {(verdict.task_id, verdict.answer): verdict for verdict in verdicts}
+            write_jsonl(target.with_suffix(VERDICTS_SUFFIX), latest.values())
+    return target
+
+
+def _drop_duplicates(manifests: Mapping[Path, ShardManifest]) -> dict[Path, ShardManifest]:
+    """Drop shards whose manifest and results are byte-identical to an earlier one."""
+    unique: dict[Path, ShardManifest] = {}
+    for path, manifest in manifests.items():
+        pairs = [
+            (get_shard_file(path, ".jsonl"), get_shard_file(other, ".jsonl"))
+            for other in unique
+            if unique[other] == manifest
+        ]
+        if not any(all(map(Path.exists, pair)) and filecmp.cmp(*pair, shallow=False) for pair in pairs):
+            unique[path] = manifest
+    return unique
+
+
+def _check_shards(manifests: Mapping[Path, ShardManifest], name: str) -> None:
+    """Raise RunError unless these are all shards of one evaluation, each exactly once."""
+    (first_path, first), *rest = manifests.items()
+    num_shards = first.shard.num_shards
+    for path, manifest in rest:
+        if manifest.shard.num_shards != num_shards:
+            raise RunError(
+                f"{first_path} is shard {first.shard} and {path} is shard {manifest.shard}; "
+                "delete the shards of the wrong split",
+                key=str(path),
+                value=str(manifest.shard),
+            )
+        changed = find_fingerprint_differences(first.fingerprint, manifest.fingerprint)
+        if changed:
+            raise RunError(
+                f"{path} was evaluated with other {' and '.join(changed)} than {first_path}; "
+                "evaluate one of them again",
+                key=str(path),
+                value=tuple(changed),
+            )
+        if manifest.tasks_digest != first.tasks_digest:
+            raise RunError(
+                f"{path} belongs to other tasks, another limit or another num_samples than {first_path}; "
+                "evaluate one of them again",
+                key=str(path),
+                value="tasks",
+            )
+    indices = [manifest.shard.index for manifest in manifests.values()]
+    duplicate = next((path for path, manifest in manifests.items() if indices.count(manifest.shard.index) > 1), None)
+    if duplicate is not None:
+        raise RunError(
+            f"the shard {manifests[duplicate].shard} of {name!r} exists twice with different results, once as "
+            f"{duplicate}; leave one out",
+            key=str(duplicate),
+            value=str(manifests[duplicate].shard),
+        )
+    missing = tuple(f"{index}/{num_shards}" for index in range(1, num_shards + 1) if index not in indices)
+    if missing:
+        raise RunError(
+            f"{name!r} lacks the shards {', '.join(missing)}; evaluate them, or give the runs that hold them",
+            key="shards",
+            value=missing,
+        )
+
+
+def _read_shard_records(path: Path, manifest: ShardManifest) -> list[tuple[int, Record]]:
+    """Return a shard's records, each with its position in the full evaluation."""
+    results = get_shard_file(path, ".jsonl")
+    records = {
+        record.key: record for record in read_newest_records(results) if record.fingerprint == manifest.fingerprint
+    }
+    num_missing = sum(key not in records for _, key in manifest.samples)
+    if num_missing:
+        raise RunError(
+            f"{results} is unfinished, {num_missing} of its {len(manifest.samples)} episodes are missing; "
+            "run the same command again to resume it",
+            key=str(results),
+            value=num_missing,
+        )
+    return [(position, records[key]) for position, key in manifest.samples]
+
+
+def _relocate_record(record: Record, folder: Path, name: str) -> Record:
+    """Rewrite the media paths of a shard's record as seen from the merged file, whichever copy of the run wrote it."""
+    # Copies of a run have the same layout, so a relative path resolves as if the shard were in this copy.
+    source, target = (folder / "evaluations" / "shards" / name).resolve(), (folder / "evaluations").resolve()
+    return map_media_paths(
+        record, lambda file: relativize_path(target, os.path.normpath(source / file), folder.resolve())
+    )
+
+
+def _have_same_records(existing: Sequence[Record], records: Sequence[Record]) -> bool:
+    return {record.key: record for record in existing} == {record.key: record for record in records}

@@ -1,148 +1,285 @@
-"""Which tasks an evaluation attempts, and with how many frames: the same ones on every machine.
+"""Select the tasks of an evaluation and their frame budgets, identically on every machine.
 
 A limit is spread evenly over strata, which are tables in order: the rows of the first table get equally many tasks,
-within each of them so do the rows of the second, and so on; a row that has no more leaves its share to the others. The
-mean over a limited evaluation therefore weighs rows alike, whatever their sizes are in the whole; an `Expansion` says
-how each task counts where the whole is meant.
+within each of them so do the rows of the second, and so on; a row without further tasks leaves its share to the others.
+The mean over a limited evaluation therefore weights rows equally, whatever their sizes in the full set;
+`StratifiedWeights` give each task's weight in an estimate of the full set: each sampled task counts as often as there
+are tasks of its stratum per sampled one (the weights of a stratified sample; Cochran 1977, Sampling Techniques, section
+5.2). A stratum without a sampled task is represented by the others of its parent row. The file `<results>.weights.json`
+stores the weights next to the results.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from saccade.errors import ConfigError
-from saccade.evaluation.benchmarks._benchmark import Names, names_of
-from saccade.evaluation.expansion import Expansion, weigh
-from saccade.evaluation.shards import Shard
-from saccade.types import Task, digest_of
+from saccade.evaluation.benchmarks.base import StratumFn, get_stratum_labels
+from saccade.types import Task
+from saccade.utils.hashing import compute_digest
+from saccade.utils.jsonl import read_json, write_json
+
+WEIGHTS_SUFFIX = ".weights.json"
+
+StratumPath = tuple[tuple[str, ...], ...]  # per table, the rows that a unit belongs to
 
 
-def asked(task: Task) -> str:
-    """The kind of question as the data set names it, else the kind of answer."""
-    return str(task.extras.get("question", task.kind))
+def get_question_or_answer_type(task: Task) -> str:
+    """Return the question type that the dataset names, else the answer type."""
+    return str(task.extras.get("question", task.answer_type))
 
 
-def itself(task: Task) -> str:
-    """The unit of a task that is read by itself."""
+def get_task_id(task: Task) -> str:
+    """Return the task's id: the joint key of tasks that metrics read independently."""
     return task.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
-    """A part of some tasks: of at most `limit` of them (0: all), spread over `strata`, one `shard` or all.
+class Shard:
+    """Identify one of `num_shards` equal parts of an evaluation by its `index`, from 1.
 
-    Tasks with one `unit` are taken together or not at all, since a metric reads them together; of a limit below the
-    size of a unit the first unit is left. A larger limit holds all that a smaller one does. The shards of an evaluation
-    hold every task once, and of each stratum equally many units, give or take one.
+    >>> Shard.parse("2/4")
+    Shard(index=2, num_shards=4)
+    """
 
-    >>> from saccade.types import Kind
-    >>> tasks = [Task(id=f"w-{i}", question="?", media=(), kind=Kind.OPEN, gold="red") for i in range(4)]
-    >>> len(Portion(limit=3).of(tasks)), len(Portion().of(tasks))
+    index: int
+    num_shards: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Parse a shard such as "2/4". Raises ConfigError."""
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ConfigError(
+                f"--shard={text!r} must be i/n with i from 1 to n, such as 2/4", key="--shard", value=text
+            )
+        return cls(index=int(match[1]), num_shards=int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.num_shards}"
+
+    @property
+    def stem(self) -> str:
+        """Return the stem of its file names."""
+        return f"{self.index}-of-{self.num_shards}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StratifiedWeights:
+    """Map sampled task ids to the number of tasks, out of `full_set_size`, that each represents.
+
+    `uncovered` is the fraction of the full set in strata without a sampled task.
+    """
+
+    full_set_size: int
+    weights: Mapping[str, float]
+    uncovered: float
+
+    def covers(self, tasks: set[str]) -> bool:
+        """Return whether all of these task ids were sampled."""
+        return tasks <= self.weights.keys()
+
+    def write_unless_covered(self, results: Path) -> None:
+        """Write the weights next to the results, unless the existing file covers all of these tasks and more."""
+        existing = read_stratified_weights(results) if results.exists() else None
+        if existing is None or len(existing.weights) <= len(self.weights) or not existing.covers({*self.weights}):
+            self.write(results)
+
+    def write(self, results: Path) -> None:
+        """Write the weights next to the results."""
+        write_json(results.with_suffix(WEIGHTS_SUFFIX), self)
+
+
+def read_stratified_weights(results: Path) -> StratifiedWeights | None:
+    """Return the weights next to the results of a limited evaluation, else None. Raises DataError if the file is
+    invalid.
+    """
+    path = results.with_suffix(WEIGHTS_SUFFIX)
+    if not path.exists():
+        return None
+    return read_json(path, StratifiedWeights, hint="delete it and evaluate again with the same limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subset:
+    """Select at most `limit` tasks (0: all), spread over `strata`, of one `shard` or of all.
+
+    Tasks with the same `joint_key` form a unit and are selected together or not at all, because a metric reads them
+    together; a limit below the size of a unit selects the first unit. A larger limit includes all tasks of a smaller
+    one. The shards of an evaluation hold every task once, and of each stratum equally many units, plus or minus one.
+
+    >>> from saccade.types import AnswerType
+    >>> settings = {"question": "?", "media": (), "answer_type": AnswerType.OPEN, "ground_truth": "red"}
+    >>> tasks = [Task(id=f"w-{i}", **settings) for i in range(4)]
+    >>> len(Subset(limit=3).select(tasks)), len(Subset().select(tasks))
     (3, 4)
     """
 
     limit: int = 0
     shard: Shard | None = None
-    strata: tuple[Names, ...] = (asked,)
-    unit: Callable[[Task], str] = itself
+    strata: tuple[StratumFn, ...] = (get_question_or_answer_type,)
+    joint_key: Callable[[Task], str] = get_task_id
 
-    def of(self, tasks: Sequence[Task]) -> list[Task]:
-        """The tasks of this part, in the order of `tasks`. Raises ConfigError for more shards than tasks."""
-        return self._sharded(self.limited(tasks))
+    def select(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the selected tasks, in the order of `tasks`. Raises ConfigError for more shards than units."""
+        return self._select_shard(self.apply_limit(tasks))
 
-    def _sharded(self, tasks: list[Task]) -> list[Task]:
+    def _select_shard(self, tasks: list[Task]) -> list[Task]:
         if self.shard is None:
             return tasks
-        units = self._units(tasks)
-        if len(units) < self.shard.of:
-            whole = "" if len(units) == len(tasks) else f", in {len(units)} units that are read together,"
-            raise ConfigError(f"{len(tasks)} tasks{whole} are too few for {self.shard.of} shards; cut them into fewer")
-        # Dealt in turn, as frame budgets are: in this order the units of a row are neighbours, in every table.
+        units = self._group_units(tasks)
+        if len(units) < self.shard.num_shards:
+            grouping = "" if len(units) == len(tasks) else f" in {len(units)} units that metrics read together"
+            raise ConfigError(
+                f"--shard={self.shard}: {len(tasks)} tasks{grouping} are too few for {self.shard.num_shards} shards; "
+                "use fewer shards",
+                key="--shard",
+                value=str(self.shard),
+            )
+        # Assigned round-robin, like frame budgets: in this order the units of a row are adjacent, in every table.
         order = sorted(
-            units, key=lambda name: ([_rows(units[name], names) for names in self.strata], digest_of("shard", name))
+            units,
+            key=lambda name: (
+                [_get_unit_labels(units[name], names) for names in self.strata],
+                compute_digest("shard", name),
+            ),
         )
-        kept = {task.id for name in order[self.shard.index - 1 :: self.shard.of] for task in units[name]}
-        return [task for task in tasks if task.id in kept]
+        selected = {task.id for name in order[self.shard.index - 1 :: self.shard.num_shards] for task in units[name]}
+        return [task for task in tasks if task.id in selected]
 
-    def _units(self, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-        """The tasks by their units."""
+    def _group_units(self, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+        """Return the tasks by joint key."""
         units: defaultdict[str, list[Task]] = defaultdict(list)
         for task in tasks:
-            units[self.unit(task)].append(task)
+            units[self.joint_key(task)].append(task)
         return units
 
-    def limited(self, tasks: Sequence[Task]) -> list[Task]:
-        """The tasks of all shards together."""
+    def apply_limit(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks of the limit, over all shards."""
         if not self.limit:
             return list(tasks)
-        units = self._units(tasks)
-        # By digest and not from the top of the file, where a few clips have all the tasks.
-        drawn = sorted(units, key=lambda name: digest_of("limit", name))
-        kept: set[str] = set()
-        for unit in _spread([units[name] for name in drawn], self.strata):
-            # Stopping here, and not passing over it, is what makes a smaller limit a part of a larger one.
-            if kept and len(kept) + len(unit) > self.limit:
+        units = self._group_units(tasks)
+        # Ordered by digest: the first tasks of the file are about a few clips only.
+        order = sorted(units, key=lambda name: compute_digest("limit", name))
+        selected: set[str] = set()
+        for unit in _interleave_strata([units[name] for name in order], self.strata):
+            # Stop rather than skip the unit, so that a larger limit includes all tasks of a smaller one.
+            if selected and len(selected) + len(unit) > self.limit:
                 break
-            kept.update(task.id for task in unit)
-        return [task for task in tasks if task.id in kept]
+            selected.update(task.id for task in unit)
+        return [task for task in tasks if task.id in selected]
 
-    def expansion(self, tasks: Sequence[Task]) -> Expansion | None:
-        """How those of the limit, of all shards, stand for all tasks; None where they are all."""
-        units, asked = self._units(tasks), {self.unit(task) for task in self.limited(tasks)}
-        if len(asked) == len(units):
+    def compute_weights(self, tasks: Sequence[Task]) -> StratifiedWeights | None:
+        """Return the weights of the limit's tasks, over all shards, in the full set; None if they are all tasks."""
+        units, sampled = self._group_units(tasks), {self.joint_key(task) for task in self.apply_limit(tasks)}
+        if len(sampled) == len(units):
             return None
-        rows = {name: tuple(tuple(_rows(unit, names)) for names in self.strata) for name, unit in units.items()}
-        weights, unseen = weigh(rows, asked)
-        return Expansion(
-            whole=len(tasks),
+        rows = {
+            name: tuple(tuple(_get_unit_labels(unit, names)) for names in self.strata) for name, unit in units.items()
+        }
+        weights, uncovered = compute_stratified_weights(rows, sampled)
+        return StratifiedWeights(
+            full_set_size=len(tasks),
             weights={task.id: weight for name, weight in weights.items() for task in units[name]},
-            unseen=sum(len(units[name]) for name in unseen) / len(tasks),
+            uncovered=sum(len(units[name]) for name in uncovered) / len(tasks),
         )
 
 
-EVERYTHING = Portion()
+FULL_SET = Subset()
 
 
-def _spread(units: Sequence[list[Task]], strata: Sequence[Names], place: tuple[str, ...] = ()) -> list[list[Task]]:
-    """The units in an order of which every beginning is even over the strata; `place` are the rows that led here."""
+def _interleave_strata(
+    units: Sequence[list[Task]], strata: Sequence[StratumFn], stratum_path: tuple[str, ...] = ()
+) -> list[list[Task]]:
+    """Order units so that every prefix is even over the strata; `stratum_path` holds the enclosing rows."""
     if not strata:
         return list(units)
     rows: defaultdict[str, list[list[Task]]] = defaultdict(list)
     for unit in units:
-        for name in _rows(unit, strata[0]):
+        for name in _get_unit_labels(unit, strata[0]):
             rows[name].append(unit)
-    queues = {name: iter(_spread(members, strata[1:], (*place, name))) for name, members in rows.items()}
-    # Ties are broken otherwise in every place, so that no row is the first to get one everywhere.
-    ties = {name: digest_of("limit", *place, name) for name in rows}
+    queues = {
+        name: iter(_interleave_strata(members, strata[1:], (*stratum_path, name))) for name, members in rows.items()
+    }
+    # Ties break differently under each path, so that no row comes first everywhere.
+    ties = {name: compute_digest("limit", *stratum_path, name) for name in rows}
     counts, taken = dict.fromkeys(rows, 0), set[str]()
     order: list[list[Task]] = []
     while queues:
         name = min(queues, key=lambda name: (counts[name], ties[name]))
-        found = next((each for each in queues[name] if each[0].id not in taken), None)  # of several rows: once
-        if found is None:
+        # A unit may be in several rows.
+        selected = next((unit for unit in queues[name] if unit[0].id not in taken), None)
+        if selected is None:
             del queues[name]
             continue
-        order.append(found)
-        taken.add(found[0].id)
-        for each in _rows(found, strata[0]):
-            counts[each] += 1
+        order.append(selected)
+        taken.add(selected[0].id)
+        for label in _get_unit_labels(selected, strata[0]):
+            counts[label] += 1
     return order
 
 
-def _rows(unit: Sequence[Task], names: Names) -> list[str]:
-    """The rows of a table that a unit's tasks belong to; "" for those that belong to none."""
-    return sorted({name for task in unit for name in names_of(names, task) or ("",)})
+def _get_unit_labels(unit: Sequence[Task], stratum_fn: StratumFn) -> list[str]:
+    """Return the rows of a table that a unit's tasks belong to; "" stands for tasks in none."""
+    return sorted({name for task in unit for name in get_stratum_labels(stratum_fn, task) or ("",)})
 
 
-def deal(tasks: Sequence[Task], frames: Sequence[int]) -> dict[str, int | None]:
-    """A frame budget per task id, dealt in turn over the tasks of each question kind in a stable order.
+def assign_frame_budgets(tasks: Sequence[Task], frame_budgets: Sequence[int]) -> dict[str, int | None]:
+    """Assign a frame budget to each task id, round-robin over the tasks of each question type in a stable order.
 
-    The order comes from a digest of the id, not from the file, where neighbours share a clip and kinds alternate.
+    The order comes from a digest of the id: in the file, neighboring tasks share a clip and question types alternate.
 
-    >>> from saccade.types import Kind
-    >>> tasks = [Task(id=f"w-{i}", question="?", media=(), kind=Kind.OPEN, gold="red") for i in range(4)]
-    >>> sorted(deal(tasks, (4, 8)).values())
+    >>> from saccade.types import AnswerType
+    >>> settings = {"question": "?", "media": (), "answer_type": AnswerType.OPEN, "ground_truth": "red"}
+    >>> tasks = [Task(id=f"w-{i}", **settings) for i in range(4)]
+    >>> sorted(assign_frame_budgets(tasks, (4, 8)).values())
     [4, 4, 8, 8]
     """
-    order = sorted(tasks, key=lambda task: (asked(task), digest_of("deal", task.id)))
-    return {task.id: frames[i % len(frames)] if frames else None for i, task in enumerate(order)}
+    order = sorted(tasks, key=lambda task: (get_question_or_answer_type(task), compute_digest("deal", task.id)))
+    return {task.id: frame_budgets[i % len(frame_budgets)] if frame_budgets else None for i, task in enumerate(order)}
+
+
+# ---- weights -------------------------------------------------------------------------------------------------------
+
+
+def compute_stratified_weights(
+    stratum_paths: Mapping[str, StratumPath], sampled: set[str]
+) -> tuple[dict[str, float], set[str]]:
+    """Return how many units each sampled unit represents, and the units of strata without a sampled one.
+
+    `stratum_paths` maps all units to their rows in each table, the first table first.
+
+    >>> compute_stratified_weights({"a": (("x",),), "b": (("x",),), "c": (("y",),)}, {"a", "c"})
+    ({'a': 2.0, 'c': 1.0}, set())
+    """
+    uncovered: set[str] = set()
+    return dict(
+        _distribute_weight(stratum_paths, [*stratum_paths], sampled, float(len(stratum_paths)), uncovered)
+    ), uncovered
+
+
+def _distribute_weight(
+    stratum_paths: Mapping[str, StratumPath],
+    units: Sequence[str],
+    sampled: set[str],
+    count: float,
+    uncovered: set[str],
+    depth: int = 0,
+) -> Iterator[tuple[str, float]]:
+    """Yield each sampled unit of `units` with its share of the `count` units to represent."""
+    selected = [unit for unit in units if unit in sampled]
+    if depth == len(stratum_paths[units[0]]):
+        yield from ((unit, count / len(selected)) for unit in selected)
+        return
+    rows: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for unit in units:
+        rows[stratum_paths[unit][depth]].append(unit)
+    covered = [members for members in rows.values() if not sampled.isdisjoint(members)]
+    uncovered.update(unit for members in rows.values() if sampled.isdisjoint(members) for unit in members)
+    total = sum(map(len, covered))
+    for members in covered:
+        yield from _distribute_weight(
+            stratum_paths, members, sampled, count * len(members) / total, uncovered, depth + 1
+        )

@@ -1,1 +1,1 @@
-"""Bridges to other evaluation systems."""
+"""Connect Saccade to other evaluation systems."""

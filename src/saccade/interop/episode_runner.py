@@ -1,10 +1,10 @@
-"""Another system's questions, answered by a checkpoint's agent: messages to tasks, tasks to episodes.
+"""Answer another system's questions with a checkpoint's environment: messages to tasks, tasks to episodes.
 
-    another system ── messages ──> task_of ──> Attempts.episodes ── run_episode, as in `saccade eval` ──> answers
-                                                    │
-                                                    └─ one event loop and one engine from first to last
+    another system ── messages ──> build_task ──> AgentRunner.run_episodes ── run_episode ──> answers
+                                                       │
+                                                       └─ one event loop and one engine for its lifetime
 
-The other system asks in its own thread, and waits; whatever it asks at once is attempted at once.
+The other system calls from its own thread and blocks; the tasks of one call run concurrently.
 """
 
 import asyncio
@@ -15,115 +15,141 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saccade import stages
-from saccade.data.record import append
 from saccade.errors import DataError, RunError
-from saccade.evaluation.metrics import failed
-from saccade.evaluation.portions import deal
-from saccade.evaluation.run import without_tools
-from saccade.interop.media import filmed, pictured
-from saccade.rollouts.run import run_episode
-from saccade.runlog import writing
-from saccade.types import Episode, Kind, Media, MediaKind, Task, seed_of
-from saccade.waiting import together
+from saccade.evaluation.runner import disable_tools
+from saccade.evaluation.subset import assign_frame_budgets
+from saccade.interop.media import save_image, save_video
+from saccade.metrics.episode_metrics import has_failed
+from saccade.protocols import SelectEnvironment
+from saccade.rollouts.runner import run_episode
+from saccade.runs import pipeline
+from saccade.types import AnswerType, Episode, Media, MediaKind, Task
+from saccade.utils.async_utils import gather_or_cancel
+from saccade.utils.files import file_errors
+from saccade.utils.hashing import derive_seed
+from saccade.utils.jsonl import append_jsonl
 
 
-class Attempts:
-    """The agent of a run, or of a checkpoint with a recipe, ready to attempt tasks.
+class AgentRunner:
+    """Run tasks with the environment and model of a run, or of a checkpoint with a recipe.
 
-    `settings` are dotted, as on the command line. Pictures that come without a file are put into `folder`, and every
-    episode is appended to `episodes.jsonl` there as it ends. Raises what `saccade ask` raises for a model that it can't
-    use.
+    `overrides` are dotted, as on the command line. Images without a file are stored in `folder`, and every episode is
+    appended to `episodes.jsonl` there as it ends. Raises what `saccade ask` raises for a model that it can't use.
     """
 
     def __init__(
-        self, model: Path, *, folder: Path, recipe: str = "", settings: Sequence[str] = (), at_once: int = 64
+        self, model: Path, *, folder: Path, recipe: str = "", overrides: Sequence[str] = (), max_concurrency: int = 64
     ) -> None:
-        self.stage = stages.asking(model, recipe=recipe, settings=settings)
+        self.components = pipeline.load_for_inference(model, recipe=recipe, settings=overrides)
         self.folder = folder.resolve()
-        self.stage.media.made = str(self.folder / stages.PICTURES)
-        self._at_once = at_once
-        self._asked: Counter[str] = Counter()
-        self._loop = asyncio.Runner()
+        self.components.media.generated_dir = str(self.folder / pipeline.IMAGES_FOLDER)
+        self._max_concurrency = max_concurrency
+        self._num_runs_by_task: Counter[str] = Counter()
+        self._event_loop = asyncio.Runner()
 
-    def episodes(self, tasks: Sequence[Task]) -> list[Episode]:
-        """One attempt at each, in order; a task that comes again is attempted anew, with another seed.
+    def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
+        """Run each task once and return the episodes in order; a task that repeats gets another seed.
 
-        An episode that broke is among them, with its error; RunError where there are several and every one broke.
+        A failed episode is included, with its error, and a warning is issued. Raises RunError if there are several and
+        all failed.
         """
-        with writing(self.folder):
+        with file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        found = self._loop.run(self._attempt(tasks))
-        broken = [each for each in found if failed(each)]
-        if len(broken) == len(found) > 1:
-            raise RunError(f"every attempt broke, the first with: {broken[0].error}")
-        if broken:  # the other system has no word for it, and takes their silence for a wrong answer
-            warnings.warn(f"{len(broken)} of {len(found)} attempts broke ({broken[0].error})", stacklevel=2)
-        return found
+        episodes = self._event_loop.run(self._run_all(tasks))
+        failed = [episode for episode in episodes if has_failed(episode)]
+        if len(failed) == len(episodes) > 1:
+            raise RunError(
+                f"all {len(failed)} episodes failed, the first with: {failed[0].error}; fix the cause and run again",
+                key="episodes",
+                value=len(failed),
+            )
+        if failed:  # the other system can't represent a failure and scores it as a wrong answer
+            warnings.warn(
+                f"{len(failed)} of {len(episodes)} episodes failed, the first with: {failed[0].error}", stacklevel=2
+            )
+        return episodes
 
     def close(self) -> None:
-        """Stop the engine."""
-        self._loop.run(self.stage.engine.close())
-        self._loop.close()
+        """Close the engine and the event loop."""
+        self._event_loop.run(self.components.engine.close())
+        self._event_loop.close()
 
-    async def _attempt(self, tasks: Sequence[Task]) -> list[Episode]:
-        settings = self.stage.recipe.evaluation
-        agent = self.stage.agent if settings.tools else without_tools(self.stage.agent)
-        base = self.stage.context(seed=self.stage.recipe.seed, temperature=settings.temperature)
-        budgets, gate = deal(tasks, settings.frames), asyncio.Semaphore(self._at_once)
+    async def _run_all(self, tasks: Sequence[Task]) -> list[Episode]:
+        settings = self.components.recipe.evaluation
+        environments: SelectEnvironment = self.components.environments
+        environments = environments if settings.use_tools else disable_tools(environments)
+        base = self.components.build_context(seed=self.components.recipe.seed, temperature=settings.temperature)
+        budgets = assign_frame_budgets(tasks, settings.frame_budgets)
+        semaphore = asyncio.Semaphore(self._max_concurrency)
 
-        async def one(task: Task, index: int) -> Episode:
-            seed = seed_of(base.seed, 0, task.digest, index)  # that of the same attempt in `saccade eval`
-            async with gate:
-                episode = await run_episode(task, agent, replace(base, seed=seed, frames=budgets[task.id]))
+        async def run_one(task: Task, index: int) -> Episode:
+            seed = derive_seed(base.seed, 0, task.digest, index)  # the seed of the same sample in `saccade eval`
+            async with semaphore:
+                context = replace(base, seed=seed, frame_budget=budgets[task.id])
+                episode = await run_episode(task, environments(task), context)
             file = self.folder / "episodes.jsonl"
-            with writing(file):
-                append(file, episode)
+            with file_errors(file):
+                append_jsonl(file, episode)
             return episode
 
-        return await together([one(task, self._next(task)) for task in tasks])
+        return await gather_or_cancel([run_one(task, self._take_index(task)) for task in tasks])
 
-    def _next(self, task: Task) -> int:
-        self._asked[task.digest] += 1
-        return self._asked[task.digest] - 1
+    def _take_index(self, task: Task) -> int:
+        self._num_runs_by_task[task.digest] += 1
+        return self._num_runs_by_task[task.digest] - 1
 
 
 # ---- messages to tasks ---------------------------------------------------------------------------------------------
 
 
-def task_of(name: str, messages: Sequence[Mapping[str, Any]], pictures: Path) -> Task:
-    """A task of chat messages whose contents are lists of `{"type": "text" | "image" | "video", ...}`.
+def build_task(name: str, messages: Sequence[Mapping[str, Any]], image_dir: Path) -> Task:
+    """Build a task from chat messages whose contents are lists of `{"type": "text" | "image" | "video", ...}`.
 
-    Texts are joined to the question, those of the system first; the agent has a system prompt of its own. A medium is a
-    path, a `file:` or `data:` address, bytes, or a mapping that holds such as `path`, `bytes` or the like; a picture
-    also anything that `save`s itself like a PIL image, or an array (height, width, channels); a video also a list of
-    pictures, which are shown one by one. What is no file yet is put into the folder `pictures`. DataError for what no
-    agent takes: answers of an assistant, audio, a part of a video, an address on the web.
+    The question joins all texts, those of system messages first; the environment has its own system prompt. A medium is
+    a path, a `file:` or `data:` URL, bytes, or a mapping with a key such as `path` or `bytes`; an image may also be an
+    object with `save` like a PIL image, or an array (height, width, channels); a video may also be a list of images,
+    which become separate media. Media without a file are stored in `image_dir`.
+
+    Raises DataError for anything an environment can't take: assistant messages, audio, a part of a video, a web URL.
     """
-    said: dict[str, list[str]] = {"system": [], "user": []}
+    texts_by_role: dict[str, list[str]] = {"system": [], "user": []}
     media: list[Media] = []
     for message in messages:
-        if message["role"] not in said:
-            raise DataError(f"{name}: an agent takes no messages of the role {message['role']!r}; ask without examples")
+        if message["role"] not in texts_by_role:
+            raise DataError(
+                f"{name}: messages of the role {message['role']!r} are not supported, only system and user; "
+                "remove the few-shot examples",
+                key="role",
+                value=message["role"],
+            )
         content = message["content"]
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
             if part["type"] == "text":
-                said[message["role"]].append(part["text"])
+                texts_by_role[message["role"]].append(part["text"])
             else:
-                media += _media(name, part, pictures)
-    # No gold answer: whoever asked marks, and nothing here may depend on what is right.
-    question = "\n".join(text for texts in said.values() for text in texts if text.strip())
-    return Task(id=name, question=question, media=tuple(media), kind=Kind.OPEN, gold="")
+                media += _build_media(name, part, image_dir)
+    # The other system grades, so there is no ground truth here.
+    question = "\n".join(text for texts in texts_by_role.values() for text in texts if text.strip())
+    return Task(id=name, question=question, media=tuple(media), answer_type=AnswerType.OPEN, ground_truth="")
 
 
-def _media(name: str, part: Mapping[str, Any], pictures: Path) -> list[Media]:
-    kind, held = part["type"], part.get("url")
-    if kind not in ("image", "video"):
-        raise DataError(f"{name}: an agent takes texts, pictures and videos, not {kind!r}")
-    # Shown whole, the rest of the video could give the answer away, and nobody would know.
-    if part.get("start_time") is not None or part.get("end_time") is not None:
-        raise DataError(f"{name}: an agent takes whole videos; cut the part out into a file of its own")
-    if kind == "video" and isinstance(held, list | tuple) and held:
-        return [Media(path=pictured(name, each, pictures), kind=MediaKind.IMAGE) for each in held]
-    take = pictured if kind == "image" else filmed
-    return [Media(path=take(name, held, pictures), kind=MediaKind(kind))]
+def _build_media(name: str, part: Mapping[str, Any], image_dir: Path) -> list[Media]:
+    media_type, value = part["type"], part.get("url")
+    if media_type not in ("image", "video"):
+        raise DataError(
+            f"{name}: content of the type {media_type!r} is not supported; give text, image or video",
+            key="type",
+            value=media_type,
+        )
+    # Showing the whole video instead could silently reveal the answer.
+    for key in ("start_time", "end_time"):
+        if part.get(key) is not None:
+            raise DataError(
+                f"{name}: {key}={part[key]} selects a part of a video, which is not supported; cut it out first",
+                key=key,
+                value=part[key],
+            )
+    if media_type == "video" and isinstance(value, list | tuple) and value:
+        return [Media(path=save_image(name, image, image_dir), kind=MediaKind.IMAGE) for image in value]
+    save = save_image if media_type == "image" else save_video
+    return [Media(path=save(name, value, image_dir), kind=MediaKind(media_type))]

@@ -1,9 +1,10 @@
-"""A Saccade agent as a model of lmms-eval, found by it through the entry point `lmms_eval.models`.
+r"""Provide a Saccade environment as a model of lmms-eval, registered through the entry point `lmms_eval.models`.
 
-    lmms-eval --model saccade --model_args model=runs/demo,keep=asked --tasks videomme --log_samples --output_path logs
+    lmms-eval --model saccade --model_args model=runs/demo,episode_dir=episodes --tasks videomme \
+              --log_samples --output_path logs
 
-lmms-eval asks the questions, in its own words, and marks the answers; the agent looks and answers as in `saccade eval`.
-Both must be installed in one environment.
+lmms-eval formulates the questions and grades the answers; the environment runs as in `saccade eval`. Both packages must
+be installed in one Python environment.
 """
 
 import tempfile
@@ -13,49 +14,52 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError
-from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._episodes import answer_of
-from saccade.interop.attempts import Attempts, task_of
-from saccade.stages import PICTURES
+from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
+from saccade.evaluation.benchmarks.base import extract_answer
+from saccade.interop.episode_runner import AgentRunner, build_task
+from saccade.runs.pipeline import IMAGES_FOLDER
 from saccade.types import Episode
 
-NAME = "saccade"
+MODEL_ID = "saccade"
 
 
-def manifest() -> Any:
-    """What the entry point gives to lmms-eval. Raises ConfigError where lmms-eval isn't installed."""
-    _needed()
+def build_manifest() -> Any:
+    """Return lmms-eval's model manifest, for the entry point. Raises ConfigError if lmms-eval isn't installed."""
+    _require_lmms_eval()
     from lmms_eval.models.registry_v2 import ModelManifest
 
-    return ModelManifest(model_id=NAME, chat_class_path=f"{__name__}.Model")
+    return ModelManifest(model_id=MODEL_ID, chat_class_path=f"{__name__}.Model")
 
 
 def __getattr__(name: str) -> Any:
-    # The class is made when lmms-eval asks for it by name: its base class lives there.
+    # Created on demand: its base class is defined in lmms-eval.
     if name == "Model":
-        return _model_class()
+        return _build_model_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _needed() -> None:
+def _require_lmms_eval() -> None:
     try:
         import lmms_eval  # noqa: F401
     except ImportError as error:
-        raise ConfigError("lmms-eval is not installed here; `pip install lmms-eval` where saccade is") from error
+        raise ConfigError(
+            "lmms-eval is not installed; run `pip install lmms-eval` in the environment of saccade", key="lmms-eval"
+        ) from error
 
 
-def text_of(episode: Episode, *, whole: bool) -> str:
-    """What lmms-eval marks: the final answer or, if `whole`, the last reply untouched; "" where the episode broke."""
-    # No reader of lmms-eval's knows of tags: of a whole transcript it takes the first letter that it finds.
-    text = answer_of(episode).text
-    return text if whole else final_answer(text)
+def format_response(episode: Episode, *, full_reply: bool) -> str:
+    """Return the text lmms-eval grades: the final answer, or the last reply if `full_reply`; "" after a failure."""
+    # lmms-eval's parsers don't know tags: in a full reply they take the first letter they find.
+    text = extract_answer(episode).text
+    return text if full_reply else extract_final_answer(text)
 
 
-class Asked:
-    """What lmms-eval asks of a model; `--model_args` are the parameters, and all others settings of the recipe.
+class AgentModel:
+    """Implement lmms-eval's model interface; `--model_args` are the parameters, and any others are recipe settings.
 
-    `model` is a run or a checkpoint, `recipe` says how to use one that belongs to no run. `keep` is a folder for the
-    episodes (by default they are thrown away). What is marked is the final answer; with `whole=true` the last reply.
+    `model` is a run or a checkpoint; `recipe` is needed for a checkpoint without a run. `episode_dir` is a folder for
+    the episodes (by default they are discarded). lmms-eval grades the final answer; with `full_reply=true` the last
+    reply.
     """
 
     is_simple = False  # questions come as chat messages
@@ -65,56 +69,72 @@ class Asked:
         self,
         model: str,
         recipe: str = "",
-        keep: str = "",
-        whole: bool = False,
-        at_once: int = 64,
+        episode_dir: str = "",
+        full_reply: bool = False,
+        max_concurrency: int = 64,
         device: str | None = None,
-        batch_size: Any = 1,  # lmms-eval's own; here whatever is asked at once is batched as it comes
+        batch_size: Any = 1,  # set by lmms-eval, ignored: the engine batches concurrent requests
         max_batch_size: Any = None,
         **settings: Any,
     ) -> None:
         super().__init__()
-        given = {**({"model.device": device} if device else {}), **settings}
-        words = [f"{key}={value}" for key, value in given.items()]
-        self._thrown_away = tempfile.TemporaryDirectory(prefix="saccade-")
-        folder = Path(keep or self._thrown_away.name)
-        self._attempts = Attempts(Path(model), folder=folder, recipe=recipe, settings=words, at_once=at_once)
-        self._whole = whole
+        overrides = {**({"model.device": device} if device else {}), **settings}
+        arguments = [f"{key}={value}" for key, value in overrides.items()]
+        self._temporary_dir = tempfile.TemporaryDirectory(prefix="saccade-")
+        folder = Path(episode_dir or self._temporary_dir.name)
+        self._agent_runner = AgentRunner(
+            Path(model), folder=folder, recipe=recipe, overrides=arguments, max_concurrency=max_concurrency
+        )
+        self._full_reply = full_reply
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
-        """An answer to each request; the recipe says how to sample, whatever the task asks for."""
+        """Return an answer to each request; sampling follows the recipe, not the request's own settings."""
         from lmms_eval.api.instance import GenerationResult, TokenCounts
 
-        asked = []
-        for _, doc_to_messages, _, doc_id, task, split in (each.args for each in requests):
+        tasks = []
+        for _, doc_to_messages, _, doc_id, task, split in (episode.args for episode in requests):
             messages = doc_to_messages(self.task_dict[task][split][doc_id])
-            asked.append(task_of(f"{task}/{split}/{doc_id}", messages, self._attempts.folder / PICTURES))
-        found = []
-        for each in self._attempts.episodes(asked):
-            spent = TokenCounts(input_tokens=each.usage.prompt_tokens, output_tokens=each.usage.sampled_tokens)
-            found.append(GenerationResult(text=text_of(each, whole=self._whole), token_counts=spent))
-        return found
+            tasks.append(build_task(f"{task}/{split}/{doc_id}", messages, self._agent_runner.folder / IMAGES_FOLDER))
+        results = []
+        for episode in self._agent_runner.run_episodes(tasks):
+            token_counts = TokenCounts(
+                input_tokens=episode.usage.prompt_tokens, output_tokens=episode.usage.sampled_tokens
+            )
+            results.append(
+                GenerationResult(text=format_response(episode, full_reply=self._full_reply), token_counts=token_counts)
+            )
+        return results
 
     def loglikelihood(self, requests: Sequence[Any]) -> Any:
-        """Not to be had of an agent."""
-        raise ConfigError(f"{requests[0].task_name} asks how likely answers are; an agent only gives one")
+        """Raise ConfigError: an environment returns one answer and no likelihoods."""
+        raise ConfigError(
+            f"{requests[0].task_name} needs log-likelihood requests, which are not supported: an environment returns "
+            "one answer; choose a generative task",
+            key="tasks",
+            value=requests[0].task_name,
+        )
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> Any:
-        """Not to be had of an agent."""
-        raise ConfigError(f"{requests[0].task_name} asks in several rounds; an agent is asked once, and looks itself")
+        """Raise ConfigError: an environment runs its own tool turns within one request."""
+        raise ConfigError(
+            f"{requests[0].task_name} needs multi-round requests, which are not supported: an environment calls its "
+            "own tools; choose a single-round task",
+            key="tasks",
+            value=requests[0].task_name,
+        )
 
     def clean(self) -> None:
-        """Give back what the model holds."""
-        self._attempts.close()
-        del self._attempts
+        """Close the engine."""
+        self._agent_runner.close()
+        del self._agent_runner
 
 
 @cache
-def _model_class() -> type:
-    _needed()
+def _build_model_class() -> type:
+    _require_lmms_eval()
     from lmms_eval.api.model import lmms
 
-    class Model(Asked, lmms):
-        """A Saccade agent, as lmms-eval's registry wants it."""
+    class Model(AgentModel, lmms):
+        """Combine AgentModel with the base class that lmms-eval's registry requires."""
 
     return Model

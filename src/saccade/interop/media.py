@@ -1,9 +1,8 @@
-"""Media in the forms in which other systems hand them over, as files: what is none yet is put into a folder.
+"""Convert media from other systems' formats to files; content without a file is written to a folder.
 
-a path, file:///v/a.mp4           the file
-data:image/png;base64,…, bytes    a file of that content; one file for equal contents
-{"path": …, "bytes": …}           what the mapping holds, as data sets of Hugging Face have it
-a PIL image, an array             a PNG
+a path, file:///v/a.mp4           the file data:image/png;base64,…, bytes    a file with that content; equal contents
+share a file {"path": …, "bytes": …}           the content of the mapping, as in Hugging Face datasets a PIL image, an
+array             a PNG
 """
 
 import base64
@@ -18,71 +17,89 @@ from urllib.request import url2pathname
 import numpy as np
 
 from saccade.errors import DataError, boundary
-from saccade.media.image import png
-from saccade.runlog import writing
+from saccade.media.image import encode_png
+from saccade.utils.files import file_errors
 
-# where mappings hold a medium, the content before the name that it once had
-_KEYS = ("bytes", "path", "url", "uri", "image", "image_url", "image_path", "video", "video_url", "video_path")
-_SUFFIX = {"jpeg": ".jpg", "quicktime": ".mov", "x-matroska": ".mkv"}
+# Keys under which mappings hold a medium; content takes precedence over names.
+_CONTENT_KEYS = ("bytes", "path", "url", "uri", "image", "image_url", "image_path", "video", "video_url", "video_path")
+_SUFFIX_BY_SUBTYPE = {"jpeg": ".jpg", "quicktime": ".mov", "x-matroska": ".mkv"}
 
 
-def pictured(name: str, held: Any, folder: Path) -> str:
-    """The path of a picture's file. Raises DataError, which begins with `name`, for what is no picture."""
-    if isinstance(held, np.ndarray):
-        with boundary(DataError, f"{name}: the array is no picture; give height, width and channels, of 8 bits"):
-            return _kept(png(held), ".png", folder)
-    if hasattr(held, "save") and hasattr(held, "convert"):
+def save_image(name: str, value: Any, folder: Path) -> str:
+    """Return the path of an image's file. Raises DataError, starting with `name`, if `value` is not an image."""
+    if isinstance(value, np.ndarray):
+        message = f"{name}: the array is not an image; give [height, width, channels] with 8 bits"
+        with boundary(DataError, message, key="image", value=value.shape):
+            return _write_content(encode_png(value), ".png", folder)
+    if hasattr(value, "save") and hasattr(value, "convert"):
         buffer = io.BytesIO()
-        with boundary(DataError, f"{name}: the picture can't be kept as a file"):
-            held.convert("RGB").save(buffer, "PNG")
-        return _kept(buffer.getvalue(), ".png", folder)
-    return _file(name, held, folder, "image", ".png")
+        with boundary(DataError, f"{name}: the image can't be saved as a file", key="image"):
+            value.convert("RGB").save(buffer, "PNG")
+        return _write_content(buffer.getvalue(), ".png", folder)
+    return _save_media(name, value, folder, "image", ".png")
 
 
-def filmed(name: str, held: Any, folder: Path) -> str:
-    """The path of a video's file. Raises DataError, which begins with `name`, for what is none."""
-    return _file(name, held, folder, "video", ".mp4")
+def save_video(name: str, value: Any, folder: Path) -> str:
+    """Return the path of a video's file. Raises DataError, starting with `name`, if `value` is not a video."""
+    return _save_media(name, value, folder, "video", ".mp4")
 
 
-def _file(name: str, held: Any, folder: Path, kind: str, suffix: str) -> str:
-    if isinstance(held, Mapping):
-        found = next((held[key] for key in _KEYS if held.get(key) is not None), None)
-        return pictured(name, found, folder) if kind == "image" else _file(name, found, folder, kind, suffix)
-    if isinstance(held, bytes | bytearray | memoryview):
-        return _kept(bytes(held), suffix, folder)
-    if isinstance(held, Path):
-        return str(held)
-    if not isinstance(held, str) or not held:
-        raise DataError(f"{name}: the {kind} is a {type(held).__name__}; an agent takes the path of a file")
-    if held[:5].lower() == "data:":
-        return _kept(*_data(name, held, kind, suffix), folder)
-    if held[:7].lower() in ("http://", "https:/"):
-        raise DataError(f"{name}: the {kind} is at {held:.80}; download it, and give the path of the file")
-    # A path as other programs write it after the scheme may hold anything; only a host or %20 tells an address.
-    if held[:7].lower() == "file://":
-        plain = held[7:]
-        return plain if Path(plain).exists() else url2pathname(urlsplit(held).path) or plain
-    return held
+def _save_media(name: str, value: Any, folder: Path, media_type: str, suffix: str) -> str:
+    if isinstance(value, Mapping):
+        content = next((value[key] for key in _CONTENT_KEYS if value.get(key) is not None), None)
+        return (
+            save_image(name, content, folder)
+            if media_type == "image"
+            else _save_media(name, content, folder, media_type, suffix)
+        )
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _write_content(bytes(value), suffix, folder)
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise DataError(
+            f"{name}: the {media_type} is a {type(value).__name__}; give the path of a file",
+            key=media_type,
+            value=value,
+        )
+    if value[:5].lower() == "data:":
+        return _write_content(*_decode_data_url(name, value, media_type, suffix), folder)
+    if value[:7].lower() in ("http://", "https:/"):
+        raise DataError(
+            f"{name}: the {media_type} is the web URL {value:.80}; download it and give the path of the file",
+            key=media_type,
+            value=value,
+        )
+    # Other programs write unescaped paths after the scheme: prefer the literal path if it exists.
+    if value[:7].lower() == "file://":
+        plain = value[7:]
+        return plain if Path(plain).exists() else url2pathname(urlsplit(value).path) or plain
+    return value
 
 
-def _data(name: str, held: str, kind: str, suffix: str) -> tuple[bytes, str]:
-    """The content of a data address, and how the name of its file ends."""
-    head, comma, body = held[5:].partition(",")
-    form, *marks = head.lower().split(";")
-    if not comma or not form.startswith(f"{kind}/"):
-        raise DataError(f"{name}: the {kind} is {held[:40]!r}, which is no data address of one")
-    with boundary(DataError, f"{name}: the data address of the {kind} can't be read; give the path of a file"):
-        plain = unquote_to_bytes(body)
-        content = base64.b64decode(plain, validate=True) if "base64" in marks else plain
-    short = form.partition("/")[2]
-    return content, _SUFFIX.get(short, f".{short}" if short.isalnum() else suffix)
+def _decode_data_url(name: str, value: str, media_type: str, suffix: str) -> tuple[bytes, str]:
+    """Return the content of a data URL and the suffix of its file."""
+    head, comma, body = value[5:].partition(",")
+    mime_type, *parameters = head.lower().split(";")
+    if not comma or not mime_type.startswith(f"{media_type}/"):
+        raise DataError(
+            f"{name}: {value[:40]!r} is not a data URL of the type {media_type}; give the path of a file",
+            key=media_type,
+            value=value[:40],
+        )
+    message = f"{name}: the data URL of the {media_type} can't be decoded; give the path of a file"
+    with boundary(DataError, message, key=media_type, value=value[:40]):
+        raw = unquote_to_bytes(body)
+        content = base64.b64decode(raw, validate=True) if "base64" in parameters else raw
+    subtype = mime_type.partition("/")[2]
+    return content, _SUFFIX_BY_SUBTYPE.get(subtype, f".{subtype}" if subtype.isalnum() else suffix)
 
 
-def _kept(content: bytes, suffix: str, folder: Path) -> str:
-    """The file of this content; equal contents share one."""
+def _write_content(content: bytes, suffix: str, folder: Path) -> str:
+    """Write content to a file named by its digest, unless that file exists, and return its path."""
     file = folder / f"{sha256(content).hexdigest()[:24]}{suffix}"
     if not file.exists():
-        with writing(file):
+        with file_errors(file):
             folder.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
     return str(file)

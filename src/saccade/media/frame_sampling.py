@@ -1,70 +1,76 @@
-"""Which times to look at: pure functions of seconds. Every pick is the middle of the stretch that it stands for."""
+"""Choose frame times, in seconds. Each time is the middle of the interval that its frame represents."""
 
 import math
 from collections.abc import Sequence
 
 from saccade.errors import MediaError
-from saccade.ledger import Picture
+from saccade.ledger import ImageRef
 
 
-def uniform_times(duration: float, count: int) -> tuple[float, ...]:
-    """`count` times spread over `duration` seconds: the middles of equal parts.
+def sample_uniform_times(duration: float, count: int) -> tuple[float, ...]:
+    """Return the middles of `count` equal parts of `duration` seconds. Raises MediaError if either is not positive.
 
-    >>> uniform_times(64.0, 4)
+    >>> sample_uniform_times(64.0, 4)
     (8.0, 24.0, 40.0, 56.0)
     """
-    return _middles(0.0, duration, count)
+    return _compute_midpoints(0.0, duration, count)
 
 
-def window_times(start: float, end: float, *, fps: float = 1.0, least: int = 1, most: int = 16) -> tuple[float, ...]:
-    """Times in [start, end) (seconds): the middles of steps of 1/fps, where `least` to `most` of them fit.
+def sample_window_times(
+    start: float, end: float, *, fps: float = 1.0, min_frames: int = 1, max_frames: int = 16
+) -> tuple[float, ...]:
+    """Return times in [start, end) (seconds): the middles of steps of 1/fps.
 
-    Where fewer or more would fit, `least` or `most` times are spread evenly instead.
+    If these are fewer than `min_frames` or more than `max_frames`, that many times are spread evenly instead. Raises
+    MediaError for an empty window and for arguments out of range.
 
-    >>> window_times(14.0, 17.0)
+    >>> sample_window_times(14.0, 17.0)
     (14.5, 15.5, 16.5)
-    >>> window_times(0.0, 100.0, most=4)
+    >>> sample_window_times(0.0, 100.0, max_frames=4)
     (12.5, 37.5, 62.5, 87.5)
-    >>> window_times(3.0, 3.25, least=2)
+    >>> sample_window_times(3.0, 3.25, min_frames=2)
     (3.0625, 3.1875)
     """
-    if not (fps > 0 and math.isfinite(fps) and 1 <= least <= most):
-        raise MediaError(f"fps {fps} and {least} to {most} frames can't be; give fps > 0 and 1 <= least <= most")
+    if not (fps > 0 and math.isfinite(fps) and 1 <= min_frames <= max_frames):
+        message = f"fps {fps} and {min_frames} to {max_frames} frames can't be; give fps > 0 and 1 <= least <= most"
+        raise MediaError(message, key="fps", value=(fps, min_frames, max_frames))
     if not (math.isfinite(start) and math.isfinite(end) and start < end):
-        raise MediaError(f"the window from {start} to {end} seconds is empty; its end must come after its start")
-    count = math.ceil((end - start) * fps - 0.5 - 1e-9)  # middles that lie before the end
-    if count < least or count > most:
-        return _middles(start, end, min(max(count, least), most))
+        message = f"the window from {start} to {end} seconds is empty; its end must come after its start"
+        raise MediaError(message, key="end", value=(start, end))
+    count = math.ceil((end - start) * fps - 0.5 - 1e-9)  # number of middles before the end
+    if count < min_frames or count > max_frames:
+        return _compute_midpoints(start, end, min(max(count, min_frames), max_frames))
     return tuple(start + (index + 0.5) / fps for index in range(count))
 
 
-# What goes before a frame, as in Qwen3-VL's prompts (Qwen3-VL technical report, section 2).
-STAMP = "<{seconds:.1f} seconds>"
+# The text before a frame, as in Qwen3-VL's prompts (Qwen3-VL technical report, section 2).
+TIMESTAMP_FORMAT = "<{seconds:.1f} seconds>"
 
 
-def stamp(seconds: float, number: int = 0, pattern: str = STAMP) -> str:
-    """The text that goes before a frame; a pattern may tell its `number` as well.
+def format_timestamp(seconds: float, number: int = 0, timestamp_format: str = TIMESTAMP_FORMAT) -> str:
+    """Return the text before a frame; a format may include the frame's `number`.
 
-    >>> stamp(12.46), stamp(12.46, 3, "frame {number} at {seconds:.2f} s")
+    >>> format_timestamp(12.46), format_timestamp(12.46, 3, "frame {number} at {seconds:.2f} s")
     ('<12.5 seconds>', 'frame 3 at 12.46 s')
     """
-    return pattern.format(seconds=seconds, number=number)
+    return timestamp_format.format(seconds=seconds, number=number)
 
 
-def timed(pictures: Sequence[Picture], pattern: str = STAMP) -> list[str | Picture]:
-    """Parts of a message that show frames, each preceded by its time: `<12.5 seconds>`."""
-    return [part for number, picture in enumerate(pictures) for part in stamped(picture, number, pattern)]
+def interleave_timestamps(images: Sequence[ImageRef], timestamp_format: str = TIMESTAMP_FORMAT) -> list[str | ImageRef]:
+    """Return message parts with each frame preceded by its time: `<12.5 seconds>`."""
+    return [part for number, image in enumerate(images) for part in prepend_timestamp(image, number, timestamp_format)]
 
 
-def stamped(picture: Picture, number: int, pattern: str = STAMP) -> list[str | Picture]:
-    """A frame after its time; a still picture, and one without a pattern, stands alone."""
-    if picture.time is None or not pattern:
-        return [picture]
-    return [stamp(picture.time, number, pattern), picture]
+def prepend_timestamp(image: ImageRef, number: int, timestamp_format: str = TIMESTAMP_FORMAT) -> list[str | ImageRef]:
+    """Return a frame preceded by its time; a still image, or an empty format, gives the image alone."""
+    if image.time is None or not timestamp_format:
+        return [image]
+    return [format_timestamp(image.time, number, timestamp_format), image]
 
 
-def _middles(start: float, end: float, count: int) -> tuple[float, ...]:
+def _compute_midpoints(start: float, end: float, count: int) -> tuple[float, ...]:
     if count < 1 or not (math.isfinite(end) and end > start):
-        raise MediaError(f"{count} times in {end - start} seconds can't be picked; both must be more than nothing")
+        message = f"{count} times in {end - start} seconds can't be picked; both must be more than nothing"
+        raise MediaError(message, key="count", value=(count, end - start))
     step = (end - start) / count
     return tuple(start + (index + 0.5) * step for index in range(count))

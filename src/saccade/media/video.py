@@ -1,12 +1,12 @@
-"""Videos: what they are, and their frames at given times. The only file that decodes with PyAV.
+"""Index videos and decode their frames at given times. The only module that uses PyAV.
 
-    file ──survey──> Reel: the timeline, from one pass over the packets; only the first frame is decoded
-    Reel + times ──decode──> frames: seek over keyframes, decode to each wanted frame, check its label
-                             └─ where the file isn't as surveyed: play it from the start instead
+    file ──index_video──> VideoIndex: the timeline, from one pass over the packets; only the first frame is decoded
+    VideoIndex + times ──decode_frames──> frames: seek to keyframes, decode up to each frame, check its id
+                                          └─ if the file contradicts the index: decode from the start instead
 
 The frame at time t is the last one whose presentation time is <= t, as a player shows it. Times are seconds since the
-first frame that can be shown, never frame numbers. A seek is a short cut that is checked, never a fact that is
-believed: what it finds counts only where a frame with exactly the wanted label comes out, undamaged.
+first displayable frame, never frame numbers. The result of a seek is always verified: it is used only if the decoder
+returns an undamaged frame with exactly the expected id.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, dropwhile
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import av
 import numpy as np
@@ -28,316 +28,339 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from saccade.errors import MediaError, boundary
-from saccade.media import files
-from saccade.protocols import Clip
+from saccade.media import hashing
+from saccade.protocols import VideoInfo
 
-GRACE = 0.5  # seconds beyond the end that still show the last frame
-LARGE = 640 * 360  # pixels from which on more than one thread pays
+END_TOLERANCE = 0.5  # seconds after the end at which the last frame is still shown
+MULTITHREADED_MIN_PIXELS = 640 * 360  # pixels per frame above which several threads are faster
 
 _Packet: TypeAlias = "Packet[VideoStream]"
-_Row: TypeAlias = tuple[int | None, int | None, bool, int, bool]  # pts, dts, keyframe?, duration, shown?
 
 
-class _Astray(Exception):
-    """The short cut did not find what the survey promised."""
+class _PacketInfo(NamedTuple):
+    pts: int | None
+    dts: int | None
+    is_keyframe: bool
+    duration: int
+    is_shown: bool
 
 
-class _Damaged(Exception):
-    """The decoder met something that it can't decode."""
+class _SeekFailed(Exception):
+    """Seeking did not give the frame that the index predicts."""
+
+
+class _CorruptVideo(Exception):
+    """The decoder found data that it can't decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame: its true time (seconds since the first one) and its pixels, uint8 RGB [height, width, 3]."""
+    """One frame: its presentation time (seconds since the first frame) and pixels, uint8 RGB [height, width, 3]."""
 
     time: float
     pixels: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reel:
+class VideoIndex:
     """The timeline of a video.
 
-    `labels` are the timestamps by which the decoder names the frames, in order of presentation, `unit` seconds each
-    (int64 [frames]); where it gives none frames are `counted`, and labels are 0, 1, 2, ... `times` are the frames'
-    presentation times in seconds (float64 [frames]); `keys` the keyframes' (pts, dts), in order, where decoding can
-    begin; `identity` tells whether the file is still the one that was surveyed.
+    `times` are the frames' presentation times in seconds (float64 [frames]). `frame_ids` are the decoder's timestamps
+    in order of presentation, in units of `time_base` seconds (int64 [frames]); without usable timestamps they are
+    numbers 0, 1, 2, ... `keyframes` are the (pts, dts), in order, at which decoding can start. `identity` detects
+    whether the file has changed since it was indexed.
     """
 
-    clip: Clip
+    info: VideoInfo
     identity: tuple[str, int, int]
     times: NDArray[np.float64]
-    labels: NDArray[np.int64]
-    unit: float
-    keys: tuple[tuple[int, int], ...]
+    frame_ids: NDArray[np.int64]
+    time_base: float
+    keyframes: tuple[tuple[int, int], ...]
 
     @property
-    def counted(self) -> bool:
-        """Whether frames are told apart by counting them from the start."""
-        return not self.keys
+    def uses_frame_numbers(self) -> bool:
+        """Return whether frames are identified by counting from the start."""
+        return not self.keyframes
 
-    def at(self, time: float) -> int:
-        """The number of the frame that is shown at `time`: the first before the start, the last just after the end.
+    def find_frame_number(self, time: float) -> int:
+        """Return the number of the frame shown at `time`: the first one before the start, the last one after the end.
 
-        A time that was rounded to whole milliseconds finds the frame that it was the time of. Raises MediaError for a
-        time that is more than half a second beyond the end, or no number.
+        A frame's time rounded to milliseconds finds the same frame. Raises MediaError for a time more than half a
+        second after the end, and for NaN.
         """
-        if not time <= self.clip.duration + GRACE:
-            end = f"{self.clip.path} ends at {self.clip.duration:.1f} s"
-            raise MediaError(f"{end}: it has no frame at {time:.1f} s; ask for an earlier time")
-        # a time rounded down to the millisecond lies before its frame, by half a millisecond at most
+        if not time <= self.info.duration + END_TOLERANCE:
+            end = f"{self.info.path} ends at {self.info.duration:.1f} s"
+            message = f"{end}: it has no frame at {time:.1f} s; ask for an earlier time"
+            raise MediaError(message, key=self.info.path, value=time)
+        # A time rounded down to the millisecond precedes its frame, by half a millisecond at most.
         number = int(np.searchsorted(self.times, time + 0.0005 + 1e-6, side="right")) - 1
-        while number > 0 and min(self.times[number], rounded(self.times[number])) > time + 1e-6:
+        while number > 0 and min(self.times[number], round_to_milliseconds(self.times[number])) > time + 1e-6:
             number -= 1
         return max(0, number)
 
-    def time_of(self, label: int) -> float:
-        """The time in seconds of the frame that the decoder gives this label."""
-        if self.counted:
-            return float(self.times[min(label, len(self.times) - 1)])
-        return float((label - self.labels[0]) * self.unit)
+    def compute_frame_time(self, frame_id: int) -> float:
+        """Return the time in seconds of the frame with this id."""
+        if self.uses_frame_numbers:
+            return float(self.times[min(frame_id, len(self.times) - 1)])
+        return float((frame_id - self.frame_ids[0]) * self.time_base)
 
-    def moment(self, time: float) -> float:
-        """The true time of the frame that is shown at `time`, in seconds."""
-        return float(self.times[self.at(time)])
+    def snap_to_frame_time(self, time: float) -> float:
+        """Return the presentation time of the frame shown at `time`, in seconds."""
+        return float(self.times[self.find_frame_number(time)])
 
 
-def rounded(time: float) -> float:
-    """`time` to the millisecond: how pictures name it."""
+def round_to_milliseconds(time: float) -> float:
+    """Round a time in seconds to the millisecond, as in `ImageRef.time`."""
     return round(float(time) * 1000) / 1000
 
 
-# ---- what a video is -------------------------------------------------------------------------------------------------
+# ---- indexing -------------------------------------------------------------------------------------------------------
 
 
-def probe(path: str) -> Clip:
-    """What the video at `path` is; its size is the one shown: upright, with square pixels. Raises MediaError."""
-    return survey(path).clip
+def probe_video(path: str) -> VideoInfo:
+    """Return the metadata of the video at `path`; the size is upright, with square pixels. Raises MediaError."""
+    return index_video(path).info
 
 
-def survey(path: str) -> Reel:
-    """The timeline of the video at `path`; reads the whole file once. Raises MediaError."""
-    identity = files.identity(path)
+def index_video(path: str) -> VideoIndex:
+    """Build the timeline of the video at `path`; reads the whole file once. Raises MediaError."""
+    identity = hashing.get_file_identity(path)
     first: VideoFrame | None = None
-    rows: list[_Row] = []
-    with boundary(MediaError, f"{path} can't be read as a video; re-encode it"), _opened(path) as (container, stream):
-        for packet in _from_keyframe(_packets(container, stream)):
+    rows: list[_PacketInfo] = []
+    with (
+        boundary(MediaError, f"{path} can't be read as a video; re-encode it", key=path),
+        _open_video(path) as (container, stream),
+    ):
+        for packet in _skip_to_keyframe(_demux_packets(container, stream)):
             if first is None:
-                first = next(_decoded(packet), None)
+                first = next(_decode_packet(packet), None)
             if packet.size and not packet.is_corrupt:
-                shown = not packet.is_discard
-                rows.append((packet.pts, packet.dts, packet.is_keyframe, packet.duration or 0, shown))
-        if first is None or not any(row[-1] for row in rows):
-            raise MediaError(f"{path} holds no frame that can be decoded; download it again or re-encode it")
-        width, height = _shown_size(first, stream)
+                num_ticks, is_shown = packet.duration or 0, not packet.is_discard
+                rows.append(_PacketInfo(packet.pts, packet.dts, packet.is_keyframe, num_ticks, is_shown))
+        if first is None or not any(row.is_shown for row in rows):
+            message = f"{path} holds no frame that can be decoded; download it again or re-encode it"
+            raise MediaError(message, key=path)
+        width, height = _compute_display_size(first, stream)
         rate = float(stream.guessed_rate or stream.average_rate or 25)
-        # AVI holds decoding times only; what the demuxer makes of them is wrong where there are B-frames
-        counted = container.format.name == "avi" or first.pts is None or any(row[0] is None for row in rows)
-        unit = float(stream.time_base or 0)
-    keys: tuple[tuple[int, int], ...] = ()
-    if counted:
-        times, last = _counted(rows, unit, rate)
-        labels = np.arange(len(times))
+        # AVI stores decoding times only; the demuxer's presentation times are wrong for B-frames.
+        uses_frame_numbers = container.format.name == "avi" or first.pts is None or None in {row.pts for row in rows}
+        time_base = float(stream.time_base or 0)
+    keyframes: tuple[tuple[int, int], ...] = ()
+    if uses_frame_numbers:
+        times, last_duration = _build_numbered_timeline(rows, time_base, rate)
+        frame_ids = np.arange(len(times))
     else:
-        times, labels, last = _labelled(rows, unit, int(first.pts or 0), rate)
-        keys = tuple(sorted((row[0] or 0, row[0] or 0 if row[1] is None else row[1]) for row in rows if row[2]))
-    content = files.digest(path)
-    duration = float(times[-1]) + last
-    clip = Clip(path=path, digest=content, duration=duration, frames=len(times), width=width, height=height)
-    return Reel(clip, identity, times, labels, unit, keys)
+        times, frame_ids, last_duration = _build_pts_timeline(rows, time_base, int(first.pts or 0), rate)
+        packets = [(row.pts or 0, row.dts) for row in rows if row.is_keyframe]
+        keyframes = tuple(sorted((pts, pts if dts is None else dts) for pts, dts in packets))
+    digest = hashing.compute_file_digest(path)
+    duration = float(times[-1]) + last_duration
+    info = VideoInfo(path=path, digest=digest, duration=duration, num_frames=len(times), width=width, height=height)
+    return VideoIndex(info, identity, times, frame_ids, time_base, keyframes)
 
 
-def _labelled(
-    rows: list[_Row], unit: float, start: int, rate: float
+def _build_pts_timeline(
+    packets: list[_PacketInfo], time_base: float, start_pts: int, rate: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
-    """(times, labels, seconds of the last frame) of packets that say when they are shown, from the first frame on."""
-    shown = [(row[0] or 0, row[3]) for row in rows if row[-1] and (row[0] or 0) >= start] or [(start, 0)]
-    labels = np.unique(np.array([start, *(pts for pts, _ in shown)], np.int64))
-    times = np.asarray((labels - start) * unit, np.float64)
-    last = max(shown)[1] * unit or (times[-1] / (len(times) - 1) if len(times) > 1 else 1 / rate)
-    return times, labels, float(last)
+    """Return (times, frame ids, seconds of the last frame) of packets with presentation times, from the first frame."""
+    shown = [(row.pts or 0, row.duration) for row in packets if row.is_shown and (row.pts or 0) >= start_pts]
+    shown = shown or [(start_pts, 0)]
+    frame_ids = np.unique(np.array([start_pts, *(pts for pts, _ in shown)], np.int64))
+    times = np.asarray((frame_ids - start_pts) * time_base, np.float64)
+    last_duration = max(shown)[1] * time_base or (times[-1] / (len(times) - 1) if len(times) > 1 else 1 / rate)
+    return times, frame_ids, float(last_duration)
 
 
-def _counted(rows: list[_Row], unit: float, rate: float) -> tuple[NDArray[np.float64], float]:
-    """(times, seconds of a frame) of packets that don't (AVI, raw streams): by decoding times if any, else durations.
+def _build_numbered_timeline(
+    packets: list[_PacketInfo], time_base: float, rate: float
+) -> tuple[NDArray[np.float64], float]:
+    """Return (times, seconds per frame) of packets without presentation times (AVI, raw streams).
 
-    One frame is shown per packet, so that times of presentation are times of decoding, in another order.
+    Decoding times are used if all packets have them, else durations. Each packet has one frame, so the presentation
+    times are the decoding times in another order.
     """
-    step = float(np.median([row[3] for row in rows])) * unit or 1 / rate
-    stamps = np.unique(np.array([row[1] for row in rows if row[1] is not None], np.int64))
-    if len(stamps) < len(rows):
-        return np.asarray(np.arange(len(rows)) * step, np.float64), step
-    return np.asarray((stamps - stamps[0]) * unit, np.float64), step
+    step = float(np.median([row.duration for row in packets])) * time_base or 1 / rate
+    timestamps = np.unique(np.array([row.dts for row in packets if row.dts is not None], np.int64))
+    if len(timestamps) < len(packets):
+        return np.asarray(np.arange(len(packets)) * step, np.float64), step
+    return np.asarray((timestamps - timestamps[0]) * time_base, np.float64), step
 
 
-# ---- its frames ------------------------------------------------------------------------------------------------------
+# ---- decoding --------------------------------------------------------------------------------------------------------
 
 
-def decode(reel: Reel, times: Sequence[float], *, size: tuple[int, int] | None = None, threads: int = 1) -> list[Frame]:
-    """The frames that are shown at `times` (seconds, any order), scaled to `size` (width, height; None: as shown).
+def decode_frames(
+    video_index: VideoIndex, times: Sequence[float], *, size: tuple[int, int] | None = None, threads: int = 1
+) -> list[Frame]:
+    """Decode the frames shown at `times` (seconds, any order), scaled to `size` (width, height; None: display size).
 
-    `threads` are used for large pictures only. Raises MediaError where a time lies beyond the end, where the file has
-    changed since its survey, or where it is damaged so that the right frame can't be had.
+    `threads` are used for large frames only. Raises MediaError if a time is after the end, if the file has changed
+    since it was indexed, or if damage makes a frame undecodable.
     """
-    path = reel.clip.path
-    numbers = [reel.at(time) for time in times]
-    if files.identity(path) != reel.identity:
-        raise MediaError(f"{path} has changed while it was in use; leave it as it is, or start again")
-    wanted = sorted(set(numbers))
-    with boundary(MediaError, f"{path} can't be decoded; re-encode it"):
-        found = dict(zip(wanted, _found(reel, wanted, size, threads), strict=True))
-    return [found[number] for number in numbers]
+    path = video_index.info.path
+    numbers = [video_index.find_frame_number(time) for time in times]
+    if hashing.get_file_identity(path) != video_index.identity:
+        message = f"{path} has changed while it was in use; leave it as it is, or start again"
+        raise MediaError(message, key=path)
+    unique_numbers = sorted(set(numbers))
+    with boundary(MediaError, f"{path} can't be decoded; re-encode it", key=path):
+        try:
+            frames = _decode_with(_decode_by_seeking, video_index, unique_numbers, size, threads)
+        except (_SeekFailed, _CorruptVideo):
+            try:
+                frames = _decode_with(_decode_from_start, video_index, unique_numbers, size, threads)
+            except _CorruptVideo as error:
+                message = f"{path} is damaged: {error}; re-encode it, or ask for times before that"
+                raise MediaError(message, key=path) from error
+    frames_by_number = dict(zip(unique_numbers, frames, strict=True))
+    return [frames_by_number[number] for number in numbers]
 
 
-def _found(reel: Reel, wanted: list[int], size: tuple[int, int] | None, threads: int) -> list[Frame]:
-    """The wanted frames by the short cut, or else the long way."""
-    try:
-        return _take(reel, wanted, _seeking, size, threads)
-    except (_Astray, _Damaged):
-        pass
-    try:
-        return _take(reel, wanted, _playing, size, threads)
-    except _Damaged as error:
-        what = f"{reel.clip.path} is damaged: {error}"
-        raise MediaError(f"{what}; re-encode it, or ask for times before that") from error
-
-
-_Walk: TypeAlias = Callable[["_Tape", list[int]], Iterator[tuple[float, VideoFrame]]]
-
-
-def _take(reel: Reel, wanted: list[int], walk: _Walk, size: tuple[int, int] | None, threads: int) -> list[Frame]:
-    """The wanted frames (numbers, sorted) as pixels, found by `walk`; each is scaled before the next is decoded."""
-    scaler = VideoReformatter()
-    shape = reel.clip.width, reel.clip.height
-    with _opened(reel.clip.path, threads if shape[0] * shape[1] >= LARGE else 1) as (container, stream):
-        tape = _Tape(reel, container, stream)
-        return [Frame(time, _upright(frame, size or shape, scaler)) for time, frame in walk(tape, wanted)]
+def _decode_with(
+    strategy: Callable[["_VideoDecoder", list[int]], Iterator[tuple[float, VideoFrame]]],
+    video_index: VideoIndex,
+    frame_numbers: list[int],
+    size: tuple[int, int] | None,
+    threads: int,
+) -> list[Frame]:
+    """Decode frames (numbers, sorted) with a strategy; each is scaled before the next is decoded."""
+    scaler, info = VideoReformatter(), video_index.info
+    num_threads = threads if info.width * info.height >= MULTITHREADED_MIN_PIXELS else 1
+    with _open_video(info.path, num_threads) as (container, stream):
+        decoder = _VideoDecoder(video_index, container, stream)
+        size = size or (info.width, info.height)
+        return [Frame(time, _scale_upright(frame, size, scaler)) for time, frame in strategy(decoder, frame_numbers)]
 
 
 @dataclass(slots=True)
-class _Tape:
-    """A video that is being decoded."""
+class _VideoDecoder:
+    """An open video."""
 
-    reel: Reel
+    video_index: VideoIndex
     container: InputContainer
     stream: VideoStream
 
-    def packets(self) -> Iterator[_Packet]:
-        """The packets from here on, the first being a keyframe's."""
-        return _from_keyframe(_packets(self.container, self.stream))
+    def read_packets(self) -> Iterator[_Packet]:
+        """Yield the packets from the next keyframe on."""
+        return _skip_to_keyframe(_demux_packets(self.container, self.stream))
 
-    def seek(self, key: tuple[int, int]) -> Iterator[_Packet]:
-        """The packets from a keyframe (pts, dts) on, or from an earlier one. Raises _Astray where that fails."""
-        for target in key:  # containers disagree on which of the two a seek means
+    def seek(self, keyframe: tuple[int, int]) -> Iterator[_Packet]:
+        """Return the packets from a keyframe (pts, dts), or an earlier one, on. Raises _SeekFailed."""
+        for target in keyframe:  # containers differ in which of the two a seek refers to
             try:
                 self.container.seek(target, stream=self.stream)
             except av.error.FFmpegError as error:
-                raise _Astray from error
-            packets = self.packets()
+                raise _SeekFailed from error
+            packets = self.read_packets()
             first = next(packets, None)
-            if first is not None and first.pts is not None and first.pts <= key[0]:
+            if first is not None and first.pts is not None and first.pts <= keyframe[0]:
                 return chain([first], packets)
-        raise _Astray
+        raise _SeekFailed
 
-    def play(self, packets: Iterable[_Packet], wanted: frozenset[int]) -> Iterator[VideoFrame]:
-        """The frames of `packets`; where labels are `wanted`, H.264 frames that nothing depends on are left out."""
+    def decode_packets(self, packets: Iterable[_Packet], needed_ids: frozenset[int]) -> Iterator[VideoFrame]:
+        """Yield the frames of `packets`; given `needed_ids`, skip H.264 non-reference frames that aren't needed."""
         context = self.stream.codec_context
-        thrifty = bool(wanted) and context.name == "h264"
+        can_skip = bool(needed_ids) and context.name == "h264"
         for packet in packets:
-            if thrifty:
-                # a non-reference frame that is not wanted can be left undecoded without changing any other
-                context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
-            yield from _decoded(packet, strict=True)
+            if can_skip:
+                # Skipping a non-reference frame changes no other frame.
+                context.skip_frame = "DEFAULT" if packet.pts in needed_ids else "NONREF"
+            yield from _decode_packet(packet, strict=True)
 
 
-def _seeking(tape: _Tape, wanted: list[int]) -> Iterator[tuple[float, VideoFrame]]:
-    """(time, frame) of each wanted number, by seeking to the keyframe before it where that saves decoding."""
-    if tape.reel.counted:
-        raise _Astray
-    # `place` is the label reached so far; `sound`: nothing since the last keyframe was damaged
-    keys = [pts for pts, _ in tape.reel.keys]
-    labels = tape.reel.labels[wanted].tolist()
-    needed = frozenset(labels)
-    place, sound, frames = keys[0], True, tape.play(tape.packets(), needed)
-    for number, label in zip(wanted, labels, strict=True):
-        key = bisect_right(keys, label) - 1
-        if key >= 0 and keys[key] > place:
-            sound, frames = True, tape.play(tape.seek(tape.reel.keys[key]), needed)
-        place = label
+def _decode_by_seeking(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iterator[tuple[float, VideoFrame]]:
+    """Yield (time, frame) of each number, seeking to the keyframe before it if that saves decoding."""
+    if decoder.video_index.uses_frame_numbers:
+        raise _SeekFailed
+    # `reached` is the last decoded frame id; `is_intact`: no frame since the last keyframe is damaged.
+    video_index = decoder.video_index
+    keyframe_ids = [pts for pts, _ in video_index.keyframes]
+    frame_ids = video_index.frame_ids[frame_numbers].tolist()
+    needed_ids = frozenset(frame_ids)
+    reached, is_intact = keyframe_ids[0], True
+    frames = decoder.decode_packets(decoder.read_packets(), needed_ids)
+    for number, frame_id in zip(frame_numbers, frame_ids, strict=True):
+        key = bisect_right(keyframe_ids, frame_id) - 1
+        if key >= 0 and keyframe_ids[key] > reached:
+            is_intact = True
+            frames = decoder.decode_packets(decoder.seek(video_index.keyframes[key]), needed_ids)
+        reached = frame_id
         for frame in frames:
-            sound = not frame.is_corrupt and (sound or frame.key_frame)
-            if frame.pts is None or frame.pts >= label:
+            is_intact = not frame.is_corrupt and (is_intact or frame.key_frame)
+            if frame.pts is None or frame.pts >= frame_id:
                 break
         else:
-            raise _Astray
-        if frame.pts != label or not sound:
-            raise _Astray
-        yield float(tape.reel.times[number]), frame
+            raise _SeekFailed
+        if frame.pts != frame_id or not is_intact:
+            raise _SeekFailed
+        yield float(video_index.times[number]), frame
 
 
-def _playing(tape: _Tape, wanted: list[int]) -> Iterator[tuple[float, VideoFrame]]:
-    """(time, frame) of each wanted number, by decoding from the start: the last frame whose label isn't after its."""
-    reel, left = tape.reel, tape.reel.labels[wanted].tolist()[::-1]
-    held: tuple[float, VideoFrame] | None = None
-    sound = True
-    for count, frame in enumerate(tape.play(tape.packets(), frozenset())):
-        label = count if reel.counted else frame.pts
-        if label is None:
+def _decode_from_start(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iterator[tuple[float, VideoFrame]]:
+    """Yield (time, frame) of each number, decoding from the start: the last frame whose id isn't greater."""
+    video_index = decoder.video_index
+    remaining_ids = video_index.frame_ids[frame_numbers].tolist()[::-1]
+    latest: tuple[float, VideoFrame] | None = None
+    is_intact = True
+    for count, frame in enumerate(decoder.decode_packets(decoder.read_packets(), frozenset())):
+        frame_id = count if video_index.uses_frame_numbers else frame.pts
+        if frame_id is None:
             continue
-        while left and held and left[-1] < label:
-            yield _checked(held, sound)
-            left.pop()
-        sound = not frame.is_corrupt and (sound or frame.key_frame)
-        held = reel.time_of(label), frame
-        if left and left[-1] == label:
-            yield _checked(held, sound)
-            left.pop()
-        if not left:
+        while remaining_ids and latest and remaining_ids[-1] < frame_id:
+            yield _require_intact(latest, is_intact)
+            remaining_ids.pop()
+        is_intact = not frame.is_corrupt and (is_intact or frame.key_frame)
+        latest = video_index.compute_frame_time(frame_id), frame
+        if remaining_ids and remaining_ids[-1] == frame_id:
+            yield _require_intact(latest, is_intact)
+            remaining_ids.pop()
+        if not remaining_ids:
             return
-    for _ in left:
-        if held is None:
-            raise _Damaged("nothing in it can be decoded")
-        yield _checked(held, sound)
+    for _ in remaining_ids:
+        if latest is None:
+            raise _CorruptVideo("nothing in it can be decoded")
+        yield _require_intact(latest, is_intact)
 
 
-def _checked(found: tuple[float, VideoFrame], sound: bool) -> tuple[float, VideoFrame]:
-    if not sound:
-        raise _Damaged(f"the frame at {found[0]:.1f} s can't be decoded right")
-    return found
+def _require_intact(timed_frame: tuple[float, VideoFrame], is_intact: bool) -> tuple[float, VideoFrame]:
+    if not is_intact:
+        raise _CorruptVideo(f"the frame at {timed_frame[0]:.1f} s can't be decoded right")
+    return timed_frame
 
 
 # ---- PyAV ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _opened(path: str, threads: int = 1) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The file and its first moving picture; nothing but the file itself may be opened on its behalf."""
-    what = f"{path} can't be read as a video (check that it is complete, or re-encode it)"
-    with boundary(MediaError, what):
+def _open_video(path: str, threads: int = 1) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file and its first video stream; a playlist in it can't open other files or URLs."""
+    message = f"{path} can't be read as a video (check that it is complete, or re-encode it)"
+    with boundary(MediaError, message, key=path):
         try:
             container = av.open(f"file:{path}", options={"protocol_whitelist": "file"})
-        except av.error.FFmpegError as error:  # without its number and the protocol
-            raise MediaError(f"{what}: {(error.strerror or str(error)).lower()}") from error
+        except av.error.FFmpegError as error:  # FFmpeg's text has an error number and the protocol
+            raise MediaError(f"{message}: {(error.strerror or str(error)).lower()}", key=path) from error
     with container:
-        with boundary(MediaError, what):
-            stream = _moving(container, path)
+        with boundary(MediaError, message, key=path):
+            stream = _find_video_stream(container, path)
             stream.codec_context.thread_count = threads
             stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"
         yield container, stream
 
 
-def _moving(container: InputContainer, path: str) -> VideoStream:
-    kind = container.format.name
-    if kind.endswith("_pipe") or kind in ("image2", "tty"):
-        raise MediaError(f"{path} is not a video; give a still picture as an image")
+def _find_video_stream(container: InputContainer, path: str) -> VideoStream:
+    container_format = container.format.name
+    if container_format.endswith("_pipe") or container_format in ("image2", "tty"):
+        raise MediaError(f"{path} is not a video; give a still picture as an image", key=path)
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             return stream
-    raise MediaError(f"{path} has no video stream (sound only?); give a file with moving pictures")
+    raise MediaError(f"{path} has no video stream (sound only?); give a file with moving pictures", key=path)
 
 
-def _packets(container: InputContainer, stream: VideoStream) -> Iterator[_Packet]:
-    """The stream's packets, up to where the file can no longer be read."""
+def _demux_packets(container: InputContainer, stream: VideoStream) -> Iterator[_Packet]:
+    """Yield the stream's packets up to the first read error."""
     packets = container.demux(stream)
     while True:
         try:
@@ -347,12 +370,12 @@ def _packets(container: InputContainer, stream: VideoStream) -> Iterator[_Packet
         yield packet
 
 
-def _from_keyframe(packets: Iterable[_Packet]) -> Iterator[_Packet]:
+def _skip_to_keyframe(packets: Iterable[_Packet]) -> Iterator[_Packet]:
     return dropwhile(lambda packet: not packet.is_keyframe, packets)
 
 
-def _decoded(packet: _Packet, *, strict: bool = False) -> Iterator[VideoFrame]:
-    """The frames that come out when `packet` goes in. Strict: after a fault what was whole comes out, then _Damaged."""
+def _decode_packet(packet: _Packet, *, strict: bool = False) -> Iterator[VideoFrame]:
+    """Yield the frames of a packet. Strict: at an error flush the intact frames, then raise _CorruptVideo."""
     context = packet.stream.codec_context
     try:
         yield from packet.decode()
@@ -361,16 +384,16 @@ def _decoded(packet: _Packet, *, strict: bool = False) -> Iterator[VideoFrame]:
     except av.error.FFmpegError as error:
         if not strict:
             return
-        # frames that were whole may still wait for their turn in the decoder
+        # The decoder may still buffer intact frames.
         with suppress(av.error.FFmpegError):
             yield from context.decode(None)
-        raise _Damaged((error.strerror or str(error)).lower()) from error
+        raise _CorruptVideo((error.strerror or str(error)).lower()) from error
 
 
-def _turn(frame: VideoFrame) -> tuple[bool, bool, bool]:
-    """How a decoded frame becomes upright: swap the axes?, then mirror left-right?, then mirror top-bottom?
+def _read_orientation(frame: VideoFrame) -> tuple[bool, bool, bool]:
+    """Return how to make a frame upright: whether to swap axes, then mirror left-right, then mirror top-bottom.
 
-    The display matrix holds (a, b, _, c, d, ...) with x' = a x + c y and y' = b x + d y.
+    The display matrix is (a, b, _, c, d, ...) with x' = a x + c y and y' = b x + d y.
     """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if not isinstance(matrix, SideData):
@@ -381,17 +404,17 @@ def _turn(frame: VideoFrame) -> tuple[bool, bool, bool]:
     return False, a < 0, d < 0
 
 
-def _shown_size(frame: VideoFrame, stream: VideoStream) -> tuple[int, int]:
+def _compute_display_size(frame: VideoFrame, stream: VideoStream) -> tuple[int, int]:
     aspect = float(stream.sample_aspect_ratio or 1) or 1.0
     width, height = max(1, round(frame.width * aspect)), frame.height
-    return (height, width) if _turn(frame)[0] else (width, height)
+    return (height, width) if _read_orientation(frame)[0] else (width, height)
 
 
-def _upright(frame: VideoFrame, size: tuple[int, int], scaler: VideoReformatter) -> NDArray[np.uint8]:
-    swap, across, down = _turn(frame)
-    width, height = size[::-1] if swap else size
+def _scale_upright(frame: VideoFrame, size: tuple[int, int], scaler: VideoReformatter) -> NDArray[np.uint8]:
+    swap_axes, mirror_x, mirror_y = _read_orientation(frame)
+    width, height = size[::-1] if swap_axes else size
     scaled = scaler.reformat(frame, width, height, "rgb24", interpolation="BICUBIC")
     pixels = scaled.to_ndarray()
-    pixels = pixels.transpose(1, 0, 2) if swap else pixels
-    pixels = pixels[:, ::-1] if across else pixels
-    return np.ascontiguousarray(pixels[::-1] if down else pixels)
+    pixels = pixels.transpose(1, 0, 2) if swap_axes else pixels
+    pixels = pixels[:, ::-1] if mirror_x else pixels
+    return np.ascontiguousarray(pixels[::-1] if mirror_y else pixels)

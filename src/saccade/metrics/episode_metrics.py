@@ -1,7 +1,7 @@
-"""What episodes say about a model: means with intervals, tables by slice, and one line of numbers per training step.
+"""Compute metrics from episodes: means with intervals, tables by slice, and one row of numbers per training step.
 
-Pure: the same episodes give the same numbers, in any order. Denominators are fixed: an episode that broke scores 0 and
-is counted, and so is one without an answer. Intervals are over files: see `intervals`.
+Pure functions: the same episodes give the same numbers, in any order. Denominators are fixed: a failed or unanswered
+episode scores 0 and is counted. Intervals are over files: see `metrics.statistics`.
 """
 
 import math
@@ -12,25 +12,20 @@ from statistics import fmean
 
 import numpy as np
 
-from saccade.algorithms.anchoring import rewards, worth
+from saccade.data.option_shuffle import restore_options
 from saccade.errors import DataError
-from saccade.evaluation.intervals import Estimate, estimate, same_media
-from saccade.evaluation.options import published
-from saccade.types import End, Episode, Form, Group, Scored, Task
+from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
+from saccade.types import CallFormat, Episode, EpisodeStatus, Group, ScoredEpisode, Task
 
-RIGHT = 0.5  # an accuracy from here on counts as solved
-BROKEN = frozenset({End.TOOL_BROKEN, End.ABORTED})
+SOLVED_THRESHOLD = 0.5  # an accuracy of this or more counts as solved
+ERROR_STATUSES = frozenset({EpisodeStatus.TOOL_ERROR, EpisodeStatus.ABORTED})
 
-Slice = Callable[[Scored], str | None]
+SliceFn = Callable[[ScoredEpisode], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """After minus before on the tasks that both attempted; `unpaired` tasks are in one of the two only.
-
-    >>> Difference(mean=0.2, low=0.1, high=0.3, n=8, better=3, worse=1, unpaired=0).better
-    3
-    """
+    """Record after minus before over the tasks in both evaluations; `unpaired` counts tasks in only one."""
 
     mean: float
     low: float
@@ -42,36 +37,28 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Accuracy on a slice of the tasks; `floor` is what the best constant answer scores there, where that is known.
-
-    >>> Row(name="when", accuracy=Estimate(mean=0.5, low=0.25, high=0.75, n=8), floor=0.1, calls=2.0).name
-    'when'
-    """
+class SliceRow:
+    """Record the accuracy on a slice of the tasks; `constant_baseline` is the best constant answer's, if known."""
 
     name: str
     accuracy: Estimate
-    floor: float | None
+    constant_baseline: float | None
     calls: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """An evaluation in numbers; rates are per episode, `ends` are shares of the episodes.
+    """Summarize an evaluation; rates are per episode, `statuses` are fractions of the episodes."""
 
-    >>> Summary.__dataclass_fields__["errors"].type
-    <class 'int'>
-    """
-
-    tasks: int
-    episodes: int
+    num_tasks: int
+    num_episodes: int
     accuracy: Estimate
-    floor: float | None
-    compliance: Estimate
+    constant_baseline: float | None
+    format_compliance: Estimate
     calls: float
     executed: float
     succeeded: float
-    tool_share: float
+    frac_with_tool_call: float
     turns: float
     sampled_tokens: float
     visual_tokens: float
@@ -79,111 +66,123 @@ class Summary:
     errors: int
     unanswered: int
     ungraded: int
-    ends: Mapping[str, float]
-    slices: Mapping[str, tuple[Row, ...]]
+    statuses: Mapping[str, float]
+    slices: Mapping[str, tuple[SliceRow, ...]]
     at_k: Mapping[str, float] = field(default_factory=dict)
-    undecided: int = 0  # answers that only a judge can tell right or wrong, and none did: they count 0
-    whole: Estimate | None = None  # the accuracy over all `whole_tasks`, where only those of a limit were attempted
-    whole_tasks: int = 0
+    undecided: int = 0  # answers that need a judge and have no verdict: they count 0
+    full_set_accuracy: Estimate | None = None  # over all `full_set_size` tasks, if a limit selected some
+    full_set_size: int = 0
+    full_set_uncovered: float = 0.0  # the fraction of all tasks in strata without a sampled task
 
 
 # ---- one episode ---------------------------------------------------------------------------------------------------
 
 
-def failed(episode: Episode) -> bool:
-    """Whether the episode broke for a reason that isn't the model's, or its prompt alone was too long."""
-    return episode.end in BROKEN or (episode.end is End.CONTEXT_FULL and not episode.turns)
+def has_failed(episode: Episode) -> bool:
+    """Return whether the episode failed for a reason other than the model, or its prompt exceeded the context."""
+    return episode.status in ERROR_STATUSES or (episode.status is EpisodeStatus.CONTEXT_FULL and not episode.turns)
 
 
-def task_of(scored: Scored) -> str:
-    """Whose attempt it is, by digest: the same for all orders of the options."""
-    return published(scored.episode.task).digest
+def get_task_digest(scored: ScoredEpisode) -> str:
+    """Return the digest of the task, the same for all orders of its options."""
+    return restore_options(scored.episode.task).digest
 
 
-def accuracy_of(scored: Scored) -> float:
-    """The accuracy of an episode in [0, 1]; 0 where it broke."""
-    return 0.0 if failed(scored.episode) else scored.score.parts.get("accuracy", 0.0)
+def get_accuracy(scored: ScoredEpisode) -> float:
+    """Return the accuracy of an episode in [0, 1]; 0 if it failed."""
+    return 0.0 if has_failed(scored.episode) else scored.score.correct or 0.0
 
 
-def calls_made(episode: Episode) -> int:
-    """The calls that the main agent wrote, malformed ones included."""
+def get_format_compliance(scored: ScoredEpisode) -> float:
+    """Return 1.0 if every turn of the episode is well formed (`rewards.format_compliance`), else 0.0."""
+    return scored.score.parts.get("format_compliance", 0.0)
+
+
+def count_calls(episode: Episode) -> int:
+    """Count the calls that the main agent wrote, malformed ones included."""
     return sum(len(turn.reply.calls) for turn in episode.turns)
 
 
-def calls_leaked(episode: Episode) -> int:
-    """Those of them that were written in the leaked form."""
-    return sum(call.form is Form.LEAKED for turn in episode.turns for call in turn.reply.calls)
+def count_python_style_calls(episode: Episode) -> int:
+    """Count the main agent's calls written in Python style instead of the native format."""
+    return sum(call.call_format is CallFormat.PYTHON_STYLE for turn in episode.turns for call in turn.reply.calls)
 
 
-def question_of(task: Task) -> str | None:
-    """The kind of question as the data set names it, where it does."""
+def get_question_type(task: Task) -> str | None:
+    """Return the question type that the dataset names, if any."""
     named = task.extras.get("question")
     return named if isinstance(named, str) else None
 
 
-def response_tokens(episode: Episode) -> int:
-    """The tokens that the main agent sampled, its sub-agents' not counted."""
-    return len(episode.ledger.sampled_tokens())
+def count_response_tokens(episode: Episode) -> int:
+    """Count the tokens that the main agent sampled, without those of sub-agents."""
+    return episode.ledger.num_sampled_tokens
 
 
-def overview_times(episode: Episode) -> tuple[float, ...]:
-    """The times (seconds) of the frames that the prompt showed."""
+def get_overview_times(episode: Episode) -> tuple[float, ...]:
+    """Return the times (seconds) of the frames in the prompt."""
     slots = episode.ledger.segments[0].slots if episode.ledger.segments else ()
-    return tuple(slot.picture.time for slot in slots if slot.picture.time is not None)
+    return tuple(slot.image.time for slot in slots if slot.image.time is not None)
 
 
-def undecided(scored: Scored) -> bool:
-    """Whether only a judge can say what it is worth; its accuracy is 0 until one does."""
+def is_undecided(scored: ScoredEpisode) -> bool:
+    """Return whether the answer needs a judge and has no verdict; its accuracy is 0 until then."""
     return bool(scored.score.parts.get("undecided"))
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def paired_difference(
-    before: Sequence[Scored],
-    after: Sequence[Scored],
+def compute_paired_difference(
+    before: Sequence[ScoredEpisode],
+    after: Sequence[ScoredEpisode],
     *,
     weights: Mapping[str, float] | None = None,
-    units: Mapping[str, str] | None = None,
+    clusters: Mapping[str, str] | None = None,
 ) -> Difference:
-    """The difference in accuracy, after minus before, by a bootstrap over the units of the tasks of both.
+    """Return the difference in accuracy, after minus before, with a bootstrap over the clusters of the shared tasks.
 
-    Attempts at one task are averaged first; `weights` and `units` are those of `estimate`; tasks about the same files
-    are a unit by default. DataError where no task is in both.
+    Samples of one task are averaged first; `weights` and `clusters` are those of `bootstrap_mean`; tasks about the same
+    files form a cluster by default. Raises DataError if no task is in both.
     """
-    # Pairing takes out what makes some tasks harder than others, which is most of the variance.
-    old, new = _task_means(before), _task_means(after)
+    # Pairing removes the variance between tasks, which is most of it.
+    old, new = average_by_task(before), average_by_task(after)
     shared = sorted(old.keys() & new.keys())
     if not shared:
-        raise DataError("the two evaluations share no task, so there is no paired difference")
+        raise DataError(
+            "the two evaluations share no task, so they can't be paired; compare evaluations of the same tasks",
+            key="tasks",
+        )
     deltas = [new[task] - old[task] for task in shared]
-    found = estimate(deltas, shared, weights=weights, units=units or units_of(before))
+    estimate = bootstrap_mean(deltas, shared, weights=weights, clusters=clusters or assign_clusters(before))
     return Difference(
-        mean=found.mean,
-        low=found.low,
-        high=found.high,
-        n=found.n,
+        mean=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        n=estimate.n,
         better=sum(delta > 1e-9 for delta in deltas),
         worse=sum(delta < -1e-9 for delta in deltas),
         unpaired=len(old.keys() ^ new.keys()),
     )
 
 
-def _task_means(scored: Iterable[Scored]) -> dict[str, float]:
-    return {task: fmean(accuracy_of(each) for each in attempts) for task, attempts in by_task(scored).items()}
+def average_by_task(scored: Iterable[ScoredEpisode]) -> dict[str, float]:
+    """Return the accuracy of each task, by its digest, averaged over its samples."""
+    return {task: fmean(map(get_accuracy, samples)) for task, samples in group_by_task(scored).items()}
 
 
-def units_of(scored: Iterable[Scored], unit: Callable[[Task], str] = same_media) -> dict[str, str]:
-    """What each task is drawn with, by its digest: by default all tasks about the same files."""
-    return {task_of(each): unit(published(each.episode.task)) for each in scored}
+def assign_clusters(
+    scored: Iterable[ScoredEpisode], cluster_key: Callable[[Task], str] = get_media_key
+) -> dict[str, str]:
+    """Return the cluster of each task, by digest; by default all tasks about the same files form one."""
+    return {get_task_digest(outcome): cluster_key(restore_options(outcome.episode.task)) for outcome in scored}
 
 
-def by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
-    """The attempts at each task, by its digest, in order."""
-    groups: defaultdict[str, list[Scored]] = defaultdict(list)
-    for each in scored:
-        groups[task_of(each)].append(each)
+def group_by_task(scored: Iterable[ScoredEpisode]) -> dict[str, list[ScoredEpisode]]:
+    """Return the samples of each task, by its digest, in order."""
+    groups: defaultdict[str, list[ScoredEpisode]] = defaultdict(list)
+    for outcome in scored:
+        groups[get_task_digest(outcome)].append(outcome)
     return groups
 
 
@@ -191,171 +190,203 @@ def by_task(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
 
 
 def summarize(
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredEpisode],
     *,
-    floors: Mapping[str, float] | None = None,
-    slices: Mapping[str, Slice] | None = None,
+    constant_baselines: Mapping[str, float] | None = None,
+    slices: Mapping[str, SliceFn] | None = None,
     ungraded: int = 0,
+    clusters: Mapping[str, str] | None = None,
 ) -> Summary:
-    """An evaluation in numbers. `floors` are blind floors by question kind; `slices` adds tables to kind, question and
-    frame budget: a function names the row an episode belongs to, or None. `ungraded` attempts are counted, and in none
-    of the means. DataError where there is no episode.
+    """Summarize an evaluation. `constant_baselines` are by question type; `slices` adds tables to those by answer type,
+    question type and frame budget: a function returns the row of an episode, or None. `ungraded` episodes are counted
+    but in none of the means; `clusters` are those of `assign_clusters` by default. Raises DataError without an episode.
     """
-    tasks, units = list(map(task_of, scored)), units_of(scored)
-    cut: dict[str, Slice] = {
-        "kind": lambda each: each.episode.task.kind.value,
-        "question": lambda each: question_of(each.episode.task),
-        "frames": lambda each: None if each.episode.frames is None else f"K={each.episode.frames}",
+    clusters = clusters or assign_clusters(scored)
+    slice_fns: dict[str, SliceFn] = {
+        "answer_type": lambda outcome: outcome.episode.task.answer_type,
+        "question_type": lambda outcome: get_question_type(outcome.episode.task),
+        "frame_budget": lambda outcome: (
+            None if outcome.episode.frame_budget is None else f"K={outcome.episode.frame_budget}"
+        ),
         **(slices or {}),
     }
-    known = floors or {}
+    baselines = constant_baselines or {}
     return Summary(
-        tasks=len(set(tasks)),
-        episodes=len(scored),
-        accuracy=_accuracy(scored),
-        floor=_floor(scored, known),
-        compliance=estimate([each.score.parts.get("compliance", 0.0) for each in scored], tasks, units=units),
-        slices={name: table(scored, by, known) for name, by in cut.items()},
-        at_k=at_k(scored),
-        ends=_ends(scored),
-        errors=sum(failed(each.episode) for each in scored),
-        unanswered=sum(each.episode.answer is None and not failed(each.episode) for each in scored),
+        num_tasks=len({*map(get_task_digest, scored)}),
+        num_episodes=len(scored),
+        accuracy=estimate_mean(scored, get_accuracy, clusters),
+        constant_baseline=_average_constant_baseline(scored, baselines),
+        format_compliance=estimate_mean(scored, get_format_compliance, clusters),
+        slices={name: tabulate_slices(scored, by, baselines, clusters) for name, by in slice_fns.items()},
+        at_k=compute_at_k(scored),
+        statuses=_compute_status_fractions(scored),
+        errors=sum(has_failed(outcome.episode) for outcome in scored),
+        unanswered=sum(outcome.episode.answer is None and not has_failed(outcome.episode) for outcome in scored),
         ungraded=ungraded,
-        undecided=sum(map(undecided, scored)),
-        whole=None,
-        whole_tasks=0,
-        seconds=fmean(each.episode.usage.seconds for each in scored),
-        **_behaviour(scored),
+        undecided=sum(map(is_undecided, scored)),
+        full_set_accuracy=None,
+        full_set_size=0,
+        seconds=fmean(outcome.episode.usage.seconds for outcome in scored),
+        **average_behavior(scored),
     )
 
 
-def table(scored: Sequence[Scored], by: Slice, floors: Mapping[str, float]) -> tuple[Row, ...]:
-    """One row per name that `by` gives, names in order (numbers in them by value)."""
-    rows: defaultdict[str, list[Scored]] = defaultdict(list)
-    for each in scored:
-        name = by(each)
+def tabulate_slices(
+    scored: Sequence[ScoredEpisode],
+    slice_fn: SliceFn,
+    constant_baselines: Mapping[str, float],
+    clusters: Mapping[str, str],
+) -> tuple[SliceRow, ...]:
+    """Return one row per name that `slice_fn` returns, ordered by name, with frame budgets by value."""
+    rows: defaultdict[str, list[ScoredEpisode]] = defaultdict(list)
+    for outcome in scored:
+        name = slice_fn(outcome)
         if name is not None:
-            rows[name].append(each)
+            rows[name].append(outcome)
     return tuple(
-        Row(
+        SliceRow(
             name=name,
-            accuracy=_accuracy(rows[name]),
-            floor=_floor(rows[name], floors),
-            calls=fmean(calls_made(each.episode) for each in rows[name]),
+            accuracy=estimate_mean(rows[name], get_accuracy, clusters),
+            constant_baseline=_average_constant_baseline(rows[name], constant_baselines),
+            calls=fmean(count_calls(outcome.episode) for outcome in rows[name]),
         )
         for name in sorted(rows, key=lambda name: (len(name) if name.startswith("K=") else 0, name))
     )
 
 
-def _accuracy(scored: Sequence[Scored]) -> Estimate:
-    return estimate(list(map(accuracy_of, scored)), list(map(task_of, scored)), units=units_of(scored))
+def estimate_mean(
+    scored: Sequence[ScoredEpisode],
+    metric: Callable[[ScoredEpisode], float],
+    clusters: Mapping[str, str],
+    weights: Mapping[str, float] | None = None,
+) -> Estimate:
+    """Return the mean of a metric over episodes; `clusters` and `weights` are those of `bootstrap_mean`."""
+    tasks = list(map(get_task_digest, scored))
+    return bootstrap_mean(list(map(metric, scored)), tasks, clusters=clusters, weights=weights)
 
 
-def _floor(scored: Sequence[Scored], floors: Mapping[str, float]) -> float | None:
-    """The mean blind floor of these episodes' questions; None unless it is known for each."""
-    known = [floors.get(question_of(each.episode.task) or "") for each in scored]
-    return None if None in known else fmean(value for value in known if value is not None)
+def _average_constant_baseline(
+    scored: Sequence[ScoredEpisode], constant_baselines: Mapping[str, float]
+) -> float | None:
+    """Return the mean baseline of these episodes' questions; None unless it is known for each."""
+    baselines = [constant_baselines.get(get_question_type(outcome.episode.task) or "") for outcome in scored]
+    return None if None in baselines else fmean(value for value in baselines if value is not None)
 
 
-def _behaviour(scored: Sequence[Scored]) -> dict[str, float]:
-    """What episodes do and cost, on average."""
-    episodes = [each.episode for each in scored]
+def average_behavior(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """Return the mean number of calls, turns and tokens."""
+    episodes = [outcome.episode for outcome in scored]
     results = [episode.results for episode in episodes]
     return {
-        "calls": fmean(calls_made(episode) for episode in episodes),
-        "executed": fmean(sum(result.executed for result in each) for each in results),
-        "succeeded": fmean(sum(result.ok for result in each) for each in results),
-        "tool_share": fmean(calls_made(episode) > 0 for episode in episodes),
+        "calls": fmean(count_calls(episode) for episode in episodes),
+        "executed": fmean(sum(result.was_executed for result in episode_results) for episode_results in results),
+        "succeeded": fmean(sum(result.ok for result in episode_results) for episode_results in results),
+        "frac_with_tool_call": fmean(count_calls(episode) > 0 for episode in episodes),
         "turns": fmean(len(episode.turns) for episode in episodes),
         "sampled_tokens": fmean(episode.usage.sampled_tokens for episode in episodes),
         "visual_tokens": fmean(episode.usage.visual_tokens for episode in episodes),
     }
 
 
-def _ends(scored: Sequence[Scored]) -> dict[str, float]:
-    counts = Counter(each.episode.end.value for each in scored)
-    return {end.value: counts[end.value] / len(scored) for end in End if counts[end.value]}
+def _compute_status_fractions(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
+    counts = Counter(outcome.episode.status.value for outcome in scored)
+    return {status.value: counts[status.value] / len(scored) for status in EpisodeStatus if counts[status.value]}
 
 
-def at_k(scored: Sequence[Scored]) -> dict[str, float]:
-    """avg@k and pass@k of an evaluation; see `rates_at_k`."""
-    return rates_at_k([[accuracy_of(one) for one in each] for each in by_task(scored).values()])
+def compute_at_k(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """Return avg@k and pass@k of an evaluation; see `estimate_at_k`."""
+    return estimate_at_k([[get_accuracy(outcome) for outcome in samples] for samples in group_by_task(scored).values()])
 
 
-def rates_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
-    """avg@n and pass@k for k = 2, 4, 8, … and n, the fewest attempts that any task had; empty where that is one.
+def estimate_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return avg@n and pass@k for k = 2, 4, 8, … and n, the smallest number of samples of any task; {} if that is one.
 
-    `values` holds the accuracies of each task's attempts. pass@k is the unbiased estimator 1 - C(m-c, k) / C(m, k)
-    (Chen et al. 2021, arXiv 2107.03374, equation 1) with c of m attempts solved.
+    `values` holds the accuracies of each task's samples. pass@k is the unbiased estimator 1 - C(m-c, k) / C(m, k) (Chen
+    et al. 2021, arXiv 2107.03374, equation 1) with c of m samples solved.
 
-    >>> rates_at_k([(1, 0, 0), (0, 0, 0)])
+    >>> estimate_at_k([(1, 0, 0), (0, 0, 0)])
     {'avg@3': 0.16666666666666666, 'pass@2': 0.33333333333333337, 'pass@3': 0.5}
     """
     n = min(map(len, values), default=1)
     if n < 2:
         return {}
-    solved = [(len(each), sum(value >= RIGHT for value in each)) for each in values]
-    found = {f"avg@{n}": fmean(map(fmean, values))}
-    # With fewer draws than attempts the estimate has less noise: that is what it is for.
+    solved = [(len(accuracies), sum(value >= SOLVED_THRESHOLD for value in accuracies)) for accuracies in values]
+    metrics = {f"avg@{n}": fmean(map(fmean, values))}
+    # An estimate with k below the number of samples has less variance.
     for k in sorted({n, *(2**power for power in range(1, n.bit_length()) if 2**power < n)}):
-        found[f"pass@{k}"] = fmean(1 - math.comb(m - c, k) / math.comb(m, k) for m, c in solved)
-    return found
+        metrics[f"pass@{k}"] = fmean(1 - math.comb(m - c, k) / math.comb(m, k) for m, c in solved)
+    return metrics
 
 
 # ---- a training step -----------------------------------------------------------------------------------------------
 
 
-def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What one RL step's rollouts were worth and did: flat keys for the run's log.
+def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the metrics of one RL step's rollouts as flat keys for the run's log; {} without a scored episode.
 
-    `reward` (an anchor that is credited apart included), `reward/<part>`, `accuracy`, `accuracy/<kind>`,
-    `accuracy/question/<kind>`, `accuracy/K=<frames>`, `calls/K=<frames>`, `call_gain/K=<frames>` (mean reward of
-    calling over skipping), `compliance`, `calls`, `calls/executed`, `calls/succeeded`, `calls/leaked`, `tool_share`,
-    `turns`, `response_tokens` (main agent), `sampled_tokens` (with sub-agents), `visual_tokens`, `end/<reason>` shares,
-    `errors`, `unanswered`, `ungraded` (share of all attempts; the others' shares are of those with a score), `solved`,
-    `solved/all`, `solved/none` (shares of groups), `spread`. Empty where there is no group with a score.
+    reward                     mean total reward, including credits to particular tokens
+    reward/<part>              mean of each unweighted reward part
+    credit                     mean sum of the credits to particular tokens, if there are any
+    accuracy, accuracy/<answer type>, accuracy/question_type/<question type>, accuracy/K=<frames>
+    calls, calls/K=<frames>, calls/executed, calls/succeeded, calls/python_style
+    call_gain/K=<frames>       mean reward of episodes with a call minus those without
+    frac_with_tool_call        fraction of episodes with a call
+    turns, response_tokens (main agent), sampled_tokens (with sub-agents), visual_tokens
+    format_compliance, status/<status>, errors, unanswered   fractions of the scored episodes
+    ungraded                   fraction of all episodes
+    solve_rate, solved/all, solved/none, reward_std           means and fractions over groups
     """
-    scored = [member for group in groups for member in group.members]
+    scored = [member for group in groups for member in group.episodes]
     if not scored:
         return {}
-    graded, ungraded = [group for group in groups if group.members], sum(len(group.ungraded) for group in groups)
-    behaviour = _behaviour(scored)
-    found = {"reward": fmean(worth(each.score) for each in scored), "accuracy": fmean(map(accuracy_of, scored))}
-    # Compliance is a metric of its own, whether or not the recipe pays for it.
-    parts = sorted({part for each in scored for part in each.score.parts} - {"compliance"})
-    found |= {f"reward/{part}": fmean(each.score.parts.get(part, 0.0) for each in scored) for part in parts}
-    found |= _by_slice(scored)
-    found |= {"compliance": fmean(each.score.parts.get("compliance", 0.0) for each in scored)}
-    found |= {"calls/executed": behaviour.pop("executed"), "calls/succeeded": behaviour.pop("succeeded"), **behaviour}
-    found |= {"calls/leaked": fmean(calls_leaked(each.episode) for each in scored)}
-    found |= {"response_tokens": fmean(response_tokens(each.episode) for each in scored)}
-    found |= {f"end/{end}": share for end, share in _ends(scored).items()}
-    found |= {
-        "errors": fmean(failed(each.episode) for each in scored),
-        "unanswered": fmean(each.episode.answer is None and not failed(each.episode) for each in scored),
-        "ungraded": ungraded / (ungraded + len(scored)),
-        "solved": fmean(group.solved for group in graded),
-        "solved/all": fmean(group.solved == 1.0 for group in graded),
-        "solved/none": fmean(group.solved == 0.0 for group in graded),
-        "spread": fmean(float(np.std(rewards(group))) for group in graded),
+    graded, ungraded = [group for group in groups if group.episodes], sum(len(group.ungraded) for group in groups)
+    behavior = average_behavior(scored)
+    metrics = {
+        "reward": fmean(outcome.score.total for outcome in scored),
+        "accuracy": fmean(map(get_accuracy, scored)),
     }
-    return {key: float(value) for key, value in found.items()}
+    # Format compliance is its own metric, whether or not the recipe rewards it.
+    parts = sorted({part for outcome in scored for part in outcome.score.parts} - {"format_compliance"})
+    metrics |= {f"reward/{part}": fmean(outcome.score.parts.get(part, 0.0) for outcome in scored) for part in parts}
+    if any(outcome.score.credits for outcome in scored):
+        metrics["credit"] = fmean(sum(credit.value for credit in outcome.score.credits) for outcome in scored)
+    metrics |= _compute_slice_metrics(scored)
+    metrics |= {"format_compliance": fmean(map(get_format_compliance, scored))}
+    metrics |= {"calls/executed": behavior.pop("executed"), "calls/succeeded": behavior.pop("succeeded"), **behavior}
+    metrics |= {"calls/python_style": fmean(count_python_style_calls(outcome.episode) for outcome in scored)}
+    metrics |= {"response_tokens": fmean(count_response_tokens(outcome.episode) for outcome in scored)}
+    metrics |= {f"status/{status}": fraction for status, fraction in _compute_status_fractions(scored).items()}
+    metrics |= {
+        "errors": fmean(has_failed(outcome.episode) for outcome in scored),
+        "unanswered": fmean(outcome.episode.answer is None and not has_failed(outcome.episode) for outcome in scored),
+        "ungraded": ungraded / (ungraded + len(scored)),
+        "solve_rate": fmean(group.solve_rate for group in graded),
+        "solved/all": fmean(group.solve_rate == 1.0 for group in graded),
+        "solved/none": fmean(group.solve_rate == 0.0 for group in graded),
+        "reward_std": fmean(float(np.std(group.total_rewards)) for group in graded),
+    }
+    return {key: float(value) for key, value in metrics.items()}
 
 
-def _by_slice(scored: Sequence[Scored]) -> dict[str, float]:
-    """Accuracy by kind, question and frame budget; calls, and what calling gains, by frame budget."""
-    found: dict[str, list[float]] = {}
-    called: dict[str, tuple[list[float], list[float]]] = {}
-    for each in scored:
-        episode, right, calls = each.episode, accuracy_of(each), calls_made(each.episode)
-        found.setdefault(f"accuracy/{episode.task.kind.value}", []).append(right)
-        question = question_of(episode.task)
-        if question is not None:
-            found.setdefault(f"accuracy/question/{question}", []).append(right)
-        if episode.frames is not None:
-            found.setdefault(f"accuracy/K={episode.frames}", []).append(right)
-            found.setdefault(f"calls/K={episode.frames}", []).append(calls)
-            called.setdefault(f"K={episode.frames}", ([], []))[calls > 0].append(worth(each.score))
-    # Only where some called and some did not is there anything to compare.
-    gains = {f"call_gain/{k}": fmean(yes) - fmean(no) for k, (no, yes) in called.items() if yes and no}
-    return {**{key: fmean(values) for key, values in sorted(found.items())}, **dict(sorted(gains.items()))}
+def _compute_slice_metrics(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """Return accuracy by answer type, question type and frame budget, and calls and call gain by frame budget."""
+    metrics: dict[str, list[float]] = {}
+    rewards_by_call: dict[str, tuple[list[float], list[float]]] = {}  # without a call, with one
+    for outcome in scored:
+        episode, accuracy, calls = outcome.episode, get_accuracy(outcome), count_calls(outcome.episode)
+        metrics.setdefault(f"accuracy/{episode.task.answer_type}", []).append(accuracy)
+        question_type = get_question_type(episode.task)
+        if question_type is not None:
+            metrics.setdefault(f"accuracy/question_type/{question_type}", []).append(accuracy)
+        if episode.frame_budget is not None:
+            metrics.setdefault(f"accuracy/K={episode.frame_budget}", []).append(accuracy)
+            metrics.setdefault(f"calls/K={episode.frame_budget}", []).append(calls)
+            rewards = rewards_by_call.setdefault(f"K={episode.frame_budget}", ([], []))
+            rewards[calls > 0].append(outcome.score.total)
+    # Comparable only if some episodes called and some did not.
+    gains = {
+        f"call_gain/{budget}": fmean(called) - fmean(skipped)
+        for budget, (skipped, called) in rewards_by_call.items()
+        if called and skipped
+    }
+    return {**{key: fmean(values) for key, values in sorted(metrics.items())}, **dict(sorted(gains.items()))}

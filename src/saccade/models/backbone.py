@@ -1,10 +1,10 @@
-"""A checkpoint as engine and trainer both see it: features of pictures, hidden states, logits.
+"""The model that engine and trainer share: image features, hidden states, logits.
 
-Axis letters: B rows, T tokens of a row, S keys a query may see, N chosen tokens, V vocabulary, D hidden size.
+Axis letters: B rows, T tokens of a row, S keys a query may attend to, N selected tokens, V vocabulary, D hidden size.
 
-transformers' own modules do the computing. Attention is a function registered through its public attention interface,
-which reads an explicit mask and, when sampling, an explicit key-value store; positions are explicit too, so nothing
-depends on state that a module remembers from its last call.
+The modules are those of transformers. Attention is a function registered through its public attention interface, with
+an explicit mask and, for sampling, an explicit KV cache; position ids are explicit, too, so nothing depends on state
+that a module keeps from its last call.
 """
 
 import functools
@@ -22,24 +22,24 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from saccade.chat.render import ChatRenderer, load_renderer
-from saccade.config import Model
+from saccade.chat.renderer import ChatRenderer, load_renderer
+from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, boundary
-from saccade.ledger import Picture
-from saccade.model import _adapters, layerwise
+from saccade.ledger import ImageRef, Ledger
+from saccade.models import checkpoint_io, lora
 
-_WORDS = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor: they go with the weights
-_ATTENTION = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
-QUERIES = 2048  # of one call of attention: its scores and mask must fit where kernels keep them whole
-VISUAL_TOKENS = 4096  # of one pass of the vision tower: about 80 frames of 50,176 pixels
-Pixels = Callable[[Picture], np.ndarray]  # uint8 RGB [height, width, 3]
+_METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor
+_ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
+MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
+MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
+LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
 
 
-class KeyValueStore(Protocol):
-    """Where a forward pass puts its keys and values, and finds those of the past."""
+class KVStore(Protocol):
+    """A KV cache that a forward pass reads and extends."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [B, heads, T, dim]; returns all keys and values [B, heads, S, dim] that the mask speaks of."""
+        """Store [B, heads, T, dim]; return all keys and values [B, heads, S, dim] that the mask covers."""
 
 
 def attend(
@@ -51,34 +51,34 @@ def attend(
     *,
     scaling: float,
     mask_BTS: Tensor,
-    store: KeyValueStore | None = None,
+    kv_store: KVStore | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Grouped-query attention under an explicit mask: query [B, heads, T, dim] -> [B, T, heads, dim].
+    """Compute grouped-query attention with an explicit mask: query [B, heads, T, dim] -> [B, T, heads, dim].
 
-    The mask is causal in the order of the tokens, the T queries being the last of the S keys.
+    The mask must be causal in token order, where the T queries are the last of the S positions.
     """
-    if store is not None:
+    if kv_store is not None:
         layer: Any = module.layer_idx
-        key, value = store.write(layer, key, value)
+        key, value = kv_store.write(layer, key, value)
     B, heads, T, dim = query.shape
     mask = mask_BTS[:, None]
-    if T == 1:  # decoding: the heads of a group become its queries, so keys are read once and never repeated
+    if T == 1:  # decoding: the heads of a group become its queries, so keys are read once and not repeated
         folded = query.reshape(B, key.shape[1], -1, dim)
         out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
         return out.reshape(B, 1, heads, dim), None
-    if query.is_cuda:  # kernels that take both a mask and groups keep all scores in memory
+    if query.is_cuda:  # kernels that support both a mask and groups materialize all scores
         key, value = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (key, value))
     parts: list[Tensor] = []
     past = key.shape[2] - T
-    for start in range(0, T, QUERIES):
-        stop = min(start + QUERIES, T)
-        seen = past + stop  # no later key is visible
+    for start in range(0, T, MAX_ATTENTION_QUERIES):
+        stop = min(start + MAX_ATTENTION_QUERIES, T)
+        visible = past + stop  # the mask hides all later keys
         part = scaled_dot_product_attention(
             query[:, :, start:stop],
-            key[:, :, :seen],
-            value[:, :, :seen],
-            attn_mask=mask[:, :, start:stop, :seen],
+            key[:, :, :visible],
+            value[:, :, :visible],
+            attn_mask=mask[:, :, start:stop, :visible],
             scale=scaling,
             enable_gqa=not query.is_cuda,
         )
@@ -86,7 +86,7 @@ def attend(
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None
 
 
-def attend_pictures(
+def attend_images(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -96,9 +96,9 @@ def attend_pictures(
     cu_seq_lens_q: Tensor,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention within each picture (or window): [1, heads, N, dim] -> [1, N, heads, dim], equal lengths together.
+    """Compute attention within each image (or window): [1, heads, N, dim] -> [1, N, heads, dim].
 
-    `cu_seq_lens_q` holds where each begins and the last ends. A run of pictures of one size is one call, not many.
+    `cu_seq_lens_q` holds the start of each and the end of the last. Consecutive images of one size are one call.
     """
     out, start = [], 0
     for length, run in itertools.groupby(cu_seq_lens_q.diff().tolist()):
@@ -107,34 +107,34 @@ def attend_pictures(
         query_part, key_part, value_part = (
             t[0, :, start:stop].reshape(shape).transpose(0, 1) for t in (query, key, value)
         )
-        seen = scaled_dot_product_attention(query_part, key_part, value_part, scale=scaling)
-        out.append(seen.transpose(1, 2).flatten(0, 1))
+        part = scaled_dot_product_attention(query_part, key_part, value_part, scale=scaling)
+        out.append(part.transpose(1, 2).flatten(0, 1))
         start = stop
     return torch.cat(out)[None], None
 
 
 AttentionInterface.register("saccade", attend)
-# transformers hands packed pictures as a whole to implementations whose name says "flash", and one by one to others.
-AttentionInterface.register("saccade_flash", attend_pictures)
+# transformers passes packed images in one call to implementations with "flash" in their name, else one by one.
+AttentionInterface.register("saccade_flash", attend_images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """What the vision tower says of pictures: visual tokens [sum, D], and the same for each deepstack layer."""
+class VisionFeatures:
+    """Features of images: visual tokens [sum, D], and the same for each deepstack layer."""
 
     tokens: Tensor
     deepstack: tuple[Tensor, ...]
 
     @property
-    def bytes(self) -> int:
-        """What they take of memory."""
+    def nbytes(self) -> int:
+        """Return their size in memory."""
         return sum(part.nbytes for part in (self.tokens, *self.deepstack))
 
     @staticmethod
-    def cat(parts: Sequence["Features"]) -> "Features":
-        """Join the features of several pictures, in order."""
+    def cat(parts: Sequence["VisionFeatures"]) -> "VisionFeatures":
+        """Concatenate the features of several images, in order."""
         layers = zip(*(part.deepstack for part in parts), strict=True)
-        return Features(
+        return VisionFeatures(
             tokens=torch.cat([part.tokens for part in parts]),
             deepstack=tuple(torch.cat(layer) for layer in layers),
         )
@@ -143,176 +143,216 @@ class Features:
 class Backbone:
     """A loaded checkpoint with its renderer.
 
-    `settings.lora_rank` > 0 freezes the model and trains adapters on the linear layers of its text model (see
-    `_adapters`). `model` is one in memory, of its own dtype, used in place of the folder's weights. Raises ModelError
-    for a folder that is not a model this package can use.
+    `settings.lora_rank` > 0 freezes the model and adds trainable adapters to the linear layers of its text model (see
+    `lora`). `model` replaces the folder's weights by a model in memory, which keeps its dtype. Raises ModelError for a
+    folder that is not a supported model.
     """
 
-    def __init__(self, settings: Model, model: PreTrainedModel | None = None) -> None:
+    def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
         self.settings = settings
         self.renderer: ChatRenderer = load_renderer(settings.path)
-        with boundary(ModelError, f"{settings.path} can't be loaded as a model on the device {settings.device!r}"):
-            self.device = torch.device(settings.device)
-            loaded: Any = _read(settings, Path(settings.path)) if model is None else model
+        device, message = (
+            settings.device,
+            f"{settings.path} can't be loaded as a model on the device {settings.device!r}",
+        )
+        with boundary(ModelError, message, key="model.device", value=device):
+            self.device = torch.device(device)
+        with boundary(ModelError, message, key="model.path", value=settings.path):
+            loaded: Any = _load_model(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
-            # Kept here: a run deletes the checkpoint it was loaded from as soon as it has written newer ones.
-            files = [file for file in Path(settings.path).iterdir() if _is_words(file.name)]
-            self._words = {file.name: file.read_bytes() for file in files}
-        self.model.set_attn_implementation(_ATTENTION)
+            # Read now: a run deletes the checkpoint that it was loaded from when it has written newer ones.
+            files = [file for file in Path(settings.path).iterdir() if _is_metadata_file(file.name)]
+            self._metadata_files = {file.name: file.read_bytes() for file in files}
+        self.model.set_attn_implementation(_ATTENTION_IMPLEMENTATIONS)
         self.model.model.visual.config._attn_implementation = "saccade_flash"
         self.model.eval()
         if settings.activation_checkpointing:
-            _checkpoint_layers(self.model)
+            _enable_activation_checkpointing(self.model)
         if settings.lora_rank:
-            _adapters.attach(self.model, self.model.model.language_model, settings.lora_rank)
-            self._base = _adapters.resume(self.model, Path(settings.path), functools.partial(_read, settings))
-        self.text: Any = self.model.model.language_model
-        self.image_token: int = self.model.config.image_token_id
+            lora.attach_adapters(self.model, self.model.model.language_model, settings.lora_rank)
+            self._base_folder = lora.restore_adapters(
+                self.model, Path(settings.path), functools.partial(_load_model, settings)
+            )
+        self.language_model: Any = self.model.model.language_model
+        self.image_token_id: int = self.model.config.image_token_id
         forbidden = torch.tensor(self.renderer.forbidden_ids, dtype=torch.long)
-        self.forbidden = forbidden.to(self.device)
+        self.forbidden_ids = forbidden.to(self.device)
 
     @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        """Layers, key-value heads and head size: the shape of what a key-value store holds per token."""
-        config = self.text.config
-        width: int = self.text.layers[0].self_attn.head_dim
-        return config.num_hidden_layers, config.num_key_value_heads, width
+    def kv_cache_shape(self) -> tuple[int, int, int]:
+        """Return layers, key-value heads and head size: the shape of a KV cache per token."""
+        config = self.language_model.config
+        head_dim: int = self.language_model.layers[0].self_attn.head_dim
+        return config.num_hidden_layers, config.num_key_value_heads, head_dim
 
     @property
-    def vocabulary(self) -> int:
-        """How many logits there are per token."""
+    def vocab_size(self) -> int:
+        """Return how many logits there are per token."""
         size: int = self.model.lm_head.out_features
         return size
 
     @property
-    def side_by_side(self) -> int:
-        """How many micro-batches are best worked on at a time: one per thread on a CPU, else one."""
-        return self.settings.threads if self.device.type == "cpu" else 1
+    def num_parallel_micro_batches(self) -> int:
+        """Return how many micro-batches should be processed in parallel: one per thread on a CPU, else one."""
+        return self.settings.num_threads if self.device.type == "cpu" else 1
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, each once."""
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """Return the trainable parameters, each once."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder that opens like the one that was loaded; adapters are merged into its weights.
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the weights, such as "float32"."""
+        return self.settings.dtype
 
-        Where weights are divided among processes all of them must call it, and the first writes (see `layerwise`).
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Return the tensors by their names in the model."""
+        weights: Mapping[str, Tensor] = self.model.state_dict()
+        return weights
+
+    def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
+        """Return a copy of each layer's tensors, by their names in a checkpoint; adapters are merged."""
+        return checkpoint_io.copy_layers_to_cpu(self.model)
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face checkpoint folder; adapters are merged into its weights.
+
+        If the weights are sharded among processes, all of them must call it, and rank 0 writes (see `checkpoint_io`).
         """
         with boundary(ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            adapters = {name: layerwise.whole(value) for name, value in _adapters.adapters(self.model).items()}
-            if layerwise.is_first():
-                self._save_words(folder, adapters)
-            layerwise.write(self.model, folder)
+            adapters = {
+                name: checkpoint_io.gather_tensor(value) for name, value in lora.get_adapter_weights(self.model).items()
+            }
+            if checkpoint_io.is_rank_zero():
+                self._save_metadata(folder, adapters)
+            checkpoint_io.write_weights(self.model, folder)
 
-    def _save_words(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
-        """Write everything but the weights: what they are, adapters, tokenizer, template."""
+    def _save_metadata(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
+        """Write everything but the weights: configs, adapters, tokenizer, template."""
         config = self.model.config
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
         config.dtype = self.model.dtype
         config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
         if adapters:
-            _adapters.save(adapters, folder, self._base)
-        for name, content in self._words.items():
+            lora.save_adapters(adapters, folder, self._base_folder)
+        for name, content in self._metadata_files.items():
             if not (folder / name).exists():
                 (folder / name).write_bytes(content)
 
-    def features(self, pictures: Sequence[Picture], pixels: Pixels) -> list[Features]:
-        """The features of each picture, in passes of the vision tower that are bounded in size."""
-        found: list[Features] = []
-        chosen: list[Picture] = []
-        room = VISUAL_TOKENS
-        for picture in pictures:
-            tokens = self.renderer.visual_tokens(picture)
-            if chosen and tokens > room:
-                found += self._look([pixels(each) for each in chosen])
-                chosen, room = [], VISUAL_TOKENS
-            chosen.append(picture)
-            room -= tokens
-        return found + self._look([pixels(each) for each in chosen]) if chosen else found
+    def encode_images(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> list[VisionFeatures]:
+        """Return the features of each image, in passes of the vision tower of bounded size."""
+        features: list[VisionFeatures] = []
+        batch: list[ImageRef] = []
+        remaining = MAX_VISION_TOKENS
+        for image in images:
+            num_tokens = self.renderer.count_visual_tokens(image)
+            if batch and num_tokens > remaining:
+                features += self._run_vision_tower([load_pixels(image) for image in batch])
+                batch, remaining = [], MAX_VISION_TOKENS
+            batch.append(image)
+            remaining -= num_tokens
+        return features + self._run_vision_tower([load_pixels(image) for image in batch]) if batch else features
 
-    def _look(self, images: Sequence[np.ndarray]) -> list[Features]:
-        """One pass of the vision tower."""
-        values, grids = self.renderer.patches(images)
+    def _run_vision_tower(self, pixel_arrays: Sequence[np.ndarray]) -> list[VisionFeatures]:
+        """Run one pass of the vision tower; return the features of each image."""
+        values, grids = self.renderer.patchify(pixel_arrays)
         out = self.model.model.get_image_features(
             torch.from_numpy(values).to(self.device, self.model.dtype),
             torch.from_numpy(grids).to(self.device),
             return_dict=True,
         )
-        layers = [torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output]) for layer in _deep(out)]
+        layers = [
+            torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output])
+            for layer in _get_deepstack_features(out)
+        ]
         return [
-            Features(tokens=tokens, deepstack=tuple(layer[index] for layer in layers))
+            VisionFeatures(tokens=tokens, deepstack=tuple(layer[index] for layer in layers))
             for index, tokens in enumerate(out.pooler_output)
         ]
 
-    def hidden(
+    def compute_hidden_states(
         self,
         ids_BT: Tensor,
         positions_3BT: Tensor,
         mask_BTS: Tensor,
         *,
-        features: Features | None = None,
-        store: KeyValueStore | None = None,
+        features: VisionFeatures | None = None,
+        kv_store: KVStore | None = None,
     ) -> Tensor:
-        """Last hidden states [B, T, D]. `features` hold the visual tokens of all rows, row by row, in order."""
-        embeds = self.text.embed_tokens(ids_BT)
-        visual = ids_BT == self.image_token if features is not None else None
+        """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order."""
+        embeds = self.language_model.embed_tokens(ids_BT)
+        visual = ids_BT == self.image_token_id if features is not None else None
         if visual is not None and features is not None:
             embeds = embeds.masked_scatter(visual[..., None], features.tokens.to(embeds.dtype))
         extra = {}
         if features is not None and features.deepstack:
             extra = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(features.deepstack)}
-        out = self.text(
+        out = self.language_model(
             inputs_embeds=embeds,
             position_ids=positions_3BT,
             attention_mask=None,
             use_cache=False,
             mask_BTS=mask_BTS,
-            store=store,
+            kv_store=kv_store,
             **extra,
         )
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Logits [N, V] in float32; tokens that may never be sampled are −inf, for sampler and trainer alike."""
+    def compute_logits(self, hidden_ND: Tensor) -> Tensor:
+        """Return logits [N, V] in float32; forbidden tokens are -inf, for sampler and trainer alike."""
         logits: Tensor = self.model.lm_head(hidden_ND).float()
-        return logits.index_fill(-1, self.forbidden, float("-inf"))
+        return logits.index_fill(-1, self.forbidden_ids, float("-inf"))
+
+    @torch.inference_mode()
+    def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:
+        """Return the logprob of each token after the ledger, at temperature 1, by one forward pass."""
+        full = ledger.append_completion(tokens, logprobs=(0.0,) * len(tokens), version=0)
+        ids = torch.tensor([full.input_ids()], device=self.device)
+        positions = torch.from_numpy(self.renderer.compute_position_ids(full))[:, None].to(self.device)
+        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=self.device).tril()[None]
+        images = self.encode_images(ledger.images(), load_pixels)
+        features = VisionFeatures.cat(images) if images else None
+        hidden = self.compute_hidden_states(ids, positions, mask, features=features)
+        logp = compute_logprobs(self.compute_logits(hidden[0, -len(tokens) - 1 : -1]), 1.0)
+        logprobs: list[float] = logp.gather(1, torch.tensor(tokens, device=self.device)[:, None])[:, 0].tolist()
+        return logprobs
 
 
-def _is_words(name: str) -> bool:
-    """Whether a file of a checkpoint goes with its weights, however those are divided among files.
+def _is_metadata_file(name: str) -> bool:
+    """Return whether a file of a checkpoint is metadata that is independent of how the weights are sharded.
 
-    >>> _is_words("tokenizer.json"), _is_words("model.safetensors.index.json")
+    >>> _is_metadata_file("tokenizer.json"), _is_metadata_file("model.safetensors.index.json")
     (True, False)
     """
-    return Path(name).suffix in _WORDS and not name.endswith(".index.json")
+    return Path(name).suffix in _METADATA_SUFFIXES and not name.endswith(".index.json")
 
 
-def _read(settings: Model, folder: Path) -> PreTrainedModel:
-    """The model of a folder, on the CPU."""
+def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
+    """Load the model of a folder, on the CPU."""
     dtype = getattr(torch, settings.dtype)
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
 
 
-def _checkpoint_layers(model: nn.Module) -> None:
-    """Let every layer, in training, keep its input alone and compute the rest again in the backward pass.
+def _enable_activation_checkpointing(model: nn.Module) -> None:
+    """Make every layer keep only its input in training, and recompute the rest in the backward pass.
 
-    The model's own switch also lets embeddings want gradients, and a frozen vision tower would be differentiated.
+    transformers' own switch also makes embeddings require gradients, which would differentiate a frozen vision tower.
     """
-    layers: list[Any] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
-    for part in layers:
-        part.gradient_checkpointing = True
-        part._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
 
 
-def _deep(out: Any) -> list[Any]:
-    """Deepstack features, for the families whose vision tower has them."""
+def _get_deepstack_features(out: Any) -> list[Any]:
+    """Return deepstack features, empty for families whose vision tower has none."""
     return list(out.deepstack_features) if "deepstack_features" in out else []
 
 
-def log_probabilities(logits_NV: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities [N, V] of the distribution that is sampled from; temperature 0 (greedy) counts as 1."""
+def compute_logprobs(logits_NV: Tensor, temperature: float) -> Tensor:
+    """Return log-probabilities [N, V] of the sampling distribution; temperature 0 (greedy) counts as 1."""
     return torch.log_softmax(logits_NV / (temperature or 1.0), dim=-1)

@@ -1,46 +1,78 @@
-"""The files of a checkpoint's weights, looked at without being read."""
+"""A checkpoint's files without loading them: are its weights complete, and the digest of its contents."""
 
+import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 
-from saccade.errors import ModelError
+from safetensors import SafetensorError, safe_open
 
-_INDEX = "*.safetensors.index.json"
-_LENGTH = 8  # bytes, at the beginning of a safetensors file: how long its header is
+from saccade.errors import ModelError, boundary
+from saccade.utils.hashing import compute_digest
+
+HASHED_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".txt"}  # weights, configs, tokenizer, template
+IGNORED_FILES = {"trainer_state.json"}  # the trainer's, beside the weights
 
 
 def check_weights(folder: Path) -> int:
-    """See that all weights of a checkpoint are there and none was cut off; their bytes. Raises ModelError."""
+    """Check that no weight file is missing or truncated; return their total bytes. Raises ModelError."""
     shards = sorted(folder.glob("*.safetensors"))
-    for index in folder.glob(_INDEX):
-        missing = sorted(_named(index) - {shard.name for shard in shards})
+    for index in folder.glob("*.safetensors.index.json"):
+        missing = sorted(_read_shard_names(index) - {shard.name for shard in shards})
         if missing:
-            raise ModelError(f"{folder} lacks {missing[0]}, which {index.name} names; copy the checkpoint again")
+            raise ModelError(
+                f"{folder} has no {missing[0]}, which {index.name} lists; copy the checkpoint again",
+                key=str(folder / missing[0]),
+            )
     for shard in shards:
-        _check_length(shard)
+        try:
+            with safe_open(shard, "pt"):  # it compares the file's length with the tensors of its header
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ModelError(
+                f"{shard} is truncated, or not a safetensors file ({error}); copy the checkpoint again",
+                key=str(shard),
+                value=shard.stat().st_size if shard.exists() else None,
+            ) from error
     files = shards or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
-        raise ModelError(f"{folder} has no weights (*.safetensors); give a checkpoint's own folder")
+        raise ModelError(f"{folder} has no weights (*.safetensors); give the folder of a checkpoint", key=str(folder))
     return sum(file.stat().st_size for file in files)
 
 
-def _named(index: Path) -> set[str]:
+def _read_shard_names(index: Path) -> set[str]:
     try:
         return {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} can't be read: it must say which file holds which weights") from error
+        raise ModelError(
+            f"{index} is not an index with a weight_map that gives each weight's file; copy the checkpoint again",
+            key=str(index),
+        ) from error
 
 
-def _check_length(shard: Path) -> None:
-    """A safetensors file says in its header where its last tensor ends."""
-    try:
-        with shard.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH), "little")
-            size = shard.stat().st_size
-            header = json.loads(file.read(length) if length <= size else b"")
-        ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{shard} is no file of weights, or was cut off; copy the checkpoint again") from error
-    whole = _LENGTH + length + max(ends, default=0)
-    if size < whole:
-        raise ModelError(f"{shard} was cut off: it has {size:,} of {whole:,} bytes; copy the checkpoint again")
+def compute_checkpoint_digest(folder: Path) -> str:
+    """Compute a digest of every file of a checkpoint that affects the model's output, by names and contents.
+
+    It is independent of the folder's name, and reads the weights once per process (about a second per gigabyte). Raises
+    ModelError if they can't be read.
+    """
+    with boundary(ModelError, f"{folder} can't be read as a model"):
+        return compute_digest(
+            [
+                (path.name, _hash_file(path))
+                for path in sorted(folder.iterdir())
+                if path.suffix in HASHED_SUFFIXES and path.name not in IGNORED_FILES
+            ]
+        )
+
+
+def _hash_file(path: Path) -> str:
+    status = path.stat()
+    # ctime, too: unlike mtime, it can't be set back.
+    return _hash_file_cached(path.resolve(), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _hash_file_cached(path: Path, *_: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on the linear layers of a text model, through peft.
 
-The adapters live inside the model, so that engine and trainer run the same module; a saved folder holds the merged
-weights, which need no peft to open, and beside them the adapters, so that training can go on from it.
+The adapters are injected into the model, so that engine and trainer run the same module. A checkpoint holds the merged
+weights, which load without peft, and the adapters, so that training can continue from it.
 """
 
 import importlib.util
@@ -16,113 +16,128 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from saccade.errors import ConfigError, ModelError, boundary
-from saccade.types import seed_of
+from saccade.utils.hashing import derive_seed
 
-FILE = "adapters.safetensors"
-_ADAPTER, _BASE = ".lora_", ".base_layer."
-_BASE_FOLDER, _BASE_BESIDE = "base", "beside"  # in the file's metadata: where the base is, and as seen from the file
+ADAPTERS_FILE = "adapters.safetensors"
+_LORA_INFIX, _BASE_LAYER_INFIX = ".lora_", ".base_layer."
+_BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's path, and its path relative to the file
 
 
 def check_adapters(rank: int) -> None:
-    """See that adapters of this rank (0: none) can be made here. Raises ConfigError where peft isn't installed."""
+    """Raise ConfigError if `rank` > 0 and peft isn't installed."""
     if rank and importlib.util.find_spec("peft") is None:
-        raise ConfigError("model.lora_rank needs the package peft: pip install 'saccade[lora]'")
+        raise ConfigError(
+            f"model.lora_rank={rank} needs the package peft: pip install 'saccade[lora]'",
+            key="model.lora_rank",
+            value=rank,
+        )
 
 
-def attach(model: nn.Module, text: nn.Module, rank: int) -> None:
-    """Freeze `model` and give every linear layer of `text` an adapter of that rank, scaled by 2 (alpha = 2 * rank).
+def attach_adapters(model: nn.Module, language_model: nn.Module, rank: int) -> None:
+    """Freeze `model`; add an adapter of `rank`, scaled by 2 (alpha = 2 * rank), to each linear layer of its text model.
 
-    Adapters begin as nothing: B is zero. They have the model's dtype. Raises ConfigError where peft isn't installed.
+    Adapters start as zero (B = 0), in the model's dtype. Raises ConfigError if peft isn't installed.
     """
     check_adapters(rank)
     with boundary(ConfigError, "the package peft can't be imported"):
         from peft import LoraConfig, inject_adapter_in_model
-    # Injecting freezes the text model alone; the vision tower and the embeddings stay as they are, too.
+    # Injecting freezes only the text model; the vision tower and the embeddings must be frozen, too.
     model.requires_grad_(False)
-    linear = {name.rpartition(".")[2] for name, part in text.named_modules() if isinstance(part, nn.Linear)}
+    modules = language_model.named_modules()
+    linear = {name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)}
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(linear), init_lora_weights=True)
-    # The caller's random state stays as it was.
+    # Don't change the caller's random state.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of("lora", rank))
-        inject_adapter_in_model(config, text)
+        torch.manual_seed(derive_seed("lora", rank))
+        inject_adapter_in_model(config, language_model)
 
 
-def adapters(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters' own weights by name; empty for a model without."""
-    return {name: value for name, value in model.state_dict().items() if is_adapter(name)}
+def get_adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the adapters' weights by name; empty for a model without adapters."""
+    return {name: value for name, value in model.state_dict().items() if is_adapter_weight(name)}
 
 
-def is_adapter(name: str) -> bool:
-    """Whether a weight is part of an adapter."""
-    return _ADAPTER in name
+def is_adapter_weight(name: str) -> bool:
+    """Return whether a weight belongs to an adapter."""
+    return _LORA_INFIX in name
 
 
-def plain(name: str) -> str:
-    """What a weight is called in a model without adapters."""
-    return name.replace(_BASE, ".")
+def strip_base_layer(name: str) -> str:
+    """Return a weight's name in a model without adapters."""
+    return name.replace(_BASE_LAYER_INFIX, ".")
 
 
-def adapted(model: nn.Module) -> dict[str, Any]:
-    """The adapted layers of a model, by the names of the weights that they adapt."""
-    return {f"{name}{_BASE}weight": layer for name, layer in _layers(model).items()}
+def find_adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the LoRA layers of a model, by the names of the weights that they adapt."""
+    return {f"{name}{_BASE_LAYER_INFIX}weight": layer for name, layer in _find_lora_layers(model).items()}
 
 
-def save(values: Mapping[str, Tensor], folder: Path, base: Path) -> None:
-    """Write adapters by name beside merged weights, and where the weights are that they adapt."""
-    beside = os.path.relpath(base, folder.resolve())  # which a run that holds both keeps when it is moved
-    held = {name: value.contiguous() for name, value in values.items()}
-    save_file(held, folder / FILE, metadata={_BASE_FOLDER: str(base), _BASE_BESIDE: beside})
+def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path) -> None:
+    """Write adapters by name into a checkpoint folder, with the path of the base weights that they adapt."""
+    relative = os.path.relpath(base_folder, folder.resolve())  # stays valid if a run that contains both is moved
+    contiguous = {name: value.contiguous() for name, value in weights.items()}
+    metadata = {_BASE_FOLDER_KEY: str(base_folder), _BASE_RELATIVE_KEY: relative}
+    save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
 
 
 @torch.no_grad()
-def resume(model: nn.Module, folder: Path, read: Callable[[Path], nn.Module]) -> Path:
-    """Take up the adapters that were saved in `folder`, and take them out of its merged weights again.
+def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path], nn.Module]) -> Path:
+    """Load the adapters saved in `folder`, and restore the base weights that its merged weights were made from.
 
-    Returns the folder of the weights that they adapt; without saved adapters that is `folder`, and nothing happens.
-    Where that folder is still there its weights are taken as they are, to the bit: what was merged was rounded, so
-    taking it out again is not exact. `read` opens a folder. Raises ModelError for adapters of another rank.
+    Returns the folder of the base weights; without saved adapters that is `folder`, and nothing changes. If the base
+    folder still exists, its weights are used, bit for bit: subtracting the adapters from the rounded merged weights is
+    not exact. `load_model` loads a folder. Raises ModelError for adapters of another rank.
     """
-    if not (folder / FILE).is_file():
+    if not (folder / ADAPTERS_FILE).is_file():
         return folder.resolve()
-    with boundary(ModelError, f"{folder / FILE} can't be read"), safe_open(folder / FILE, "pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        base = _base(file.metadata() or {}, folder)
-    # Every shape names its rank, so equal shapes are equal ranks.
-    own = adapters(model)
-    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
-        raise ModelError(f"{folder} has adapters of another rank than model.lora_rank; delete {FILE} to start new ones")
+    with (
+        boundary(ModelError, f"{folder / ADAPTERS_FILE} can't be read"),
+        safe_open(folder / ADAPTERS_FILE, "pt") as file,
+    ):
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        base = _find_base_folder(file.metadata() or {}, folder)
+    # Shapes contain the rank, so equal shapes mean equal ranks.
+    adapters = get_adapter_weights(model)
+    shapes = {name: value.shape for name, value in adapters.items()}
+    if shapes != {name: value.shape for name, value in saved.items()}:
+        raise ModelError(
+            f"{folder} has adapters of another rank than model.lora_rank; set the same rank, or delete {ADAPTERS_FILE} "
+            "to start new adapters",
+            key="model.lora_rank",
+            value=str(folder / ADAPTERS_FILE),
+        )
     for name, value in saved.items():
-        own[name].copy_(value)
-    known: dict[str, Tensor] = {}
+        adapters[name].copy_(value)
+    base_weights: dict[str, Tensor] = {}
     if (base / "config.json").is_file() and base != folder.resolve():
         with boundary(
-            ModelError, f"{base} can't be read; delete it, and the weights in {folder} are taken apart instead"
+            ModelError, f"{base} can't be read; delete it to recover the base weights from those in {folder} instead"
         ):
-            known = read(base).state_dict()
-    for name, layer in _layers(model).items():
+            base_weights = load_model(base).state_dict()
+    for name, layer in _find_lora_layers(model).items():
         weight: Tensor = layer.base_layer.weight
         delta = layer.get_delta_weight("default").float()
         rounding = 4 * torch.finfo(weight.dtype).eps * float(weight.abs().max() + delta.abs().max())
-        weight.copy_(_exact(weight.float() - delta, known.get(f"{name}.weight"), rounding))
+        weight.copy_(_restore_exact_weight(weight.float() - delta, base_weights.get(f"{name}.weight"), rounding))
     return base
 
 
-def _base(notes: Mapping[str, str], folder: Path) -> Path:
-    """The folder of the weights that were adapted: where it lies from here, or else where it lay then."""
-    beside = (folder.resolve() / notes.get(_BASE_BESIDE, "")).resolve()
-    if beside != folder.resolve() and (beside / "config.json").is_file():
-        return beside
-    return Path(notes.get(_BASE_FOLDER, folder))
+def _find_base_folder(metadata: Mapping[str, str], folder: Path) -> Path:
+    """Return the folder of the base weights: by the relative path if it exists, else by the absolute path."""
+    relative = (folder.resolve() / metadata.get(_BASE_RELATIVE_KEY, "")).resolve()
+    if relative != folder.resolve() and (relative / "config.json").is_file():
+        return relative
+    return Path(metadata.get(_BASE_FOLDER_KEY, folder))
 
 
-def _exact(recovered: Tensor, base: Tensor | None, rounding: float) -> Tensor:
-    """The base's own weight, unless the folder holds other weights by now than those that were adapted."""
-    if base is None or base.shape != recovered.shape:
+def _restore_exact_weight(recovered: Tensor, base_weight: Tensor | None, tolerance: float) -> Tensor:
+    """Return the base's weight, or the recovered one if the base folder has changed since."""
+    if base_weight is None or base_weight.shape != recovered.shape:
         return recovered
-    base = base.to(recovered.device, torch.float32)
-    return base if float((base - recovered).abs().max()) <= rounding else recovered
+    base_weight = base_weight.to(recovered.device, torch.float32)
+    return base_weight if float((base_weight - recovered).abs().max()) <= tolerance else recovered
 
 
-def _layers(model: nn.Module) -> dict[str, Any]:
-    """The adapted linear layers by name."""
+def _find_lora_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the LoRA layers by name."""
     return {name: part for name, part in model.named_modules() if "lora_A" in dict(part.named_children())}

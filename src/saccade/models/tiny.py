@@ -1,4 +1,4 @@
-"""Tiny checkpoints: real Hugging Face folders of the real architecture, small enough to learn on two CPU cores."""
+"""Tiny checkpoints: Hugging Face folders of the real architectures, small enough to train on two CPU cores."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,15 @@ from transformers import (
 )
 
 from saccade.errors import ModelError
-from saccade.model._tiny_tokenizer import make_tokenizer
-from saccade.types import seed_of
+from saccade.models.tiny_tokenizer import make_tokenizer
+from saccade.utils.hashing import derive_seed
 
-_MERGE, _TEMPORAL, _HEAD = 2, 2, 32
+_SPATIAL_MERGE_SIZE, _TEMPORAL_PATCH_SIZE, _HEAD_DIM = 2, 2, 32
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALF = (0.5, 0.5, 0.5)
 
-# The published chat templates, as far as text, pictures, tools and tool results go.
-_TEMPLATE = """
+# The published chat templates, reduced to text, images, tools and tool results.
+_CHAT_TEMPLATE = """
 {%- macro content(message) -%}
   {%- if message.content is string -%}{{- message.content -}}
   {%- else -%}
@@ -63,59 +63,71 @@ _TEMPLATE = """
 """
 
 
-def make_tiny(
+def make_tiny_model(
     folder: str,
     *,
     family: str = "qwen3_vl",
     seed: int = 0,
     vocabulary_text: Sequence[str] | None = None,
     phrases: Sequence[str] = (),
-    hidden: int = 128,
-    layers: int = 4,
-    patch: int = 8,
-    tied: bool = True,
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    patch_size: int = 8,
+    tie_word_embeddings: bool = True,
 ) -> None:
-    """Write a randomly initialised checkpoint that `AutoModelForImageTextToText` and `AutoTokenizer` open.
+    """Write a randomly initialized checkpoint that `AutoModelForImageTextToText` and `AutoTokenizer` load.
 
-    Words of `vocabulary_text` are one token each, and so is each of `phrases` (such as a tool's schema). `hidden` is
-    a multiple of 32 (the size of a head), `patch` is in pixels: one visual token is 2*patch x 2*patch of them. `tied`
-    shares the input and output embeddings. The same arguments write the same files. Raises ModelError for an unknown
-    family or a size that doesn't fit.
+    Each word of `vocabulary_text` is one token, and so is each of `phrases` (such as a tool's schema). `hidden_size` is
+    a multiple of 64 (two heads); `patch_size` is in pixels: a visual token is 2 * patch_size x 2 * patch_size of them.
+    `tie_word_embeddings` ties input and output embeddings. The same arguments write the same files. Raises ModelError
+    for an unknown family or an invalid hidden size.
     """
-    _, model_type, default_system, mean, std = _known(family)
-    if hidden < 2 * _HEAD or hidden % (2 * _HEAD):
-        raise ModelError(f"a tiny model's hidden size must be a multiple of {2 * _HEAD}, not {hidden}")
-    template = _TEMPLATE.strip().replace("DEFAULT", repr(default_system))
+    _, model_type, default_system, mean, std = _find_family(family)
+    if hidden_size < 2 * _HEAD_DIM or hidden_size % (2 * _HEAD_DIM):
+        raise ModelError(
+            f"hidden_size={hidden_size} is invalid for a tiny model: it must be a multiple of {2 * _HEAD_DIM}",
+            key="hidden_size",
+            value=hidden_size,
+        )
+    template = _CHAT_TEMPLATE.strip().replace("DEFAULT", repr(default_system))
     tokenizer = make_tokenizer(family, vocabulary_text or (), phrases, template)
-    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _TOKENS.items()}
-    config = tiny_config(family, len(tokenizer), hidden=hidden, layers=layers, patch=patch, tied=tied, **ids)
-    # The caller's random state stays as it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of("tiny", family, seed))
-        model = model_type(config)
-    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
-    model.generation_config = GenerationConfig.from_dict(
-        {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": True}
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _VISION_TOKENS.items()}
+    config = build_tiny_config(
+        family,
+        len(tokenizer),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        patch_size=patch_size,
+        tie_word_embeddings=tie_word_embeddings,
+        **ids,
     )
-    _save(Path(folder), model, tokenizer, _preprocessor(patch, mean, std))
+    # Don't change the caller's random state.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("tiny", family, seed))
+        model = model_type(config)
+    eos_ids = [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
+    model.generation_config = GenerationConfig.from_dict(
+        {"eos_token_id": eos_ids, "pad_token_id": eos_ids[1], "do_sample": True}
+    )
+    _save_checkpoint(Path(folder), model, tokenizer, _build_preprocessor(patch_size, mean, std))
 
 
-def tiny_config(
+def build_tiny_config(
     family: str,
-    vocabulary: int,
+    vocab_size: int,
     *,
-    hidden: int = 128,
-    layers: int = 4,
-    patch: int = 8,
-    tied: bool = True,
-    **ids: Any,
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    patch_size: int = 8,
+    tie_word_embeddings: bool = True,
+    **token_ids: Any,
 ) -> PreTrainedConfig:
-    """The config of what `make_tiny` makes with these sizes and a vocabulary of so many tokens."""
-    text, vision = _text_sizes(vocabulary, hidden, layers), _vision_sizes(hidden, patch)
-    return _known(family)[0](text, vision, tie_word_embeddings=tied, **ids)
+    """Return the config of a tiny model of these sizes."""
+    text, vision = _build_text_sizes(vocab_size, hidden_size, num_layers), _build_vision_sizes(hidden_size, patch_size)
+    return _find_family(family)[0](text, vision, tie_word_embeddings=tie_word_embeddings, **token_ids)
 
 
-_TOKENS = {
+_VISION_TOKENS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
     "vision_start_token_id": "<|vision_start|>",
@@ -123,45 +135,45 @@ _TOKENS = {
 }
 
 
-def _text_sizes(vocabulary: int, hidden: int, layers: int) -> dict[str, Any]:
-    """What both families' language models share; no pad token, whose embedding would be frozen at zero."""
+def _build_text_sizes(vocab_size: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
+    """Return the text config that both families share; no pad token, whose embedding would be frozen at zero."""
     return {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // _HEAD,
-        "num_key_value_heads": hidden // _HEAD // 2,
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // _HEAD_DIM,
+        "num_key_value_heads": hidden_size // _HEAD_DIM // 2,
         "max_position_embeddings": 32768,
         "initializer_range": 0.02,
         "pad_token_id": None,
     }
 
 
-def _vision_sizes(hidden: int, patch: int) -> dict[str, Any]:
+def _build_vision_sizes(hidden_size: int, patch_size: int) -> dict[str, Any]:
     return {
         "depth": 2,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_heads": 2,
-        "patch_size": patch,
-        "spatial_merge_size": _MERGE,
-        "temporal_patch_size": _TEMPORAL,
-        "out_hidden_size": hidden,
+        "patch_size": patch_size,
+        "spatial_merge_size": _SPATIAL_MERGE_SIZE,
+        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
+        "out_hidden_size": hidden_size,
         "initializer_range": 0.02,
     }
 
 
-def _qwen3_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> PreTrainedConfig:
+def _build_qwen3_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> PreTrainedConfig:
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
     return Qwen3VLConfig(
-        text_config={**text, "head_dim": _HEAD, "rope_parameters": rope},
+        text_config={**text, "head_dim": _HEAD_DIM, "rope_parameters": rope},
         vision_config={**vision, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
         **shared,
     )
 
 
-def _qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> PreTrainedConfig:
+def _build_qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> PreTrainedConfig:
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
     return Qwen2_5_VLConfig(
         text_config={**text, "rope_parameters": rope, "bos_token_id": None, "eos_token_id": None},
@@ -170,11 +182,11 @@ def _qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> 
     )
 
 
-_Family = tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel], str, Any, Any]
-_FAMILIES: Mapping[str, _Family] = {
-    "qwen3_vl": (_qwen3_vl, Qwen3VLForConditionalGeneration, "", _HALF, _HALF),
+_TinyFamily = tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel], str, Any, Any]
+_FAMILIES: Mapping[str, _TinyFamily] = {
+    "qwen3_vl": (_build_qwen3_vl, Qwen3VLForConditionalGeneration, "", _HALF, _HALF),
     "qwen2_5_vl": (
-        _qwen2_5_vl,
+        _build_qwen2_5_vl,
         Qwen2_5_VLForConditionalGeneration,
         "You are a helpful assistant.",
         _CLIP_MEAN,
@@ -183,32 +195,39 @@ _FAMILIES: Mapping[str, _Family] = {
 }
 
 
-def _known(family: str) -> _Family:
+def _find_family(family: str) -> _TinyFamily:
     if family not in _FAMILIES:
-        raise ModelError(f"there is no tiny model of the family {family!r}; found: {', '.join(sorted(_FAMILIES))}")
+        raise ModelError(
+            f"family={family!r} has no tiny model; choose one of {', '.join(sorted(_FAMILIES))}",
+            key="family",
+            value=family,
+        )
     return _FAMILIES[family]
 
 
-def _preprocessor(patch: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """How pictures are prepared; bounds so wide that a picture which fits the patches is never resized."""
+def _build_preprocessor(patch_size: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+    """Return the image processor's config; its bounds never resize an image that consists of whole visual tokens."""
     return {
-        "size": {"shortest_edge": (_MERGE * patch) ** 2, "longest_edge": 4096**2},
-        "patch_size": patch,
-        "temporal_patch_size": _TEMPORAL,
-        "merge_size": _MERGE,
+        "size": {"shortest_edge": (_SPATIAL_MERGE_SIZE * patch_size) ** 2, "longest_edge": 4096**2},
+        "patch_size": patch_size,
+        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
+        "merge_size": _SPATIAL_MERGE_SIZE,
         "image_mean": list(mean),
         "image_std": list(std),
     }
 
 
-def _save(
+def _save_checkpoint(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, preprocessor: dict[str, Any]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # Servers ask for a video processor too, although Saccade shows a video as timed pictures.
+    # Servers need a video processor config, too, although Saccade shows a video as images with timestamps.
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    for name, kind in (("preprocessor", "Qwen2VLImageProcessor"), ("video_preprocessor", "Qwen3VLVideoProcessor")):
+    for name, class_name in (
+        ("preprocessor", "Qwen2VLImageProcessor"),
+        ("video_preprocessor", "Qwen3VLVideoProcessor"),
+    ):
         key = "image_processor_type" if name == "preprocessor" else "video_processor_type"
         path = folder / f"{name}_config.json"
-        path.write_text(json.dumps({key: kind, **preprocessor}, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({key: class_name, **preprocessor}, indent=2) + "\n", encoding="utf-8")

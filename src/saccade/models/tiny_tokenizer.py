@@ -1,8 +1,8 @@
-"""A small byte-level tokenizer with a family's special tokens, for checkpoints that learn from scratch.
+"""A small byte-level tokenizer with a family's special tokens, for checkpoints that are trained from scratch.
 
-Words, digits, white space and punctuation are apart (a word has one token with and without a space before it, each
-digit is a token), known words and protocol phrases are one token each, other words fall back to learned pieces and
-then to bytes, so nothing is out of vocabulary.
+It splits words, digits, white space and punctuation: a word has the same token with and without a space before it, and
+each digit is a token. Known words and phrases of the prompt format are one token each; other words fall back to learned
+pieces and then to bytes, so nothing is out of vocabulary.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-MARKS = (
+SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -23,12 +23,12 @@ MARKS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-TAGS = {
+TAG_TOKENS = {
     "qwen3_vl": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
     "qwen2_5_vl": ("<tool_call>", "</tool_call>"),
 }
 
-# What the template and the protocol write all the time.
+# Frequent phrases of the chat template and the prompt format.
 PHRASES = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
@@ -72,7 +72,7 @@ PHRASES = (
     "\n\n",
 )
 
-# Words of the packaged agents, tools and worlds; what others say beyond them comes with `vocabulary_text`.
+# Words of the packaged environments, tools and synthetic datasets; `vocabulary_text` adds those of others.
 CORPUS = """
 system user assistant tool What Which How When Where Who Is Are Does Did The This There It In At Of
 what which how many much when where who is are was were do does did the a an in at of on and or not no none nothing
@@ -95,22 +95,22 @@ picture pictures
 
 
 def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], template: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a tiny checkpoint; `texts` give words, each of `phrases` becomes one token."""
-    tags = TAGS[family]
+    """Build the tokenizer of a tiny checkpoint; each word of `texts` and each of `phrases` becomes one token."""
+    tags = TAG_TOKENS[family]
     whole = sorted({*PHRASES, *phrases} - {*tags, ""}, key=lambda phrase: (-len(phrase), phrase))
-    splitter = pre_tokenizers.Split(Regex(_pattern(whole)), "isolated")
+    splitter = pre_tokenizers.Split(Regex(_build_pattern(whole)), "isolated")
     words = Counter(word for text in (CORPUS, *texts) for word, _ in splitter.pre_tokenize_str(text))
-    # Learned pieces serve unknown words alone: a known word or phrase is looked up before any merge (`ignore_merges`).
-    vocabulary, merges = _learn([word for word in sorted(words) if len(word) > 1 and word not in whole])
+    # Learned pieces are for unknown words only: known words and phrases are looked up before merging (`ignore_merges`).
+    vocabulary, merges = _train_bpe([word for word in sorted(words) if len(word) > 1 and word not in whole])
     for word in (*whole, *sorted(words)):
-        vocabulary.setdefault(_as_bytes(word), len(vocabulary))
+        vocabulary.setdefault(_to_byte_level(word), len(vocabulary))
     bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     build: Any = PreTrainedTokenizerFast
     wrapped: PreTrainedTokenizerFast = build(
@@ -124,31 +124,31 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
     return wrapped
 
 
-def _pattern(phrases: Sequence[str]) -> str:
-    """Phrases first (longest first), then a digit, a word, or any single character."""
-    # A phrase that ends in a letter must not be the beginning of a longer word.
+def _build_pattern(phrases: Sequence[str]) -> str:
+    """Return a pattern of the phrases in the given order, then a digit, a word, or any single character."""
+    # A phrase that ends in a letter must not match the start of a longer word.
     ends = [r"(?!\p{L})" if phrase[-1].isalpha() else "" for phrase in phrases]
-    whole = [_quoted(phrase) + end for phrase, end in zip(phrases, ends, strict=True)]
+    whole = [_escape(phrase) + end for phrase, end in zip(phrases, ends, strict=True)]
     return "|".join([*whole, r"\p{N}", r"[\p{L}_]+", r"[\s\S]"])
 
 
-def _quoted(phrase: str) -> str:
+def _escape(phrase: str) -> str:
     return "".join(f"\\{character}" if character in r"\.^$*+?{}[]|()-/" else character for character in phrase)
 
 
-def _learn(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """All 256 bytes and a few hundred pieces of words, as byte-level BPE."""
-    learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    # Sorted, so that equal texts give equal ids on every machine.
+def _train_bpe(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Train byte-level BPE: all 256 bytes and a few hundred pieces of words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # Sorted, so that ids are the same on every machine.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=512, min_frequency=3, initial_alphabet=alphabet, show_progress=False)
-    learner.train_from_iterator(words, trainer)
-    model = json.loads(learner.to_str())["model"]
+    tokenizer.train_from_iterator(words, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
     return dict(model["vocab"]), [(left, right) for left, right in model["merges"]]
 
 
-def _as_bytes(text: str) -> str:
-    """The text as byte-level BPE writes it: one printable character per byte."""
+def _to_byte_level(text: str) -> str:
+    """Return a text as byte-level BPE writes it: one printable character per byte."""
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return "".join(piece for piece, _ in pieces)

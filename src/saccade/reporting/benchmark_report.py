@@ -1,318 +1,258 @@
-"""A benchmark's scorecard: its report with intervals, what a question cost, and answers to look at.
+"""Report a run's benchmarks: all scorecards of its folder, with published scores for reference.
 
-    card = scorecard(benchmark, scored, results)   episodes, as the rule (and a judge) marked them, counted
-    keep(path, card)                               evaluations/videomme.report.json; `read_cards` reads them all
-
-Intervals are 95 % percentile bootstraps over the benchmark's units (`Benchmark.unit`): questions about one video, or
-variants of one problem, are drawn together, so that an interval isn't narrower than they may make it. Everything is
-worked out again in each resample, so the intervals are of the published metrics themselves, whatever they average.
+`write_benchmark_report(run)` writes evaluations/benchmarks.json, .md (with a .png) and .html from all *.scorecard.json.
 """
 
-import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from typing import Any, Literal
 
-import numpy as np
+from saccade.evaluation.benchmark_result import Interval, Scorecard, read_scorecards
+from saccade.evaluation.reference_scores import COMPARABILITY_WARNING, ReferenceScore, get_reference_scores
+from saccade.metrics.tables import Bar, Table
+from saccade.utils.files import file_errors, write_text
+from saccade.utils.jsonl import write_json
 
-from saccade.config import Recipe
-from saccade.data.record import typed
-from saccade.errors import DataError
-from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import (
-    Benchmark,
-    Extractor,
-    Metrics,
-    Report,
-    Result,
-    averaged,
-    names_of,
-    report,
+REPORT_NAME = "benchmarks"
+READING_GUIDE = (
+    "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, by a "
+    "bootstrap over clusters: the questions of one video, or the variants of one problem; if all score the same, the "
+    "interval is a point, which means little for few clusters. A limited sample has equally many questions of every "
+    "stratum; the estimate of the full set weights each by its stratum's size. Dotted marks are published values."
 )
-from saccade.evaluation.expansion import Expansion
-from saccade.evaluation.intervals import SEED, estimate
-from saccade.evaluation.metrics import calls_made
-from saccade.rollouts.stage import takes_text
-from saccade.runlog import write_text
-from saccade.types import Scored, digest_of
+COST_NOTE = (
+    "Means over all episodes, sub-agents included; text tokens are all prompt and sampled tokens that aren't visual. "
+    "Seconds are wall time per question while other questions run concurrently."
+)
 
-RESAMPLES = 1000  # of a whole benchmark; each works out every metric again
-SHOWN = 4  # answers of each sort
-CARD = ".report.json"
-LIMITED = "a limited sample"
-UNEVEN = "rows of a table have equally many questions, whatever their sizes; an estimate of the whole weighs them by it"
-LONGEST = 400  # letters of a text that is shown
-
-Interval = tuple[float, float]
+References = Mapping[str, Sequence[ReferenceScore]]  # by benchmark
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What a question took, on average over all attempts, those that broke included; `text_tokens` are all but visual.
+def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None = None) -> Path:
+    """Write the report of a run's scorecards and the metadata as JSON, Markdown and HTML; return the page's path.
 
-    >>> Costs(calls=1.5, tool_share=0.9, turns=2.5, visual_tokens=900.0, text_tokens=350.0, seconds=4.0).calls
-    1.5
+    Raises DataError if no benchmark has been evaluated, RunError if a file can't be written.
     """
+    # These import matplotlib, which a score in the terminal doesn't need.
+    from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_page
+    from saccade.reporting.run_report import collect_metadata
 
-    calls: float
-    tool_share: float
-    turns: float
-    visual_tokens: float
-    text_tokens: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """An answer to look at; `sort` is error, unparsed, undecided, wrong, partly or right, `read` what the rule took.
-
-    >>> Shown(sort="wrong", id="001-1", question="Which?", gold="C", said="It is B", read="B", value=0.0).read
-    'B'
-    """
-
-    sort: str
-    id: str
-    question: str
-    gold: str
-    said: str
-    read: str | None
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """What limited results say of all `questions` of a benchmark: its metrics, each question counting for those of its
-    stratum that were not asked (`evaluation.expansion`), with their intervals, all in percent. `unseen` is the share of
-    the questions in strata of which none was asked.
-
-    >>> Whole(questions=2700, unseen=0.1, metrics={"accuracy": 61.5}, intervals={"accuracy": (55.0, 68.0)}).questions
-    2700
-    """
-
-    questions: int
-    unseen: float
-    metrics: Mapping[str, float]
-    intervals: Mapping[str, Interval]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scorecard(Report):
-    """A report with what its page shows besides.
-
-    `intervals` are those of `metrics`, `bounds` those of the `strata`, all in percent; `units` is how many were drawn
-    from, `attempts` how many answers the `n` questions had; `conditions` say how they were asked. Where a limit chose
-    the questions, `whole` is what they say of all.
-    """
-
-    attempts: int
-    units: int
-    conditions: Mapping[str, str]
-    intervals: Mapping[str, Interval]
-    bounds: Mapping[str, Mapping[str, Interval]]
-    costs: Costs
-    shown: tuple[Shown, ...]
-    whole: Whole | None = None
-
-    @property
-    def read_by(self) -> str:
-        """The extractor, and that only a part was asked where it was: such a score is another number."""
-        return f"{self.extractor}, {LIMITED}" if LIMITED in self.conditions else self.extractor
-
-    @property
-    def interval(self) -> Interval:
-        """The interval of the score."""
-        return self.intervals[self.headline]
-
-
-def scorecard(
-    benchmark: Benchmark,
-    scored: Sequence[Scored],
-    results: Sequence[Result],
-    *,
-    extractor: Extractor = "official",
-    judge: str = "",
-    known: Mapping[str, str] | None = None,
-    expansion: Expansion | None = None,
-) -> Scorecard:
-    """The scorecard of all episodes and their `results`, of which `judge` decided some; `known` are its conditions, and
-    `expansion` says how the questions of a limit stand for the whole.
-
-    DataError where there is no episode.
-    """
-    plain = report(benchmark, results, extractor=extractor, judge=judge)
-    units = [benchmark.unit(each.task) for each in results]
-    return Scorecard(
-        **{each.name: getattr(plain, each.name) for each in fields(plain)} | {"reason": cut(plain.reason)},
-        attempts=len(results),
-        units=len(set(units)),
-        conditions=dict(known or {}),
-        intervals=intervals(results, units, benchmark.metrics),
-        bounds={name: _bounds(results, units, name, benchmark) for name in benchmark.strata},
-        costs=costs_of(scored),
-        shown=shown(results),
-        whole=None if expansion is None else _whole(results, units, benchmark.metrics, expansion),
+    scorecards = read_scorecards(folder)
+    metadata = {**(metadata or {}), **collect_metadata(folder)}
+    references = {card.benchmark: get_reference_scores(card.benchmark) for card in scorecards.values()}
+    path, draw = folder / "evaluations" / REPORT_NAME, functools.partial(plot_scores, scorecards, references)
+    scores, costs, *published = build_overview_tables(scorecards, references)
+    plot = Plot(title="Score against visual tokens per question", draw=draw)
+    report = Report(
+        kind="benchmarks",
+        title=folder.resolve().name,
+        metadata=metadata,
+        sections=(
+            ReportSection(title=scores.title, notes=(READING_GUIDE, COMPARABILITY_WARNING), tables=(scores,)),
+            ReportSection(title=costs.title, notes=(COST_NOTE,), tables=(costs,), plots=(plot,)),
+            *(
+                ReportSection(
+                    title=name, tables=(*build_evaluation_tables(name, card, references), build_example_table(card))
+                )
+                for name, card in scorecards.items()
+            ),
+            *(ReportSection(title=table.title, notes=(COMPARABILITY_WARNING,), tables=(table,)) for table in published),
+        ),
     )
-
-
-def _whole(results: Sequence[Result], units: Sequence[str], metrics: Metrics, expansion: Expansion) -> Whole:
-    weighed = [replace(each, weight=expansion.weights[each.task.id]) for each in results]
-    return Whole(
-        questions=expansion.whole,
-        unseen=expansion.unseen,
-        metrics=averaged(metrics, weighed),
-        intervals=intervals(weighed, units, metrics),
-    )
-
-
-def conditions(recipe: Recipe, weights: Path | None) -> dict[str, str]:
-    """What a reader must know to compare a score: the model, and the settings under which it was asked."""
-    evaluation, agent = recipe.evaluation, {**recipe.agent.settings, **recipe.evaluation.agent}
-    served = recipe.engine.settings
-    found = {
-        "model": f"{served['model']} at {served['url']}" if takes_text(recipe) else str(weights or recipe.model.path),
-        **({"tokens": "unknown: the server is asked in words, and they are estimated"} if takes_text(recipe) else {}),
-        "agent": recipe.agent.name,
-        **{f"agent's {name}": cut(str(value)) or "none" for name, value in agent.items()},
-        "tools": "on" if evaluation.tools else "off",
-        "temperature": f"{evaluation.temperature:g}",
-        "tokens per reply": str(recipe.sampling.max_tokens),
-        "seed": str(recipe.seed),
+    values = {
+        "metadata": metadata,
+        "warning": COMPARABILITY_WARNING,
+        "evaluations": scorecards,
+        "reference_scores": references,
     }
-    found |= {"frames": ", ".join(map(str, evaluation.frames))} if evaluation.frames else {}
-    found |= {"attempts": f"{evaluation.repeat} at each question"} if evaluation.repeat > 1 else {}
-    found |= {"options": "in another order for each attempt"} if evaluation.shuffle_options else {}
-    return found | ({"at most": f"{evaluation.limit} questions", LIMITED: UNEVEN} if evaluation.limit else {})
+    write_json(path.with_suffix(".json"), values)
+    write_text(path.with_suffix(".md"), format_markdown(report, [f"{REPORT_NAME}.png"]))
+    with file_errors(path.with_suffix(".png")):
+        path.with_suffix(".png").write_bytes(draw(fmt="png") or b"")
+    return write_text(path.with_suffix(".html"), render_page(report))
 
 
-def keep(results: Path, card: Scorecard) -> Path:
-    """Write the card of an evaluation beside its results file."""
-    return write_text(results.with_suffix(CARD), json.dumps(asdict(card), indent=1) + "\n")
+def plot_scores(
+    scorecards: Mapping[str, Scorecard], references: References, *, fmt: Literal["svg", "png"] = "svg"
+) -> bytes | None:
+    """Plot score against visual tokens per question; published scores with known tokens are hollow points."""
+    from saccade.reporting.plots import Point, plot_points
+
+    points = []
+    for name, card in scorecards.items():
+        label, score, interval = name, card.score, card.interval
+        if card.full_set:
+            label, metric = f"{name}, estimated", card.primary_metric
+            score, interval = card.full_set.metrics[metric], card.full_set.intervals[metric]
+        tokens, (low, high) = card.costs["visual_tokens"], interval
+        points.append(Point(name=label, group=card.benchmark, x=tokens, y=score, low=low, high=high))
+    metrics = {card.benchmark: card.primary_metric for card in scorecards.values()}
+    for benchmark, metric in metrics.items():
+        for reference in references[benchmark]:
+            if reference.visual_tokens is not None and reference.metric == metric:
+                label = f"{benchmark}: {reference.model} (published)"
+                x, y = reference.visual_tokens, reference.value
+                points.append(Point(name=label, group=benchmark, x=x, y=y, low=y, high=y, is_hollow=True))
+    x_label, y_label = "visual tokens per question", "score, %, with its 95 % interval"
+    return plot_points(points, x_label=x_label, y_label=y_label, fmt=fmt)
 
 
-def read_cards(folder: Path) -> dict[str, Scorecard]:
-    """The cards of a run by the names of their evaluations, in order. DataError where there is none, or a bad one."""
-    paths = sorted((folder / "evaluations").glob(f"*{CARD}"))
-    if not paths:
-        raise DataError(f"{folder} holds no evaluation on a benchmark; make one with `saccade eval {folder} --bench …`")
-    return {path.name.removesuffix(CARD): read_card(path) for path in paths}
+# ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def read_card(path: Path) -> Scorecard:
-    """One card. DataError where it is none."""
-    try:
-        return typed(json.loads(path.read_bytes()), Scorecard, str(path))
-    except DataError as error:
-        raise DataError(f"{error}; delete it and evaluate again") from error
-    except ValueError as error:
-        raise DataError(f"{path} can't be read: {error}; delete it and evaluate again") from error
-
-
-# ---- intervals -----------------------------------------------------------------------------------------------------
-
-
-def intervals(results: Sequence[Result], units: Sequence[str], statistic: Metrics) -> dict[str, Interval]:
-    """Of each number of a statistic its 95 % interval; `units[i]` is what `results[i]` is drawn with.
-
-    A unit that is drawn twice counts twice, as a unit of its own each time. Over several attempts the statistic is
-    averaged, as in a report.
-    """
-    members: defaultdict[str, list[Result]] = defaultdict(list)
-    for unit, result in zip(units, results, strict=True):
-        members[unit].append(result)
-    held = [members[unit] for unit in sorted(members)]
-    step = 1 + max(each.attempt for each in results)
-
-    def whole(sample: Sequence[Result]) -> dict[str, float]:
-        return averaged(statistic, sample, turn=lambda each: each.attempt % step)
-
-    @cache  # the same few copies are drawn again and again
-    def drawn(place: int, time: int) -> list[Result]:
-        return [replace(each, attempt=each.attempt + time * step) for each in held[place]]
-
-    draws, found = np.random.default_rng(SEED), defaultdict[str, list[float]](list)
-    for _ in range(RESAMPLES):
-        times = Counter(draws.integers(0, len(held), len(held)).tolist())
-        copies = (drawn(place, time) for place in sorted(times) for time in range(times[place]))
-        for name, value in whole([each for copy in copies for each in copy]).items():
-            found[name].append(value)
-    # What a resample lacks, as a stratum that none of its units is of, has no say in the interval.
-    bounds = {name: np.percentile(found[name], [2.5, 97.5]) for name in whole(results)}
-    return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
-
-
-def _bounds(results: Sequence[Result], units: Sequence[str], stratum: str, benchmark: Benchmark) -> dict[str, Interval]:
-    """The interval of each row of a stratum's table, by the names of `Report.strata`."""
-    rows: defaultdict[str, tuple[list[float], list[str]]] = defaultdict(lambda: ([], []))
-    for unit, each in zip(units, results, strict=True):
-        for name in names_of(benchmark.strata[stratum], each.task):
-            values, clusters = rows[name]
-            values.append(100 * each.value)
-            clusters.append(unit)
-    found = {name: estimate(values, clusters, resamples=RESAMPLES) for name, (values, clusters) in rows.items()}
-    return {name: (found[name].low, found[name].high) for name in sorted(found)}
-
-
-# ---- costs and answers ---------------------------------------------------------------------------------------------
-
-
-def costs_of(scored: Sequence[Scored]) -> Costs:
-    """The means over episodes, with their sub-agents'."""
-    episodes = [each.episode for each in scored]
-    usages = [each.usage for each in episodes]
-    return Costs(
-        calls=fmean(calls_made(each) for each in episodes),
-        tool_share=fmean(calls_made(each) > 0 for each in episodes),
-        turns=fmean(len(each.turns) for each in episodes),
-        visual_tokens=fmean(each.visual_tokens for each in usages),
-        text_tokens=fmean(each.prompt_tokens + each.sampled_tokens - each.visual_tokens for each in usages),
-        seconds=fmean(each.seconds for each in usages),
+def build_overview_tables(scorecards: Mapping[str, Scorecard], references: References) -> list[Table]:
+    """Build the tables over all evaluations: scores, costs and, if there are any, published scores."""
+    published = tuple(
+        (
+            score.benchmark,
+            score.metric,
+            score.model,
+            str(score.value),
+            "–" if score.visual_tokens is None else f"{score.visual_tokens:.0f}",
+            score.source,
+            score.note,
+        )
+        for scores in references.values()
+        for score in scores
     )
+    header = ("", "metric", "model", "%", "visual tokens", "source", "note")
+    tables = [_build_score_table(scorecards, references), _build_cost_table(scorecards)]
+    return [*tables, *([Table(title="Published by others", header=header, rows=published)] if published else [])]
 
 
-def shown(results: Sequence[Result]) -> tuple[Shown, ...]:
-    """A few answers of each sort, what went wrong first; which ones depends on nothing but the tasks."""
-    sorts: dict[str, list[Result]] = {sort: [] for sort in SORTS}
-    for each in sorted(results, key=lambda each: digest_of("shown", each.task.id, each.attempt)):
-        sorts[sort_of(each)].append(each)
-    return tuple(_shown(sort, each) for sort, some in sorts.items() for each in some[:SHOWN])
+def _build_score_table(scorecards: Mapping[str, Scorecard], references: References) -> Table:
+    rows, bars = list[tuple[str, ...]](), list[Bar]()
+
+    def add_row(name: str, label: str, score: float, interval: Interval, others: Sequence[ReferenceScore]) -> None:
+        rows.append((name, label, format_interval(score, interval), _format_models(others)))
+        marks = tuple((f"{other.model} {other.value} (published)", other.value) for other in others)
+        bars.append(Bar(value=score, low=interval[0], high=interval[1], maximum=100.0, marks=marks))
+
+    for name, card in scorecards.items():
+        metric, others = card.primary_metric, _find_others(references, card, card.primary_metric)
+        upper_bound = f" (at most {card.upper_bounds[metric]:.2f})" if card.undecided else ""
+        # Published scores are of the full set, so they are in the row of its estimate.
+        label = f"{metric}, {card.scoring_label}{upper_bound}"
+        add_row(name, label, card.score, card.interval, [] if card.full_set else others)
+        counts = (card.num_tasks, card.num_answers, card.num_clusters, card.errors, card.unparsed, card.undecided)
+        rows[-1] += tuple(map(str, counts))
+        if card.full_set:
+            label = f"{metric}, {card.scoring}, of all {card.full_set.num_questions}, estimated"
+            add_row(name, label, *_get_full_set_score(card, metric), others)
+            rows[-1] += ("",) * len(counts)
+    columns = ("questions", "answers", "clusters", "errors", "unparsed", "undecided")
+    header = ("", "metric", "%", "published by others", *columns)
+    return Table(title="Scores", header=header, rows=tuple(rows), bars=tuple(bars))
 
 
-SORTS = ("error", "unparsed", "undecided", "wrong", "partly", "right")
-
-
-def sort_of(result: Result) -> str:
-    """What became of an answer: one of SORTS."""
-    if result.answer.error is not None:
-        return "error"
-    if result.mark.value is None:
-        return "undecided"
-    if result.unparsed:
-        return "unparsed"
-    return "wrong" if result.value <= 0 else "right" if result.value >= 1 else "partly"
-
-
-def _shown(sort: str, result: Result) -> Shown:
-    task, answer = result.task, result.answer
-    return Shown(
-        sort=sort,
-        id=task.id,
-        question=cut(task.question),
-        gold=cut(" – ".join(map(str, task.gold)) if isinstance(task.gold, tuple) else str(task.gold)),
-        said=cut(answer.error if answer.error is not None else final_answer(answer.text) or answer.text),
-        read=None if result.mark.read is None else cut(result.mark.read),
-        value=result.value,
+def _build_cost_table(scorecards: Mapping[str, Scorecard]) -> Table:
+    columns = {
+        "calls": ("tool calls", ".2f"),
+        "frac_with_tool_call": ("with calls", ".0%"),
+        "turns": ("turns", ".2f"),
+        "visual_tokens": ("visual tokens", ".0f"),
+        "text_tokens": ("text tokens", ".0f"),
+        "seconds": ("seconds", ".2f"),
+    }
+    rows = tuple(
+        (name, *(format(card.costs[key], style) for key, (_, style) in columns.items()))
+        for name, card in scorecards.items()
     )
+    return Table(title="Cost per question", header=("", *(label for label, _ in columns.values())), rows=rows)
 
 
-def cut(text: str) -> str:
-    """Whatever a model or a data set said, short enough to be shown; lone surrogates are replaced.
+def build_evaluation_tables(name: str, scorecard: Scorecard, references: References) -> list[Table]:
+    """Build the tables of one evaluation: metrics, counts, conditions and strata.
 
-    >>> cut("a" * 500)[-3:]
-    'aa…'
+    Without `references` and for a full set the columns of published scores and estimates are left out.
     """
-    # Half characters can't be written to a file.
-    plain = text.strip().encode("utf-8", "replace").decode()
-    return plain if len(plain) <= LONGEST else plain[:LONGEST] + "…"
+    rows = [
+        [
+            metric,
+            format_interval(value, scorecard.intervals[metric]),
+            format_interval(*_get_full_set_score(scorecard, metric)) if scorecard.full_set else "",
+            _format_models(_find_others(references, scorecard, metric)),
+        ]
+        for metric, value in scorecard.metrics.items()
+    ]
+    rows += [[rate, f"{value:.2f}", "–", "–"] for rate, value in scorecard.at_k.items()]
+    if scorecard.undecided:
+        upper_bound = f"{scorecard.upper_bounds[scorecard.primary_metric]:.2f}"
+        rows.append([f"{scorecard.primary_metric}, at most", upper_bound, "–", "–"])
+    size = scorecard.full_set.num_questions if scorecard.full_set else 0
+    label = f"% of the {scorecard.num_tasks} evaluated" if size else "%"
+    header = ["", label, f"% of all {size}, estimated", "published by others"]
+    columns = [0, 1, *([2] if size else []), *([3] if references else [])]
+    header, *rows = ([line[column] for column in columns] for line in (header, *rows))
+    metrics = Table(title=f"{name} ({scorecard.scoring_label})", header=tuple(header), rows=tuple(map(tuple, rows)))
+    tables = [metrics, Table(title=f"{name}, counts", header=("", ""), rows=tuple(_iterate_counts(scorecard)))]
+    if scorecard.conditions:
+        conditions = tuple(scorecard.conditions.items())
+        tables.append(Table(title=f"{name}, conditions", header=("", ""), rows=conditions, is_folded=True))
+    for stratum, cells in scorecard.strata.items():
+        intervals = scorecard.stratum_intervals[stratum]
+        cell_rows = tuple(
+            (row, str(cell.n), format_interval(cell.value, intervals[row])) for row, cell in cells.items()
+        )
+        tables.append(Table(title=f"{name}, by {stratum}", header=("", "questions", "mean, %"), rows=cell_rows))
+    return tables
+
+
+def build_example_table(scorecard: Scorecard) -> Table:
+    """Build the table of example answers, failures first."""
+    rows = tuple(
+        (
+            example.task_id,
+            example.category,
+            example.question,
+            example.ground_truth,
+            "–" if example.extracted is None else example.extracted,
+            example.response,
+        )
+        for example in scorecard.examples
+    )
+    header = ("id", "", "question", "ground truth", "extracted", "response")
+    return Table(title="Example answers, failures first", header=header, rows=rows, is_folded=True)
+
+
+def _iterate_counts(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
+    """Yield counts of questions, answers and failures, and the judge."""
+    full_set = scorecard.full_set
+    yield "questions", f"{scorecard.num_tasks}{f' of {full_set.num_questions}' if full_set else ''}"
+    if full_set and full_set.uncovered:
+        yield "in strata that the sample leaves out", f"{full_set.uncovered:.0%}, estimated from neighboring strata"
+    if scorecard.num_answers != scorecard.num_tasks:
+        yield "answers", str(scorecard.num_answers)
+    yield "errors, counted as wrong", str(scorecard.errors)
+    if scorecard.reason:
+        yield "the first error", scorecard.reason
+    yield "unparsed", str(scorecard.unparsed)
+    if scorecard.judge:
+        yield "judge", scorecard.judge
+    if scorecard.undecided:
+        yield "without a verdict" if scorecard.judge else "for a judge to decide", str(scorecard.undecided)
+
+
+def _get_full_set_score(scorecard: Scorecard, metric: str) -> tuple[float, Interval]:
+    """Return a limited sample's estimate of a metric for the full set, with its interval."""
+    assert scorecard.full_set is not None
+    return scorecard.full_set.metrics[metric], scorecard.full_set.intervals[metric]
+
+
+def _find_others(references: References, scorecard: Scorecard, metric: str) -> list[ReferenceScore]:
+    scores = references.get(scorecard.benchmark, ())
+    return [score for score in scores if score.metric == metric and not score.is_ablation]
+
+
+def _format_models(scores: Sequence[ReferenceScore]) -> str:
+    return "; ".join(f"{score.model} {score.value}" for score in scores) or "–"
+
+
+def format_interval(value: float, interval: Interval) -> str:
+    """Format a number with its interval.
+
+    >>> format_interval(39.8, (37.5, 42.1))
+    '39.80 [37.50, 42.10]'
+    """
+    return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"

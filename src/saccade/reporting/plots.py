@@ -1,7 +1,7 @@
-"""Curves, bars and points as SVG or PNG, and how all plots look.
+"""Plot curves, bars and points as SVG or PNG, in one style.
 
-The colours are those of Okabe and Ito (2008), told apart by most colour-blind readers. `themed` makes an SVG take its
-colours from the page around it, so that one picture serves a light and a dark page.
+The colors are those of Okabe and Ito (2008), which most color-blind readers can distinguish. `theme_svg` makes an SVG
+take its colors from the surrounding page, so that one image serves a light and a dark page.
 """
 
 import io
@@ -18,74 +18,76 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image
 
-INK, FAINT = "#1a1b1c", "#8a8b8c"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f5d", "#b3a600")
-STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
-SIZE = (3.6, 2.35)  # inches of one panel
-LOOK: dict[Any, Any] = {  # matplotlib's types want its key names, one by one
+from saccade.metrics.statistics import SeedEstimate
+from saccade.metrics.tables import Bar
+
+TEXT_COLOR, GRID_COLOR = "#1a1b1c", "#8a8b8c"
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f5d", "#b3a600")
+LINE_STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
+PANEL_SIZE = (3.6, 2.35)  # inches
+COLUMN_SIZE = (3.3, 2.2)  # inches
+ROW_HEIGHT = 0.22  # inches of a variant in a plot of means
+RC_PARAMS: dict[Any, Any] = {  # matplotlib's types want its key names, one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "saccade",
     "font.family": "sans-serif",
     "font.size": 8.5,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID_COLOR,
+    "axes.labelcolor": TEXT_COLOR,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
+    "axes.titlecolor": TEXT_COLOR,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
     "axes.formatter.useoffset": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": FAINT,
+    "text.color": TEXT_COLOR,
+    "xtick.color": TEXT_COLOR,
+    "ytick.color": TEXT_COLOR,
+    "grid.color": GRID_COLOR,
     "grid.linewidth": 0.4,
     "grid.alpha": 0.35,
     "legend.frameon": False,
 }
 
-Format = Literal["svg", "png"]
+ImageFormat = Literal["svg", "png"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What one small picture shows: keys of the metrics ("reward/*" takes all that begin so), and its axis.
-
-    >>> Panel(title="Entropy", unit="nats per token", keys=("entropy",)).top is None
-    True
-    """
+    """The metrics of one small plot ("reward/*" matches every key with that prefix), and its axis."""
 
     title: str
     unit: str
     keys: tuple[str, ...]
-    log: bool = False
-    top: float | None = None  # of an axis that begins at 0
+    is_log: bool = False
+    axis_max: float | None = None  # of an axis that starts at 0
 
 
 PANELS = (
     Panel(title="Loss", unit="nats per token", keys=("loss",)),
-    Panel(title="Reward and its parts", unit="per episode", keys=("reward", "reward/*")),
+    Panel(title="Reward and its parts", unit="per episode", keys=("reward", "reward/*", "credit")),
     Panel(title="Accuracy", unit="mean, training rollouts", keys=("accuracy", *(f"accuracy/{kind}" for kind in (
-        "choice", "open", "number", "grounding"))), top=1.0),
-    Panel(title="Accuracy by question", unit="mean", keys=("accuracy/question/*",), top=1.0),
-    Panel(title="Accuracy by frames shown", unit="mean", keys=("accuracy/K=*",), top=1.0),
-    Panel(title="Format compliance", unit="share of episodes", keys=("compliance",), top=1.0),
+        "choice", "open", "number", "grounding"))), axis_max=1.0),
+    Panel(title="Accuracy by question type", unit="mean", keys=("accuracy/question_type/*",), axis_max=1.0),
+    Panel(title="Accuracy by frames shown", unit="mean", keys=("accuracy/K=*",), axis_max=1.0),
+    Panel(title="Format compliance", unit="share of episodes", keys=("format_compliance",), axis_max=1.0),
     Panel(title="Tool calls", unit="per episode", keys=("calls", "calls/executed", "calls/succeeded")),
     Panel(title="Tool calls by frames shown", unit="per episode", keys=("calls/K=*",)),
-    Panel(title="Reward of calling over skipping", unit="difference", keys=("call_gain/*",)),
-    Panel(title="How episodes end", unit="share of episodes", keys=("end/*",), top=1.0),
-    Panel(title="Without an answer or a grade", unit="share of episodes", keys=("errors", "unanswered", "ungraded")),
-    Panel(title="Groups solved", unit="share", keys=("solved", "solved/*"), top=1.0),
+    Panel(title="Reward with calls minus without", unit="difference", keys=("call_gain/*",)),
+    Panel(title="Episode status", unit="share of episodes", keys=("status/*",), axis_max=1.0),
+    Panel(title="Errors, unanswered, ungraded", unit="share of episodes", keys=("errors", "unanswered", "ungraded")),
+    Panel(title="Groups solved", unit="share", keys=("solve_rate", "solved/*"), axis_max=1.0),
     Panel(title="Tokens sampled", unit="per episode", keys=("response_tokens", "sampled_tokens")),
     Panel(title="Visual tokens", unit="per episode", keys=("visual_tokens",)),
     Panel(title="Entropy", unit="nats per token", keys=("entropy",)),
     Panel(title="Gradient norm", unit="before clipping", keys=("grad_norm",)),
     Panel(title="Learning rate", unit="", keys=("lr",)),
-    Panel(title="Engine–trainer gap", unit="|Δ logprob|, nats", keys=("logprob_gap_mean", "logprob_gap_max"), log=True),
+    Panel(title="Engine–trainer difference", unit="|Δ logprob|, nats", keys=(
+        "engine_trainer_logprob_diff_mean", "engine_trainer_logprob_diff_max"), is_log=True),
     Panel(title="Clipped tokens", unit="share", keys=("clip_fraction",)),
-    Panel(title="Importance weights", unit="trainer / engine", keys=("importance_mean", "importance_max")),
+    Panel(title="Importance weights", unit="trainer / engine", keys=("tis_weight_mean", "tis_weight_max")),
     Panel(title="Staleness", unit="versions", keys=("staleness_mean", "staleness_max")),
     Panel(title="KL", unit="nats per token", keys=("kl", "kl/*")),
     Panel(title="Seconds per step", unit="s", keys=("seconds/*",)),
@@ -94,42 +96,45 @@ PANELS = (
 )  # fmt: skip
 
 Series = dict[str, tuple[list[float], list[float]]]
+Style = dict[str, Any]  # color and linestyle of a variant
+StepMetrics = Sequence[Mapping[str, Any]]  # the metrics of one run's steps
+BeforeAndAfter = tuple[SeedEstimate | None, SeedEstimate | None]  # RL
 
 
 # ---- curves --------------------------------------------------------------------------------------------------------
 
 
-def series_of(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
-    """The panel's series by short name, each as steps and values; what isn't a finite number is left out."""
+def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
+    """Return the panel's series by label, each as steps and finite values."""
     names = dict.fromkeys(key for row in rows for key in row)
     ordered = sorted(names, key=lambda key: (len(key), key) if "/K=" in key else (0, ""))
-    chosen = [key for pattern in panel.keys for key in ordered if _matches(key, pattern)]
-    found: Series = {}
-    for key in dict.fromkeys(chosen):
-        points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if finite(row.get(key))]
+    matches = [key for pattern in panel.keys for key in ordered if _is_match(key, pattern)]
+    series: Series = {}
+    for key in dict.fromkeys(matches):
+        points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if is_finite_number(row.get(key))]
         if points:
             steps, values = zip(*points, strict=True)
-            found[_short(key, panel)] = ([float(step) for step in steps], [float(value) for value in values])
-    return found
+            series[_format_label(key, panel)] = ([float(step) for step in steps], [float(value) for value in values])
+    return series
 
 
-def _matches(key: str, pattern: str) -> bool:
+def _is_match(key: str, pattern: str) -> bool:
     return key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern
 
 
-def _short(key: str, panel: Panel) -> str:
-    """A key as the legend says it: without what the title says already."""
-    whole = len(panel.keys) > 1 and key == panel.keys[0] and "/" not in key and f"{key}/" in " ".join(panel.keys)
-    return "all" if whole else key.rpartition("/")[2].replace("_", " ")
+def _format_label(key: str, panel: Panel) -> str:
+    """Return a key's legend label, without the part that the title repeats."""
+    is_total = len(panel.keys) > 1 and key == panel.keys[0] and "/" not in key and f"{key}/" in " ".join(panel.keys)
+    return "all" if is_total else key.rpartition("/")[2].replace("_", " ")
 
 
-def finite(value: Any) -> bool:
-    """Whether a value of a log is a number that can be drawn."""
+def is_finite_number(value: Any) -> bool:
+    """Return whether a logged value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """A centred mean over about a tenth of the points (at least 3), narrower at both ends.
+    """Return a centered mean over about a tenth of the points (at least 3), narrower at both ends.
 
     >>> running_mean([0.0, 3.0, 0.0])
     [1.5, 1.0, 1.5]
@@ -140,98 +145,81 @@ def running_mean(values: Sequence[float]) -> list[float]:
     return [float(sums[end] - sums[start]) / (end - start) for start, end in bounds]
 
 
-def curve(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: Format = "svg") -> bytes | None:
-    """One panel over the steps: faint raw points, a running mean over them. None where no row has its keys."""
-    series = series_of(panel, rows)
+def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFormat = "svg") -> bytes | None:
+    """Plot one panel over the steps: faint raw points and their running mean. None if no row has its keys."""
+    series = extract_series(panel, rows)
     if not series:
         return None
-    with matplotlib.rc_context(LOOK):
-        figure = Figure(figsize=SIZE, layout="constrained")
-        _draw(figure.subplots(), panel, series)
-        return saved(figure, fmt)
+    with matplotlib.rc_context(RC_PARAMS):
+        figure = Figure(figsize=PANEL_SIZE, layout="constrained")
+        _draw_panel(figure.subplots(), panel, series)
+        return encode_figure(figure, fmt)
 
 
-def _draw(axes: Axes, panel: Panel, series: Series) -> None:
+def _draw_panel(axes: Axes, panel: Panel, series: Series) -> None:
     for i, (name, (steps, values)) in enumerate(series.items()):
-        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-        axes.plot(steps, values, ".", color=colour, markersize=4.0, alpha=0.35, markeredgewidth=0)
-        axes.plot(steps, running_mean(values), color=colour, linestyle=style, linewidth=1.6, label=plain(name))
+        color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
+        axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
+        axes.plot(steps, running_mean(values), color=color, linestyle=style, linewidth=1.6, label=sanitize_label(name))
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     axes.set_xlabel("step")
     axes.grid(axis="y")
-    _limit(axes, panel, [value for _, values in series.values() for value in values])
+    _set_limits(axes, panel, [value for _, values in series.values() for value in values])
     if len(series) > 1:
         axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
 
 
-def _limit(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
+def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
     positive = [value for value in values if value > 0]
-    if panel.log and positive:
+    if panel.is_log and positive:
         axes.set_ylim(min(positive) / 2, max(positive) * 2)
         axes.set_yscale("log")
-    elif panel.top is not None:
-        axes.set_ylim(-0.03, panel.top * 1.03)
-    elif math.isclose(min(values), max(values), rel_tol=1e-6):  # a constant: show where it is, not rounding errors
+    elif panel.axis_max is not None:
+        axes.set_ylim(-0.03, panel.axis_max * 1.03)
+    elif math.isclose(min(values), max(values), rel_tol=1e-6):  # a constant: show its value, not rounding errors
         axes.set_ylim(min(0.0, 1.5 * min(values)), max(0.0, 1.5 * max(values)) or 1.0)
 
 
 # ---- bars ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A value with its interval and, where known, the floor that knowing nothing reaches.
-
-    >>> Bar(value=0.5, low=0.3, high=0.7, floor=0.2).value
-    0.5
-    """
-
-    value: float
-    low: float
-    high: float
-    floor: float | None = None
-
-
-def bars(rows: Mapping[str, Mapping[str, Bar]], *, unit: str = "accuracy, 95 % interval", fmt: Format = "svg") -> bytes:
-    """Horizontal bars with intervals: `rows[row][series]`. A dotted tick marks the floor; the axis is [0, 1]."""
+def plot_bars(
+    rows: Mapping[str, Mapping[str, Bar]], *, x_label: str = "accuracy, 95 % interval", fmt: ImageFormat = "svg"
+) -> bytes:
+    """Plot horizontal bars with intervals, `rows[row][series]`, on [0, 1], with dotted ticks at their marks."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     height = 0.8 / max(len(names), 1)
-    with matplotlib.rc_context(LOOK):
+    with matplotlib.rc_context(RC_PARAMS):
         figure = Figure(figsize=(5.4, 0.95 + 0.2 * len(rows) * (len(names) + 0.7)), layout="constrained")
         axes = figure.subplots()
         for i, name in enumerate(names):
             shift = (i - (len(names) - 1) / 2) * height
-            places = [(at + shift, row[name]) for at, row in enumerate(rows.values()) if name in row]
-            _draw_bars(axes, places, plain(name), COLOURS[i % len(COLOURS)], height)
-        axes.set_yticks(range(len(rows)), [plain(row) for row in rows])
+            bars = [(number + shift, row[name]) for number, row in enumerate(rows.values()) if name in row]
+            _draw_bars(axes, bars, sanitize_label(name), COLORS[i % len(COLORS)], height)
+        axes.set_yticks(range(len(rows)), [sanitize_label(row) for row in rows])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
-        axes.set_xlabel(unit)
+        axes.set_xlabel(x_label)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.margins(y=0.02)
         if len(names) > 1:
             figure.legend(loc="outside lower center", fontsize=7.5, ncols=4, handlelength=1.2)
-        return saved(figure, fmt)
+        return encode_figure(figure, fmt)
 
 
-def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colour: str, height: float) -> None:
-    heights = [at for at, _ in places]
-    axes.barh(heights, [bar.value for _, bar in places], height=height * 0.86, color=colour, alpha=0.75, label=name)
-    axes.hlines(heights, [bar.low for _, bar in places], [bar.high for _, bar in places], color=INK, linewidth=1.0)
-    floors = [(at, bar.floor) for at, bar in places if bar.floor is not None]
-    known = "blind floor" in axes.get_legend_handles_labels()[1]
-    if floors:
-        axes.vlines(
-            [floor for _, floor in floors],
-            [at - height / 2 for at, _ in floors],
-            [at + height / 2 for at, _ in floors],
-            color=INK,
-            linewidth=1.2,
-            linestyle=(0, (1, 1)),
-            label="_nolegend_" if known else "blind floor",
-        )
+def _draw_bars(axes: Axes, positions: Sequence[tuple[float, Bar]], label: str, color: str, height: float) -> None:
+    heights = [y for y, _ in positions]
+    axes.barh(heights, [bar.value for _, bar in positions], height=height * 0.86, color=color, alpha=0.75, label=label)
+    axes.hlines(
+        heights, [bar.low for _, bar in positions], [bar.high for _, bar in positions], color=TEXT_COLOR, linewidth=1.0
+    )
+    for y, bar in positions:
+        for label, value in bar.marks:
+            is_labeled = label in axes.get_legend_handles_labels()[1]
+            lines = axes.vlines(value, y - height / 2, y + height / 2, color=TEXT_COLOR, linewidth=1.2)
+            lines.set(linestyle=(0, (1, 1)), label="_nolegend_" if is_labeled else label)
 
 
 # ---- points --------------------------------------------------------------------------------------------------------
@@ -239,11 +227,7 @@ def _draw_bars(axes: Axes, places: Sequence[tuple[float, Bar]], name: str, colou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A value over what it cost; points of one `group` share a colour, a `hollow` one is somebody else's.
-
-    >>> Point(name="lvbench", group="lvbench", x=900.0, y=39.8, low=37.5, high=42.1).hollow
-    False
-    """
+    """A score over its cost; points of one `group` share a color, and published scores are hollow."""
 
     name: str
     group: str
@@ -251,32 +235,32 @@ class Point:
     y: float
     low: float
     high: float
-    hollow: bool = False
+    is_hollow: bool = False
 
 
 MARKERS = ("o", "s", "^", "D")
 
 
-def points(given: Sequence[Point], *, across: str, unit: str, fmt: Format = "svg") -> bytes | None:
-    """Points with intervals, `unit` over `across`, in a legend by name. None where there is no point.
+def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str, fmt: ImageFormat = "svg") -> bytes | None:
+    """Plot points with intervals and a legend by name. None without points.
 
-    The axis across is logarithmic where the values span more than a factor of ten.
+    The x axis is logarithmic if its values span more than a factor of ten.
     """
-    groups = list(dict.fromkeys(each.group for each in given))
+    groups = list(dict.fromkeys(point.group for point in entries))
     if not groups:
         return None
-    with matplotlib.rc_context(LOOK):
-        rows = -(-len(given) // 2)
+    with matplotlib.rc_context(RC_PARAMS):
+        rows = -(-len(entries) // 2)
         figure = Figure(figsize=(5.4, 3.2 + 0.16 * rows), layout="constrained")
         axes = figure.subplots()
-        for each in given:
-            place = groups.index(each.group)
-            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
-            axes.vlines(each.x, each.low, each.high, color=colour, linewidth=1.4, alpha=0.7)
-            [drawn] = axes.plot([each.x], [each.y], marker, label=plain(each.name), color=colour, zorder=3)
-            drawn.set(markerfacecolor="none" if each.hollow else colour, clip_on=False)
-        least, most = min(each.x for each in given), max(each.x for each in given)
-        # No token at all, as of an agent that is shown nothing, has no place on a logarithm.
+        for point in entries:
+            index = groups.index(point.group)
+            color, marker = COLORS[index % len(COLORS)], MARKERS[index // len(COLORS) % len(MARKERS)]
+            axes.vlines(point.x, point.low, point.high, color=color, linewidth=1.4, alpha=0.7)
+            [line] = axes.plot([point.x], [point.y], marker, label=sanitize_label(point.name), color=color, zorder=3)
+            line.set(markerfacecolor="none" if point.is_hollow else color, clip_on=False)
+        least, most = min(point.x for point in entries), max(point.x for point in entries)
+        # Zero tokens, as of a model that is shown nothing, can't be drawn on a logarithmic axis.
         if least > 0 and most > 10 * least:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -285,46 +269,186 @@ def points(given: Sequence[Point], *, across: str, unit: str, fmt: Format = "svg
         else:
             axes.set_xlim(0, 1.08 * most or 1.0)
         axes.set_ylim(0, 100)
-        axes.set_xlabel(across)
-        axes.set_ylabel(unit)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         axes.grid(axis="y")
         figure.legend(loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.2)
-        return saved(figure, fmt)
+        return encode_figure(figure, fmt)
 
 
-def plain(name: str) -> str:
-    """A name that matplotlib neither reads as a formula nor hides from a legend, and that XML can hold."""
+# ---- bands and means over seeds: one subplot per condition, one style per variant ----------------------------------
+
+
+def assign_styles(names: Sequence[str]) -> dict[str, Style]:
+    """Assign a color and a line style to each name, in order.
+
+    >>> assign_styles(["vanilla"])["vanilla"]
+    {'color': '#0072b2', 'linestyle': '-'}
+    """
+    count = len(COLORS)
+    return {
+        name: {"color": COLORS[i % count], "linestyle": LINE_STYLES[(i // count + i % count) % len(LINE_STYLES)]}
+        for i, name in enumerate(names)
+    }
+
+
+def compute_seed_band(
+    runs: Sequence[StepMetrics], key: str
+) -> tuple[list[float], list[float], list[float], list[float]] | None:
+    """Return steps, and lowest, mean and highest running mean of a key over runs; None if no run has the key.
+
+    Only steps of every run are included, so that each mean is over the same runs.
+    """
+    series = []
+    for rows in runs:
+        points = {float(row["step"]): float(row[key]) for row in rows if is_finite_number(row.get(key))}
+        if points:
+            series.append(dict(zip(points, running_mean(list(points.values())), strict=True)))
+    shared = sorted(set.intersection(*map(set, series))) if series else []
+    if not shared:
+        return None
+    values = np.array([[points[step] for step in shared] for points in series])
+    return shared, values.min(axis=0).tolist(), values.mean(axis=0).tolist(), values.max(axis=0).tolist()
+
+
+def plot_curves(
+    columns: Mapping[str, Mapping[str, Sequence[StepMetrics]]],
+    key: str,
+    styles: Mapping[str, Style],
+    *,
+    y_label: str = "",
+    fmt: ImageFormat = "svg",
+) -> bytes | None:
+    """Plot one subplot per condition from `columns[condition][variant]`, the runs of a variant, one per seed.
+
+    Lines are means over seeds of running means over about a tenth of the steps; bands reach from the lowest to the
+    highest seed. None if no run has the key.
+    """
+    bands = {
+        condition: {
+            variant: band for variant, runs in variants.items() if (band := compute_seed_band(runs, key)) is not None
+        }
+        for condition, variants in columns.items()
+    }
+    if not any(bands.values()):
+        return None
+    with matplotlib.rc_context(RC_PARAMS):
+        figure = Figure(figsize=(COLUMN_SIZE[0] * len(bands), COLUMN_SIZE[1] + 0.4), layout="constrained")
+        subplots = figure.subplots(1, len(bands), squeeze=False, sharey=True)[0]
+        for axes, (condition, variants) in zip(subplots, bands.items(), strict=True):
+            for variant, (steps, low, mean, high) in variants.items():
+                axes.fill_between(steps, low, high, color=styles[variant]["color"], alpha=0.15, linewidth=0)
+                axes.plot(steps, mean, linewidth=1.6, label=sanitize_label(variant), **styles[variant])
+            axes.set_title(sanitize_label(condition))
+            axes.set_xlabel("step")
+            axes.grid(axis="y")
+        subplots[0].set_ylabel(y_label or sanitize_label(key))
+        _add_legend(figure, subplots)
+        return encode_figure(figure, fmt)
+
+
+def _add_legend(figure: Figure, subplots: Sequence[Axes]) -> None:
+    """Add one legend for all subplots, with each variant once."""
+    handles_by_label: dict[str, Any] = {}
+    for axes in subplots:
+        handles, labels = axes.get_legend_handles_labels()
+        handles_by_label |= dict(zip(labels, handles, strict=True))
+    # About 40 characters fit under one subplot.
+    widest = max(map(len, handles_by_label), default=1) + 6
+    columns = max(1, min(len(handles_by_label), 44 * len(subplots) // widest))
+    figure.legend(
+        handles_by_label.values(),
+        handles_by_label.keys(),
+        loc="outside lower center",
+        fontsize=7.5,
+        ncols=columns,
+        handlelength=2.2,
+    )
+
+
+def plot_means(
+    columns: Mapping[str, Mapping[str, BeforeAndAfter]],
+    styles: Mapping[str, Style],
+    *,
+    x_label: str = "",
+    mark_zero: bool = False,
+    fmt: ImageFormat = "svg",
+) -> bytes | None:
+    """Plot one subplot per condition and one row per variant from `columns[condition][variant]`, its two estimates.
+
+    The point before RL is hollow; the interval over tasks is a thick line, the one over seeds a thin line. `mark_zero`
+    draws a line at 0. None without an estimate.
+    """
+    filled = {
+        condition: {variant: estimates for variant, estimates in variants.items() if any(estimates)}
+        for condition, variants in columns.items()
+    }
+    filled = {condition: variants for condition, variants in filled.items() if variants}
+    if not filled:
+        return None
+    num_rows = max(map(len, filled.values()))
+    with matplotlib.rc_context(RC_PARAMS):
+        height = 0.85 + ROW_HEIGHT * 1.3 * num_rows
+        figure = Figure(figsize=(COLUMN_SIZE[0] * len(filled), height), layout="constrained")
+        subplots = figure.subplots(1, len(filled), squeeze=False, sharex=True)[0]
+        for axes, (condition, variants) in zip(subplots, filled.items(), strict=True):
+            for row, (variant, estimates) in enumerate(variants.items()):
+                _draw_estimates(axes, row, estimates, styles[variant]["color"])
+            axes.set_yticks(range(len(variants)), [sanitize_label(variant) for variant in variants])
+            axes.set_ylim(num_rows - 0.4, -0.6)
+            axes.set_title(sanitize_label(condition))
+            axes.set_xlabel(x_label)
+            axes.grid(axis="x")
+            if mark_zero:
+                axes.axvline(0.0, color=TEXT_COLOR, linewidth=0.6)
+        return encode_figure(figure, fmt)
+
+
+def _draw_estimates(axes: Axes, row: int, estimates: BeforeAndAfter, color: str) -> None:
+    for estimate, is_hollow, shift in ((estimates[0], True, -0.15), (estimates[1], False, 0.15)):
+        if estimate is None:
+            continue
+        y = row + shift if all(estimates) else row
+        for interval, width in ((estimate.seed_interval, 0.8), (estimate.task_interval, 2.6)):
+            if interval is not None:
+                axes.hlines(y, *interval, color=color, linewidth=width, alpha=0.5 if is_hollow else 0.9)
+        face = "white" if is_hollow else color
+        axes.plot(estimate.mean, y, "o", markersize=4.6, color=color, markerfacecolor=face)
+
+
+def sanitize_label(name: str) -> str:
+    """Return a label that matplotlib neither parses as a formula nor hides from a legend, and that XML can hold."""
     text = name.replace("$", r"\$").replace("_", " ")
-    return "".join(letter if letter.isprintable() else "·" for letter in text)
+    return "".join(char if char.isprintable() else "·" for char in text)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def saved(figure: Figure, fmt: Format) -> bytes:
-    """The picture as a file; the same numbers give the same bytes."""
+def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:
+    """Encode a figure as a file; the same numbers give the same bytes."""
     buffer = io.BytesIO()
-    plain: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
-    with warnings.catch_warnings():  # the reader's fonts draw an SVG's text, so a glyph missing here does no harm
+    metadata: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
+    with warnings.catch_warnings():  # an SVG's text is drawn with the reader's fonts, so a missing glyph is harmless
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=plain)
+        figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=metadata)
     if fmt == "svg":
         return buffer.getvalue()
-    small = io.BytesIO()
-    # Overlapping bands have thousands of shades, which 256 show as well in a third of the bytes.
-    Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return small.getvalue()
+    compressed = io.BytesIO()
+    # Overlapping bands have thousands of shades; 256 look the same in a third of the bytes.
+    Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(compressed, "png", optimize=True)
+    return compressed.getvalue()
 
 
-def themed(svg: bytes) -> str:
-    """An SVG to stand inside a page: its colours are the page's text colour and its variables --s1, --s2, ...
+def theme_svg(svg: bytes) -> str:
+    """Return an SVG for embedding in a page, with the page's text color and its variables --s1, --s2, ...
 
-    Where the page doesn't define a variable, the colour stays as drawn.
+    A color whose variable the page doesn't define stays as drawn.
     """
     text = svg.decode()
     text = text[text.index("<svg") :]
-    text = text.replace(INK, "currentColor").replace(FAINT, "var(--line, #8a8b8c)")
-    text = text.replace("#ffffff", "var(--card, #ffffff)")  # what is hollow
-    for i, colour in enumerate(COLOURS, start=1):
-        text = text.replace(colour, f"var(--s{i}, {colour})")
+    text = text.replace(TEXT_COLOR, "currentColor").replace(GRID_COLOR, "var(--line, #8a8b8c)")
+    text = text.replace("#ffffff", "var(--card, #ffffff)")  # hollow points
+    for i, color in enumerate(COLORS, start=1):
+        text = text.replace(color, f"var(--s{i}, {color})")
     return text.replace("<svg ", '<svg role="img" ', 1)

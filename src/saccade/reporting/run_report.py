@@ -1,9 +1,10 @@
-"""One self-contained HTML page of a run: facts, tables, plots, example episodes token by token.
+"""Report a run: metadata, tables, plots, and example episodes token by token.
 
-Nothing on the page comes from elsewhere and nothing on it runs: no script, no link, pictures inside. What models, tasks
-and files said is escaped by the template, always.
+`write_report(run)` writes comparison.json, report.md and report.html. The page has no scripts and no links, and embeds
+its images. The template escapes all text from models, tasks and files.
 """
 
+import functools
 import itertools
 import json
 from collections import defaultdict
@@ -11,139 +12,121 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
+from saccade.metrics.statistics import Estimate
+from saccade.metrics.tables import Bar, Table, format_estimate, format_optional
+from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
+from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
+from saccade.reporting.plots import PANELS, extract_series, plot_bars, plot_panel
+from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_page
+from saccade.types import ScoredEpisode
+from saccade.utils.files import write_text
+from saccade.utils.jsonl import write_json
 
-from saccade.runlog import write_text
-from saccade.types import Scored
-from saccade.view.episodes import Album, Decode, Pixels, answer_text, shown_text, view_of
-from saccade.view.plots import PANELS, Bar, bars, curve, themed
-
-STATIC = Path(__file__).parent / "static"
-STAGES = {"sft": "Supervised cold start", "rl": "Reinforcement learning"}
-SLICES = {
-    "question": "Accuracy by question",
-    "kind": "Accuracy by kind of answer",
-    "frames": "Accuracy by frames shown",
-    "overview": "Accuracy where the overview shows the answer, and where not",
-}
+STAGE_TITLES = {"sft": "Supervised cold start", "rl": "Reinforcement learning"}
+RESULTS_NOTE = (
+    "Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over files: all questions about one together. The "
+    "dotted mark is the constant-answer baseline: what the best constant answer scores. Calls are all that the model "
+    "wrote, executed or not. Failed episodes count as wrong, and episodes without a score are in no mean. A change "
+    "whose interval includes zero is not significant."
+)
 
 
-def write(
+def write_report(
     folder: Path,
     *,
-    evaluations: Mapping[str, Sequence[Scored]],
-    comparison: Mapping[str, Any],
-    decode: Decode | None = None,
-    pixels: Pixels | None = None,
-    facts: Mapping[str, Any] | None = None,
-    examples: int = 12,
+    evaluations: Mapping[str, Evaluation] | None = None,
+    comparison: Comparison | None = None,
+    decode: DecodeFn | None = None,
+    load_pixels: PixelLoader | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `report.html` into a run folder, from what lies there and what is given; returns its path.
+    """Write comparison.json, report.md and report.html into a run's folder; return the page's path.
 
-    `evaluations` are scored episodes by name (examples come from the last one that used tools); `comparison` is
-    `evaluation.report.Comparison.as_dict()`. `decode` (a renderer's) shows replies token by token, `pixels` (a media
-    library's) shows frames. `facts` are added to those of the folder. RunError where the file can't be written.
+    `evaluations` default to the run's, and `comparison` to theirs. `decode` (a renderer's) lets the page show replies
+    token by token, `load_pixels` (a media loader's) the frames. All three files contain the `metadata`. Raises RunError
+    if a file can't be written.
     """
-    text = render(
+    evaluations = read_evaluations(folder) if evaluations is None else evaluations
+    comparison = comparison or compare_evaluations(evaluations)
+    values = {**comparison.as_dict(), "metadata": dict(metadata or {})}
+    write_json(folder / "comparison.json", values)
+    report = Report(
+        kind="run",
         title=folder.resolve().name,
-        facts={**(facts or {}), **facts_of(folder)},
-        recipe=_text(folder / "recipe.yaml"),
-        stages=read_metrics(folder),
-        evaluations=evaluations,
-        comparison=comparison,
+        metadata={**(metadata or {}), **collect_metadata(folder)},
+        sections=(*build_results(comparison), *build_curves(read_metrics(folder))),
+    )
+    write_text(folder / "report.md", format_markdown(report))
+    page = render_run_page(
+        report,
+        evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
+        recipe=_read_text(folder / "recipe.yaml"),
         decode=decode,
-        pixels=pixels,
-        examples=examples,
+        load_pixels=load_pixels,
     )
-    return write_text(folder / "report.html", text)
+    return write_text(folder / "report.html", page)
 
 
-def render(
+def render_run_page(
+    report: Report,
     *,
-    title: str,
-    facts: Mapping[str, Any],
-    evaluations: Mapping[str, Sequence[Scored]],
-    comparison: Mapping[str, Any] | None = None,
-    stages: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    evaluations: Mapping[str, Sequence[ScoredEpisode]],
     recipe: str = "",
-    decode: Decode | None = None,
-    pixels: Pixels | None = None,
-    examples: int = 12,
+    decode: DecodeFn | None = None,
+    load_pixels: PixelLoader | None = None,
+    num_examples: int = 12,
 ) -> str:
-    """The page as text; any part of it may be empty. See `write`."""
-    album = Album(pixels=pixels)  # filled by the examples; the template then writes each thumbnail once
-    compared = comparison or {"summaries": {}, "changes": []}
-    return filled(
-        "report.html.j2",
-        title=title,
-        facts={key: str(value) for key, value in facts.items()},
-        recipe=recipe,
-        summaries=compared["summaries"],
-        changes=compared["changes"],
-        slices=_slices(compared["summaries"]),
-        stages=_plots(stages or {}),
-        examples=_examples(evaluations, examples, album, decode),
-        album=album,
-    )
+    """Render a run's report with example episodes, which come from the last evaluation that used tools."""
+    viewer = EpisodeViewer(decode, load_pixels)
+    examples = _build_examples(evaluations, num_examples, viewer)
+    return render_page(report, "run.html.j2", recipe=recipe, examples=examples, viewer=viewer)
 
 
-def filled(template: str, **words: Any) -> str:
-    """A page from a template of `static`; whatever stands in it is escaped, but for what is Markup already."""
-    environment = Environment(
-        loader=FileSystemLoader(STATIC),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    css = Markup((STATIC / "report.css").read_text(encoding="utf-8"))
-    page = environment.get_template(template).render(css=css, **words)
-    return shown_text("\n".join(line.rstrip() for line in page.strip().split("\n"))) + "\n"
+# ---- files of the run folder ---------------------------------------------------------------------------------------
 
 
-# ---- what lies in the folder ---------------------------------------------------------------------------------------
-
-
-def facts_of(folder: Path) -> dict[str, Any]:
-    """Seed, versions and machine of the last start, and how long each stage took, by its mark or its steps."""
-    starts = _json(folder / "versions.json", [])
-    last = starts[-1] if isinstance(starts, list) and starts else starts or {}
-    found = {key: str(value)[:12] if key == "commit" else value for key, value in last.items() if value is not None}
-    if isinstance(starts, list) and len(starts) > 1:
-        found["starts"] = len(starts)
-    took = {stage: sum(map(_seconds, rows)) for stage, rows in read_metrics(folder).items()}
-    for mark in sorted(folder.glob("done/*.json")):
-        seconds = _json(mark, {}).get("seconds")
-        took |= {mark.stem: seconds} if isinstance(seconds, int | float) else {}
-    found |= {f"{stage}, wall time": spent(seconds) for stage, seconds in took.items() if seconds > 0}
-    return found
+def collect_metadata(folder: Path) -> dict[str, Any]:
+    """Return seed, versions and machine of the last invocation, and each stage's wall time by its status or steps."""
+    invocations = _read_json(folder / "invocations.json", [])
+    last = invocations[-1] if isinstance(invocations, list) and invocations else invocations or {}
+    metadata = {key: str(value)[:12] if key == "commit" else value for key, value in last.items() if value is not None}
+    if isinstance(invocations, list) and len(invocations) > 1:
+        metadata["invocations"] = len(invocations)
+    wall_times = {stage: sum(map(_compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}
+    for path in sorted(folder.glob("status/*.json")):
+        seconds = _read_json(path, {}).get("seconds")
+        wall_times |= {path.stem: seconds} if isinstance(seconds, int | float) else {}
+    metadata |= {f"{stage}, wall time": format_duration(value) for stage, value in wall_times.items() if value > 0}
+    return metadata
 
 
 def read_metrics(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The metrics by stage, of the run's metrics.jsonl and of those in its folders; a step's last line counts."""
-    found: defaultdict[str, dict[Any, dict[str, Any]]] = defaultdict(dict)
+    """Return the rows of the folder's and subfolders' metrics.jsonl by stage; of a repeated step, the last row."""
+    stages: defaultdict[str, dict[Any, dict[str, Any]]] = defaultdict(dict)
     for path in sorted([*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")]):
-        home = path.parent.name if path.parent != folder else "run"
-        for row in _lines(path):
-            stage = home if home in STAGES else str(row.get("stage", home))
-            found[stage][row.get("step", len(found[stage]))] = row
-    order = [*(stage for stage in STAGES if stage in found), *(stage for stage in found if stage not in STAGES)]
-    return {stage: [found[stage][step] for step in sorted(found[stage])] for stage in order}
+        folder_name = path.parent.name if path.parent != folder else "run"
+        for row in _read_jsonl(path):
+            stage = folder_name if folder_name in STAGE_TITLES else str(row.get("stage", folder_name))
+            stages[stage][row.get("step", len(stages[stage]))] = row
+    order = [
+        *(stage for stage in STAGE_TITLES if stage in stages),
+        *(stage for stage in stages if stage not in STAGE_TITLES),
+    ]
+    return {stage: [stages[stage][step] for step in sorted(stages[stage])] for stage in order}
 
 
-def _seconds(row: Mapping[str, Any]) -> float:
-    """The seconds of a step: "seconds" where it is logged, else the sum of its parts."""
-    whole = row.get("seconds")
-    parts = [whole] if whole is not None else [value for key, value in row.items() if key.startswith("seconds/")]
+def _compute_step_seconds(row: Mapping[str, Any]) -> float:
+    """Return the seconds of a step: "seconds" if it is logged, else the sum of "seconds/*"."""
+    total = row.get("seconds")
+    parts = [total] if total is not None else [value for key, value in row.items() if key.startswith("seconds/")]
     return sum(value for value in parts if isinstance(value, int | float))
 
 
-def spent(seconds: float) -> str:
-    """A length of time for people.
+def format_duration(seconds: float) -> str:
+    """Format a duration.
 
-    >>> spent(42.4), spent(200), spent(7500)
+    >>> format_duration(42.4), format_duration(200), format_duration(7500)
     ('42 s', '3 min 20 s', '2 h 5 min')
     """
     if seconds < 60:
@@ -152,103 +135,120 @@ def spent(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _json(path: Path, otherwise: Any) -> Any:
-    """The value of a JSON file; a file that isn't there or isn't whole is left out of a page, not an error."""
+def _read_json(path: Path, default: Any) -> Any:
+    """Return the value of a JSON file; the default, not an error, if it is missing or incomplete."""
     try:
-        return json.loads(_text(path) or "null") or otherwise
+        return json.loads(_read_text(path) or "null") or default
     except ValueError:
-        return otherwise
+        return default
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for line in _text(path).splitlines():
+    for line in _read_text(path).splitlines():
         try:
             row = json.loads(line)
-        except ValueError:  # a line that a kill tore
+        except ValueError:  # a kill truncated the line
             continue
         if isinstance(row, dict):
             rows.append(row)
     return rows
 
 
-# ---- plots ---------------------------------------------------------------------------------------------------------
+# ---- sections ------------------------------------------------------------------------------------------------------
 
 
-def _plots(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Per stage its title, number of steps and filled panels."""
-    found = []
-    for stage, rows in stages.items():
-        drawn = [svg for panel in PANELS if (svg := curve(panel, rows)) is not None]
-        if drawn:
-            plots = [Markup(themed(svg)) for svg in drawn]
-            found.append({"title": STAGES.get(stage, stage), "steps": len(rows), "plots": plots})
-    return found
-
-
-def _slices(summaries: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Per table of accuracy by slice its title, plot, and numbers."""
-    found = []
-    for key, title in SLICES.items():
-        rows: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+def build_results(comparison: Comparison) -> list[ReportSection]:
+    """Build the tables of all evaluations, and a plot of each table of accuracy by slice; [] without an evaluation."""
+    summaries = comparison.summaries
+    if not summaries:
+        return []
+    accuracy = Table(
+        title="Accuracy",
+        header=("", "accuracy", "constant-answer baseline"),
+        rows=tuple(
+            (name, format_estimate(summary.accuracy), format_optional(summary.constant_baseline))
+            for name, summary in summaries.items()
+        ),
+        bars=tuple(_build_bar(summary.accuracy, summary.constant_baseline) for summary in summaries.values()),
+    )
+    tables = {table.title: table for table in build_tables(comparison)}
+    plots = []
+    for key, title in SLICE_TITLES.items():
+        bars: defaultdict[str, dict[str, Bar]] = defaultdict(dict)
         for name, summary in summaries.items():
-            for row in summary["slices"].get(key, ()):
-                rows[row["name"]][name] = row
-        if len(rows) > 1:  # a single row says what the headline says
-            drawn = {slice_: {name: _bar(row) for name, row in each.items()} for slice_, each in rows.items()}
-            found.append({"title": title, "plot": Markup(themed(bars(drawn))), "rows": rows})
-    return found
+            for row in summary.slices.get(key, ()):
+                bars[row.name][name] = _build_bar(row.accuracy, row.constant_baseline)
+        if len(bars) > 1:  # a single row repeats the overall accuracy
+            plots.append(Plot(title=title, draw=functools.partial(plot_bars, bars), numbers=tables.pop(title)))
+    return [
+        ReportSection(title="Results", notes=(RESULTS_NOTE,), tables=(accuracy, *tables.values()), plots=tuple(plots))
+    ]
 
 
-def _bar(row: Mapping[str, Any]) -> Bar:
-    accuracy = row["accuracy"]
-    return Bar(value=accuracy["mean"], low=accuracy["low"], high=accuracy["high"], floor=row["floor"])
+def _build_bar(accuracy: Estimate, constant_baseline: float | None) -> Bar:
+    marks = () if constant_baseline is None else (("constant-answer baseline", constant_baseline),)
+    return Bar(value=accuracy.mean, low=accuracy.low, high=accuracy.high, marks=marks)
+
+
+def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[ReportSection]:
+    """Build a section per stage: the plots of the panels that have values in its metrics."""
+    sections = []
+    for stage, rows in stages.items():
+        panels = [panel for panel in PANELS if extract_series(panel, rows)]
+        plots = tuple(Plot(title="", draw=functools.partial(plot_panel, panel, rows)) for panel in panels)
+        if plots:
+            note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
+            sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
+    return sections
 
 
 # ---- examples ------------------------------------------------------------------------------------------------------
 
 
-def choose(scored: Sequence[Scored], count: int) -> list[Scored]:
-    """Examples of every sort in turn: right and wrong, with calls and without, broken; kinds of question mixed."""
-    sorts: defaultdict[tuple[bool, bool, bool], list[Scored]] = defaultdict(list)
-    for each in scored:
-        right = each.score.parts.get("accuracy", 0.0) >= 0.5
-        sorts[each.episode.error is not None, not each.episode.results, right].append(each)
-    for group in sorts.values():
-        group.sort(key=lambda each: each.episode.task.digest)
-        seen: defaultdict[str, int] = defaultdict(int)
+def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredEpisode]:
+    """Choose examples round-robin over correct and wrong, with and without calls, failed; question types mixed."""
+    categories: defaultdict[tuple[bool, bool, bool], list[ScoredEpisode]] = defaultdict(list)
+    for item in scored:
+        is_correct = item.score.is_correct
+        categories[item.episode.error is not None, not item.episode.results, is_correct].append(item)
+    for group in categories.values():
+        group.sort(key=lambda item: item.episode.task.digest)
+        counts: defaultdict[str, int] = defaultdict(int)
         ranks = {}
-        for each in group:
-            kind = str(each.episode.task.extras.get("question"))
-            ranks[id(each)], seen[kind] = seen[kind], seen[kind] + 1
-        group.sort(key=lambda each: ranks[id(each)])
-    # One of each sort in turn, so that a few examples already show every way an episode can go.
-    turns = itertools.zip_longest(*(sorts[sort] for sort in sorted(sorts)))
-    return [each for turn in turns for each in turn if each is not None][:count]
+        for item in group:
+            question = str(item.episode.task.extras.get("question"))
+            ranks[id(item)], counts[question] = counts[question], counts[question] + 1
+        group.sort(key=lambda item: ranks[id(item)])
+    # Round-robin, so that a few examples already show every category.
+    rounds = itertools.zip_longest(*(categories[category] for category in sorted(categories)))
+    return [item for round_ in rounds for item in round_ if item is not None][:count]
 
 
-def _looked(scored: Scored) -> bool:
-    return any(result.executed for result in scored.episode.results)
+def _has_executed_call(scored: ScoredEpisode) -> bool:
+    return any(result.was_executed for result in scored.episode.results)
 
 
-def _examples(
-    evaluations: Mapping[str, Sequence[Scored]], count: int, album: Album, decode: Decode | None
+def _build_examples(
+    evaluations: Mapping[str, Sequence[ScoredEpisode]], count: int, viewer: EpisodeViewer
 ) -> list[dict[str, Any]]:
-    # A call that was refused, as with the tools off, looked at nothing.
-    with_tools = [name for name, scored in evaluations.items() if any(map(_looked, scored))]
-    # The last evaluation that looked: the newest weights, doing what they were trained for.
+    # Rejected calls, as with tools off, don't count. The last evaluation with tools is that of the newest weights.
+    with_tools = [name for name, scored in evaluations.items() if any(map(_has_executed_call, scored))]
     name = (with_tools or list(evaluations) or [""])[-1]
     others: defaultdict[str, list[tuple[str, str, float]]] = defaultdict(list)
     for other, scored in evaluations.items():
-        for each in scored if other != name else ():
-            said = each.episode.answer
-            verdict = (other, "no answer" if said is None else answer_text(said))
-            others[each.episode.task.digest].append((*verdict, each.score.parts.get("accuracy", 0.0)))
+        for item in scored if other != name else ():
+            answer = "no answer" if item.episode.answer is None else format_answer(item.episode.answer)
+            others[item.episode.task.digest].append((other, answer, item.score.correct or 0.0))
     return [
-        {**view_of(each, album, decode), "evaluation": name, "others": others[each.episode.task.digest][:4]}
-        for each in choose(evaluations.get(name, ()), count)
+        {
+            **viewer.build_view(item),
+            "evaluation": name,
+            "others": others[item.episode.task.digest][:4],
+        }
+        for item in choose_examples(evaluations.get(name, ()), count)
     ]

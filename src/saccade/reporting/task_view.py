@@ -1,4 +1,4 @@
-"""A row of a data set as people look at it: as text, and as one HTML page with its pictures inside."""
+"""Show a row of a dataset as text, and as one self-contained HTML page."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,94 +6,90 @@ from typing import Any
 
 from saccade.errors import MediaError
 from saccade.media import image, video
-from saccade.media.picks import uniform_times
-from saccade.types import Demo, Media, MediaKind, Task
-from saccade.view.episodes import data_uri, shown_text
-from saccade.view.page import filled
+from saccade.media.frame_sampling import sample_uniform_times
+from saccade.reporting.episode_view import encode_data_uri, escape_control_characters
+from saccade.reporting.report import render_template
+from saccade.types import Demonstration, Media, MediaKind, Task
 
-FRAMES = 8  # of a video
+MAX_FRAMES = 8  # of a video
 
 
-def text_of(item: Task | Demo) -> str:
-    r"""A task or a demonstration in full, a line per field.
+def format_item(item: Task | Demonstration) -> str:
+    r"""Format a task or a demonstration, one line per field.
 
-    >>> from saccade.types import Kind
-    >>> print(text_of(Task(id="w-1", question="Which?", media=(), kind=Kind.CHOICE, gold="B", choices=("red", "blue"))))
+    >>> from saccade.types import AnswerType
+    >>> kind, options = AnswerType.CHOICE, ("red", "blue")
+    >>> task = Task(id="w-1", question="Which?", media=(), answer_type=kind, ground_truth="B", options=options)
+    >>> print(format_item(task))
     w-1  choice
     Question: Which?
       A. red
     * B. blue
     """
-    return "\n".join(shown_text(line) for line in _lines(item))
+    return "\n".join(escape_control_characters(line) for line in _format_lines(item))
 
 
-def _lines(item: Task | Demo) -> Iterator[str]:
-    task = item.task if isinstance(item, Demo) else item
-    yield f"{task.id}  {task.kind.value}"
-    yield from (f"{one.kind.value.capitalize()}: {one.path}{_facts(one)}" for one in task.media)
+def _format_lines(item: Task | Demonstration) -> Iterator[str]:
+    task = item.task if isinstance(item, Demonstration) else item
+    yield f"{task.id}  {task.answer_type}"
+    yield from (f"{media.kind.value.capitalize()}: {media.path}{_describe_media(media)}" for media in task.media)
     yield f"Question: {task.question}"
-    for letter, choice in zip("ABCDEFGHIJ", task.choices, strict=False):
-        yield f"{'*' if letter == task.gold else ' '} {letter}. {choice}"
-    if not task.choices:
-        yield f"Gold: {task.gold}"
+    for letter, option in zip("ABCDEFGHIJ", task.options, strict=False):
+        yield f"{'*' if letter == task.ground_truth else ' '} {letter}. {option}"
+    if not task.options:
+        yield f"Ground truth: {task.ground_truth}"
     yield from (f"{name}: {value}" for name, value in task.extras.items())
-    if not isinstance(item, Demo):
+    if not isinstance(item, Demonstration):
         return
-    yield f"Frames: {'as the agent has it' if item.frames is None else item.frames}"
-    for number, (title, said) in enumerate(_turns(item)):
-        yield f"{number + 1}. {title}: {said}"
+    yield f"Frames: {'set by the environment' if item.frame_budget is None else item.frame_budget}"
+    for number, (title, text) in enumerate(_iterate_turns(item), 1):
+        yield f"{number}. {title}: {text}"
 
 
-def _turns(demo: Demo) -> Iterator[tuple[str, str]]:
-    for number, reply in enumerate(demo.replies):
-        yield "says", reply
-        answers = demo.children[number] if number < len(demo.children) else ()
-        yield from (("a sub-agent says", answer) for answer in answers)
+def _iterate_turns(demonstration: Demonstration) -> Iterator[tuple[str, str]]:
+    for number, reply in enumerate(demonstration.replies):
+        yield "reply", reply
+        answers = demonstration.children[number] if number < len(demonstration.children) else ()
+        yield from (("sub-agent", answer) for answer in answers)
 
 
-def _facts(one: Media) -> str:
-    """What a file is, as far as it can be opened."""
+def _describe_media(media: Media) -> str:
+    """Describe a media file, or why it can't be opened."""
     try:
-        if one.kind is MediaKind.IMAGE:
-            picture = image.read(one.path)
-            return f" ({picture.width}x{picture.height})"
-        clip = video.probe(one.path)
+        if media.kind is MediaKind.IMAGE:
+            pixels = image.read_image(media.path)
+            return f" ({pixels.width}x{pixels.height})"
+        info = video.probe_video(media.path)
     except MediaError as error:
-        return f" ({str(error).removeprefix(f'{one.path} ')})"
-    return f" ({clip.width}x{clip.height}, {clip.duration:.1f} s, {clip.frames} frames)"
+        return f" ({str(error).removeprefix(f'{media.path} ')})"
+    return f" ({info.width}x{info.height}, {info.duration:.1f} s, {info.num_frames} frames)"
 
 
-def page_of(item: Task | Demo, source: Path) -> str:
-    """The row as a page: its media (of a video eight frames), question, options, gold answer and replies."""
-    task = item.task if isinstance(item, Demo) else item
-    return filled(
-        "row.html.j2",
-        source=source.name,
-        id=shown_text(task.id),
-        kind=task.kind.value,
-        question=shown_text(task.question),
-        choices=[
-            (letter, shown_text(text), letter == task.gold)
-            for letter, text in zip("ABCDEFGHIJ", task.choices, strict=False)
-        ],
-        gold=shown_text(str(task.gold)),
-        extras={shown_text(str(name)): shown_text(str(value)) for name, value in task.extras.items()},
-        media=[_medium(one) for one in task.media],
-        turns=[(title, shown_text(said)) for title, said in _turns(item)] if isinstance(item, Demo) else [],
+def render_item_page(item: Task | Demonstration, source_path: Path) -> str:
+    """Render the row as a page: media (MAX_FRAMES of a video), question, options, ground truth and replies."""
+    task = item.task if isinstance(item, Demonstration) else item
+    return render_template(
+        "task.html.j2",
+        source=source_path.name,
+        task=task,
+        media=[_build_media_view(media) for media in task.media],
+        turns=[*_iterate_turns(item)] if isinstance(item, Demonstration) else [],
     )
 
 
-def _medium(one: Media) -> dict[str, Any]:
-    """A file for the page: its name, what it is, pictures with their times."""
-    shown: list[tuple[str, str]] = []
+def _build_media_view(media: Media) -> dict[str, Any]:
+    """Return a file's name, description, and frames with their times."""
+    name, frames = Path(media.path).name, list[tuple[str, str]]()
     try:
-        if one.kind is MediaKind.IMAGE:
-            picture = image.read(one.path)
-            shown.append(("", data_uri(image.resized(picture, picture.width, picture.height))))
+        if media.kind is MediaKind.IMAGE:
+            pixels = image.read_image(media.path)
+            frames.append(("", encode_data_uri(image.resize_image(pixels, pixels.width, pixels.height))))
         else:
-            reel = video.survey(one.path)
-            times = uniform_times(reel.clip.duration, min(FRAMES, reel.clip.frames))
-            shown = [(f"{frame.time:.1f} s", data_uri(frame.pixels)) for frame in video.decode(reel, times)]
+            index = video.index_video(media.path)
+            times = sample_uniform_times(index.info.duration, min(MAX_FRAMES, index.info.num_frames))
+            frames = [
+                (f"{frame.time:.1f} s", encode_data_uri(frame.pixels)) for frame in video.decode_frames(index, times)
+            ]
     except MediaError as error:
-        return {"name": shown_text(Path(one.path).name), "facts": shown_text(str(error)), "frames": []}
-    return {"name": shown_text(Path(one.path).name), "facts": _facts(one).strip(" ()"), "frames": shown}
+        return {"name": name, "description": str(error), "frames": []}
+    return {"name": name, "description": _describe_media(media).strip(" ()"), "frames": frames}

@@ -1,90 +1,216 @@
-"""Many rewards to one score: a value to train on, and every part by its name."""
+"""Combine rewards into one score: a value to train on, every part by name, correctness, and credits.
+
+episode ──terms on episodes──> Score ─┐
+episode ──terms on episodes──> Score ─┴─ Group ──terms on groups──> one more part per score
+"""
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from saccade import plugins
-from saccade.config import Term
+from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError, boundary
-from saccade.protocols import Grade, Settled
-from saccade.types import Episode, Score, Task, Ungraded
-from saccade.waiting import settled
+from saccade.protocols import GroupRewardResult, RewardResult, ScoreFn, ScoreResult
+from saccade.rewards.answer_types.base import register_file
+from saccade.types import Credit, Episode, Group, Score, ScoredEpisode, Ungraded, UngradedEpisode
+from saccade.utils.async_utils import gather_or_cancel, maybe_await
 
 
-def compose(terms: Mapping[str, Term]) -> Callable[[Episode, Task], Coroutine[Any, Any, Settled]]:
-    """A function that scores an episode by weighted terms: value = sum of weight * part.
+def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
+    """Return a function that scores the episodes of a task by weighted terms: value = sum of weight * part.
 
-    Each name is a reward of the folder or the path of a file (`./mine.py` holds `mine`, and its part is called
-    `mine`). The parts are unweighted. `compliance` is always among them and counts only where it is a term. A reward
-    that takes `accuracy` is given what the recipe's own accuracy term said. Where one reward can't tell, there is no
-    score: the first `Ungraded` is returned.
+    Each name is a reward plugin or the path of a file (`./mine.py` defines `mine`, and its part is called `mine`).
+    Parts are unweighted. `format_compliance` is always among the parts and adds to the value only if it is a term. The
+    value of the term with `correct: true` is the score's `correct`, and rewards with a parameter `correct` receive it.
+    The credits of a reward are NOT in the value; they are multiplied by its weight. Terms whose first parameter is
+    `group` run once all episodes have the other terms' scores. If a reward returns `Ungraded`, so does the function.
 
-    A reward that returns a `Score` has parts that are credited apart: they are NOT in the value, and each is kept under
-    its own name, times the reward's weight. `format` with `anchor_credit: tokens` names such a part `anchor`: it is
-    weight * lam * anchor, for whoever gives credit to lay on structural tokens alone; without it there is no such part.
-
-    Settings are checked now: ConfigError for an unknown name, setting or value, and for two terms of one name; later
-    for a reward that is not a finite number, or that fails.
+    Raises ConfigError now for an unknown name, setting or value, for two terms with the same name and for correctness
+    that is needed and not marked, or marked twice; the returned function raises it if a reward fails or returns a value
+    that is not finite.
 
     >>> import asyncio
-    >>> from saccade.types import Block, BlockKind, End, Kind, Ledger, Reply, Turn
-    >>> score = compose({"accuracy": Term(), "format": Term(weight=0.5)})
-    >>> task = Task(id="w", question="?", media=(), kind=Kind.OPEN, gold="red")
-    >>> answer = Block(kind=BlockKind.ANSWER, body="red", closed=True)
-    >>> episode = Episode(task=task, agent="direct", ledger=Ledger(), end=End.ANSWERED,
+    >>> from saccade.types import AnswerType, Block, BlockKind, EpisodeStatus, Ledger, Reply, Task, Turn
+    >>> score = compose_rewards({"accuracy": RewardTerm(correct=True), "format_reward": RewardTerm(weight=0.5)})
+    >>> task = Task(id="w", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
+    >>> answer = Block(kind=BlockKind.ANSWER, body="red", is_closed=True)
+    >>> episode = Episode(task=task, environment="direct", ledger=Ledger(), status=EpisodeStatus.ANSWERED,
     ...     turns=(Turn(reply=Reply(text="<answer>red</answer>", blocks=(answer,))),))
-    >>> asyncio.run(score(episode, task))
-    Score(value=1.3, parts={'accuracy': 1.0, 'format': 0.6, 'compliance': 0.0})
+    >>> [result] = asyncio.run(score([episode]))
+    >>> result.value, result.correct, dict(result.parts)
+    (1.3, 1.0, {'accuracy': 1.0, 'format_reward': 0.6, 'format_compliance': 0.0})
     """
-    names = {Path(name).stem if name.endswith(".py") else name: name for name in terms}
+    names = {plugins.get_object_name(name): name for name in terms}
     if len(names) < len(terms):
-        raise ConfigError(f"two of the reward terms {', '.join(terms)} have one name: rename a file")
+        raise ConfigError(
+            f"two of the reward terms {', '.join(terms)} have the same name; rename a file",
+            key="rewards",
+            value=tuple(terms),
+        )
     weights = {part: terms[name].weight for part, name in names.items()}
-    rewards = {part: bind(name, terms[name].settings) for part, name in names.items()}
-    rewards.setdefault("compliance", bind("compliance", {}))
-    waiting = {part for part, reward in rewards.items() if "accuracy" in inspect.signature(reward).parameters}
-    # correctness is decided once, and first: a reward that builds on it can't use another measure than the recipe's
-    accuracy = rewards.get("accuracy") or (bind("accuracy", {}) if waiting else None)
+    rewards = {part: resolve_reward(name, terms[name].settings) for part, name in names.items()}
+    rewards.setdefault("format_compliance", resolve_reward("format_compliance", {}))
+    parameters = {part: list(inspect.signature(reward).parameters) for part, reward in rewards.items()}
+    group_rewards = {part: rewards.pop(part) for part, names_of in parameters.items() if names_of[:1] == ["group"]}
+    needs_correct = {part for part in rewards if "correct" in parameters[part]}
+    correct = _find_correctness_term({names[part]: part for part in weights if terms[names[part]].correct})
+    if correct in group_rewards or (needs_correct and correct is None):
+        raise ConfigError(
+            f"{', '.join(sorted(needs_correct)) or 'rewards'}: no term on episodes measures correctness; mark the one "
+            "that does, as in `accuracy: {correct: true}`",
+            key="rewards",
+            value=correct,
+        )
 
-    async def score(episode: Episode, task: Task) -> Settled:
+    async def score_episode(episode: Episode) -> ScoreResult:
         grades: dict[str, Score] = {}
-        right = Score(value=0.0, parts={}) if accuracy is None else await _graded("accuracy", accuracy, episode, task)
-        if isinstance(right, Ungraded):
-            return right
-        for part, reward in rewards.items():
-            given = {"accuracy": right.value} if part in waiting else {}
-            grade = right if part == "accuracy" else await _graded(part, reward, episode, task, **given)
+        for part in sorted(rewards, key=lambda part: part != correct):  # first, so that the others can receive it
+            extra = {"correct": grades[correct].value} if part in needs_correct and correct else {}
+            grade = await _run_reward(part, rewards[part], episode, **extra)
             if isinstance(grade, Ungraded):
                 return grade
             grades[part] = grade
-        parts = {part: grade.value for part, grade in grades.items()}
+        parts = {part: grades[part].value for part in rewards}
         for part, grade in grades.items():
-            if clash := sorted(parts.keys() & grade.parts.keys()):
-                raise ConfigError(f"the reward {part!r} calls a part {clash[0]!r}, as another reward does: rename one")
-            parts |= {name: weights.get(part, 0.0) * amount for name, amount in grade.parts.items()}
-        return Score(value=sum(weight * parts[part] for part, weight in weights.items()), parts=parts)
+            parts |= {f"{part}/{name}": amount for name, amount in grade.parts.items()}
+        return Score(
+            value=sum(weight * parts[part] for part, weight in weights.items() if part in rewards),
+            parts=parts,
+            correct=grades[correct].value if correct else None,
+            credits=tuple(
+                replace(credit, value=weights.get(part, 0.0) * credit.value)
+                for part, grade in grades.items()
+                for credit in grade.credits
+            ),
+        )
 
-    return score
+    async def score_group(episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+        results = await score_each(score_episode)(episodes)
+        group = build_group(episodes, results)
+        scores = [scored.score for scored in group.episodes]
+        for part, reward in group_rewards.items() if scores else ():
+            values = await _run_group_reward(part, reward, group)
+            if isinstance(values, Ungraded):
+                return [values if isinstance(result, Score) else result for result in results]
+            scores = [
+                replace(score, value=score.value + weights[part] * value, parts={**score.parts, part: value})
+                for score, value in zip(scores, values, strict=True)
+            ]
+        rest = iter(scores)
+        return [next(rest) if isinstance(result, Score) else result for result in results]
+
+    return score_group if group_rewards else score_each(score_episode)
 
 
-def bind(name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """A reward with its settings; of a class, an instance. Raises ConfigError for what can't be used."""
-    bound = plugins.bind("rewards", name, settings)
+def register_answer_types(terms: Mapping[str, RewardTerm]) -> None:
+    """Load the answer types whose files the terms name, so that tasks may name the types.
+
+    Raises ConfigError for a file that defines none.
+    """
+    for term in terms.values():
+        for name in term.settings.get("answer_types") or {}:
+            if ".py" in name:
+                register_file(name)
+
+
+def score_each(score_episode: Callable[[Episode], ScoreResult | Awaitable[ScoreResult]]) -> ScoreFn:
+    """Return a function that scores each episode on its own, all of them concurrently."""
+
+    async def score(episode: Episode) -> ScoreResult:
+        return await maybe_await(score_episode(episode))
+
+    async def score_all(episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+        return await gather_or_cancel([score(episode) for episode in episodes])
+
+    return score_all
+
+
+def build_group(episodes: Sequence[Episode], results: Sequence[ScoreResult]) -> Group:
+    """Return the episodes of one task as a group: those with a score, and those without one."""
+    pairs = list(zip(episodes, results, strict=True))
+    return Group(
+        task=episodes[0].task,
+        episodes=tuple(ScoredEpisode(episode=one, score=result) for one, result in pairs if isinstance(result, Score)),
+        ungraded=tuple(
+            UngradedEpisode(episode=one, group_index=index, reason=result.reason)
+            for index, (one, result) in enumerate(pairs)
+            if isinstance(result, Ungraded)
+        ),
+    )
+
+
+def resolve_reward(name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a reward with its settings; for a class, an instance. Raises ConfigError for an unknown name or a bad
+    setting.
+    """
+    bound = plugins.resolve("rewards", name, settings)
     return bound() if inspect.isclass(bound.func) else bound
 
 
-async def _graded(
-    part: str, reward: Callable[..., Any], episode: Episode, task: Task, **given: float
-) -> Score | Ungraded:
-    with boundary(ConfigError, f"the reward {part!r} failed on task {task.id}"):
-        grade: Grade = await settled(reward(episode, task, **given))
+def _find_correctness_term(marked: Mapping[str, str]) -> str | None:
+    if len(marked) > 1:
+        raise ConfigError(
+            f"the reward terms {' and '.join(marked)} are both marked `correct: true`; mark one",
+            key="rewards",
+            value=tuple(marked),
+        )
+    return next(iter(marked.values()), None)
+
+
+async def _run_reward(part: str, reward: Callable[..., Any], episode: Episode, **extra: float) -> Score | Ungraded:
+    task = episode.task
+    with boundary(ConfigError, f"the reward {part!r} failed on task {task.id}", key=f"rewards.{part}", value=task.id):
+        grade: RewardResult = await maybe_await(reward(episode, **extra))
         if isinstance(grade, Ungraded):
             return grade
-        found = grade if isinstance(grade, Score) else Score(value=float(grade), parts={})
-    for name, value in {**found.parts, part: found.value}.items():
+        score = grade if isinstance(grade, Score) else Score(value=float(grade))
+    _require_finite(part, task.id, [score.value, *score.parts.values(), *(credit.value for credit in score.credits)])
+    for credit in score.credits:
+        _require_span(part, credit, episode)
+    return score
+
+
+async def _run_group_reward(part: str, reward: Callable[..., Any], group: Group) -> list[float] | Ungraded:
+    task = group.task
+    with boundary(ConfigError, f"the reward {part!r} failed on task {task.id}", key=f"rewards.{part}", value=task.id):
+        result: GroupRewardResult = await maybe_await(reward(group))
+        if isinstance(result, Ungraded):
+            return result
+        values = [float(value) for value in result]
+    if len(values) != len(group.episodes):
+        raise ConfigError(
+            f"the reward {part!r} returned {len(values)} values for the {len(group.episodes)} episodes of task "
+            f"{task.id}; it must return one per episode",
+            key=f"rewards.{part}",
+            value=len(values),
+        )
+    _require_finite(part, task.id, values)
+    return values
+
+
+def _require_finite(part: str, task_id: str, values: Sequence[float]) -> None:
+    for value in values:
         if not math.isfinite(value):
-            raise ConfigError(f"the reward {name!r} returned {value} for task {task.id}: it must be a finite number")
-    return found
+            raise ConfigError(
+                f"the reward {part!r} returned {value} for task {task_id}; it must return a finite number",
+                key=f"rewards.{part}",
+                value=value,
+            )
+
+
+def _require_span(part: str, credit: Credit, episode: Episode) -> None:
+    span = credit.span
+    if span.kind == "tags":
+        return
+    has_turn = span.turn is not None and 0 <= span.turn < len(episode.turns)
+    calls = episode.turns[span.turn].reply.calls if has_turn and span.turn is not None else ()
+    if not has_turn or (span.kind == "call" and not (span.call is not None and 0 <= span.call < len(calls))):
+        raise ConfigError(
+            f"the reward {part!r} credits {span}, which the episode of task {episode.task.id} lacks; it has "
+            f"{len(episode.turns)} turns",
+            key=f"rewards.{part}",
+            value=span,
+        )

@@ -1,43 +1,56 @@
-"""The strict grammar of one turn: a closed think, then calls or one answer, and nothing else."""
+"""Measure format compliance, one definition for every recipe: a closed think block, then calls or one answer."""
 
 import re
 
-from saccade.rewards._text import visible
-from saccade.types import TAGS, Block, BlockKind, Episode, Form, Reply
+from saccade.rewards.text_normalization import strip_invisible
+from saccade.types import TAG_KINDS, Block, BlockKind, CallFormat, Episode, Reply
 
-_ANY = re.compile(f"</?(?:{'|'.join(TAGS)})>")
-_PAIRED = frozenset({BlockKind.THINK, BlockKind.CALL, BlockKind.ANSWER})
-
-
-def compliant_turns(episode: Episode) -> list[bool]:
-    """For each turn of the main agent, in order, whether it keeps the grammar; sub-agents are not read."""
-    return [_compliant(turn.reply) for turn in episode.turns]
+_ANY_TAG = re.compile(f"</?(?:{'|'.join(TAG_KINDS)})>")
+_PAIRED_KINDS = frozenset({BlockKind.THINK, BlockKind.CALL, BlockKind.ANSWER})
 
 
-def balanced(block: Block) -> bool:
-    """Whether a block is closed, and quotes no more opening tags than closing ones; a STRAY tag is not balanced.
+def format_compliance(episode: Episode) -> float:
+    """Return 1.0 if every turn of the main agent is well formed, else 0.0; an episode without turns scores 0.0.
 
-    The body of a call is data, so that what it quotes makes no difference.
+    A well-formed turn is exactly one closed think block (opened by the model or by the prefill), followed either by one
+    or more closed calls that parsed and are in the native format, or by one closed non-blank answer; all other text is
+    blank. A think block may quote tags if they open and close; an answer contains none; a call is data and may contain
+    any.
     """
-    if block.kind is BlockKind.STRAY or (block.kind in _PAIRED and not block.closed):
+    turns = check_turns(episode)
+    return float(bool(turns) and all(turns))
+
+
+def check_turns(episode: Episode) -> list[bool]:
+    """Return for each turn of the main agent, in order, whether it follows the grammar; sub-agents are not read."""
+    return [_is_compliant(turn.reply) for turn in episode.turns]
+
+
+def is_balanced(block: Block) -> bool:
+    """Return whether a block is closed and quotes as many opening tags as closing ones; an UNMATCHED_TAG is not
+    balanced.
+
+    The body of a call is data, so the tags it quotes are not counted.
+    """
+    if block.kind is BlockKind.UNMATCHED_TAG or (block.kind in _PAIRED_KINDS and not block.is_closed):
         return False
     return block.kind is BlockKind.CALL or all(
-        block.body.count(f"<{tag}>") == block.body.count(f"</{tag}>") for tag in TAGS
+        block.body.count(f"<{tag}>") == block.body.count(f"</{tag}>") for tag in TAG_KINDS
     )
 
 
-def _compliant(reply: Reply) -> bool:
-    """Blank text may stand between blocks; all other text, a stray tag or an open block breaks the grammar."""
+def _is_compliant(reply: Reply) -> bool:
+    """Allow blank text between blocks; other text, an unmatched tag or an open block breaks the grammar."""
     blocks = [block for block in reply.blocks if block.kind is not BlockKind.TEXT or block.body.strip()]
-    if not blocks or blocks[0].kind is not BlockKind.THINK or not all(balanced(block) for block in blocks):
+    if not blocks or blocks[0].kind is not BlockKind.THINK or not all(is_balanced(block) for block in blocks):
         return False
-    # one answer or calls: an answer beside calls, or a second think, is neither
+    # Either one answer or calls alone: an answer next to calls, or a second think block, is neither.
     rest = blocks[1:]
     if len(rest) == 1 and rest[0].kind is BlockKind.ANSWER:
-        return bool(visible(rest[0].body)) and not _ANY.search(rest[0].body)
-    return bool(rest) and all(_trained_call(block) for block in rest)
+        return bool(strip_invisible(rest[0].body)) and not _ANY_TAG.search(rest[0].body)
+    return bool(rest) and all(_is_native_call(block) for block in rest)
 
 
-def _trained_call(block: Block) -> bool:
+def _is_native_call(block: Block) -> bool:
     call = block.call
-    return block.kind is BlockKind.CALL and call is not None and call.ok and call.form is Form.TRAINED
+    return block.kind is BlockKind.CALL and call is not None and call.ok and call.call_format is CallFormat.NATIVE

@@ -1,111 +1,117 @@
-"""The format reward: Exploration Anchoring (ParaVT, arXiv 2605.20342), or a strict grammar per turn."""
+"""Reward format: Exploration Anchoring (ParaVT, arXiv 2605.20342), or a strict grammar per turn."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from saccade.rewards._grammar import balanced, compliant_turns
-from saccade.rewards._text import visible
-from saccade.types import Block, BlockKind, Episode, Reply, Score, Task
+from saccade.rewards.format_compliance import check_turns, is_balanced
+from saccade.rewards.text_normalization import strip_invisible
+from saccade.types import Block, BlockKind, Credit, Episode, Reply, Score, Span
 
-_SUBSTANTIVE = 10  # characters
+_MIN_SUBSTANTIVE_CHARS = 10
 
 
-def format(
+def format_reward(
     episode: Episode,
-    task: Task,
     *,
     mode: Literal["anchored", "grammar"] = "anchored",
-    think_prefix: bool = True,
+    count_prefilled_think: bool = True,
     answer_suffix: bool = True,
-    lam: float = 0.5,
+    anchor_weight: float = 0.5,
     alpha: float = 0.4,
     beta: float = 0.3,
     gamma: float = 0.3,
     anchor_credit: Literal["episode", "tokens"] = "episode",
 ) -> float | Score:
-    """R_fmt (ParaVT, arXiv 2605.20342), read off the blocks of the main agent's turns; at most 1.0, perhaps below 0.
+    """Return R_fmt (ParaVT, arXiv 2605.20342) from the blocks of the main agent's turns: at most 1.0, possibly
+    negative.
 
-    `anchored` = base + `lam` * anchor + balance, where `lam` = 0 is the vanilla reward. It is the sum of
+    `anchored` = base + `anchor_weight` * anchor + balance; `anchor_weight` = 0 is the vanilla reward. The terms:
+
       base     0.2 substantive think, 0.3 non-blank answer opened, 0.2 the same closed (without `answer_suffix` 0.3,
                0.2 and 0.1), 0.3 think precedes a parseable call;
       anchor   `alpha` think closed and substantive, `beta` full flow, minus `gamma` think left open;
       balance  0.1 if balanced and the rest is above 0.
-    The words mean, each judged over all turns of the episode:
-      substantive  a THINK block, open or closed, of 10 or more characters without the blanks around them;
+
+    The conditions, each evaluated over all turns of the episode:
+
+      substantive  a THINK block, open or closed, of 10 or more characters without surrounding blanks;
       answer       an ANSWER block whose body is not blank; its opening tag was seen, its closing tag if `closed`;
-      precedes     in ONE turn a closed non-blank THINK block stands before a CALL block whose call parsed, in either
-                   form; whether the call ran makes no difference here;
+      precedes     in ONE turn a closed non-blank THINK block precedes a CALL block whose call parsed, in any call
+                   format; whether the call ran makes no difference here;
       left open    a THINK block that is not closed, in any turn; then no think counts as closed for the anchor;
       full flow    nothing left open, and in one turn a closed non-blank THINK before a closed non-blank answer;
-      balanced     every THINK, CALL and ANSWER block is closed, there is no STRAY tag, and the bodies (but for those
-                   of calls) quote as many opening as closing tags, in every turn.
-    What can't be seen, such as a zero-width space, is no character, and a body of that alone is blank.
-    A THINK block that the forced prefix opened counts like any other; with `think_prefix` false the prefix is hidden
-    from this reward: such a block is a stray closing tag, or plain text if it was left open.
+      balanced     every THINK, CALL and ANSWER block is closed, there is no UNMATCHED_TAG, and the bodies (except
+                   those of calls) quote as many opening as closing tags, in every turn.
 
-    With `anchor_credit: tokens` the anchor is credited apart, on the structural tokens alone: the reward is a `Score`
-    whose value is base + balance, without `lam` * anchor, and whose part `anchor` is `lam` * anchor, uncapped. In the
-    episode's score the value leaves it out, and the part `anchor` is this times the weight of the format term.
+    Invisible characters, such as a zero-width space, don't count, and a body of those alone is blank. A THINK block
+    that the prefill opened counts like any other; with `count_prefilled_think` false the prefill is hidden from this
+    reward: such a block is an unmatched closing tag, or plain text if it was left open.
 
-    `grammar` is the share of turns that keep the strict grammar of the reward compliance; the weights are not used, and
-    there is no anchor.
+    With `anchor_credit: tokens` the anchor is credited separately, on the structural tokens alone: the result is a
+    `Score` whose value is base + balance, without the anchor, and which credits `anchor_weight` * anchor, uncapped, to
+    the tags. The episode's score leaves the credit out of its value and holds it times the weight of the format term.
+
+    `grammar` is the fraction of turns that follow the strict grammar of `format_compliance`; it uses no weights and has
+    no anchor.
     """
     if mode == "grammar":
-        turns = compliant_turns(episode)
+        turns = check_turns(episode)
         return sum(turns) / max(1, len(turns))
-    replies = [turn.reply.blocks if think_prefix else _unforced(turn.reply) for turn in episode.turns]
-    anchor = lam * _anchor(replies, alpha, beta, gamma)
-    apart = anchor_credit == "tokens"
-    total = _base(replies, answer_suffix) + (0.0 if apart else anchor)
-    whole = all(balanced(block) for blocks in replies for block in blocks)
-    capped = min(1.0, total + 0.1 * (total > 0 and whole))
-    return Score(value=capped, parts={"anchor": anchor}) if apart else capped
+    replies = [turn.reply.blocks if count_prefilled_think else _hide_prefill(turn.reply) for turn in episode.turns]
+    anchor = anchor_weight * _compute_anchor(replies, alpha, beta, gamma)
+    is_separate = anchor_credit == "tokens"
+    total = _compute_base(replies, answer_suffix) + (0.0 if is_separate else anchor)
+    is_balanced_everywhere = all(is_balanced(block) for blocks in replies for block in blocks)
+    capped = min(1.0, total + 0.1 * (total > 0 and is_balanced_everywhere))
+    if not is_separate:
+        return capped
+    return Score(value=capped, credits=(Credit(span=Span(kind="tags"), value=anchor),))
 
 
-def _base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
+def _compute_base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
     blocks = [block for reply in replies for block in reply]
     think, opened, closed = (0.2, 0.3, 0.2) if answer_suffix else (0.3, 0.2, 0.1)
-    answers = [block for block in blocks if block.kind is BlockKind.ANSWER and visible(block.body)]
-    # booleans are weights of 0 or 1 here
-    total = think * any(_substantive(block) for block in blocks)
-    total += opened * bool(answers) + closed * any(block.closed for block in answers)
-    return total + 0.3 * any(_thought_before(reply, _parsed) for reply in replies)
+    answers = [block for block in blocks if block.kind is BlockKind.ANSWER and strip_invisible(block.body)]
+    # Booleans act as 0 or 1.
+    total = think * any(_is_substantive(block) for block in blocks)
+    total += opened * bool(answers) + closed * any(block.is_closed for block in answers)
+    return total + 0.3 * any(_has_think_before(reply, _is_parsed_call) for reply in replies)
 
 
-def _anchor(replies: list[tuple[Block, ...]], alpha: float, beta: float, gamma: float) -> float:
+def _compute_anchor(replies: list[tuple[Block, ...]], alpha: float, beta: float, gamma: float) -> float:
     thinks = [block for reply in replies for block in reply if block.kind is BlockKind.THINK]
-    if not all(block.closed for block in thinks):  # so that no good turn can buy off one that was left open
+    if not all(block.is_closed for block in thinks):  # a good turn can't compensate for one left open
         return -gamma
-    flow = any(_thought_before(reply, _answered) for reply in replies)
-    return alpha * any(_substantive(block) for block in thinks) + beta * flow
+    flow = any(_has_think_before(reply, _is_closed_answer) for reply in replies)
+    return alpha * any(_is_substantive(block) for block in thinks) + beta * flow
 
 
-def _thought_before(reply: tuple[Block, ...], wanted: Callable[[Block], bool]) -> bool:
-    """Whether a closed non-blank think stands before a wanted block of the same turn."""
+def _has_think_before(reply: tuple[Block, ...], predicate: Callable[[Block], bool]) -> bool:
+    """Return whether a closed non-blank think block precedes a block of the same turn that fits `predicate`."""
     thought = False
     for block in reply:
-        if thought and wanted(block):
+        if thought and predicate(block):
             return True
-        thought = thought or (block.kind is BlockKind.THINK and block.closed and bool(visible(block.body)))
+        thought = thought or (block.kind is BlockKind.THINK and block.is_closed and bool(strip_invisible(block.body)))
     return False
 
 
-def _substantive(block: Block) -> bool:
-    return block.kind is BlockKind.THINK and len(visible(block.body)) >= _SUBSTANTIVE
+def _is_substantive(block: Block) -> bool:
+    return block.kind is BlockKind.THINK and len(strip_invisible(block.body)) >= _MIN_SUBSTANTIVE_CHARS
 
 
-def _parsed(block: Block) -> bool:
+def _is_parsed_call(block: Block) -> bool:
     return block.kind is BlockKind.CALL and block.call is not None and block.call.ok
 
 
-def _answered(block: Block) -> bool:
-    return block.kind is BlockKind.ANSWER and block.closed and bool(visible(block.body))
+def _is_closed_answer(block: Block) -> bool:
+    return block.kind is BlockKind.ANSWER and block.is_closed and bool(strip_invisible(block.body))
 
 
-def _unforced(reply: Reply) -> tuple[Block, ...]:
-    """The blocks as they would be, had the forced prefix not been read."""
-    if not reply.forced.strip() or not reply.blocks or reply.blocks[0].kind is not BlockKind.THINK:
+def _hide_prefill(reply: Reply) -> tuple[Block, ...]:
+    """Return the blocks as they would be without the prefill."""
+    if not reply.prefill.strip() or not reply.blocks or reply.blocks[0].kind is not BlockKind.THINK:
         return reply.blocks
-    kind = BlockKind.STRAY if reply.blocks[0].closed else BlockKind.TEXT
+    kind = BlockKind.UNMATCHED_TAG if reply.blocks[0].is_closed else BlockKind.TEXT
     return (replace(reply.blocks[0], kind=kind), *reply.blocks[1:])

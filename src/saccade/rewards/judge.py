@@ -1,41 +1,44 @@
-"""A model as judge: whether the final answer means what the gold answer means."""
+"""Score answers with an LLM judge: whether the final answer means the same as the ground truth."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.endpoint import Endpoint, key_of
+from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from saccade.errors import ConfigError
-from saccade.rewards._inquiry import Inquiry
-from saccade.rewards._text import asked, visible
-from saccade.rewards._verdicts import Verdicts
-from saccade.types import Episode, Task, Ungraded
+from saccade.rewards.judge_cache import JudgeCache
+from saccade.rewards.llm_client import JudgeClient
+from saccade.rewards.text_normalization import format_question, strip_invisible
+from saccade.types import Episode, Ungraded
+from saccade.utils.openai_client import OpenAIClient, read_api_key
 
 PROMPT = (
     "You compare a candidate's answer to a question with the reference answer. It is right only if it means the same "
     "as the reference and commits to it: an answer that names several possibilities, hedges or only repeats the "
     "question is wrong. How it is worded makes no difference."
 )
-_VERDICTS: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
-_OWN = {"model", "messages", "temperature", "max_tokens", "n", "stream"}
-NOTHING = "none"  # what the model says where it reads no answer
-_READING = 512  # tokens that what it reads may take, where a verdict may take fewer
+_DEFAULT_LABELS: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
+_RESERVED_FIELDS = {"model", "messages", "temperature", "max_tokens", "n", "stream"}
+NO_ANSWER = "none"  # the model's reply if it finds no answer to extract
+_EXTRACTION_MAX_TOKENS = 512  # at least, for an extracted answer; a verdict may be limited to fewer tokens
 
 
-class judge:
-    """What the verdict of a model behind an OpenAI-compatible `url` (such as http://127.0.0.1:8000/v1) is worth.
+class Judge:
+    """Score an answer with a model behind an OpenAI-compatible `url` (such as http://127.0.0.1:8000/v1).
 
-    It is asked at temperature 0, with `prompt` and then question, gold and answer; the answer stands between marks
-    drawn anew for every request, so that nothing in it can end it early. What comes back must be exactly one of
-    `verdicts`, but for case and the blanks around it. `key_variable` names the environment variable that holds the key;
-    `body` holds further fields of the request, such as `chat_template_kwargs`. A request is tried 1 + `retries` times,
-    each for `timeout` seconds, at most `at_once` at a time (see `endpoint`). Verdicts are kept in the folder `cache`
-    (null: not) under a digest of model, prompt, verdicts, request, question, gold and answer; not of the url, so that a
-    model may move.
+    The request is sent at temperature 0: `prompt`, then question, ground truth and answer. The answer is between
+    marks drawn anew for every request, so that nothing in it can end it early. The reply must be exactly one of
+    `labels`, ignoring case and surrounding blanks; its value is the reward. `api_key_env` names the environment
+    variable that holds the key; `extra_body` holds further request fields, such as `chat_template_kwargs`. A request is
+    attempted 1 + `max_retries` times, each for `timeout` seconds, at most `max_concurrency` at a time (see
+    `utils.openai_client`). Verdicts are cached in the folder `cache_dir` (null: no cache) under a digest of model,
+    prompt, labels, request, question, ground truth and answer; not of the url, so that a model may be served elsewhere.
 
-    No answer earns 0 unasked, and so does one of more than `longest` characters, which is none. Where there is no
-    verdict (no server, not in time, something else) the episode is `Ungraded`. Only `Episode.answer` is judged, never
-    what tools printed. ConfigError for settings that can't be used, such as a variable that isn't set.
+    A missing answer scores 0 without a request, and so does one of more than `max_answer_chars` characters. Without a
+    verdict (no server, a timeout, an unexpected reply) the episode is `Ungraded`. Only `Episode.answer` is judged,
+    never tool output.
+
+    Raises ConfigError for invalid settings, such as an environment variable that isn't set.
     """
 
     def __init__(
@@ -43,89 +46,126 @@ class judge:
         *,
         url: str,
         model: str,
-        key_variable: str = "",
+        api_key_env: str = "",
         prompt: str = PROMPT,
-        verdicts: Mapping[str, float] = _VERDICTS,
-        max_tokens: int | None = 16,
-        body: Mapping[str, Any] | None = None,
-        timeout: float = 60.0,
-        retries: int = 3,
-        wait: float = 1.0,
-        at_once: int = 16,
-        longest: int = 2000,
-        cache: str | None = "~/.cache/saccade/judge",
+        labels: Mapping[str, float] = _DEFAULT_LABELS,
+        max_tokens: PositiveInt | None = 16,
+        extra_body: Mapping[str, Any] | None = None,
+        timeout: PositiveFloat = 60.0,
+        max_retries: NonNegativeInt = 3,
+        retry_backoff: NonNegativeFloat = 1.0,
+        max_concurrency: PositiveInt = 16,
+        max_answer_chars: PositiveInt = 2000,
+        cache_dir: str | None = "~/.cache/saccade/judge",
         proxy: str = "",
     ) -> None:
-        _check(url=url, model=model, verdicts=verdicts, body=body or {})
-        if retries < 0 or wait < 0 or timeout <= 0 or min(max_tokens or 1, at_once, longest) < 1:
-            raise ConfigError("rewards/judge: retries and wait can't be below 0, the other numbers must be above it")
-        self._request = {"model": model, "temperature": 0.0, **(body or {})}
+        _validate_settings(url=url, model=model, labels=labels, extra_body=extra_body or {})
+        self._request = {"model": model, "temperature": 0.0, **(extra_body or {})}
         self._max_tokens = max_tokens
-        self._prompt, self._longest = prompt, longest
-        self._verdicts = {word.strip().casefold(): float(value) for word, value in verdicts.items()}
-        key = key_of(key_variable, "rewards/judge")
-        endpoint = Endpoint(url=url, key=key, timeout=timeout, retries=retries, wait=wait, at_once=at_once, proxy=proxy)
-        self._inquiry = Inquiry(name=f"the judge {model} at {url}", endpoint=endpoint, kept=Verdicts(cache))
+        self._prompt, self._max_answer_chars = prompt, max_answer_chars
+        self._labels = {word.strip().casefold(): float(value) for word, value in labels.items()}
+        key = read_api_key(api_key_env, "rewards/judge", key="rewards.judge.settings.api_key_env")
+        endpoint = OpenAIClient(
+            base_url=url,
+            api_key=key,
+            timeout=timeout,
+            max_retries=max_retries,
+            retry_backoff=retry_backoff,
+            max_concurrency=max_concurrency,
+            proxy=proxy,
+        )
+        self._client = JudgeClient(name=f"the judge {model} at {url}", endpoint=endpoint, cache=JudgeCache(cache_dir))
 
-    async def __call__(self, episode: Episode, task: Task) -> float | Ungraded:
-        """The reward of an episode."""
-        return await self.compare(asked(task.question, task.choices), str(task.gold), episode.answer or "")
+    async def __call__(self, episode: Episode) -> float | Ungraded:
+        """Return the reward of an episode."""
+        task = episode.task
+        return await self.score_answer(
+            format_question(task.question, task.options), str(task.ground_truth), episode.answer or ""
+        )
 
-    async def compare(self, question: str, gold: str, answer: str) -> float | Ungraded:
-        """What the verdict on an answer is worth; 0 unasked for a blank one, and for one that is too long to be one."""
-        plain = self._shown(answer)
-        if not plain:
+    async def score_answer(self, question: str, ground_truth: str, answer: str) -> float | Ungraded:
+        """Return the value of the verdict on an answer; 0 without a request for one that is blank or too long."""
+        cleaned = self._clean_answer(answer)
+        if not cleaned:
             return 0.0
-        case, known = {"question": question, "gold": gold, "answer": plain}, sorted(self._verdicts)
-        closing = f"Your verdict, exactly one of these and nothing else: {', '.join(self._verdicts)}"
-        request = self._limited(self._max_tokens)
-        said = await self._inquiry.ask(request, self._prompt, case, closing, identity=known, fair=self._verdict)
-        return said if isinstance(said, Ungraded) else self._verdicts[said]
+        # The keys of `case` are part of the cache key and stay as they are.
+        case, labels = {"question": question, "ground_truth": ground_truth, "answer": cleaned}, sorted(self._labels)
+        closing = f"Your verdict, exactly one of these and nothing else: {', '.join(self._labels)}"
+        request = self._build_request(self._max_tokens)
+        label = await self._client.query(
+            request, self._prompt, case, closing, cache_identity=labels, parse_reply=self._parse_label
+        )
+        return label if isinstance(label, Ungraded) else self._labels[label]
 
-    async def read(self, question: str, answer: str, prompt: str) -> str | Ungraded:
-        """What the model reads in an answer as `prompt` tells it to; "" where there is nothing, and unasked for an
-        answer that is blank or too long to be one.
+    async def extract_answer(self, question: str, answer: str, prompt: str) -> str | Ungraded:
+        """Return the answer that the model extracts as `prompt` instructs; "" if there is none.
+
+        Answers that are blank or too long give "" without a request.
         """
-        plain = self._shown(answer)
-        if not plain:
+        cleaned = self._clean_answer(answer)
+        if not cleaned:
             return ""
-        # what is read may be a list, which is longer than a verdict
-        request = self._limited(None if self._max_tokens is None else max(self._max_tokens, _READING))
-        closing = f"The candidate's final answer and nothing else; {NOTHING} where there is none:"
-        case = {"question": question, "answer": plain}
-        said = await self._inquiry.ask(request, prompt, case, closing, identity="read", fair=_reading)
-        return "" if said == NOTHING else said
+        # An extracted answer may be a list, which is longer than a verdict.
+        request = self._build_request(
+            None if self._max_tokens is None else max(self._max_tokens, _EXTRACTION_MAX_TOKENS)
+        )
+        closing = f"The candidate's final answer and nothing else; {NO_ANSWER} where there is none:"
+        case = {"question": question, "answer": cleaned}
+        extracted = await self._client.query(
+            request, prompt, case, closing, cache_identity="read", parse_reply=_parse_extracted_answer
+        )
+        return "" if extracted == NO_ANSWER else extracted
 
-    def _shown(self, answer: str) -> str:
-        """An answer as the model is shown it; "" where there is none."""
-        # half a character, which JSON can hold, is nothing that can be sent; what people can't see, such as an
-        # instruction in the tag characters of Unicode, is nothing to judge
-        return visible(answer.encode("utf-8", "replace").decode()) if len(answer) <= self._longest else ""
+    def _clean_answer(self, answer: str) -> str:
+        """Return an answer as the model receives it; "" if there is none."""
+        if len(answer) > self._max_answer_chars:
+            return ""
+        # Lone surrogates can't be sent. Invisible text, such as an instruction in Unicode tag characters, isn't judged.
+        return strip_invisible(answer.encode("utf-8", "replace").decode())
 
-    def _limited(self, tokens: int | None) -> dict[str, Any]:
-        # some servers want the limit under another name, in `body`
-        return self._request if tokens is None else {**self._request, "max_tokens": tokens}
+    def _build_request(self, max_tokens: int | None) -> dict[str, Any]:
+        # Some servers expect the limit under another name, which `extra_body` then holds.
+        return self._request if max_tokens is None else {**self._request, "max_tokens": max_tokens}
 
-    def _verdict(self, said: str) -> str | Ungraded:
-        word = said.strip().casefold()
-        if word in self._verdicts:
+    def _parse_label(self, reply: str) -> str | Ungraded:
+        word = reply.strip().casefold()
+        if word in self._labels:
             return word
-        return Ungraded(reason=f"said {said[:60]!r}, which is not one of {', '.join(self._verdicts)}")
+        return Ungraded(reason=f"replied {reply[:60]!r}, which is not one of {', '.join(self._labels)}")
 
 
-def _reading(said: str) -> str | Ungraded:
-    plain = said.strip()
+def _parse_extracted_answer(reply: str) -> str | Ungraded:
+    plain = reply.strip()
     if not plain:
-        return Ungraded(reason="said nothing")
-    return NOTHING if plain.casefold().rstrip(".") == NOTHING else plain
+        return Ungraded(reason="sent an empty reply")
+    return NO_ANSWER if plain.casefold().rstrip(".") == NO_ANSWER else plain
 
 
-def _check(*, url: str, model: str, verdicts: Mapping[str, float], body: Mapping[str, Any]) -> None:
+def _validate_settings(*, url: str, model: str, labels: Mapping[str, float], extra_body: Mapping[str, Any]) -> None:
     if not re.match(r"https?://[^/\s]+", url):
-        raise ConfigError(f"rewards/judge: the url must begin with http:// or https://, it is {url!r}")
+        raise ConfigError(
+            f"judge.url={url!r} must begin with http:// or https://, as http://127.0.0.1:8000/v1 does",
+            key="rewards.judge.settings.url",
+            value=url,
+        )
     if not model:
-        raise ConfigError("rewards/judge: the model needs a name, as its server knows it")
-    if len(verdicts) < 2 or not all(word.strip() and 0 <= value <= 1 for word, value in verdicts.items()):
-        raise ConfigError("rewards/judge: verdicts must be two words or more, each worth something between 0 and 1")
-    if taken := sorted(_OWN & body.keys()):
-        raise ConfigError(f"rewards/judge: the body can't hold {taken[0]!r}, which is the judge's own")
+        raise ConfigError(
+            "judge.model is empty; set it to the model's name on its server",
+            key="rewards.judge.settings.model",
+            value=model,
+        )
+    if len(labels) < 2 or not all(word.strip() and 0 <= value <= 1 for word, value in labels.items()):
+        raise ConfigError(
+            f"judge.labels={dict(labels)} must be two or more words, each with a value between 0 and 1",
+            key="rewards.judge.settings.labels",
+            value=labels,
+        )
+    if reserved := sorted(_RESERVED_FIELDS & extra_body.keys()):
+        raise ConfigError(
+            f"judge.extra_body can't hold {reserved[0]!r}, which the judge sets itself; remove it",
+            key="rewards.judge.settings.extra_body",
+            value=reserved[0],
+        )
+
+
+judge = Judge

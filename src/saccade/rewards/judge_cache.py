@@ -1,4 +1,4 @@
-"""Verdicts on disk: one small file each, so that any number of processes may share a folder."""
+"""Cache verdicts on disk, one small file each, so that any number of processes can share a folder."""
 
 import contextlib
 import json
@@ -11,43 +11,47 @@ from typing import Any
 from saccade.errors import ConfigError
 
 
-class Verdicts:
-    """A folder of verdicts by key; without a folder nothing is kept.
+class JudgeCache:
+    """Store verdicts by key in a folder; without a folder nothing is stored.
 
-    Each file also holds what was asked, for people. One that can't be read counts as absent, and one that can't be
-    written is not: a verdict that was given is not lost over it.
+    Each file also holds the question and answer, for people to read. An unreadable file counts as absent, and a failed
+    write is ignored: it must not lose a verdict that was received.
     """
 
-    def __init__(self, folder: str | None) -> None:
-        self._folder = None if folder is None else Path(folder).expanduser()
-        if self._folder is not None:
+    def __init__(self, cache_dir: str | None) -> None:
+        self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
+        if self._cache_dir is not None:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._cache_dir.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"the judge's cache {self._folder} can't be made: {error.strerror}") from error
+                raise ConfigError(
+                    f"judge.cache_dir={self._cache_dir} can't be created: {error.strerror}; choose another folder",
+                    key="rewards.judge.settings.cache_dir",
+                    value=cache_dir,
+                ) from error
 
     def get(self, key: str) -> str | None:
-        """The verdict under a key."""
-        if self._folder is None:
+        """Return the verdict stored under a key, or None."""
+        if self._cache_dir is None:
             return None
         try:
-            found = json.loads(self._path(self._folder, key).read_text(encoding="utf-8"))["verdict"]
+            verdict = json.loads(self._build_path(self._cache_dir, key).read_text(encoding="utf-8"))["verdict"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return found if isinstance(found, str) else None
+        return verdict if isinstance(verdict, str) else None
 
-    def put(self, key: str, verdict: str, asked: Mapping[str, Any]) -> None:
-        """Keep a verdict. The file appears complete or not at all."""
-        if self._folder is None:
+    def put(self, key: str, verdict: str, metadata: Mapping[str, Any]) -> None:
+        """Store a verdict; the file is written atomically."""
+        if self._cache_dir is None:
             return
-        path = self._path(self._folder, key)
+        path = self._build_path(self._cache_dir, key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({**asked, "verdict": verdict}, file)
+                json.dump({**metadata, "verdict": verdict}, file)
             os.replace(partial, path)
 
     @staticmethod
-    def _path(folder: Path, key: str) -> Path:
-        return folder / key[:2] / f"{key}.json"
+    def _build_path(cache_dir: Path, key: str) -> Path:
+        return cache_dir / key[:2] / f"{key}.json"

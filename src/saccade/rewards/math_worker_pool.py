@@ -1,10 +1,10 @@
-"""Formulas are compared by processes that may hang or crash without anybody else's noticing.
+"""Compare formulas in worker processes, which may hang or crash without affecting the rest of the run.
 
-    same(gold, answer) ── a thread of the pool ── {"gold", "answer", "seconds"} ──> its own process (`_symbolic`)
-                                               <────────── {"same"} ────────────
+    are_equal(ground_truth, answer) ── thread ── {"ground_truth", "answer", "seconds"} ──> its process (`math_worker`)
+                                                   <────────── {"same"} ────────────
 
-Each thread owns one process and waits for it alone; the event loop waits for the thread. A process that used up its
-processor time is killed by the system, whatever it is at, and the thread starts another for its next question.
+Each thread owns one process and waits only for it; the event loop waits for the thread. The system kills a process that
+has used up its processor time, and the thread starts another for its next comparison.
 """
 
 import asyncio
@@ -19,114 +19,118 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from saccade.rewards import _symbolic
+from saccade.rewards import math_worker
 
-_START = 120.0  # seconds on the clock until a process must have imported math-verify
-_IDLE = (60.0, 20.0)  # seconds on the clock for a question, and more per second of processor time that it may use
-_KEPT = 4096  # answers that are remembered
+_STARTUP_TIMEOUT = 120.0  # wall-clock seconds for a process to import math-verify
+_RESPONSE_TIMEOUT = (60.0, 20.0)  # wall-clock seconds per comparison, plus so many per second of allowed processor time
+_CACHE_SIZE = 4096  # comparisons
 
 Process = subprocess.Popen[str]
 
 
-class CheckerError(Exception):
-    """No process could be asked, which says nothing of the answer."""
+class MathWorkerError(Exception):
+    """Raised if no worker process responds, which implies nothing about the answer."""
 
 
-class Checker:
-    """Compares formulas, `processes` of them at a time, for at most `seconds` of processor time each."""
+class MathWorkerPool:
+    """Compare formulas in at most `num_workers` processes, each for at most `cpu_seconds` of processor time."""
 
-    def __init__(self, *, seconds: int, processes: int) -> None:
-        self._seconds = seconds
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="saccade-math")
-        self._own = threading.local()
-        self._alive: set[Process] = set()
-        self._known: dict[tuple[str, str], bool] = {}
-        weakref.finalize(self, _stop, self._threads, self._alive)
+    def __init__(self, *, cpu_seconds: int, num_workers: int) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="saccade-math")
+        self._thread_local = threading.local()
+        self._processes: set[Process] = set()
+        self._cache: dict[tuple[str, str], bool] = {}
+        weakref.finalize(self, _shut_down, self._executor, self._processes)
 
-    async def same(self, gold: str, answer: str) -> bool:
-        """Whether two formulas are equal; False where that can't be found out in the time or memory there is.
+    async def are_equal(self, ground_truth: str, answer: str) -> bool:
+        """Return whether two formulas are equal; False if the comparison exceeds its time or memory.
 
-        Raises CheckerError where no process can be started, or one gets no processor time at all.
+        Raises MathWorkerError if no process can be started, or one gets no processor time at all.
         """
-        known = self._known.get((gold, answer))
-        if known is None:
-            known = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, gold, answer)
-            self._known[gold, answer] = known
-            if len(self._known) > _KEPT:
-                del self._known[next(iter(self._known))]
-        return known
+        is_equal = self._cache.get((ground_truth, answer))
+        if is_equal is None:
+            is_equal = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._compare, ground_truth, answer
+            )
+            self._cache[ground_truth, answer] = is_equal
+            if len(self._cache) > _CACHE_SIZE:
+                del self._cache[next(iter(self._cache))]
+        return is_equal
 
-    def _ask(self, gold: str, answer: str) -> bool:
-        question = json.dumps({"gold": gold, "answer": answer, "seconds": self._seconds}) + "\n"
-        for _ in range(2):  # a process that died by another hand says nothing of the answer, the first time
-            process = self._process()
-            said = self._exchange(process, question)
-            if said is not None:
-                return bool(said["same"])
+    def _compare(self, ground_truth: str, answer: str) -> bool:
+        request = json.dumps({"ground_truth": ground_truth, "answer": answer, "seconds": self._cpu_seconds}) + "\n"
+        for _ in range(2):  # retry once if the process was killed for another reason than its time limit
+            process = self._get_process()
+            response = self._send_request(process, request)
+            if response is not None:
+                return bool(response["same"])
             if process.returncode == -signal.SIGXCPU:
                 break
         return False
 
-    def _exchange(self, process: Process, question: str) -> dict[str, Any] | None:
+    def _send_request(self, process: Process, request: str) -> dict[str, Any] | None:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(question)
+            process.stdin.write(request)
             process.stdin.flush()
-        # the limit is on processor time: this one is for a machine that gives it none
-        return self._line(process, _IDLE[0] + _IDLE[1] * self._seconds)
+        # The worker limits processor time; this timeout covers a machine that grants it none.
+        return self._read_response(process, _RESPONSE_TIMEOUT[0] + _RESPONSE_TIMEOUT[1] * self._cpu_seconds)
 
-    def _process(self) -> Process:
-        """The process of this thread, a new one where there is none."""
-        process: Process | None = vars(self._own).get("process")
+    def _get_process(self) -> Process:
+        """Return the process of this thread; start one if there is none."""
+        process: Process | None = vars(self._thread_local).get("process")
         if process is None or process.poll() is not None:
             if process is not None:
-                self._end(process)
-            # -P, since beside that file lies one called math.py, which is not Python's
-            command = [sys.executable, "-P", _symbolic.__file__]
-            # a session of its own: Ctrl-C is for this process to act on, and it is the one that ends the others
+                self._stop_process(process)
+            # -P keeps this folder off sys.path, where a plugin's file name may shadow a module of the standard library.
+            command = [sys.executable, "-P", math_worker.__file__]
+            # A separate session: Ctrl-C reaches only this process, which stops its workers itself.
             process = subprocess.Popen(
                 command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True, start_new_session=True
             )
-            self._own.process = process
-            self._alive.add(process)
-            ready = self._line(process, _START) or {"error": "its process died"}
+            self._thread_local.process = process
+            self._processes.add(process)
+            ready = self._read_response(process, _STARTUP_TIMEOUT) or {"error": "its process ended"}
             if "error" in ready:
-                self._end(process)
-                raise CheckerError(f"math-verify can't be started: {ready['error']}")
+                self._stop_process(process)
+                raise MathWorkerError(f"math-verify can't be started: {ready['error']}")
         return process
 
-    def _line(self, process: Process, seconds: float) -> dict[str, Any] | None:
-        """The next line of a process, or None where it died. Raises CheckerError where nothing happens at all."""
+    def _read_response(self, process: Process, timeout: float) -> dict[str, Any] | None:
+        """Return the next line of a process, or None if it died. Raises MathWorkerError after `timeout` seconds without
+        one.
+        """
         assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], seconds)
+        readable, _, _ = select.select([process.stdout], [], [], timeout)
         line = process.stdout.readline() if readable else ""
         if not line.endswith("\n"):
-            self._end(process)
+            self._stop_process(process)
             if not readable:
-                raise CheckerError(f"the process that compares formulas did nothing for {seconds:.0f} seconds")
+                raise MathWorkerError(f"the math-verify process did not respond within {timeout:.0f} seconds")
             return None
-        found: dict[str, Any] = json.loads(line)
-        return found
+        response: dict[str, Any] = json.loads(line)
+        return response
 
-    def _end(self, process: Process) -> None:
-        self._alive.discard(process)
-        _kill(process)
+    def _stop_process(self, process: Process) -> None:
+        self._processes.discard(process)
+        _kill_process(process)
 
 
-def _kill(process: Process) -> None:
+def _kill_process(process: Process) -> None:
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with contextlib.suppress(OSError):  # what was not yet written can't be
+        with contextlib.suppress(OSError):  # closing flushes, which fails on a broken pipe
             pipe.close()
     try:
-        process.wait(0.5)  # dead already, as a rule
+        process.wait(0.5)  # usually dead already
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
-def _stop(threads: ThreadPoolExecutor, alive: set[Process]) -> None:
-    threads.shutdown(wait=False, cancel_futures=True)
-    for process in tuple(alive):
+def _shut_down(executor: ThreadPoolExecutor, processes: set[Process]) -> None:
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in tuple(processes):
         process.kill()
-        _kill(process)
+        _kill_process(process)

@@ -1,82 +1,88 @@
-"""Answers as people read them: characters that look alike are one character."""
+"""Normalize answers: characters that look alike become the same character."""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 
 _DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
-# Drawn as nothing, though their category says letter, mark or symbol.
-_EMPTY = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+# Characters that render as nothing although their category is letter, mark or symbol.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 _QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-# For `folded` text. The repeat is bounded and its spaces are read in one way only, so that no answer makes it slow.
-_WORD = "(?:answer|option|choice)"
-_CHINESE = "(?:答案|选项|选)(?:是|为)? ?:? ?"
-LEAD = rf"(?:(?:the )?(?:(?:final|correct|best|right) )*{_WORD}(?: is)?(?: ?: ?| )|{_CHINESE}){{0,3}}"
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+# Matches casefolded text. The bounded repeat and unambiguous spaces keep every match linear in the answer's length.
+_ANSWER_WORDS = "(?:answer|option|choice)"
+_CHINESE_LEAD_IN = "(?:答案|选项|选)(?:是|为)? ?:? ?"
+ANSWER_LEAD_IN = (
+    rf"(?:(?:the )?(?:(?:final|correct|best|right) )*{_ANSWER_WORDS}(?: is)?(?: ?: ?| )|{_CHINESE_LEAD_IN}){{0,3}}"
+)
 
 
-def tidy(text: str) -> str:
-    """Compatible characters (full width, ligatures) and the digits of all scripts folded, every dash a hyphen, quotes
-    straight, nothing that can't be seen.
+def normalize_text(text: str) -> str:
+    r"""Fold compatible characters (full width, ligatures) and the digits of all scripts, make every dash a hyphen,
+    straighten quotes, and remove invisible characters.
 
-    >>> tidy("Ｂ \u2212 ٥\u200b")
+    >>> normalize_text("Ｂ \u2212 ٥\u200b")
     'B - 5'
     """
     plain = _DASHES.sub("-", unicodedata.normalize("NFKC", text)).translate(_QUOTES)
-    return "".join(str(unicodedata.decimal(character, character)) for character in _shown(plain))
+    return "".join(str(unicodedata.decimal(character, character)) for character in _remove_invisible(plain))
 
 
-def visible(text: str) -> str:
-    """What people see of a text, without the blanks around it: nothing of zero-width and control characters.
+def strip_invisible(text: str) -> str:
+    r"""Return the visible part of a text, without zero-width and control characters and without surrounding blanks.
 
-    >>> visible("\u200b red \u2060"), visible("\u3164" * 10)
+    >>> strip_invisible("\u200b red \u2060"), strip_invisible("\u3164" * 10)
     ('red', '')
     """
-    return _shown(text).strip()
+    return _remove_invisible(text).strip()
 
 
-def _shown(text: str) -> str:
-    drawn = _EMPTY.sub("", text)
-    return "".join(each for each in drawn if each.isspace() or unicodedata.category(each) not in ("Cf", "Cc"))
+def _remove_invisible(text: str) -> str:
+    visible = _INVISIBLE.sub("", text)
+    return "".join(
+        character for character in visible if character.isspace() or unicodedata.category(character) not in ("Cf", "Cc")
+    )
 
 
-def folded(text: str) -> str:
-    """`tidy`, in one case."""
-    return tidy(text).casefold()
+def normalize_and_casefold(text: str) -> str:
+    """Apply `normalize_text` and fold case."""
+    return normalize_text(text).casefold()
 
 
-def boxes(text: str) -> list[str] | None:
-    r"""What stands inside each `\boxed{...}`, outermost first; None where a box is not closed.
+def extract_boxed(text: str) -> list[str] | None:
+    r"""Return the content of each `\boxed{...}`, outermost first; None if a box is not closed.
 
-    >>> boxes(r"it is \boxed{\frac{1}{2}}"), boxes(r"\boxed{1")
+    >>> extract_boxed(r"it is \boxed{\frac{1}{2}}"), extract_boxed(r"\boxed{1")
     (['\\frac{1}{2}'], None)
     """
-    found, at = [], 0
-    while (box := _BOX.search(text, at)) is not None:
-        end = _closing(text, box.end())
+    contents, position = [], 0
+    while (box := _BOXED.search(text, position)) is not None:
+        end = _find_closing_brace(text, box.end())
         if end is None:
             return None
-        found.append(text[box.end() + 1 : end])
-        at = end + 1
-    return found
+        contents.append(text[box.end() + 1 : end])
+        position = end + 1
+    return contents
 
 
-def _closing(text: str, opening: int) -> int | None:
-    """The index of the brace that closes the one at `opening`."""
+def _find_closing_brace(text: str, opening: int) -> int | None:
+    """Return the index of the brace that closes the one at `opening`, or None."""
     depth = 0
-    for at in range(opening, len(text)):
-        # `\{` is a character, not a brace that groups
-        if text[at] in "{}" and (at == 0 or text[at - 1] != "\\"):
-            depth += 1 if text[at] == "{" else -1
+    for position in range(opening, len(text)):
+        # `\{` is a literal character, not a grouping brace.
+        if text[position] in "{}" and (position == 0 or text[position - 1] != "\\"):
+            depth += 1 if text[position] == "{" else -1
             if depth == 0:
-                return at
+                return position
     return None
 
 
-def asked(question: str, choices: Sequence[str]) -> str:
-    r"""A question with its options, a line each.
+def format_question(question: str, options: Sequence[str]) -> str:
+    r"""Return a question followed by its options, one per line.
 
-    >>> asked("Which?", ("red", "blue"))
+    >>> format_question("Which?", ("red", "blue"))
     'Which?\nA. red\nB. blue'
     """
-    return "\n".join((question, *(f"{chr(65 + place)}. {choice}" for place, choice in enumerate(choices))))
+    return "\n".join((question, *(f"{chr(65 + i)}. {option}" for i, option in enumerate(options))))

@@ -1,12 +1,12 @@
-"""What calls cost: to try whether a policy stops looking where looking has a price."""
+"""Penalize tool calls, to test whether a policy stops looking when each look has a cost."""
 
-from saccade.types import Episode, Task
+from saccade.types import Episode
 
 
-def call_cost(episode: Episode, task: Task, *, price: float = 0.05) -> float:
-    """Minus `price` for every call of the main agent that was run, whatever came of it.
+def tool_call_penalty(episode: Episode, *, penalty: float = 0.05) -> float:
+    """Return minus `penalty` for every call of the main agent that was executed, whatever its result.
 
-    A call that was refused or could not be read costs nothing, nor do the calls of sub-agents.
+    A call that was refused or failed to parse costs nothing, and neither do the calls of sub-agents.
     """
-    # A price of 0 is no reward at all, and not minus nothing.
-    return 0.0 - price * sum(result.executed for result in episode.results)
+    # `0.0 - x` rather than `-x`: no calls give 0.0, not -0.0.
+    return 0.0 - penalty * sum(result.was_executed for result in episode.results)

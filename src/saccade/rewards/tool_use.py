@@ -1,53 +1,52 @@
-"""The tool reward: graded (ParaVT, arXiv 2605.20342) or accumulative (PyVision-RL, arXiv 2602.20739)."""
+"""Reward tool use: graded (ParaVT, arXiv 2605.20342) or accumulative (PyVision-RL, arXiv 2602.20739)."""
 
 from typing import Literal
 
-from saccade.rewards._text import visible
-from saccade.sections import Whole
-from saccade.types import Episode, Task, ToolResult
+from saccade.config.schema import NonNegativeInt
+from saccade.rewards.text_normalization import strip_invisible
+from saccade.types import Episode, ToolResult
 
-_Count = Literal["executed", "succeeded", "informative"]
+_CountMode = Literal["executed", "succeeded", "informative"]
 
 
-def tools(
+def tool_use(
     episode: Episode,
-    task: Task,
     *,
     mode: Literal["graded", "accumulative", "none"] = "graded",
-    count: _Count = "informative",
+    count: _CountMode = "informative",
     bonus: float = 0.1,
-    cap: Whole = 4,
+    cap: NonNegativeInt = 4,
     threshold: float | None = None,
-    accuracy: float,
+    correct: float,
 ) -> float:
-    """R_tool, from what the host recorded; text that looks like a tool's response is nothing.
+    """Return R_tool from the recorded tool results; text that only looks like a tool response counts nothing.
 
-    `graded`: 0 without a call that parsed; else 0.1, or 0.3 if at least one call ran and succeeded, and +0.5 if the
-    answer is correct and a call was run. That last condition alone is not the published rule: a call that the host
-    refused, or that stood beside the answer, was never run and had no part in what is right. `accumulative`: `bonus`
-    per call if the answer is correct, for at most `cap` calls (the turn budget); `count` says which calls: `executed`
-    ran, whatever came of it (the published rule), `succeeded` ran without error, `informative` succeeded and returned
-    text that can be seen or a picture. `none`: 0.
+    `graded`: 0 without a call that parsed; else 0.1, or 0.3 if at least one call ran and succeeded, plus 0.5 if the
+    answer is correct and a call was executed. The last condition deviates from the published rule: a call that was
+    refused, or was in the same turn as the answer, was never executed and can't have contributed. `accumulative`:
+    `bonus` per call if the answer is correct, for at most `cap` calls (the turn budget); `count` selects the calls:
+    `executed` (the published rule), `succeeded` without error, or `informative`: succeeded and returned visible
+    text or an image. `none`: 0.
 
-    Correct means `accuracy` >= `threshold`, by default 0.5 for `graded` and 1.0 for `accumulative`; `accuracy` is what
-    the recipe's own accuracy term said of the episode. Calls of sub-agents are not counted.
+    The answer is correct if `correct`, the value of the recipe's correctness term, is at least `threshold`, by default
+    0.5 for `graded` and 1.0 for `accumulative`. Calls of sub-agents are not counted.
     """
     if mode == "none":
         return 0.0
-    limit = threshold if threshold is not None else (0.5 if mode == "graded" else 1.0)
-    correct = accuracy >= limit
+    minimum = threshold if threshold is not None else (0.5 if mode == "graded" else 1.0)
+    is_correct = correct >= minimum
     if mode == "accumulative":
-        return bonus * min(cap, sum(_counts(result, count) for result in episode.results)) * correct
+        return bonus * min(cap, sum(_is_counted(result, count) for result in episode.results)) * is_correct
     if not any(call.ok for turn in episode.turns for call in turn.reply.calls):
         return 0.0
-    # a failed call keeps the share for trying, so that exploring is never worse than not calling
+    # A failed call still earns 0.1, so that exploring is never worse than not calling.
     succeeded = any(result.ok for result in episode.results)
-    helped = correct and any(result.executed for result in episode.results)
-    return (0.3 if succeeded else 0.1) + 0.5 * helped
+    contributed = is_correct and any(result.was_executed for result in episode.results)
+    return (0.3 if succeeded else 0.1) + 0.5 * contributed
 
 
-def _counts(result: ToolResult, count: _Count) -> bool:
+def _is_counted(result: ToolResult, count: _CountMode) -> bool:
     if count == "executed":
-        return result.executed
-    # `pass` runs and succeeds; it must not earn the bonus
-    return result.ok and (count == "succeeded" or bool(visible(result.text) or result.pictures))
+        return result.was_executed
+    # The code `pass` runs and succeeds; it must not earn the bonus.
+    return result.ok and (count == "succeeded" or bool(strip_invisible(result.text) or result.images))

@@ -1,69 +1,140 @@
-"""Many groups at once, in this process.
+"""Collect scored groups of episodes concurrently, in this process.
 
-    tasks ──> a gate of `at_once` episodes ──> run_group ──> score ──> done(group) ──> groups, in the order of the tasks
-                       ▲                                       │
-                       └────── a finished group lets in the next one, whatever its place
+    collect ─┬─ run_group 0 ─┬─ run_episode 0 ── reset ─> [ sample ─> parse ─> step ]* ─> Episode ──score──> Group
+             │               └─ run_episode 1              └── engine.generate: concurrent requests are batched
+             └─ run_group 1 ...
 
-The engine sees the episodes of all open groups together and batches them. Scoring runs between passes of the engine;
-rewards that wait (for a judge, a process) wait together, and nothing waits for them but their own group. An exception
-(a setting or a task that must be mended) cancels every group and is raised.
+    at most `max_concurrency` episodes run; a finished group starts the next one
+
+An episode waits for the engine and its own tools, never for a sibling; a group ends with its slowest episode. Scoring
+runs between passes of the engine; rewards that wait (for a judge, a process) wait concurrently, and only their own
+group waits for them. An exception (a setting or a task that the user must fix) cancels every group and is raised.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from saccade.protocols import Agent, Context, Scorer, Settled
-from saccade.rollouts.run import Run, run_episode, run_group
-from saccade.types import Episode, Group, Scored, Task, Ungraded, Unscored
-from saccade.waiting import settled, together
+from saccade.protocols import Context, EnvironmentFactory, ScoreFn, SelectEnvironment
+from saccade.rewards.compose import build_group
+from saccade.rollouts.runner import RunEpisode, run_episode
+from saccade.types import Episode, Group, Task
+from saccade.utils.async_utils import gather_or_cancel, run_until
+from saccade.utils.hashing import derive_seed
 
 
 async def collect(
     tasks: Sequence[Task],
-    agent: Agent,
-    base: Context,
+    select_environment: SelectEnvironment,
+    base_context: Context,
     *,
-    size: int,
-    score: Scorer,
-    epoch: int = 0,
-    frames: Callable[[Task], int | None] = lambda task: None,
-    at_once: int = 512,
-    done: Callable[[int, Group], None] | None = None,
-    run: Run = run_episode,
+    group_size: int,
+    score_fn: ScoreFn,
+    epochs: int | Sequence[int] = 0,
+    frame_budgets: Sequence[int | None] | None = None,
+    max_concurrency: int = 512,
+    num_required: int | None = None,
+    on_group_done: Callable[[int, Group], None] | None = None,
+    on_discarded: Callable[[Episode], None] = lambda episode: None,
+    run_fn: RunEpisode = run_episode,
 ) -> list[Group]:
-    """Groups of `size` scored attempts at each task; see `run_group` for seeds and `run`.
+    """Return a group of `group_size` scored episodes per task, in task order; `run_fn` runs each episode.
 
-    `frames` draws a task's frame budget K (None: the agent's own). At most `at_once` episodes run at a time, sub-agents
-    not counted, but always at least one group. `done(place, group)` is called as each group is finished, `place` being
-    its task's index; the list is in the order of the tasks. Episodes that ended badly are in their groups, scored:
-    which ends to leave out is for selection to say. Episodes that rewards could not grade are the group's `ungraded`.
+    An episode's seed is derived from `base_context.seed` (the run's), its task's epoch (or step), the whole task and
+    the episode's index. `frame_budgets` holds each task's frame budget K (None: the context's). At most
+    `max_concurrency` episodes run at a time, sub-agents not counted, but always at least one group.
+    `on_group_done(index, group)` is called as each group finishes, with its task's index.
+
+    After `num_required` groups (None: all) the others are cancelled and missing from the result; `on_discarded`
+    receives their finished episodes. Failed episodes are in their groups, scored: filters decide which statuses to
+    drop. Episodes that rewards could not grade are the group's `ungraded`. Raises DataError for a task whose
+    environment isn't configured.
     """
-    gate = asyncio.Semaphore(max(at_once // size, 1))
+    semaphore, has_enough, num_done = asyncio.Semaphore(max(max_concurrency // group_size, 1)), asyncio.Event(), 0
 
-    async def one(place: int, task: Task) -> Group:
-        async with gate:
-            episodes = await run_group(task, agent, base, size=size, epoch=epoch, frames=frames(task), run=run)
-        # Outside the gate: while this group is scored the next one may begin.
-        group = await graded(task, episodes, score)
-        if done is not None:
-            done(place, group)
-        return group
+    def finish_group(index: int, group: Group) -> None:
+        nonlocal num_done
+        if on_group_done is not None:
+            on_group_done(index, group)
+        num_done += 1
+        if num_done == num_required:
+            has_enough.set()
 
-    return await together([one(place, task) for place, task in enumerate(tasks)])
+    environments = [select_environment(task) for task in tasks]
+    epochs = [epochs] * len(tasks) if isinstance(epochs, int) else epochs
+    group_tasks = [
+        asyncio.create_task(
+            run_group(
+                task,
+                environments[index],
+                build_group_contexts(
+                    base_context,
+                    task,
+                    group_size=group_size,
+                    epoch=epochs[index],
+                    frame_budget=frame_budgets[index] if frame_budgets else None,
+                ),
+                score_fn,
+                semaphore=semaphore,
+                on_done=partial(finish_group, index),
+                on_discarded=on_discarded,
+                run_fn=run_fn,
+            )
+        )
+        for index, task in enumerate(tasks)
+    ]
+    groups = gather_or_cancel(group_tasks)
+    await (groups if num_required is None else run_until(has_enough, groups))
+    return [task.result() for task in group_tasks if not task.cancelled()]
 
 
-async def graded(task: Task, episodes: Sequence[Episode], score: Scorer) -> Group:
-    """The attempts at a task as a group: those with a score, and those without one."""
-    found = await together([_attempt(index, episode, score) for index, episode in enumerate(episodes)])
-    return Group(
-        task=task,
-        members=tuple(each for each in found if isinstance(each, Scored)),
-        ungraded=tuple(each for each in found if isinstance(each, Unscored)),
-    )
+async def run_group(
+    task: Task,
+    make_environment: EnvironmentFactory,
+    contexts: Sequence[Context],
+    score_fn: ScoreFn,
+    *,
+    semaphore: AbstractAsyncContextManager[Any],
+    on_done: Callable[[Group], None],
+    on_discarded: Callable[[Episode], None] = lambda episode: None,
+    run_fn: RunEpisode = run_episode,
+) -> Group:
+    """Run one episode per context, started together, in order, and score them; see `collect`."""
+    episode_tasks: list[asyncio.Task[Episode]] = []
+    try:
+        async with semaphore:
+            episode_tasks += [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
+            episodes = await gather_or_cancel(episode_tasks)
+        # Outside the semaphore: the next group starts while this one is scored.
+        group = build_group(episodes, await score_fn(episodes))
+    except asyncio.CancelledError:
+        for ended in episode_tasks:
+            if not ended.cancelled() and ended.exception() is None:
+                on_discarded(ended.result())
+        raise
+    on_done(group)
+    return group
 
 
-async def _attempt(index: int, episode: Episode, score: Scorer) -> Scored | Unscored:
-    found: Settled = await settled(score(episode, episode.task))
-    if isinstance(found, Ungraded):
-        return Unscored(episode=episode, index=index, reason=found.reason)
-    return Scored(episode=episode, score=found)
+def build_group_contexts(
+    base_context: Context, task: Task, *, group_size: int, epoch: int = 0, frame_budget: int | None = None
+) -> list[Context]:
+    """Return the context of each episode of a group: its own seed, one frame budget, and events with its index."""
+
+    def add_index(index: int) -> Callable[[str, Mapping[str, Any]], None] | None:
+        on_event = base_context.on_event
+        return on_event and (lambda event, data: on_event(event, {**data, "task": task.id, "index": index}))
+
+    return [
+        replace(
+            base_context,
+            seed=derive_seed(base_context.seed, epoch, task.digest, index),
+            # One budget for the whole group, whose episodes are compared with each other.
+            frame_budget=base_context.frame_budget if frame_budget is None else frame_budget,
+            on_event=add_index(index),
+        )
+        for index in range(group_size)
+    ]

@@ -1,5 +1,6 @@
-"""Everything a rollout needs, made from a recipe: the same for training, evaluation and `saccade ask`."""
+"""Build what rollouts need from a recipe: the same for training, evaluation and `saccade ask`."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,140 +9,189 @@ from typing import Any
 import torch
 
 from saccade import plugins
-from saccade.config import Recipe
+from saccade.chat.renderer import load_renderer
+from saccade.config.schema import PluginConfig, Recipe
+from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, boundary
-from saccade.media.cache import Library
-from saccade.model.backbone import Backbone
-from saccade.protocols import UNTRAINABLE, Agent, Context, Engine, Renderer, Scorer, TextEngine
-from saccade.rewards._compose import compose
-from saccade.types import Sampling
-from saccade.waiting import PausableClock
+from saccade.media.cache import CachingMediaLoader
+from saccade.models.backbone import Backbone
+from saccade.protocols import NOT_TRAINABLE_MESSAGE, ChatEngine, Context, Engine, Renderer, ScoreFn
+from saccade.rewards.compose import compose_rewards
+from saccade.types import SamplingParams
+from saccade.utils.async_utils import PausableClock
 
-Watch = Callable[[str, Mapping[str, Any]], None]
-
-
-def context_of(agent: Agent) -> int:
-    """How many tokens a conversation of a bound agent may have, by its setting `context_tokens`; 0: it doesn't say.
-
-    >>> context_of(plugins.bind("agents", "direct", {"context_tokens": 512}))
-    512
-    """
-    setting = inspect.signature(agent).parameters.get("context_tokens")
-    return 0 if setting is None else int(setting.default)
+OnEvent = Callable[[str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutStage:
-    """The media, the engine, the agent and the rewards of a recipe: enough to attempt and to grade."""
+class RolloutComponents:
+    """The media loader, engine, environments and rewards of a recipe: enough to run episodes and to score them."""
 
     recipe: Recipe
     renderer: Renderer
-    media: Library
+    media: CachingMediaLoader
     engine: Engine
-    agent: Agent
-    score: Scorer
-    clock: PausableClock = field(default_factory=PausableClock)  # of the deadlines of all its episodes
+    environments: TaskEnvironments
+    score_fn: ScoreFn
+    clock: PausableClock = field(default_factory=PausableClock)  # for the deadlines of all episodes
 
     @staticmethod
-    def of(recipe: Recipe) -> "RolloutStage":
-        """Bind the plugins; no model is loaded where the engine asks its server in words. Errors as `Stage.of`'s."""
-        if not takes_text(recipe):
-            return Stage.of(recipe)
-        agent, score = _acting(recipe)
-        media = Library()
-        engine = _engine(recipe, media=media, context=context_of(agent))
-        return RolloutStage(
-            recipe=recipe, renderer=engine.renderer, media=media, engine=engine, agent=agent, score=score
+    def from_recipe(recipe: Recipe) -> "RolloutComponents":
+        """Bind the plugins; load the model only if the engine runs it here, or to compare servers' weights with it.
+
+        Raises what `TrainingComponents.from_recipe` raises.
+        """
+        if "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters:
+            return TrainingComponents.from_recipe(recipe)
+        environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
+        media = CachingMediaLoader()
+        dependencies: dict[str, Any] = {"media": media, "context_length": environments.max_context_tokens}
+        if uses_chat_engine(recipe):
+            engine = _build_engine(recipe, **dependencies)
+            renderer = engine.renderer
+        else:
+            renderer, load_weights = load_renderer(recipe.model.path), functools.partial(Backbone, recipe.model)
+            engine = _build_engine(recipe, renderer=renderer, load_weights=load_weights, **dependencies)
+        return RolloutComponents(
+            recipe=recipe,
+            renderer=renderer,
+            media=media,
+            engine=engine,
+            environments=environments,
+            score_fn=score_fn,
         )
 
-    def context(
-        self, *, seed: int, frames: int | None = None, temperature: float | None = None, watch: Watch | None = None
+    def build_context(
+        self,
+        *,
+        seed: int,
+        frame_budget: int | None = None,
+        temperature: float | None = None,
+        on_event: OnEvent | None = None,
     ) -> Context:
-        """What one episode is given; `frames` is its budget K, `temperature` replaces the recipe's."""
-        renderer, settings = self.renderer, self.recipe.sampling
-        sampling = Sampling(
+        """Return the context of one episode; `frame_budget` is its K, `temperature` replaces the recipe's."""
+        settings = self.recipe.sampling
+        sampling = SamplingParams(
             temperature=settings.temperature if temperature is None else temperature,
             max_tokens=settings.max_tokens,
             seed=seed,
-            stop_ids=renderer.stop_ids,
-            forbidden_ids=renderer.forbidden_ids,
         )
         return Context(
             engine=self.engine,
-            renderer=renderer,
+            renderer=self.renderer,
             media=self.media,
             sampling=sampling,
             seed=seed,
-            frames=frames,
-            seconds=settings.episode_seconds or None,
+            frame_budget=frame_budget,
+            episode_timeout=settings.episode_timeout or None,
             clock=self.clock,
-            watch=watch,
+            on_event=on_event,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(RolloutStage):
+class TrainingComponents(RolloutComponents):
     """The same with the model itself, which can be trained."""
 
     backbone: Backbone
 
     @staticmethod
-    def of(recipe: Recipe) -> "Stage":
-        """Load the model and bind the plugins; ConfigError or ModelError name what can't be used."""
-        agent, score = _acting(exact(recipe))
-        torch.set_num_threads(recipe.model.threads)
+    def from_recipe(recipe: Recipe) -> "TrainingComponents":
+        """Load the model and bind the plugins. Raises ConfigError or ModelError for what can't be used."""
+        recipe = require_token_engine(recipe)
+        environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
+        torch.set_num_threads(recipe.model.num_threads)
         backbone = Backbone(recipe.model)
-        media = Library(workers=0 if backbone.device.type == "cpu" else 4)
-        engine = _engine(recipe, backbone=backbone, media=media, context=context_of(agent))
-        return Stage(
+        media = CachingMediaLoader(workers=0 if backbone.device.type == "cpu" else 4)
+        engine = _build_engine(
+            recipe,
+            backbone=backbone,
+            renderer=backbone.renderer,
+            load_weights=lambda: backbone,
+            media=media,
+            context_length=environments.max_context_tokens,
+        )
+        return TrainingComponents(
             recipe=recipe,
             renderer=backbone.renderer,
             backbone=backbone,
             media=media,
             engine=engine,
-            agent=agent,
-            score=score,
+            environments=environments,
+            score_fn=score_fn,
         )
 
 
-def _acting(recipe: Recipe) -> tuple[Agent, Scorer]:
-    agent = plugins.bind("agents", recipe.agent.name, recipe.agent.settings)
-    return agent, compose(recipe.rewards)
+def compose_task_rewards(recipe: Recipe) -> ScoreFn:
+    """Return a function that scores episodes by the rewards of their task's environment, else by the recipe's.
+
+    Raises what `compose_rewards` raises.
+    """
+    default = compose_rewards(recipe.rewards)
+    by_name = {name: compose_rewards(config.rewards) for name, config in recipe.environments.items() if config.rewards}
+    if not by_name:
+        return default
+    return lambda episodes: by_name.get(episodes[0].task.environment or "", default)(episodes)
 
 
-def _engine(recipe: Recipe, **given: Any) -> Any:
-    made = plugins.bind("engines", recipe.engine.name, recipe.engine.settings, **given)
-    with boundary(ConfigError, f"the engine {recipe.engine.name} can't be made from a recipe"):
-        return made()
+def _build_engine(recipe: Recipe, **dependencies: Any) -> Any:
+    build = plugins.resolve("engines", recipe.engine.name, recipe.engine.settings, **dependencies)
+    with boundary(
+        ConfigError,
+        f"the engine {recipe.engine.name} can't be built from a recipe",
+        key="engine.name",
+        value=recipe.engine.name,
+    ):
+        return build()
 
 
-def takes_text(recipe: Recipe) -> bool:
-    """Whether the recipe's engine is asked in words, and so needs no model here."""
+def resolve_settings(folder: str, plugin: PluginConfig) -> dict[str, Any]:
+    """Return all settings of a plugin: the given ones, checked and converted, and the defaults of its signature."""
+    parameters = inspect.signature(plugins.load(folder, plugin.name)).parameters
+    defaults = {name: value.default for name, value in parameters.items() if value.default is not value.empty}
+    return {**defaults, **plugins.resolve(folder, plugin.name, plugin.settings).keywords}
+
+
+def resolve_tool_settings(environment_settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each tool in an environment's `tools`, by the tool's name."""
+    tools = environment_settings.get("tools", {})
+    return {name: resolve_settings("tools", PluginConfig(name=name, settings=dict(own))) for name, own in tools.items()}
+
+
+def uses_chat_engine(recipe: Recipe) -> bool:
+    """Return whether the recipe's engine is a chat API, which needs no model here."""
     engine = plugins.load("engines", recipe.engine.name)
-    return inspect.isclass(engine) and issubclass(engine, TextEngine)
+    return inspect.isclass(engine) and issubclass(engine, ChatEngine)
 
 
-def exact(recipe: Recipe) -> Recipe:
-    """The recipe, if its engine says which tokens it samples. Raises ConfigError for one that is asked in words."""
-    if takes_text(recipe):
-        raise ConfigError(f"engine.name: {recipe.engine.name} {UNTRAINABLE}")
+def require_token_engine(recipe: Recipe) -> Recipe:
+    """Return the recipe. Raises ConfigError if its engine doesn't report the tokens it samples."""
+    if uses_chat_engine(recipe):
+        raise ConfigError(
+            f"engine.name: {recipe.engine.name} {NOT_TRAINABLE_MESSAGE}", key="engine.name", value=recipe.engine.name
+        )
     return recipe
 
 
-def examined(recipe: Recipe) -> Recipe:
-    """The recipe as evaluation uses it: the agent with the settings that evaluation has otherwise."""
-    settings = {**recipe.agent.settings, **recipe.evaluation.agent}
-    return recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"settings": settings})})
+def for_evaluation(recipe: Recipe) -> Recipe:
+    """Return the recipe with `evaluation.environment_settings` in effect; they apply to the default environment."""
+    settings = {**recipe.environment.settings, **recipe.evaluation.environment_settings}
+    return recipe.with_values({"environment.settings": settings})
 
 
-def trainable(recipe: Recipe) -> Recipe:
-    """The recipe, if its agent can be trained, with its engine. Raises ConfigError where one of them can't.
+def require_trainable(recipe: Recipe) -> Recipe:
+    """Return the recipe. Raises ConfigError if one of its environments or its engine can't be used for training.
 
-    The ledgers of an agent that speaks another system's protocol are as exact as any, but no reward, anchor or metric
-    of format knows its tags.
+    The ledgers of another system's prompt format are exact too, but no reward, anchor or format metric reads its tags.
     """
-    name = recipe.agent.name
-    if "protocol" in inspect.signature(plugins.load("agents", name)).parameters:
-        told = "rewards don't know the form of, so it can be evaluated and asked but not trained"
-        raise ConfigError(f"agent.name: {name} speaks a protocol that {told}; train with parallel, for example")
-    return exact(recipe)
+    used = {"environment": recipe.environment}
+    used |= {f"environments.{name}": config for name, config in recipe.environments.items()}
+    for section, config in used.items():
+        if "prompt_format" in inspect.signature(plugins.load("environments", config.name)).parameters:
+            raise ConfigError(
+                f"{section}.name: {config.name} uses a prompt format that rewards can't read, so it can be evaluated "
+                "but not trained; train with parallel_crop, for example",
+                key=f"{section}.name",
+                value=config.name,
+            )
+    return require_token_engine(recipe)

@@ -1,86 +1,89 @@
-"""Attempts that are begun anew when new weights come, so that each is of one version.
+"""Restart episodes when new weights arrive, so that each is of one weight version.
 
-    attempt ──> wait until open ──> run_episode ── an episode ──> its group
-                      ▲                 │
-                      └── given up <────┘ renewed(): shut, all under way given up, new weights, open
+    run_episode ──> wait until open ──> runner.run_episode ── an episode ──> its group
+                          ▲                  │
+                          └─── cancelled <───┘ weight_update(): close, cancel all under way, sync weights, open
 
-Attempts wait for whoever renews them, who waits for nobody: giving up is a cancellation, which frees what they hold.
+Episodes wait for the weight sync, which waits for no episode: a cancellation frees what they hold.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from saccade.ledger import Ledger
-from saccade.protocols import Agent, Context, Engine
-from saccade.rollouts.run import run_episode
-from saccade.types import Completion, Episode, Sampling, Task
-from saccade.waiting import until
+from saccade.protocols import Context, Engine, EnvironmentFactory, WeightSource
+from saccade.rollouts.runner import run_episode
+from saccade.types import Completion, Episode, GenerationRequest, Task
+from saccade.utils.async_utils import run_until
 
 
-class Renewal:
-    """Runs attempts, and begins those under way anew."""
+class RestartOnUpdate:
+    """Run episodes, and restart those under way at each weight update."""
 
     def __init__(self) -> None:
-        self._attempts = self._tokens = 0
-        self._open, self._given_up = asyncio.Event(), asyncio.Event()
-        self._open.set()
+        self._num_restarted = self._num_discarded_tokens = 0
+        self._can_start, self._restart_event = asyncio.Event(), asyncio.Event()
+        self._can_start.set()
 
-    async def run(self, task: Task, agent: Agent, ctx: Context) -> Episode:
-        """Attempt the task, as `run_episode` does, as often as it takes; each beginning has all of its time."""
+    async def run_episode(self, task: Task, make_environment: EnvironmentFactory, ctx: Context) -> Episode:
+        """Run an episode like `runner.run_episode`, as often as needed; each start has the full timeout."""
         while True:
-            await self._open.wait()
-            counted = _Counted(ctx.engine)
-            episode = await until(self._given_up, run_episode(task, agent, replace(ctx, engine=counted)))
+            await self._can_start.wait()
+            engine = _TokenCountingEngine(ctx.engine)
+            episode = await run_until(
+                self._restart_event, run_episode(task, make_environment, replace(ctx, engine=engine))
+            )
             if episode is not None:
                 return episode
-            self._attempts += 1
-            self._tokens += counted.tokens
+            self._num_restarted += 1
+            self._num_discarded_tokens += engine.num_tokens
 
     @contextlib.contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Attempts under way are given up; they and others begin when the block has ended."""
-        self._open.clear()
-        given_up, self._given_up = self._given_up, asyncio.Event()
-        given_up.set()
+    def weight_update(self) -> Iterator[None]:
+        """Cancel episodes under way; they and new ones start after the block."""
+        self._can_start.clear()
+        restart_event, self._restart_event = self._restart_event, asyncio.Event()
+        restart_event.set()
         try:
             yield
         finally:
-            self._open.set()
+            self._can_start.set()
 
-    def lost(self) -> dict[str, float]:
-        """What was lost since this was asked last: attempts that were given up, and what had been sampled for them.
+    def restart_metrics(self) -> dict[str, float]:
+        """Return the number of episodes restarted since the last call, and the number of their discarded tokens.
 
-        Counted are replies that had ended, those of sub-agents included; how much of the last was sampled nobody knows.
+        Tokens of finished replies are counted, those of sub-agents included; unfinished replies are not.
         """
-        found = {"episodes/restarted": float(self._attempts), "tokens_lost": float(self._tokens)}
-        self._attempts = self._tokens = 0
-        return found
+        metrics = {
+            "episodes/restarted": float(self._num_restarted),
+            "discarded_tokens": float(self._num_discarded_tokens),
+        }
+        self._num_restarted = self._num_discarded_tokens = 0
+        return metrics
 
 
-class _Counted:
-    """An engine whose tokens are counted."""
+class _TokenCountingEngine:
+    """Count the tokens that an engine samples."""
 
     def __init__(self, engine: Engine) -> None:
-        self.tokens, self._engine = 0, engine
+        self.num_tokens, self._engine = 0, engine
 
     @property
-    def own_weights(self) -> bool:
-        return self._engine.own_weights
+    def has_separate_weights(self) -> bool:
+        return self._engine.has_separate_weights
 
     @property
     def version(self) -> int:
         return self._engine.version
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
-        completion = await self._engine.generate(ledger, sampling)
-        self.tokens += len(completion.tokens)
+    async def generate(self, request: GenerationRequest) -> Completion:
+        completion = await self._engine.generate(request)
+        self.num_tokens += len(completion.tokens)
         return completion
 
-    async def publish(self, weights: Any, version: int) -> None:
-        await self._engine.publish(weights, version)
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
+        await self._engine.sync_weights(source, version)
 
     async def close(self) -> None:
         await self._engine.close()

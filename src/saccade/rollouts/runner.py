@@ -1,99 +1,248 @@
-"""Attempts at one task: the one path of training, evaluation and `saccade ask`.
+"""Run one episode: the one path of training, evaluation and `saccade ask`.
 
-    run_group ─┬─ run_episode 0 ── agent ──┐
-               ├─ run_episode 1 ── agent ──┼── engine.generate: whatever waits is batched, children included
-               └─ run_episode 2 ── agent ──┘
-                     │
-                     └─ each waits for the engine and its own tools; nobody waits for a sibling;
-                        the group is done when its slowest episode is
+    run_episode ── reset ─> start ─> [ take_turn: engine.generate ─> parse ─> step ]* ─> Episode
+                                         └── the ledger: prompt | prefill | sampled | tool | prefill | sampled ...
 
-An episode that fails through no fault of the policy (engine, media, time) ends as aborted, with the error's sentence;
-the others go on. What the user must mend (a setting, a task) is raised and cancels the group.
+The runner owns tokens: the ledger, sampling, prefill, the context limit, deadlines and weight versions; the environment
+decides what the model sees and when the episode ends. An episode that fails through no fault of the policy (engine,
+media, time) ends as aborted, with the error's sentence; the others continue. What the user must fix (a setting, a task)
+is raised and cancels the group.
 """
 
 import functools
-import inspect
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
-from typing import Any
+import json
+import time
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, cast
 
-from saccade.errors import ConfigError, EngineError, MediaError, SandboxError, boundary
-from saccade.ledger import Ledger
-from saccade.protocols import Agent, Context
-from saccade.types import End, Episode, Task, seed_of
-from saccade.waiting import together
+from saccade.chat.parser import parse_reply
+from saccade.errors import ConfigError, EngineError, EnvironmentServerError, MediaError, SandboxError, boundary
+from saccade.ledger import Ledger, Origin, Segment
+from saccade.plugins import get_plugin_name
+from saccade.protocols import Context, Done, Environment, EnvironmentFactory, Observation, Renderer
+from saccade.types import (
+    Completion,
+    Episode,
+    EpisodeStatus,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    Reply,
+    Task,
+    Turn,
+    Usage,
+)
+from saccade.utils.hashing import derive_seed
 
-GRACE = 1.0  # seconds beyond the deadline, in which an agent may end the episode itself
-Run = Callable[[Task, Agent, Context], Coroutine[Any, Any, Episode]]  # `run_episode`, or something around it
+EPISODE_ERRORS = (EngineError, MediaError, SandboxError, EnvironmentServerError)  # not the policy's fault
+DEADLINE_ERROR = "the episode's deadline passed before it had ended"
+RunEpisode = Callable[[Task, EnvironmentFactory, Context], Coroutine[Any, Any, Episode]]  # `run_episode` or a wrapper
 
 
-async def run_episode(task: Task, agent: Agent, ctx: Context) -> Episode:
-    """Attempt the task once; a failure of engine or media is the episode's end, not the run's, and so is its deadline.
+async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Context) -> Episode:
+    """Run one episode; a failure of engine, media or sandbox ends the episode, not the run, and so does its deadline.
 
-    The deadline is `ctx.deadline`, or `ctx.seconds` from now, or never, by the context's clock.
+    The deadline is `ctx.deadline`, or `ctx.episode_timeout` seconds from now, or never, by the context's clock. Raises
+    ConfigError for any other exception of the environment.
     """
     deadline = ctx.deadline
-    if deadline is None and ctx.seconds is not None:
-        deadline = ctx.clock.time() + ctx.seconds
+    if deadline is None and ctx.episode_timeout is not None:
+        deadline = ctx.clock.time() + ctx.episode_timeout
+    name = _get_environment_name(make_environment)
+    rollout: Rollout | None = None
     try:
-        # An agent that knows deadlines keeps what was said until then; one that doesn't must not hang either.
-        async with ctx.clock.timeout_at(None if deadline is None else deadline + GRACE) as limit:
-            with boundary(ConfigError, f"the agent {_name(agent)} failed on task {task.id}"):
-                return await agent(task, replace(ctx, deadline=deadline))
-    except (EngineError, MediaError, SandboxError) as error:
-        reason = str(error)
+        async with ctx.clock.timeout_at(deadline) as limit:
+            with boundary(
+                ConfigError, f"the environment {name} failed on task {task.id}", key="environment.name", value=name
+            ):
+                environment, episode_ctx = make_environment(), _provide_sub_agents(replace(ctx, deadline=deadline))
+                rollout = Rollout(task=task, environment=environment, ctx=episode_ctx)
+                try:
+                    rollout.start(await environment.reset(task, episode_ctx))
+                    while rollout.status is None:
+                        await rollout.take_turn()
+                finally:
+                    await environment.close()
     except TimeoutError:
-        if not limit.expired():
+        if not limit.expired() or rollout is None:
             raise
-        reason = "the episode's deadline passed before it had ended"
-    return Episode(
-        task=task,
-        agent=_name(agent),
-        ledger=Ledger(),
-        turns=(),
-        end=End.ABORTED,
-        frames=ctx.frames,
-        error=reason,
+        rollout.end(EpisodeStatus.ABORTED, DEADLINE_ERROR)
+    except EPISODE_ERRORS as error:
+        if rollout is None:
+            raise
+        rollout.end(EpisodeStatus.ABORTED, str(error))
+        rollout.num_frames = ctx.frame_budget
+        return rollout.build_episode()
+    episode = rollout.build_episode()
+    ctx.emit_event("end", episode=episode)
+    return episode
+
+
+def _provide_sub_agents(ctx: Context) -> Context:
+    """Return the context with `run_sub_agent`, which runs episodes below this one."""
+
+    async def run_sub_agent(task: Task, make_environment: EnvironmentFactory, *, seed: int) -> Episode:
+        # The deadline is the parent's, which cancels its sub-agents.
+        child_ctx = replace(ctx, seed=seed, deadline=None, episode_timeout=None, on_event=None, is_sub_agent=True)
+        return await run_episode(task, make_environment, child_ctx)
+
+    return replace(ctx, run_sub_agent=run_sub_agent)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollout:
+    """The state of one episode under way."""
+
+    task: Task
+    environment: Environment
+    ctx: Context
+    ledger: Ledger = field(default_factory=Ledger)
+    turns: list[Turn] = field(default_factory=list)
+    children: list[Episode] = field(default_factory=list)
+    num_frames: int | None = None  # video frames in the prompt
+    status: EpisodeStatus | None = None
+    error: str | None = None
+    start_time: float = field(default_factory=time.perf_counter)
+
+    def start(self, observation: Observation) -> None:
+        """Render the prompt."""
+        self.num_frames = observation.num_frames
+        self.observe(render_prompt(self.ctx.renderer, observation), observation)
+
+    def observe(self, segment: Segment, observation: Observation) -> None:
+        """Append an observation as a whole and the prefill, or end the episode if they leave no room for a reply."""
+        prefill = (self.ctx.renderer.render_prefill(observation.prefill),) if observation.prefill else ()
+        ledger = Ledger(segments=(*self.ledger.segments, segment, *prefill))
+        limit = self.environment.max_context_tokens
+        if len(ledger) >= limit:
+            # Whole segments are left out: no observation is ever truncated inside an image.
+            self.end(
+                EpisodeStatus.CONTEXT_FULL, f"{len(ledger)} tokens leave no room for a reply in a context of {limit}"
+            )
+            return
+        self.ledger = ledger
+
+    async def take_turn(self) -> None:
+        """Sample a reply and pass it to the environment."""
+        turn = len(self.turns)
+        self.ctx.emit_event("turn", turn=turn)
+        max_tokens = min(self.ctx.sampling.max_tokens, self.environment.max_context_tokens - len(self.ledger))
+        sampling = replace(
+            self.ctx.sampling,
+            seed=self._derive_turn_seed(turn),
+            max_tokens=max_tokens,
+            stop_ids=self.ctx.renderer.stop_ids,
+            forbidden_ids=self.ctx.renderer.forbidden_ids,
+        )
+        try:
+            completion = await self.ctx.engine.generate(GenerationRequest(self.ledger, sampling))
+            if not set(sampling.forbidden_ids).isdisjoint(completion.tokens):
+                raise EngineError("the engine sampled an image placeholder, which is forbidden")
+        except EngineError as error:
+            self.end(EpisodeStatus.ABORTED, str(error))
+            return
+        reply = parse_completion(self.ctx.renderer, self.ledger, completion)
+        reply = self.environment.parse_reply(reply, completion.finish_reason)
+        self.ledger = append_completion(self.ledger, completion)
+        self.turns.append(Turn(reply=reply))  # kept, whatever stops the environment
+        self.ctx.emit_event("reply", turn=turn, reply=reply)
+        if completion.finish_reason is FinishReason.ABORTED:
+            self.end(EpisodeStatus.ABORTED)
+        elif completion.finish_reason is FinishReason.LENGTH and reply.answer is None:
+            is_context_limited = max_tokens < self.ctx.sampling.max_tokens
+            self.end(EpisodeStatus.CONTEXT_FULL if is_context_limited else EpisodeStatus.LENGTH)
+        else:
+            await self.step(turn, reply)
+
+    def _derive_turn_seed(self, turn: int) -> int:
+        # A sub-agent's seed is the one of its call: demonstrations look replies up by it.
+        return self.ctx.seed if self.ctx.is_sub_agent and turn == 0 else derive_seed(self.ctx.seed, turn)
+
+    async def step(self, turn: int, reply: Reply) -> None:
+        """Pass a complete reply to the environment, and record what follows."""
+        try:
+            outcome = await self.environment.step(reply, self.ctx)
+        except EPISODE_ERRORS as error:
+            self.end(EpisodeStatus.TOOL_ERROR, str(error))
+            return
+        self.children += outcome.children
+        self.turns[-1] = Turn(reply=reply, results=outcome.results, reward=outcome.reward)
+        if outcome.results:
+            self.ctx.emit_event("results", turn=turn, results=outcome.results)
+        if isinstance(outcome, Done):
+            self.end(outcome.status, outcome.error)
+        else:
+            segment = self.ctx.renderer.render(self.ledger, outcome.messages)
+            self.observe(replace(segment, origin=Origin.TOOL), outcome)
+
+    def end(self, status: EpisodeStatus, error: str | None = None) -> None:
+        """Set why the episode ends."""
+        self.status, self.error = status, error
+
+    def build_episode(self) -> Episode:
+        """Return the finished episode."""
+        assert self.status is not None
+        return Episode(
+            task=self.task,
+            environment=self.environment.name,
+            ledger=self.ledger,
+            turns=tuple(self.turns),
+            status=self.status,
+            children=tuple(self.children),
+            usage=compute_usage(self.ledger, self.children, time.perf_counter() - self.start_time),
+            frame_budget=self.num_frames,
+            error=self.error,
+        )
+
+
+def render_prompt(renderer: Any, prompt: Observation) -> Segment:
+    """Render a prompt; the episodes of a group, and sub-agents with equal prompts, share the segment."""
+    schemas = tuple(json.dumps(schema, ensure_ascii=False) for schema in prompt.tool_schemas)
+    return _render_cached_prompt(cast(Hashable, renderer), prompt.messages, schemas)
+
+
+@functools.lru_cache(maxsize=1024)
+def _render_cached_prompt(renderer: Any, messages: tuple[Message, ...], tool_schemas: tuple[str, ...]) -> Segment:
+    segment: Segment = renderer.render(Ledger(), messages, tools=[json.loads(schema) for schema in tool_schemas])
+    return segment
+
+
+def parse_completion(renderer: Renderer, ledger: Ledger, completion: Completion) -> Reply:
+    """Return the reply that starts with the prefill at the end of the ledger, if there is one."""
+    last = ledger.segments[-1]
+    prefill = last if last.origin is Origin.PREFILL else None
+    if completion.text is None:
+        return renderer.parse(completion.tokens, prefill=prefill.tokens if prefill else ())
+    prefix = "".join(message.text for message in prefill.messages or ()) if prefill else ""
+    return parse_reply(prefix + completion.text, len(prefix))
+
+
+def append_completion(ledger: Ledger, completion: Completion) -> Ledger:
+    """Return the ledger with the sampled tokens, one segment per weight version, or with a chat API's text."""
+    if completion.text is not None:
+        return ledger.append_text(completion.text, completion.num_text_tokens)
+    start = 0
+    for version, run in groupby(completion.token_versions or (completion.version,) * len(completion.tokens)):
+        part = slice(start, start + len(list(run)))
+        ledger = ledger.append_completion(completion.tokens[part], logprobs=completion.logprobs[part], version=version)
+        start = part.stop
+    return ledger
+
+
+def compute_usage(ledger: Ledger, children: Sequence[Episode], seconds: float) -> Usage:
+    """Return the cost of an episode with its children; `seconds` are its own, since children run within them."""
+    num_sampled = ledger.num_sampled_tokens
+    num_visual = sum(slot.num_tokens for segment in ledger.segments for slot in segment.slots)
+    return Usage(
+        prompt_tokens=len(ledger) - num_sampled + sum(child.usage.prompt_tokens for child in children),
+        sampled_tokens=num_sampled + sum(child.usage.sampled_tokens for child in children),
+        visual_tokens=num_visual + sum(child.usage.visual_tokens for child in children),
+        seconds=seconds,
     )
 
 
-async def run_group(
-    task: Task,
-    agent: Agent,
-    base: Context,
-    *,
-    size: int,
-    epoch: int = 0,
-    frames: int | None = None,
-    run: Run = run_episode,
-) -> list[Episode]:
-    """`size` attempts, each `run`, started together, in order; all have the frame budget `frames`.
-
-    `base.seed` is the run's seed; an attempt's own is digested from it, the epoch (or step), the whole task and the
-    attempt's index. Watchers are told the task's id and the index with every event.
-    """
-    # One budget for the whole group: its members are compared with each other.
-    budget = base.frames if frames is None else frames
-    contexts = [
-        replace(
-            base,
-            seed=seed_of(base.seed, epoch, task.digest, index),
-            frames=budget,
-            watch=_indexed(base.watch, task.id, index),
-        )
-        for index in range(size)
-    ]
-    return await together([run(task, agent, ctx) for ctx in contexts])
-
-
-def _indexed(
-    watch: Callable[[str, Mapping[str, Any]], None] | None, task: str, index: int
-) -> Callable[[str, Mapping[str, Any]], None] | None:
-    if watch is None:
-        return None
-    return lambda event, data: watch(event, {**data, "task": task, "index": index})
-
-
-def _name(agent: Agent) -> str:
-    bare = agent.func if isinstance(agent, functools.partial) else agent
-    return bare.__name__ if inspect.isfunction(bare) else type(bare).__name__
+def _get_environment_name(make_environment: EnvironmentFactory) -> str:
+    bare = make_environment.func if isinstance(make_environment, functools.partial) else make_environment
+    return get_plugin_name(bare.__name__ if hasattr(bare, "__name__") else type(bare).__name__)

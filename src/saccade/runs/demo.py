@@ -1,10 +1,10 @@
-"""The main job in one run folder: make a world, make a model, teach it, reinforce it, and say what each step was worth.
+"""The whole pipeline in one run folder: generate data, make a model, SFT, RL, and a report on what each stage gained.
 
-    world ──> model ──> sft ──> exams ──> rl ──> exams ──> report
-                                  └── same questions, frame budgets and seeds ──┘
+    data ──> model ──> sft ──> evaluation ──> rl ──> evaluation ──> report
+                                   └── same questions, frame budgets and seeds ──┘
 
-Every part leaves a mark when it is done and can go on where it was stopped, so the whole can: parts with a mark are
-passed over, and the report is written anew from what lies in the folder.
+Every stage writes status/<stage>.json when it is done and can resume, so the whole demo can: finished stages are
+skipped, and the report is rewritten from the files in the folder.
 """
 
 import time
@@ -15,239 +15,253 @@ from typing import Any
 
 import torch
 
-from saccade import exams, plugins, preflight, stages
-from saccade.chat.render import load_renderer
-from saccade.config import Recipe
-from saccade.evaluation import report
-from saccade.evaluation.report import TOOLS_OFF, Comparison, Grid
-from saccade.evaluation.run import Tally, has_tools
-from saccade.media.cache import Library
-from saccade.rollouts.stage import examined, trainable
-from saccade.runlog import MAY_CHANGE, Run, writing
-from saccade.training.clock import memory
-from saccade.view.page import spent
+from saccade import plugins
+from saccade.chat.renderer import load_renderer
+from saccade.checks.run_checks import STAGES
+from saccade.config.schema import Recipe
+from saccade.evaluation.compare import (
+    ANSWER_NOT_SHOWN,
+    ANSWER_SHOWN,
+    TOOLS_OFF_SUFFIX,
+    Comparison,
+    compare_evaluations,
+    read_evaluations,
+)
+from saccade.evaluation.runner import Progress, has_tools
+from saccade.media.cache import CachingMediaLoader
+from saccade.metrics.tables import Table, format_difference, format_estimate, format_optional
+from saccade.reporting.console import UpdateProgress
+from saccade.reporting.run_report import format_duration, write_report
+from saccade.runs import evaluation, pipeline
+from saccade.runs.run_folder import RESUMABLE_KEYS, Run
+from saccade.training.step_timer import measure_peak_memory
+from saccade.utils.files import file_errors
 
-WORLDS = {"video": "films with flashes in them", "image": "pictures with small cards in them"}
-SAMPLED = ", sampled"  # the exam at the temperature of training
-BEFORE, AFTER = "after SFT", "after RL"
-EXAMS = (SAMPLED, "", TOOLS_OFF)
-# What is compared: each exam before and after RL; each model with its tools and without.
-PAIRS = [(BEFORE + exam, AFTER + exam) for exam in EXAMS] + [(name + TOOLS_OFF, name) for name in (BEFORE, AFTER)]
+DATA_DESCRIPTIONS = {"video": "videos with short events", "image": "images with small objects"}
+SAMPLED_SUFFIX = ", sampled"  # the evaluation at the training temperature
+AFTER_SFT, AFTER_RL = "after SFT", "after RL"
+EVALUATIONS = (SAMPLED_SUFFIX, "", TOOLS_OFF_SUFFIX)
+# Each evaluation before and after RL; each model with its tools and without.
+COMPARED_PAIRS = [(AFTER_SFT + suffix, AFTER_RL + suffix) for suffix in EVALUATIONS] + [
+    (name + TOOLS_OFF_SUFFIX, name) for name in (AFTER_SFT, AFTER_RL)
+]
 
-Tell = Callable[..., None]  # (done, remark, total): how far a part is; see view.live.Advance
-Begin = Callable[[str], Tell]  # a line for a part, and how to tell it how far the part is
-Facts = Mapping[str, Any]
-ENDS = {"sft": "sft", "evaluation": "sft_exams", "rl": "rl"}  # a recipe's section, and the first part that used it up
+AddTask = Callable[[str], UpdateProgress]  # adds a progress line for a stage
+Metadata = Mapping[str, Any]
+SECTION_STAGES = {"sft": "sft", "evaluation": "sft_evaluation", "rl": "rl"}  # recipe section: first stage that uses it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a demo leaves: the page, and the tables to show at its end."""
+class DemoOutcome:
+    """The result of a demo: the report page, and the tables for the terminal."""
 
-    page: Path
-    tables: Sequence[Grid]
+    report_path: Path
+    tables: Sequence[Table]
 
 
-def demo(folder: Path, recipe: Recipe, *, resume: bool = False, begin: Begin) -> Outcome:
-    """Do, or go on with, the whole job in `folder`. Raises SaccadeError for what the user can mend."""
-    recipe = stages.with_paths(recipe, folder=folder, model=folder / "model", world=folder / "world")
-    if resume:  # a run keeps its own way of saying where its parts lie
-        own = Run.open(folder).recipe
-        model = recipe.model.model_copy(update={"path": own.model.path})
-        recipe = recipe.model_copy(update={"model": model, "data": own.data})
-    preflight.check(trainable(recipe))
-    # What a finished part did is done; the recipe must go on saying how.
-    before = Run(path=folder, recipe=recipe)
-    ended = {part for part, mark in ENDS.items() if before.is_done(mark)}
-    may_change = [key for key in MAY_CHANGE if key.split(".")[0] not in ended]
-    facts = preflight.jails(recipe, examined(recipe))
-    run = Run.create(folder, recipe, resume=resume, may_change=may_change, facts=facts)
-    job = Job(run=run)
-    works = job.parts()
-    for place, (name, (says, work)) in enumerate(works.items(), 1):
-        tell = begin(f"{place}/{len(works) + 1} {says}")
+def run_demo(folder: Path, recipe: Recipe, *, resume: bool = False, add_task: AddTask) -> DemoOutcome:
+    """Run or resume the whole pipeline in `folder`. Raises SaccadeError."""
+    recipe = pipeline.with_paths(recipe, folder=folder, model=folder / "model", data=folder / "data")
+    if resume:  # keep the paths as the run's recipe has them
+        existing = Run.open(folder).recipe
+        recipe = recipe.with_values({"model.path": existing.model.path, "data": existing.data})
+    # The settings of a finished stage may not change, since the recipe must describe what was run.
+    unchanged = Run(path=folder, recipe=recipe)
+    finished = {section for section, stage in SECTION_STAGES.items() if unchanged.is_done(stage)}
+    resumable_keys = [key for key in RESUMABLE_KEYS if key.split(".")[0] not in finished]
+    run = pipeline.start_run(folder, recipe, STAGES, resume=resume, resumable_keys=resumable_keys, has_model=False)
+    runner = DemoRunner(run=run)
+    stages = runner.build_stages()
+    for number, (name, (description, stage_fn)) in enumerate(stages.items(), 1):
+        update_progress = add_task(f"{number}/{len(stages) + 1} {description}")
         if not run.is_done(name):
-            job.timed(name, work, tell)
-        took = job.mark(name).get("seconds")
-        tell(None, "done" if took is None else f"done, {spent(took)}")
-    return job.report(begin(f"{len(works) + 1}/{len(works) + 1} Report: tables, curves, episodes"))
+            runner.run_stage(name, stage_fn, update_progress)
+        seconds = run.read_json(f"status/{name}.json").get("seconds")
+        update_progress(None, "done" if seconds is None else f"done, {format_duration(seconds)}")
+    return runner.write_report(add_task(f"{len(stages) + 1}/{len(stages) + 1} Report: tables, curves, episodes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The parts of a demo in one run."""
+class DemoRunner:
+    """The stages of a demo in one run."""
 
     run: Run
 
-    def parts(self) -> dict[str, tuple[str, Callable[[Tell], Facts]]]:
-        """By name, in order: what a part does in plain words, and its work."""
+    def build_stages(self) -> dict[str, tuple[str, Callable[[UpdateProgress], Metadata]]]:
+        """Return each stage's description and function by name, in order."""
         return {
-            "world": (f"World: {WORLDS[self.run.recipe.world.media]}", self.make_world),
+            "data": (f"Data: {DATA_DESCRIPTIONS[self.run.recipe.synthetic.media]}", self.generate_data),
             "model": ("Model: random weights", self.make_model),
-            "sft": ("Cold start: learn from examples", lambda tell: self.learn("sft", tell)),
-            "sft_exams": ("Exams after the cold start", lambda tell: self.examine(BEFORE, "sft", tell)),
-            "rl": ("Reinforcement: learn from attempts", lambda tell: self.learn("rl", tell)),
-            "rl_exams": ("Exams after reinforcement", lambda tell: self.examine(AFTER, "rl", tell)),
+            "sft": ("SFT on demonstrations", lambda update: self.train("sft", update)),
+            "sft_evaluation": ("Evaluation after SFT", lambda update: self.evaluate(AFTER_SFT, "sft", update)),
+            "rl": ("RL on rollouts", lambda update: self.train("rl", update)),
+            "rl_evaluation": ("Evaluation after RL", lambda update: self.evaluate(AFTER_RL, "rl", update)),
         }
 
-    def timed(self, name: str, work: Callable[[Tell], Facts], tell: Tell) -> None:
-        """Do a part and mark it, with its seconds (of all starts) and the peak of memory (GiB)."""
-        begun, earlier = time.monotonic(), self.seconds()
-        try:
-            facts = work(tell)
-        finally:
-            earlier[name] = earlier.get(name, 0.0) + time.monotonic() - begun
-            self.run.write_json("seconds.json", earlier)
-        peak = memory(torch.device("cpu"))
-        self.run.mark_done(name, {**facts, "seconds": earlier[name], **peak})
-
-    def seconds(self) -> dict[str, float]:
-        """What each part has taken so far."""
-        found: dict[str, float] = {}
+    def run_stage(
+        self, name: str, stage_fn: Callable[[UpdateProgress], Metadata], update_progress: UpdateProgress
+    ) -> None:
+        """Run a stage and record its status, with its seconds over all invocations and the peak memory (GiB)."""
+        start, seconds = time.monotonic(), dict[str, float]()
         if (self.run.path / "seconds.json").exists():
-            found.update(self.run.read_json("seconds.json"))
-        return found
+            seconds = self.run.read_json("seconds.json")
+        try:
+            metadata = stage_fn(update_progress)
+        finally:
+            seconds[name] = seconds.get(name, 0.0) + time.monotonic() - start
+            self.run.write_json("seconds.json", seconds)
+        peak = measure_peak_memory(torch.device("cpu"))
+        self.run.mark_done(name, {**metadata, "seconds": seconds[name], **peak})
 
-    def mark(self, name: str) -> dict[str, Any]:
-        """What a finished part left for later."""
-        found: dict[str, Any] = self.run.read_json(f"done/{name}.json")
-        return found
+    # ---- stages ----------------------------------------------------------------------------------------------------
 
-    # ---- the parts -------------------------------------------------------------------------------------------------
+    def generate_data(self, update_progress: UpdateProgress) -> Metadata:
+        """Generate and validate videos or images, tasks and demonstrations in `data`."""
+        report = pipeline.generate_data(self.run.path / "data", self.run.recipe, on_progress=update_progress)
+        return {
+            "media": report.num_media,
+            "tasks": report.num_tasks,
+            "constant_baselines": report.constant_baselines,
+        }
 
-    def make_world(self, tell: Tell) -> Facts:
-        """Videos or pictures, tasks and traces in OUT/world, checked; some of them in OUT/world/sheet.png."""
-        found = stages.world(self.run.path / "world", self.run.recipe, told=tell)
-        return {"clips": found.clips, "tasks": found.tasks, "floors": found.floors}
-
-    def make_model(self, tell: Tell) -> Facts:
-        """A tiny checkpoint in OUT/model that has the world's words as tokens."""
+    def make_model(self, update_progress: UpdateProgress) -> Metadata:
+        """Make a tiny checkpoint in `model` whose tokenizer has the data's words as tokens."""
         recipe, folder = self.run.recipe, self.run.path
-        stages.tiny_model(folder / recipe.model.path, recipe, traces=folder / recipe.data.traces)
+        pipeline.create_tiny_model(
+            folder / recipe.model.path, recipe, demonstrations=folder / recipe.data.demonstrations
+        )
         return {}
 
-    def learn(self, name: str, tell: Tell) -> Facts:
-        """A stage of training; its last checkpoint stays in OUT/sft or OUT/rl, so that RL leaves SFT's as it was."""
-        learn, steps, shown = {
-            "sft": (stages.sft, self.run.recipe.sft.steps, "loss"),
-            "rl": (stages.rl, self.run.recipe.rl.steps, "accuracy"),
+    def train(self, name: str, update_progress: UpdateProgress) -> Metadata:
+        """Train a stage ("sft" or "rl") and return the path of its last checkpoint."""
+        train_fn, steps, metric = {
+            "sft": (pipeline.sft, self.run.recipe.sft.steps, "loss"),
+            "rl": (pipeline.rl, self.run.recipe.rl.steps, "accuracy"),
         }[name]
 
-        def told(step: int, values: Mapping[str, float]) -> None:
-            tell(step, f"{shown} {values[shown]:.2f}", steps)
+        def report_step(step: int, values: Mapping[str, float]) -> None:
+            update_progress(step, f"{metric} {values[metric]:.2f}", steps)
 
-        weights = learn(self.run.path, self.run.recipe, run=self.run, on_step=told)
+        weights = train_fn(self.run.path, self.run.recipe, run=self.run, on_step=report_step)
         return {"checkpoint": weights.relative_to(self.run.path).as_posix()}
 
-    def examine(self, name: str, stage: str, tell: Tell) -> Facts:
-        """Three evaluations of a stage's last weights: at the training temperature, greedy, greedy without tools."""
+    def evaluate(self, name: str, stage: str, update_progress: UpdateProgress) -> Metadata:
+        """Evaluate a stage's last weights: at the training temperature, greedily, and greedily without tools."""
         recipe, folder = self.run.recipe, self.run.path
-        changed: dict[str, dict[str, Any]] = {
-            SAMPLED: {"temperature": recipe.sampling.temperature},
-            "": {"temperature": 0.0},
-            TOOLS_OFF: {"temperature": 0.0, "tools": False},
+        overrides: dict[str, dict[str, object]] = {
+            SAMPLED_SUFFIX: {"evaluation.temperature": recipe.sampling.temperature},
+            "": {"evaluation.temperature": 0.0},
+            TOOLS_OFF_SUFFIX: {"evaluation.temperature": 0.0, "evaluation.use_tools": False},
         }
-        names = self.exams()
-        for place, exam in enumerate(names):
-            settings = recipe.evaluation.model_copy(update=changed[exam])
+        suffixes = self.list_evaluations()
+        for number, suffix in enumerate(suffixes):
 
-            def told(tally: Tally, place: int = place, exam: str = exam) -> None:
-                remark = ", ".join(filter(None, (_called(exam), tally.remark)))
-                tell(place * tally.total + tally.done, remark, len(names) * tally.total)
+            def report_progress(progress: Progress, index: int = number, label: str = suffix) -> None:
+                remark = ", ".join(filter(None, (_format_evaluation_name(label), progress.accuracy_text)))
+                update_progress(index * progress.total + progress.done, remark, len(suffixes) * progress.total)
 
-            exams.evaluate(
+            evaluation.evaluate(
                 folder,
-                recipe.model_copy(update={"evaluation": settings}),
-                name=name + exam,
-                weights=stages.latest(folder, stage),
-                on_done=told,
+                recipe.with_values(overrides[suffix]),
+                name=name + suffix,
+                weights=pipeline.find_newest_weights(folder, stage),
+                on_progress=report_progress,
             )
         return {}
 
-    def exams(self) -> tuple[str, ...]:
-        """The exams that this agent can sit: one that has no tools can't be without them."""
-        agent = plugins.load("agents", self.run.recipe.agent.name)
-        return EXAMS if has_tools(agent) else (SAMPLED, "")
+    def list_evaluations(self) -> tuple[str, ...]:
+        """Return the suffixes of the evaluations; an environment without tools has no tools-off control."""
+        environment = plugins.load("environments", self.run.recipe.environment.name)
+        return EVALUATIONS if has_tools(environment) else (SAMPLED_SUFFIX, "")
 
-    def report(self, tell: Tell) -> Outcome:
-        """comparison.json, report.md and report.html, and the tables for the terminal."""
+    def write_report(self, update_progress: UpdateProgress) -> DemoOutcome:
+        """Write comparison.json, report.md and report.html; return the page and the tables for the terminal."""
         folder = self.run.path
-        found = report.read_evaluations(folder)
-        evaluations = {name + exam: found[name + exam] for name in (BEFORE, AFTER) for exam in self.exams()}
-        pairs = [pair for pair in PAIRS if set(pair) <= set(evaluations)]
-        comparison = report.compare(evaluations, pairs=pairs, ungraded=report.count_ungraded(folder))
-        facts = self.facts()
+        finished = read_evaluations(folder)
+        names = [name + suffix for name in (AFTER_SFT, AFTER_RL) for suffix in self.list_evaluations()]
+        evaluations = {name: finished[name] for name in names}
+        pairs = [pair for pair in COMPARED_PAIRS if set(pair) <= set(evaluations)]
+        comparison = compare_evaluations(evaluations, pairs=pairs)
+        metadata = self.collect_metadata()
         renderer = load_renderer(str(folder / self.run.recipe.model.path))
-        with writing(folder):
-            page = report.write_report(
+        with file_errors(folder):
+            page = write_report(
                 folder,
                 evaluations=evaluations,
                 comparison=comparison,
                 decode=renderer.decode,
-                pixels=Library().pixels,
-                facts=facts,
+                load_pixels=CachingMediaLoader().load_pixels,
+                metadata=metadata,
             )
-        tell(None, "done")
-        costs = Grid(title="The run", header=("", ""), rows=tuple((key, str(value)) for key, value in facts.items()))
-        return Outcome(page=page, tables=[*headline(comparison), costs])
+        update_progress(None, "done")
+        costs = Table(title="The run", header=("", ""), rows=tuple(metadata.items()))
+        return DemoOutcome(report_path=page, tables=[*build_headline_tables(comparison), costs])
 
-    def facts(self) -> dict[str, str]:
-        """Seconds by part, peak memory, and how far the engine's logprobs ever were from the trainer's."""
-        marks = {name: self.mark(name) for name in self.parts()}
-        took = {f"{name}, wall time": spent(mark["seconds"]) for name, mark in marks.items() if "seconds" in mark}
-        peak = max((mark.get("memory_gib", 0.0) for mark in marks.values()), default=0.0)
-        gaps = [row["logprob_gap_max"] for row in self.run.metrics("rl") if row.get("logprob_gap_max") is not None]
-        gap = f"{max(gaps):.1e} nats at most" if gaps else "not measured"
-        return {"engine-trainer gap": gap, "peak memory": f"{peak:.2f} GiB", **took}
+    def collect_metadata(self) -> dict[str, str]:
+        """Return wall time by stage, peak memory, and the largest logprob difference between engine and trainer."""
+        statuses = {name: self.run.read_json(f"status/{name}.json") for name in self.build_stages()}
+        wall_times = {
+            f"{name}, wall time": format_duration(status["seconds"])
+            for name, status in statuses.items()
+            if "seconds" in status
+        }
+        peak = max((status.get("memory_gib", 0.0) for status in statuses.values()), default=0.0)
+        differences = [
+            row["engine_trainer_logprob_diff_max"]
+            for row in self.run.read_metrics("rl")
+            if row.get("engine_trainer_logprob_diff_max") is not None
+        ]
+        largest = f"{max(differences):.1e} nats at most" if differences else "not measured"
+        return {"engine-trainer logprob difference": largest, "peak memory": f"{peak:.2f} GiB", **wall_times}
 
 
-# ---- the headline --------------------------------------------------------------------------------------------------
+# ---- headline tables -----------------------------------------------------------------------------------------------
 
 
-def headline(comparison: Comparison) -> list[Grid]:
-    """Before and after RL, with tools and without, at the training temperature; tools' worth; question by question."""
-    found = comparison.summaries
-    changes = {(each.before, each.after, each.where): report.gained(each.difference) for each in comparison.changes}
+def build_headline_tables(comparison: Comparison) -> list[Table]:
+    """Return accuracy before and after RL, the gain from tools, and accuracy by question type."""
+    summaries = comparison.summaries
+    changes = {
+        (change.before, change.after, change.visibility): format_difference(change.difference)
+        for change in comparison.changes
+    }
     rows: list[tuple[str, ...]] = []
-    for exam in (exam for exam in EXAMS if AFTER + exam in found):
-        before, after = (report.ranged(found[name + exam].accuracy) for name in (BEFORE, AFTER))
-        gain = changes.get((BEFORE + exam, AFTER + exam, ""), "–")
-        rows.append((_called(exam), before, after, gain, str(found[AFTER + exam].tasks)))
-    rows.append(("blind floor", *[_plain(found[AFTER].floor)] * 2, "", ""))
-    formats = [f"{found[name + SAMPLED].compliance.mean:.2f}" for name in (BEFORE, AFTER)]
-    looks = [f"{found[name].visual_tokens:.1f}" for name in (BEFORE, AFTER)]
-    rows += [("format, sampled", *formats, "", ""), ("visual tokens, greedy", *looks, "", "")]
-    worth = [
-        (says, *(changes.get((name + TOOLS_OFF, name, where), "–") for name in (BEFORE, AFTER)))
-        for says, where in (("all", ""), *((where, where) for where in (report.SHOWS, report.HIDES)))
+    for suffix in (suffix for suffix in EVALUATIONS if AFTER_RL + suffix in summaries):
+        before, after = (format_estimate(summaries[name + suffix].accuracy) for name in (AFTER_SFT, AFTER_RL))
+        gain = changes.get((AFTER_SFT + suffix, AFTER_RL + suffix, ""), "–")
+        num_tasks = str(summaries[AFTER_RL + suffix].num_tasks)
+        rows.append((_format_evaluation_name(suffix), before, after, gain, num_tasks))
+    rows.append(("constant-answer baseline", *[format_optional(summaries[AFTER_RL].constant_baseline)] * 2, "", ""))
+    formats = [f"{summaries[name + SAMPLED_SUFFIX].format_compliance.mean:.2f}" for name in (AFTER_SFT, AFTER_RL)]
+    visual_tokens = [f"{summaries[name].visual_tokens:.1f}" for name in (AFTER_SFT, AFTER_RL)]
+    rows += [("format, sampled", *formats, "", ""), ("visual tokens, greedy", *visual_tokens, "", "")]
+    tool_gains = [
+        (part or "all", *(changes.get((name + TOOLS_OFF_SUFFIX, name, part), "–") for name in (AFTER_SFT, AFTER_RL)))
+        for part in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN)
     ]
-    header = ("", BEFORE, AFTER, "gain by RL, paired", "n")
-    tools = Grid(
+    header = ("", AFTER_SFT, AFTER_RL, "gain by RL, paired", "n")
+    tools = Table(
         title="Greedy with tools minus without, by whether the overview shows the answer",
-        header=("", BEFORE, AFTER),
-        rows=tuple(worth),
+        header=("", AFTER_SFT, AFTER_RL),
+        rows=tuple(tool_gains),
     )
     return [
-        Grid(title="Accuracy on held-out questions, 95 % intervals", header=header, rows=tuple(rows)),
-        *([tools] if AFTER + TOOLS_OFF in found else []),
-        _by_question(comparison),
+        Table(title="Accuracy on held-out questions, 95 % intervals", header=header, rows=tuple(rows)),
+        *([tools] if AFTER_RL + TOOLS_OFF_SUFFIX in summaries else []),
+        _build_question_table(comparison),
     ]
 
 
-def _by_question(comparison: Comparison) -> Grid:
-    """Greedy accuracy by kind of question, the blind floor beside."""
-    names = [name for name in (BEFORE, AFTER, AFTER + TOOLS_OFF) if name in comparison.summaries]
-    tables = [{row.name: row for row in comparison.summaries[name].slices["question"]} for name in names]
+def _build_question_table(comparison: Comparison) -> Table:
+    """Return greedy accuracy by question type, with the constant-answer baseline."""
+    names = [name for name in (AFTER_SFT, AFTER_RL, AFTER_RL + TOOLS_OFF_SUFFIX) if name in comparison.summaries]
+    tables = [{row.name: row for row in comparison.summaries[name].slices["question_type"]} for name in names]
     rows: list[tuple[str, ...]] = []
-    for kind, last in tables[1].items():
-        cells = [report.ranged(table[kind].accuracy) if kind in table else "–" for table in tables]
-        rows.append((kind, *cells, _plain(last.floor), str(last.accuracy.n)))
-    return Grid(title="By question, greedy", header=("", *names, "blind", "n"), rows=tuple(rows))
+    for question, last in tables[1].items():
+        cells = [format_estimate(table[question].accuracy) if question in table else "–" for table in tables]
+        rows.append((question, *cells, format_optional(last.constant_baseline), str(last.accuracy.n)))
+    return Table(title="By question, greedy", header=("", *names, "baseline", "n"), rows=tuple(rows))
 
 
-def _called(exam: str) -> str:
-    return exam.removeprefix(", ") or "greedy"
-
-
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _format_evaluation_name(evaluation: str) -> str:
+    return evaluation.removeprefix(", ") or "greedy"

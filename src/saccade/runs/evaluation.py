@@ -1,40 +1,56 @@
-"""An exam: weights, tasks and what marks the answers; its episodes stay in the run's folder.
+"""Evaluate weights on tasks or on a benchmark; the episodes are written to the run's folder.
 
-evaluate(folder, recipe)  tasks       -> folder/evaluations/<name>.jsonl
-examine(folder, recipe)   a benchmark -> the same, and its scorecard beside
-joined(folder, benchmark) its shards  -> the same
+evaluate(folder, recipe)                     tasks       -> folder/evaluations/<name>.jsonl
+evaluate_benchmark(folder, recipe, ...)      a benchmark -> the same, and its scorecard beside it
+merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.config import Recipe, parsed
-from saccade.data.record import write_jsonl
-from saccade.data.rows import read_tasks
-from saccade.engines._distribution import NEUTRAL
+from saccade.config.load import parse_yaml, resolve_data_path, resolve_media_root, resolve_model_path
+from saccade.config.schema import Recipe
+from saccade.data.dataset import load_tasks
+from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.evaluation import run as evaluation_run
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Extractor, check_subtitles
-from saccade.evaluation.benchmarks._episodes import results_of, scorer
-from saccade.evaluation.benchmarks._judging import Referee
-from saccade.evaluation.expansion import read_expansion
-from saccade.evaluation.merge import merge
-from saccade.evaluation.metrics import failed
-from saccade.evaluation.portions import EVERYTHING, Portion
-from saccade.evaluation.scorecard import CARD, LIMITED, Scorecard, conditions, cut, keep, read_card, scorecard
-from saccade.evaluation.shards import Shard, of_shard, shard_path, shards_of
-from saccade.evaluation.verdicts import VERDICTS, Verdict, decided, read_verdicts
-from saccade.media import files
-from saccade.model.digest import weights_digest
-from saccade.protocols import Scorer
-from saccade.rollouts.stage import examined, takes_text
-from saccade.runlog import writing
-from saccade.stages import PICTURES, attempting, finish, met, model_of, named, newest, weights_of
-from saccade.types import Scored, Task
+from saccade.evaluation import runner as evaluation_runner
+from saccade.evaluation.benchmark_result import (
+    LIMITED_SAMPLE,
+    SCORECARD_SUFFIX,
+    Scorecard,
+    build_scorecard,
+    describe_conditions,
+    read_scorecard,
+    truncate_text,
+    write_scorecard,
+)
+from saccade.evaluation.benchmarks.base import Benchmark, Scoring, build_score_fn, check_subtitles, grade_episodes
+from saccade.evaluation.benchmarks.llm_judge import LlmJudge
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, JudgeVerdict, apply_verdicts_to_answers, read_verdicts
+from saccade.evaluation.records import read_scored_episodes, read_ungraded_episodes
+from saccade.evaluation.shards import get_results_path, get_shard_file, list_shard_manifests, merge_shards
+from saccade.evaluation.subset import FULL_SET, Shard, Subset, read_stratified_weights
+from saccade.media import hashing
+from saccade.metrics.episode_metrics import has_failed
+from saccade.models.checkpoint_files import compute_checkpoint_digest
+from saccade.protocols import ScoreFn
+from saccade.rewards.compose import register_answer_types
+from saccade.rollouts.components import for_evaluation, uses_chat_engine
+from saccade.runs.pipeline import (
+    IMAGES_FOLDER,
+    connect_server,
+    find_newest_weights,
+    load_components,
+    resolve_checkpoint,
+    run_and_close,
+)
+from saccade.types import ScoredEpisode, Task
+from saccade.utils.files import file_errors
+from saccade.utils.jsonl import write_jsonl
 
-# Settings of an engine that change what is sampled.
-FILTERS = (*NEUTRAL, "body", "factor")
+# Engine settings that change what is sampled.
+SAMPLING_SETTINGS = (*NEUTRAL_VALUES, "extra_body", "image_token_size")
 
 
 def evaluate(
@@ -44,217 +60,248 @@ def evaluate(
     name: str,
     weights: Path | None = None,
     tasks: Path | Sequence[Task] | None = None,
-    score: tuple[str, Scorer] | None = None,
-    portion: Portion = EVERYTHING,
-    at_once: int = 512,
-    known: bool = False,
-    on_done: Callable[[evaluation_run.Tally], None],
-) -> list[Scored]:
-    """Evaluate weights (a run's newest by default) on a `portion` of tasks (of the recipe's test split by default),
-    `at_once` at a time.
+    named_score_fn: tuple[str, ScoreFn] | None = None,
+    subset: Subset = FULL_SET,
+    max_concurrency: int = 512,
+    is_connected: bool = False,
+    on_progress: Callable[[evaluation_runner.Progress], None],
+) -> list[ScoredEpisode]:
+    """Evaluate weights (a run's newest by default) on a `subset` of tasks (of the recipe's test split by default).
 
-    `score`, with what it is called, is asked in place of the recipe's rewards; a `known` recipe's server was asked
-    before what model it has (`met`). The episodes are kept in
-    `folder/evaluations/<name>.jsonl`, and an interrupted evaluation goes on from there.
-    Raises DataError for a name that is no file's, and RunError where no attempt could be graded or every one broke.
+    `named_score_fn`, a name and a function, replaces the recipe's rewards; `is_connected` says that `connect_server`
+    has already returned this recipe. At most `max_concurrency` episodes run at a time. The episodes are written to
+    `folder/evaluations/<name>.jsonl`, from which an interrupted evaluation resumes. Raises DataError for a name that
+    can't be a file's and for no tasks, and RunError if no episode could be graded or every episode failed.
     """
     if not name or Path(name).name != name:
-        raise DataError(f"an evaluation can't be called {name!r}; give it a name without slashes")
-    given = tasks or named(folder, recipe.data.test, "data.test")
-    rows = read_tasks(given) if isinstance(given, Path) else given
-    recipe = examined(recipe if known else met(recipe))
-    chosen = weights_for(folder, recipe, weights)
-    stage = attempting(recipe, chosen)
-    stage.media.made = str(folder.resolve() / PICTURES)
-    path = shard_path(folder, name, portion.shard)
-    work = evaluation_run.evaluate(
+        raise DataError(
+            f"an evaluation can't be called {name!r}; give it a name without slashes", key="name", value=name
+        )
+    register_answer_types(recipe.rewards)
+    given = resolve_data_path(folder, recipe.data.test, "data.test") if tasks is None else tasks
+    rows = load_tasks(given, media_root=resolve_media_root(folder, recipe)) if isinstance(given, Path) else given
+    if not rows:
+        raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=rows)
+    recipe = for_evaluation(recipe if is_connected else connect_server(recipe))
+    checkpoint = resolve_weights(folder, recipe, weights)
+    components = load_components(recipe, checkpoint)
+    components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+    path = get_results_path(folder, name, subset.shard)
+    work = evaluation_runner.evaluate(
         rows,
-        agent=stage.agent,
-        base=stage.context(seed=recipe.seed),
-        score=score[1] if score else stage.score,
+        environments=components.environments,
+        context=components.build_context(seed=recipe.seed),
+        score_fn=named_score_fn[1] if named_score_fn else components.score_fn,
         settings=recipe.evaluation,
-        path=path,
+        results_path=path,
         root=folder,
-        identity={**identity(recipe, chosen), **({"rewards": score[0]} if score else {})},
-        portion=portion,
-        at_once=at_once,
-        on_done=on_done,
+        identity={**compute_identity(recipe, checkpoint), **({"rewards": named_score_fn[0]} if named_score_fn else {})},
+        subset=subset,
+        max_concurrency=max_concurrency,
+        on_progress=on_progress,
     )
-    found = finish(stage, work)
-    if not found:
-        reason = evaluation_run.read_ungraded(path)[0].reason
-        raise RunError(f"no attempt of the evaluation {name!r} could be graded ({reason}); mend that and try again")
-    if all(failed(each.episode) for each in found):
-        reason = next((each.episode.error for each in found if each.episode.error), "no reason given")
-        raise RunError(f"every attempt of the evaluation {name!r} broke, the first with: {reason}")
-    return found
+    scored = run_and_close(components, work)
+    if not scored:
+        reason = read_ungraded_episodes(path)[0].reason
+        raise RunError(
+            f"no episode of the evaluation {name!r} could be graded ({reason}); fix that and run the command again",
+            key=str(path),
+        )
+    if all(has_failed(item.episode) for item in scored):
+        reason = next((item.episode.error for item in scored if item.episode.error), "no reason given")
+        raise RunError(f"every episode of the evaluation {name!r} failed, the first with: {reason}", key=str(path))
+    return scored
 
 
-def examine(
+def evaluate_benchmark(
     folder: Path,
     recipe: Recipe,
     benchmark: Benchmark,
     *,
     data: Path,
     name: str = "",
-    subset: bool = False,
-    extractor: Extractor = "official",
+    allow_incomplete: bool = False,
+    scoring: Scoring = "strict",
     weights: Path | None = None,
     shard: Shard | None = None,
-    on_done: Callable[[evaluation_run.Tally], None],
-    on_judged: Callable[[evaluation_run.Tally], None] = lambda tally: None,
+    on_progress: Callable[[evaluation_runner.Progress], None],
+    on_judge_progress: Callable[[evaluation_runner.Progress], None] = lambda progress: None,
 ) -> Scorecard:
-    """Evaluate weights on a benchmark's local copy in `data`; the scorecard is written beside the episodes.
+    """Evaluate weights on a benchmark's local copy in `data`; write the scorecard beside the episodes.
 
-    The evaluation is called as the benchmark, unless there is a `name`. The file's scores are the official rule's
-    whatever the `extractor`, by which the card's answers are marked, so that both rules read one file.
-    The card of a `shard` speaks of its tasks alone. What the rule leaves open goes to the judge of
-    `evaluation.judge`, if there is one, whose verdicts are written there as well; `on_judged` is told how far that is.
-    Raises DataError for a copy that is not whole, or lacks subtitles of what is asked, unless a `subset` is wanted; see
-    `check_order` as well.
+    The evaluation's `name` defaults to the benchmark's. The results file holds the strict rule's scores, whatever the
+    `scoring` of the scorecard, so that both rules use one file. The scorecard of a `shard` covers that shard's tasks
+    alone. Answers that the rule leaves open go to the judge of `evaluation.judge`, if any, whose verdicts are written
+    beside the episodes; `on_judge_progress` receives the judge's progress. Unless `allow_incomplete`, raises DataError
+    for an incomplete copy or missing subtitles. Raises ConfigError as `check_option_shuffle` does.
     """
-    check_order(recipe, benchmark)
-    recipe = met(recipe)
-    tasks, portion = benchmark.tasks(data, subset=subset), portion_of(recipe, benchmark, shard)
-    if not subset:
-        check_subtitles(benchmark, tasks, portion.of(tasks), data)
-    referee, name = Referee.of(benchmark, recipe.evaluation.judge), name or benchmark.name
+    check_option_shuffle(recipe, benchmark)
+    recipe = connect_server(recipe)
+    name = name or benchmark.name
+    tasks = benchmark.load_tasks(data, allow_incomplete=allow_incomplete)
+    subset = build_subset(recipe, benchmark, shard)
+    if not allow_incomplete:
+        check_subtitles(benchmark, tasks, subset.select(tasks), data)
+    judge = LlmJudge.from_settings(benchmark, recipe.evaluation.judge)
     scored = evaluate(
         folder,
         recipe,
         name=name,
         weights=weights,
         tasks=tasks,
-        score=(f"{benchmark.name} official", scorer(benchmark, "official")),
-        portion=portion,
-        known=True,
-        on_done=on_done,
+        named_score_fn=(f"{benchmark.name} strict", build_score_fn(benchmark, "strict")),
+        subset=subset,
+        is_connected=True,
+        on_progress=on_progress,
     )
-    path, results = shard_path(folder, name, shard), results_of(benchmark, scored, extractor)
-    said = referee.verdicts(results, told=on_judged)
-    _keep_verdicts(path, said if referee.model else None)
-    known, expansion = conditions(recipe, weights or newest(folder)), portion.expansion(tasks)
-    if expansion is None:  # whatever the limit is, it left nothing out
-        known.pop(LIMITED, None)
-    if len(tasks) != benchmark.count:
-        known["copy"] = f"{len(tasks)} of the {benchmark.count} questions published"
-    card = scorecard(
+    path, results = get_results_path(folder, name, shard), grade_episodes(benchmark, scored, scoring)
+    verdicts = judge.collect_verdicts(results, on_progress=on_judge_progress)
+    with file_errors(path):
+        if judge.model:
+            write_jsonl(path.with_suffix(VERDICTS_SUFFIX), verdicts)
+        else:  # an earlier judge's would give another score than the scorecard's; its cache still holds them
+            path.with_suffix(VERDICTS_SUFFIX).unlink(missing_ok=True)
+    conditions = describe_conditions(recipe, weights or find_newest_weights(folder))
+    stratified_weights = subset.compute_weights(tasks)
+    if stratified_weights is None:  # the limit left no task out
+        conditions.pop(LIMITED_SAMPLE, None)
+    if len(tasks) != benchmark.num_tasks:
+        conditions["copy"] = f"{len(tasks)} of the {benchmark.num_tasks} questions published"
+    card = build_scorecard(
         benchmark,
         scored,
-        decided(results, said, benchmark.rule(extractor)),
-        extractor=extractor,
-        judge=referee.model,
-        known={**known, **_judging(referee, said)},
-        expansion=None if shard else expansion,  # a shard is not even over the rows of all
+        apply_verdicts_to_answers(results, verdicts, benchmark.get_grade_fn(scoring)),
+        scoring=scoring,
+        judge=judge.model,
+        conditions={**conditions, **_describe_judging(judge, verdicts)},
+        stratified_weights=None if shard else stratified_weights,  # a shard isn't a stratified sample of the full set
     )
-    keep(path, card)
+    write_scorecard(path, card)
     return card
 
 
-def _keep_verdicts(results: Path, said: Sequence[Verdict] | None) -> None:
-    """Write what a judge said beside the results; where none judges, what an earlier one said goes.
-
-    It would be another score than the card's. Judges' own caches keep it.
-    """
-    with writing(results):
-        if said is None:
-            results.with_suffix(VERDICTS).unlink(missing_ok=True)
-        else:
-            write_jsonl(results.with_suffix(VERDICTS), said)
+def _describe_judging(judge: LlmJudge, verdicts: Sequence[JudgeVerdict]) -> dict[str, str]:
+    """Return, as conditions of a score, who graded the answers and why verdicts are missing."""
+    conditions = {"marked by": judge.description} if judge.description else {}
+    reasons = [verdict.reason for verdict in verdicts if verdict.value is None]
+    if reasons:
+        reason = truncate_text(reasons[0])
+        conditions["no verdict"] = f"on {len(reasons)} answers ({reason}); the same command queries the judge again"
+    return conditions
 
 
-def _judging(referee: Referee, said: Sequence[Verdict]) -> dict[str, str]:
-    """Who marked, and why a judge said nothing where it didn't, as conditions of a score."""
-    lost = [each.reason for each in said if each.value is None]
-    why = {"no verdict": f"on {len(lost)} answers ({cut(lost[0])}); the same command asks again"} if lost else {}
-    return {**({"marked by": referee.part} if referee.part else {}), **why}
-
-
-def joined(
+def merge_benchmark_shards(
     folder: Path,
     benchmark: Benchmark,
     *,
     name: str = "",
-    extractor: Extractor = "official",
-    others: Sequence[Path] = (),
+    scoring: Scoring = "strict",
+    other_folders: Sequence[Path] = (),
 ) -> Scorecard:
-    """Join the shards of an evaluation on a benchmark (see `merge`), and write the scorecard of all of them.
+    """Merge the shards of an evaluation on a benchmark (see `merge_shards`), and write the full scorecard.
 
-    Nothing is attempted and nobody is asked: who judged what the rule leaves open, what was said, and how the
-    questions were asked is taken from what lies beside the shards.
+    No episode is run and no judge is queried: judge, verdicts and conditions come from the files beside the shards.
     """
     name = name or benchmark.name
-    path = merge(folder, name, others)
-    beside = [of_shard(part, CARD) for place in (folder, *others) for part in shards_of(place, name)]
-    cards = [read_card(each) for each in beside if each.exists()]
-    scored, said = evaluation_run.read_results(path), read_verdicts(path)
-    results = decided(results_of(benchmark, scored, extractor), said, benchmark.rule(extractor))
-    judges = ", ".join(dict.fromkeys(each.judge for each in cards if each.judge))
-    known = cards[0].conditions if cards else {}  # settings of a command are written nowhere else
-    card = scorecard(
-        benchmark, scored, results, extractor=extractor, judge=judges, known=known, expansion=read_expansion(path)
+    path = merge_shards(folder, name, other_folders)
+    card_paths = [
+        get_shard_file(manifest, SCORECARD_SUFFIX)
+        for shard_folder in (folder, *other_folders)
+        for manifest in list_shard_manifests(shard_folder, name)
+    ]
+    cards = [read_scorecard(card_path) for card_path in card_paths if card_path.exists()]
+    scored, verdicts = read_scored_episodes(path), read_verdicts(path)
+    results = apply_verdicts_to_answers(
+        grade_episodes(benchmark, scored, scoring), verdicts, benchmark.get_grade_fn(scoring)
     )
-    keep(path, card)
+    judges = ", ".join(dict.fromkeys(card.judge for card in cards if card.judge))
+    conditions = cards[0].conditions if cards else {}  # the command's settings are stored nowhere else
+    card = build_scorecard(
+        benchmark,
+        scored,
+        results,
+        scoring=scoring,
+        judge=judges,
+        conditions=conditions,
+        stratified_weights=read_stratified_weights(path),
+    )
+    write_scorecard(path, card)
     return card
 
 
-def portion_of(recipe: Recipe, benchmark: Benchmark, shard: Shard | None) -> Portion:
-    """The part of a benchmark that is asked: its strata evenly, and whole what its metric reads together."""
+def build_subset(recipe: Recipe, benchmark: Benchmark, shard: Shard | None) -> Subset:
+    """Return the subset of a benchmark to evaluate: even over its strata, without splitting tasks scored jointly."""
     limit = recipe.evaluation.limit
-    return Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.together, shard=shard)
+    return Subset(limit=limit, strata=tuple(benchmark.strata.values()), joint_key=benchmark.joint_key, shard=shard)
 
 
-def check_order(recipe: Recipe, benchmark: Benchmark) -> None:
-    """Raises ConfigError where options are to be shuffled, and the benchmark's score depends on their order."""
-    if recipe.evaluation.shuffle_options and benchmark.ordered:
-        why = f"the options of {benchmark.name} can't be shuffled: {benchmark.ordered}"
-        raise ConfigError(f"{why}; leave out --shuffle-options (evaluation.shuffle_options)")
+def check_option_shuffle(recipe: Recipe, benchmark: Benchmark) -> None:
+    """Raise ConfigError if options are to be shuffled and the benchmark's score depends on their order."""
+    if recipe.evaluation.shuffle_options and benchmark.fixed_order_reason:
+        raise ConfigError(
+            f"the options of {benchmark.name} can't be shuffled: {benchmark.fixed_order_reason}; leave out "
+            "--shuffle-options (evaluation.shuffle_options)",
+            key="evaluation.shuffle_options",
+            value=True,
+        )
 
 
-def weights_for(folder: Path, recipe: Recipe, weights: Path | None) -> Path | None:
-    """The weights that are evaluated, a run's newest by default; None where the engine's server has its own.
+def resolve_weights(folder: Path, recipe: Recipe, weights: Path | None) -> Path | None:
+    """Return the weights to evaluate, a run's newest by default; None if the engine is a chat API.
 
-    Raises ConfigError for weights that such a server was never told of, RunError where there are none.
+    Raises ConfigError for weights given together with such an API, RunError if there are none.
     """
-    if not takes_text(recipe):
-        return weights_of(weights) if weights else newest(folder) or model_of(folder, recipe)
+    if not uses_chat_engine(recipe):
+        return (
+            resolve_checkpoint(weights)
+            if weights
+            else find_newest_weights(folder) or resolve_model_path(folder, recipe)
+        )
     if weights:
-        raise ConfigError(f"the engine {recipe.engine.name} asks a server, not {weights}; leave out --model")
+        raise ConfigError(
+            f"the engine {recipe.engine.name} queries its server, which can't load {weights}; leave out --model",
+            key="engine.name",
+            value=recipe.engine.name,
+        )
     return None
 
 
-def identity(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
-    """What an evaluation's results depend on besides its own settings; where the files lie is no part of it."""
-    # Batch sizes and addresses of an engine change no result; which engine it is may, in the last digits. What it
-    # leaves out of the distribution does, and is named only where there is something: older results go on.
-    filters = {name: recipe.engine.settings[name] for name in FILTERS if name in recipe.engine.settings}
+def compute_identity(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
+    """Return what an evaluation's results depend on besides its own settings; paths of files are no part of it."""
+    # Batch sizes and URLs of an engine change no result; the choice of engine may, in the last digits. Sampling filters
+    # do, and are included only where they are set, as named environments are.
+    filters = {name: recipe.engine.settings[name] for name in SAMPLING_SETTINGS if name in recipe.engine.settings}
+    values = recipe.model_dump(mode="json", include={"environment", "environments", "rewards"})
+    if not values["environments"]:
+        del values["environments"]
+    # Two servers may serve different weights under one name: only the URL distinguishes them.
+    server = [recipe.engine.settings.get(name) for name in ("url", "model")]
     return {
-        # A server may have any weights: of two with one name, only the address tells which.
-        "weights": weights_digest(weights) if weights else [recipe.engine.settings[name] for name in ("url", "model")],
+        "weights": compute_checkpoint_digest(weights) if weights else server,
         "precision": (recipe.model.dtype, recipe.model.device.partition(":")[0]),
-        "engine": _contents([recipe.engine.name, filters] if filters else recipe.engine.name),
-        "agent": _contents(recipe.agent.model_dump(mode="json")),
-        "rewards": _contents(recipe.model_dump(mode="json")["rewards"]),
+        "engine": _digest_plugin_files([recipe.engine.name, filters] if filters else recipe.engine.name),
+        **{name: _digest_plugin_files(value) for name, value in values.items()},
     }
 
 
-def _contents(value: Any) -> Any:
-    """The value with the path of every plugin file, as `./mine.py`, replaced by a digest of what it holds; of a file of
-    YAML, as a prompt protocol, with the plugin files that it names, whose paths start at its folder.
+def _digest_plugin_files(value: Any) -> Any:
+    """Return the value with the path of every plugin file, such as `./mine.py`, replaced by a digest of its content.
+
+    A YAML file, such as a prompt format, is digested together with the plugin files it names, relative to its folder.
     """
     if isinstance(value, Mapping):
-        return {_contents(key): _contents(each) for key, each in value.items()}
+        return {_digest_plugin_files(key): _digest_plugin_files(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_contents(each) for each in value]
+        return [_digest_plugin_files(item) for item in value]
+    if isinstance(value, str) and ".py:" in value:  # an object of a plugin file
+        path, _, object_name = value.partition(".py:")
+        return f"{_digest_plugin_files(path + '.py')}:{object_name}"
     if isinstance(value, str) and value.endswith((".py", ".yaml", ".yml")):
-        held = f"{Path(value).name} {files.digest(value)}"
-        inside = [] if value.endswith(".py") else _plugins(Path(value))
-        return [held, *map(_contents, inside)] if inside else held
+        digest = f"{Path(value).name} {hashing.compute_file_digest(value)}"
+        if value.endswith(".py"):
+            return digest
+        content = parse_yaml(Path(value).read_text(encoding="utf-8"), value)
+        named = content.values() if isinstance(content, Mapping) else ()
+        files = [Path(value).parent / name for name in named if isinstance(name, str) and name.endswith(".py")]
+        return [digest, *(_digest_plugin_files(str(file)) for file in files)] if files else digest
     return value
-
-
-def _plugins(path: Path) -> list[str]:
-    """The plugin files that a file of YAML names."""
-    found = parsed(path.read_text(encoding="utf-8"), str(path))
-    values = found.values() if isinstance(found, Mapping) else ()
-    return [str(path.parent / each) for each in values if isinstance(each, str) and each.endswith(".py")]

@@ -1,324 +1,369 @@
-"""The stages of a run's life as functions: what the commands, the demo and your own script share.
+"""The stages of a run as functions, shared by the command line, the demo, the ablations and scripts.
 
-world(folder, recipe)     clips, tasks and traces, checked
-sft(folder, recipe)       traces -> checkpoints in folder/sft
-rl(folder, recipe)        tasks  -> checkpoints in folder/rl
+generate_data(folder, recipe)   synthetic media, tasks and demonstrations, validated
+sft(folder, recipe)             demonstrations -> checkpoints in folder/sft
+rl(folder, recipe)              tasks          -> checkpoints in folder/rl
 """
 
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
 
-from saccade.config import Plugin, Recipe, load_recipe
+from saccade.checks.machine import CheckResult
+from saccade.checks.run_checks import (
+    Check,
+    PlannedRun,
+    report_checks,
+    require_checks,
+    run_check,
+    start_sandboxes,
+)
+from saccade.config.load import load_recipe, resolve_data_path, resolve_media_root, resolve_model_path
+from saccade.config.schema import PluginConfig, Recipe
+from saccade.data.dataset import iterate_items, load_demonstrations, load_tasks
 from saccade.data.mixture import Mixture
-from saccade.data.record import seen_from
-from saccade.data.rows import read_demos, read_tasks
-from saccade.data.world import check_world, contact_sheet, make_world, pieces
-from saccade.data.world.check import WorldReport
-from saccade.data.world.folder import SPLITS
-from saccade.data.world.make import FRAME_BUDGETS
+from saccade.data.synthetic import build_tokenizer_pieces, draw_contact_sheet, generate_dataset, validate_dataset
+from saccade.data.synthetic.dataset import SPLITS, ValidationReport
+from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.errors import DataError, ModelError, RunError
-from saccade.model.tiny import make_tiny
-from saccade.preflight import check, check_device, check_model, jails
-from saccade.protocols import TextEngine
-from saccade.rollouts.stage import RolloutStage, Stage, examined, takes_text, trainable
-from saccade.runlog import Run, writing
-from saccade.trackers._tell import telling
+from saccade.models.tiny import make_tiny_model
+from saccade.protocols import ChatEngine
+from saccade.reporting.loggers.dispatch import open_loggers
+from saccade.rewards.compose import register_answer_types
+from saccade.rollouts.components import (
+    RolloutComponents,
+    TrainingComponents,
+    for_evaluation,
+    uses_chat_engine,
+)
+from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
-from saccade.types import Task
+from saccade.types import Demonstration, Task
+from saccade.utils.files import file_errors
+from saccade.utils.jsonl import relativize_path
 
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
-SERVED = "openai"  # the engine that a model's address stands for
-PICTURES = "pictures"  # where a run keeps what its tools made
-TINY_TOKEN = 16  # pixels per side of a visual token of the tiny models; those of published ones are larger
+CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
+IMAGES_FOLDER = "images"  # of a run: the images that its tools made
+TINY_TOKEN_PIXELS = 16  # pixels per side of a visual token of the tiny models; published models have larger ones
 
 
 def with_paths(
-    recipe: Recipe, *, folder: Path | None = None, model: Path | None = None, world: Path | None = None
+    recipe: Recipe, *, folder: Path | None = None, model: Path | None = None, data: Path | None = None
 ) -> Recipe:
-    """The recipe with a model and a world's files filled in, as the run in `folder` keeps them.
+    """Return the recipe with the paths of a model and of a synthetic dataset, as the run in `folder` stores them.
 
-    Below the run's folder paths are relative to it, so that it can be moved as a whole; all others are absolute, so
-    that it can be resumed from anywhere. A relative path of the recipe's own model starts at the run's folder if there
-    is one, else here.
+    Paths inside the run's folder are relative to it, so that the folder can be moved; all others are absolute, so that
+    the run can be resumed from any directory. A relative model path of the recipe is resolved against the run's folder
+    if it exists there, else against the working directory.
     """
     if model is not None:
-        model = weights_of(model)
+        model = resolve_checkpoint(model)
     elif recipe.model.path:
         inside = None if folder is None else folder / recipe.model.path
         model = inside if inside is not None and inside.exists() else Path(recipe.model.path)
     if model is not None:
-        path = _kept(model, folder)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": path})})
-    if world is not None:
-        places = {split: _kept(world / split / "tasks.jsonl", folder) for split in SPLITS}
-        traces = _kept(world / "train" / "traces.jsonl", folder)
-        if not isinstance(recipe.data.train, str):  # a mixture that was asked for; the world has the rest
-            del places["train"]
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={**places, "traces": traces})})
+        recipe = recipe.with_values({"model.path": _format_path(model, folder)})
+    if data is not None:
+        paths = {split: _format_path(data / split / "tasks.jsonl", folder) for split in SPLITS}
+        paths["demonstrations"] = _format_path(data / "train" / "demonstrations.jsonl", folder)
+        if not isinstance(recipe.data.train, str):  # the recipe names a mixture for training
+            del paths["train"]
+        recipe = recipe.with_values({f"data.{name}": path for name, path in paths.items()})
     return recipe
 
 
-def _kept(path: Path, folder: Path | None) -> str:
+def _format_path(path: Path, folder: Path | None) -> str:
     root = None if folder is None else folder.resolve()
-    return seen_from(root or Path(), str(path.resolve()), root)
+    return relativize_path(root or Path(), str(path.resolve()), root)
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run: of its RL if there is one, else of its SFT."""
-    return latest(folder, "rl") or latest(folder, "sft")
+def find_newest_weights(run_folder: Path, stage: str | None = None) -> Path | None:
+    """Return the newest checkpoint of a stage (default: of "rl" if there is one, else of "sft"); None without any."""
+    stages = ("rl", "sft") if stage is None else (stage,)
+    saved = (checkpoint.find_newest_checkpoint(run_folder / name) for name in stages)
+    return next((found.folder for found in saved if found), None)
 
 
-def latest(folder: Path, stage: str) -> Path | None:
-    """The newest checkpoint of a stage of a run ("sft", "rl")."""
-    found = checkpoint.newest(folder / stage)
-    return found.folder if found else None
-
-
-def weights_of(path: Path) -> Path:
-    """A checkpoint, where a run stands for its newest one. Raises RunError for a run that has none yet."""
+def resolve_checkpoint(path: Path) -> Path:
+    """Return a checkpoint's path, or the newest checkpoint of a run. Raises RunError for a run without one."""
     if not (path / "recipe.yaml").exists():
         return path
-    found = newest(path)
-    if found is None:
-        raise RunError(f"the run {path} has no checkpoint yet")
-    return found
+    weights = find_newest_weights(path)
+    if weights is None:
+        raise RunError(f"the run {path} has no checkpoint yet; train it first", key=str(path))
+    return weights
 
 
-def run_of(model: Path) -> Path | None:
-    """The run that a checkpoint belongs to, or that `model` itself is, if any."""
-    places = (model, *model.resolve().parents[:2])
-    return next((place for place in places if (place / "recipe.yaml").is_file()), None)
+def default_recipe_for(model: str | Path) -> tuple[str, tuple[str, ...]]:
+    """Return the default recipe for a model and the overrides it needs on this machine.
 
-
-def guessed(model: str | Path) -> tuple[str, tuple[str, ...]]:
-    """The recipe for a model where none is named, and what it needs changed here: its run's, or one that fits."""
+    It is the recipe of the run that the checkpoint belongs to, or else a packaged one that suits a server or the pixels
+    of the checkpoint's visual tokens. Raises ModelError if the folder holds no config.json with a vision config.
+    """
     if is_address(model):
         return "paravt/para_grpo", ()
-    home = run_of(Path(model))
-    return (str(home / "recipe.yaml"), ()) if home else fitting(Path(model))
-
-
-def fitting(model: Path) -> tuple[str, tuple[str, ...]]:
-    """The packaged recipe for a checkpoint of no run, by the pixels of a visual token; what it needs changed here."""
+    for folder in (Path(model), *Path(model).resolve().parents[:2]):
+        if (folder / "recipe.yaml").is_file():
+            return str(folder / "recipe.yaml"), ()
     try:
-        vision = json.loads((model / "config.json").read_text(encoding="utf-8"))["vision_config"]
+        vision = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vision_config"]
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{model} is not a model: it has no config.json that speaks of vision") from error
-    if side <= TINY_TOKEN:
+        raise ModelError(
+            f"{model} is not a vision-language model: it has no config.json with a vision_config", key=str(model)
+        ) from error
+    if side <= TINY_TOKEN_PIXELS:
         return "tiny/para_grpo", ()
-    here = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
-    return "paravt/para_grpo", ("engine.name=local", *here)
+    device = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
+    return "paravt/para_grpo", ("engine.name=local", *device)
 
 
-def asking(model: str | Path, *, recipe: str = "", settings: Sequence[str] = ()) -> RolloutStage:
-    """The stage that answers questions with a run's newest weights, a checkpoint's or a server's: by `recipe`, else by
-    the run's own or one that fits; `settings` are dotted. Nothing is graded. Raises SaccadeError for a model that can't
-    be used.
+def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequence[str] = ()) -> RolloutComponents:
+    """Load what answers questions with a run's newest weights, a checkpoint's or a server's; nothing is graded.
+
+    `recipe` defaults to `default_recipe_for(model)`; `settings` are dotted overrides. Raises SaccadeError for a model
+    that can't be used.
     """
-    name, here = (recipe, ()) if recipe else guessed(model)
-    loaded, weights = aimed(ungraded(examined(load_recipe(name, [*here, *settings]))), str(model))
-    return attempting(met(loaded), weights and weights_of(weights))
+    name, overrides = (recipe, ()) if recipe else default_recipe_for(model)
+    loaded = without_rewards(for_evaluation(load_recipe(name, [*overrides, *settings])))
+    loaded, weights = resolve_target(loaded, str(model))
+    return load_components(connect_server(loaded), weights and resolve_checkpoint(weights))
 
 
-def ungraded(recipe: Recipe) -> Recipe:
-    """The recipe as a cold start or a question uses it, which grade nothing and so need no judge."""
-    return recipe.model_copy(update={"rewards": {}})
+def without_rewards(recipe: Recipe) -> Recipe:
+    """Return the recipe without rewards, for SFT and `saccade ask`, which grade nothing and so need no judge."""
+    environments = {name: config.with_values({"rewards": {}}) for name, config in recipe.environments.items()}
+    return recipe.with_values({"rewards": {}, "environments": environments})
 
 
-def load(recipe: Recipe, weights: Path) -> Stage:
-    """The stage of a recipe with these weights."""
-    model = recipe.model.model_copy(update={"path": str(weights)})
-    return Stage.of(recipe.model_copy(update={"model": model}))
+def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
+    """Load a recipe's components with these weights."""
+    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}))
 
 
-def attempting(recipe: Recipe, weights: Path | None) -> RolloutStage:
-    """The stage of a recipe for attempts alone: with these weights, or with the server of an engine that takes text."""
-    return RolloutStage.of(recipe) if weights is None else load(recipe, weights)
+def load_components(recipe: Recipe, weights: Path | None) -> RolloutComponents:
+    """Load a recipe's components for rollouts: with these weights, or with the server of a chat API (None)."""
+    return RolloutComponents.from_recipe(recipe.with_values({"model.path": str(weights)}) if weights else recipe)
 
 
 def is_address(model: str | Path) -> bool:
-    """Whether what is given as a model is where a server answers."""
+    """Return whether a model is given as a server's URL."""
     return str(model).startswith(("http://", "https://"))
 
 
-def aimed(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | None]:
-    """The recipe and the weights for what is given as a model: of an address, a recipe that asks its server in words.
+def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | None]:
+    """Return the recipe and the weights for a model: for a URL, a recipe whose engine is that server's chat API.
 
-    Settings that the recipe has for such a server stay.
+    Settings that the recipe already has for the chat engine are kept.
     """
     if model is None or not is_address(model):
         return recipe, Path(model) if model else None
-    kept = recipe.engine.settings if recipe.engine.name == SERVED else {}
-    return recipe.model_copy(update={"engine": Plugin(name=SERVED, settings={**kept, "url": model})}), None
+    settings = recipe.engine.settings if recipe.engine.name == CHAT_ENGINE else {}
+    engine = PluginConfig(name=CHAT_ENGINE, settings={**settings, "url": model})
+    return recipe.with_values({"engine": engine}), None
 
 
-def met(recipe: Recipe) -> Recipe:
-    """The recipe; of an engine that takes text, once its server is found to answer, with the name of its model.
+def connect_server(recipe: Recipe) -> Recipe:
+    """Connect a chat API's server and return the recipe with its model's name; return any other recipe unchanged.
 
-    Raises ConfigError or BrokenEngineError where the server can't be asked, before anything else is done.
+    Raises ConfigError or BrokenEngineError if the server can't be queried.
     """
-    if not takes_text(recipe):
+    if not uses_chat_engine(recipe):
         return recipe
-    stage = RolloutStage.of(recipe)
-    settings = {**recipe.engine.settings, "model": finish(stage, cast(TextEngine, stage.engine).meet())}
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"settings": settings})})
+    components = RolloutComponents.from_recipe(recipe)
+    served_model = run_and_close(components, cast(ChatEngine, components.engine).connect())
+    settings = {**recipe.engine.settings, "model": served_model}
+    return recipe.with_values({"engine.settings": settings})
 
 
-def model_of(folder: Path, recipe: Recipe) -> Path:
-    """The model that a run begins with. Raises RunError where the recipe names none."""
-    if not recipe.model.path:
-        published = recipe.model.published
-        such = f"a folder with {published}" if published else "a folder that `saccade model tiny` made"
-        raise RunError(f"the recipe names no model; give --model, such as {such}")
-    return folder / recipe.model.path
+def start_run(
+    folder: Path,
+    recipe: Recipe,
+    stages: Sequence[str],
+    *,
+    resume: bool = False,
+    resumable_keys: Collection[str] = RESUMABLE_KEYS,
+    has_model: bool = True,
+) -> Run:
+    """Check what the stages need, start their sandboxes, and create or resume the run.
 
-
-def finish(stage: RolloutStage, work: Coroutine[None, None, T]) -> T:
-    """Run the work of a stage to its end, and close the engine whatever happens."""
-
-    async def whole() -> T:
-        try:
-            return await work
-        finally:
-            await stage.engine.close()
-
-    return asyncio.run(whole())
-
-
-def world(folder: Path, recipe: Recipe, *, told: Callable[[int, str, int], None]) -> WorldReport:
-    """Make a needle world, check it (labels, leakage between splits), and draw some of it in sheet.png.
-
-    The traces of videos are for the frame budgets that the recipe trains with, where it names any. `told(done, what,
-    total)` counts the videos or pictures of all splits. Raises DataError for a world that is not sound.
+    Without `has_model` the run makes a tiny model itself. Raises the error of the first check that fails, before the
+    folder becomes a run, which with an unusable recipe could only be deleted.
     """
-    made = dict.fromkeys(SPLITS, 0)
-    total = recipe.world.files
-
-    def count(split: str, done: int, _: int) -> None:
-        made[split] = done
-        told(sum(made.values()), split, total)
-
-    with writing(folder):
-        budgets = recipe.gating.frames or FRAME_BUDGETS
-        make_world(folder, recipe.world, seed=recipe.seed, budgets=budgets, progress=count)
-        told(total, "checking", total)
-        found = check_world(folder)
-        if found.problems:
-            raise DataError(f"the world {folder} is not sound: {found.problems[0]}; delete it and start again")
-        contact_sheet(folder, folder / "sheet.png")
-    return found
+    checked = recipe if has_model else recipe.with_values({"model.path": "", "model.base_model": ""})
+    require_checks(
+        PlannedRun(
+            recipe=checked, folder=folder, stages=stages, weights=find_newest_weights(folder), has_model=has_model
+        )
+    )
+    used = [*([recipe] if "rl" in stages else []), *([for_evaluation(recipe)] if "eval" in stages else [])]
+    return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=start_sandboxes(*used))
 
 
-def tiny_model(folder: Path, recipe: Recipe, *, traces: Path, phrases: Sequence[str] = ()) -> None:
-    """A checkpoint of random weights in `folder`, to whose tokenizer the words of the traces are tokens.
+def check_run(
+    folder: Path, recipe: Recipe, stages: Collection[str], *, uses_own_tasks: bool = True
+) -> Iterator[CheckResult]:
+    """Report every check of a run in `folder`, without loading weights or writing anything."""
+    planned_run = PlannedRun(
+        recipe=recipe, folder=folder, stages=stages, weights=find_newest_weights(folder), uses_own_tasks=uses_own_tasks
+    )
+    yield from report_checks(planned_run)
+    yield from run_check(Check(name="run folder", run=functools.partial(_check_folder, planned_run)))
 
-    So are the fixed parts of the recipe's world, and `phrases` besides.
+
+def _check_folder(planned_run: PlannedRun) -> str:
+    if not (planned_run.folder / "recipe.yaml").exists():
+        return f"{planned_run.folder} is a new run"
+    run = Run(path=planned_run.folder, recipe=planned_run.recipe)
+    run.diff_recipe()
+    if "rl" in planned_run.stages and "sft" not in planned_run.stages:
+        require_finished_sft(run)
+    return f"{planned_run.folder} is an existing run; resume it with --resume"
+
+
+def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None, T]) -> T:
+    """Run a coroutine to its end in a new event loop, and close the engine even if it fails."""
+
+    async def run() -> T:
+        try:
+            return await coroutine
+        finally:
+            await components.engine.close()
+
+    return asyncio.run(run())
+
+
+def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, str, int], None]) -> ValidationReport:
+    """Generate a synthetic dataset, validate it (labels, leakage between splits), and draw contact_sheet.png.
+
+    Video demonstrations use the recipe's frame budgets if it has any. `on_progress(done, remark, total)` counts the
+    videos or images of all splits. Raises DataError for a dataset that fails validation.
+    """
+    num_done = dict.fromkeys(SPLITS, 0)
+    total = recipe.synthetic.num_files
+
+    def count_files(split: str, done: int, _: int) -> None:
+        num_done[split] = done
+        on_progress(sum(num_done.values()), split, total)
+
+    with file_errors(folder):
+        budgets = recipe.frame_budgets or FRAME_BUDGETS
+        generate_dataset(folder, recipe.synthetic, seed=recipe.seed, frame_budgets=budgets, progress=count_files)
+        on_progress(total, "validating", total)
+        report = validate_dataset(folder)
+        if report.problems:
+            raise DataError(
+                f"the synthetic data in {folder} is invalid: {report.problems[0]}; delete the folder and start again",
+                key=str(folder),
+            )
+        draw_contact_sheet(folder, folder / "contact_sheet.png")
+    return report
+
+
+def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phrases: Sequence[str] = ()) -> None:
+    """Write a checkpoint of random weights into `folder`, with a tokenizer built from the demonstrations' words.
+
+    The fixed texts of the recipe's synthetic data and `phrases` become single tokens too.
     """
     texts: dict[str, None] = {}
-    for each in read_demos(traces):
-        said = (*each.replies, *(text for turn in each.children for text in turn))
-        texts |= dict.fromkeys((each.task.question, *each.task.choices, *said))
-    with writing(folder):
-        make_tiny(
+    for demonstration in iterate_items(demonstrations, Demonstration):
+        replies = (*demonstration.replies, *(text for turn in demonstration.children for text in turn))
+        texts |= dict.fromkeys((demonstration.task.question, *demonstration.task.options, *replies))
+    with file_errors(folder):
+        make_tiny_model(
             str(folder),
             family=recipe.model.family,
             seed=recipe.seed,
             vocabulary_text=tuple(texts),
-            phrases=(*pieces(recipe.world), *phrases),
+            phrases=(*build_tokenizer_pieces(recipe.synthetic), *phrases),
         )
 
 
 def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
-    """Fine-tune on the recipe's traces, resumed from the run's newest checkpoint; returns the last checkpoint.
+    """Fine-tune on the recipe's demonstrations, from the run's newest checkpoint; return the last checkpoint.
 
-    `run` is the run of the folder where it is open already.
+    `run` is the folder's run if it is already open.
     """
-    demos = read_demos(named(folder, recipe.data.traces, "data.traces"))
-    run = run or _begun(folder, recipe, resume, graded=False)
-    return _learn("sft", ungraded(run.recipe), functools.partial(sft_training.train, demos=demos), run, on_step)
+    path = resolve_data_path(folder, recipe.data.demonstrations, "data.demonstrations")
+    register_answer_types(recipe.rewards)
+    demonstrations = load_demonstrations(path, media_root=resolve_media_root(folder, recipe))
+    run = run or start_run(folder, recipe, ["sft"], resume=resume)
+    return _train_stage(
+        "sft",
+        without_rewards(run.recipe),
+        functools.partial(sft_training.train, demonstrations=demonstrations),
+        run,
+        on_step,
+    )
 
 
 def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
-    """Reinforce on the recipe's training tasks, from the run's newest checkpoint; returns the last checkpoint.
+    """Run RL on the recipe's training tasks, from the run's newest checkpoint; return the last checkpoint.
 
-    In the folder of a finished `sft` run, with `resume`, it begins with that run's weights; else with the recipe's.
-    `run` is the run of the folder where it is open already. Raises RunError where the folder's `sft` was stopped
-    halfway.
+    In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights; else from the recipe's
+    model. `run` is the folder's run if it is already open. Raises RunError if the folder's SFT is unfinished.
     """
-    tasks = training_tasks(folder, recipe)
-    run = run or _begun(folder, recipe, resume, graded=True)
-    check_start(run)
-    return _learn("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
+    tasks = load_training_tasks(folder, recipe)
+    run = run or start_run(folder, recipe, ["rl"], resume=resume)
+    require_finished_sft(run)
+    return _train_stage("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
 
 
-def check_start(run: Run) -> None:
-    """See that the cold start in a run's folder, if there is one, came to its end. Raises RunError."""
-    # Half a cold start would be taken for a whole one, and nobody would ever know.
-    if (run.path / "sft").exists() and not run.is_done("sft") and latest(run.path, "rl") is None:
-        mend = f"finish it first with `saccade sft … --out {run.path} --resume`"
-        raise RunError(f"the SFT in {run.path} was stopped before its end; {mend}")
+def require_finished_sft(run: Run) -> None:
+    """Check that SFT in a run's folder, if it was started, is finished. Raises RunError."""
+    # RL from an unfinished cold start would give no error and wrong results.
+    if (run.path / "sft").exists() and not run.is_done("sft") and find_newest_weights(run.path, "rl") is None:
+        raise RunError(
+            f"the SFT in {run.path} is not finished; finish it first with `saccade sft … --out {run.path} --resume`",
+            key=str(run.path / "sft"),
+        )
 
 
-def training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
-    """The tasks to learn from, of the run in `folder`: of one file, or of several mixed by weight."""
-    train = recipe.data.train
+def load_training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
+    """Load the training tasks of the run in `folder`: one file, or a mixture of several by weight."""
+    register_answer_types(recipe.rewards)
+    train, media_root = recipe.data.train, resolve_media_root(folder, recipe)
     if isinstance(train, str) or not train:
-        return read_tasks(named(folder, str(train or ""), "data.train"))
-    return Mixture(tuple(read_tasks(folder / path) for path in train), tuple(train.values()))
+        return load_tasks(resolve_data_path(folder, str(train or ""), "data.train"), media_root=media_root)
+    return Mixture(tuple(load_tasks(folder / path, media_root=media_root) for path in train), tuple(train.values()))
 
 
-def _begun(folder: Path, recipe: Recipe, resume: bool, *, graded: bool) -> Run:
-    # A folder that became a run with a mistake in its recipe could only be deleted; and what may change when a run goes
-    # on, such as its engine, may change for what can't be used.
-    check(trainable(recipe), graded=graded)
-    check_device(recipe.model.device)
-    if newest(folder) is None:
-        check_model(model_of(folder, recipe))
-    return Run.create(folder, recipe, resume=resume, facts=jails(recipe) if graded else {})
-
-
-def _learn(
-    name: str, recipe: Recipe, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep
+def _train_stage(
+    stage_name: str, recipe: Recipe, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep
 ) -> Path:
-    folder, own = run.path, latest(run.path, name)
+    folder, resumed_from = run.path, find_newest_weights(run.path, stage_name)
+    weights = resumed_from or find_newest_weights(folder) or resolve_model_path(folder, recipe)
     try:
-        stage = load(recipe, own or newest(folder) or model_of(folder, recipe))
+        components = load_training_components(recipe, weights)
     except ModelError as error:
-        if own is None:
+        if resumed_from is None:
             raise
         raise RunError(
-            f"the checkpoint {own} can't be read; delete it to go on from the one before: {error}"
+            f"the checkpoint {resumed_from} can't be read; delete it to resume from the one before: {error}",
+            key=str(resumed_from),
         ) from error
 
-    stage.media.made = str(folder.resolve() / PICTURES)
-    run.mark_begun(name)
-    with writing(folder / name):
-        (folder / name).mkdir(exist_ok=True)  # says that the stage was begun, whenever it is stopped
-    with telling(run) as tell:
+    components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+    run.mark_begun(stage_name)
+    with file_errors(folder / stage_name):
+        (folder / stage_name).mkdir(exist_ok=True)  # records that the stage was started
+    with open_loggers(folder, run.recipe) as log_to_loggers:
 
-        def log(values: Mapping[str, float]) -> None:
-            run.log(name, int(values["step"]), values)
-            tell(name, int(values["step"]), values)
+        def log_step(values: Mapping[str, float]) -> None:
+            run.log(stage_name, int(values["step"]), values)
+            log_to_loggers(stage_name, int(values["step"]), values)
             on_step(int(values["step"]), values)
 
-        finish(stage, train(stage, folder=folder / name, log=log))
-    weights = checkpoint.checkpoints(folder / name)[-1].folder
-    run.mark_done(name, {"checkpoint": weights.relative_to(folder).as_posix()})
+        run_and_close(components, train(components, folder=folder / stage_name, log_step=log_step))
+    weights = checkpoint.list_checkpoints(folder / stage_name)[-1].folder
+    run.mark_done(stage_name, {"checkpoint": weights.relative_to(folder).as_posix()})
     return weights
-
-
-def named(folder: Path, setting: str, key: str) -> Path:
-    """The file of tasks or traces that a recipe names. Raises DataError where it names none."""
-    if not setting:
-        raise DataError(f"the recipe names no {key}; give --world, or set {key}=FILE")
-    return folder / setting

@@ -1,55 +1,44 @@
-"""The run folder: everything a run leaves behind, written so that a killed run can be read and resumed.
+"""The run folder: everything a run writes to disk, in a form that survives a kill and can be read and resumed.
 
-recipe.yaml      the resolved recipe, every default written out
-versions.json    one entry per start: seed, versions, platform, commit, what jails code, what the recipe changed since
-metrics.jsonl    one line per step, appended and flushed
-done/*.json      one mark per finished stage
+recipe.yaml         the resolved recipe with every default
+invocations.json    one entry per invocation: seed, versions, platform, commit, sandbox isolation, changed recipe keys
+metrics.jsonl       one line per step, appended and flushed
+status/*.json       one file per finished stage
 """
 
-import contextlib
-import errno
-import importlib.metadata
 import json
 import math
 import os
-import platform
-import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.config import Recipe, dump, load_recipe
+from saccade.config.load import dump_recipe, load_recipe
+from saccade.config.schema import Recipe
 from saccade.errors import RunError
+from saccade.utils.files import file_errors, write_text
+from saccade.utils.versions import collect_versions
 
-# What may change when a run goes on: who watches it, how far it goes, what it keeps and how it is evaluated, how it
-# shares the machine, and how hard it looks for groups. All else would make two experiments of one: which groups are
-# learned from (filters, ranks), and, by `rl.max_staleness` and `rl.select.overlaunch`, how late they may be and whether
-# the slow ones among them are left out.
-MAY_CHANGE = (
-    "track",
+# Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, use of the machine, and how
+# many groups are sampled. Every other key would turn one experiment into two: the filters and ranks choose what is
+# trained on; `rl.max_staleness` and `rl.selection.over_provision` choose how stale groups may be and whether slow ones
+# are dropped.
+RESUMABLE_KEYS = (
+    "loggers",
     "engine",
     "evaluation",
-    "model.threads",
+    "model.num_threads",
     "model.activation_checkpointing",
-    *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "rows_per_pass")),
-    "rl.max_waiting_tokens",
-    *(f"rl.select.{key}" for key in ("oversample", "max_rounds", "on_short", "spare")),
+    *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "micro_batch_size")),
+    "rl.max_queued_tokens",
+    *(f"rl.selection.{key}" for key in ("oversample", "max_sampling_rounds", "on_underfilled", "surplus")),
 )
-GO_ON = "then go on with --resume, or with the same command where there is none"
-MENDS = {
-    errno.ENOSPC: f"free some space, {GO_ON}",
-    errno.EDQUOT: f"free some space, {GO_ON}",
-    errno.EFBIG: f"allow larger files (ulimit -f), {GO_ON}",
-    errno.EROFS: "choose another folder",
-    errno.EACCES: "choose another folder",
-    errno.ENOTDIR: "a part of the path is a file",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run folder and its recipe. Every method raises RunError with one sentence where the folder can't be used."""
+    """A run folder and its recipe. Every method raises RunError if the folder can't be used."""
 
     path: Path
     recipe: Recipe
@@ -61,182 +50,131 @@ class Run:
         recipe: Recipe,
         *,
         resume: bool = False,
-        may_change: Collection[str] = MAY_CHANGE,
-        facts: Mapping[str, str] | None = None,
+        resumable_keys: Collection[str] = RESUMABLE_KEYS,
+        metadata: Mapping[str, str] | None = None,
     ) -> "Run":
-        """Start a run, or go on with one; an existing run needs `resume` and the recipe that it was started with.
+        """Create a run, or resume an existing one with `resume` and the same recipe.
 
-        Only what lies at or below the keys `may_change` may differ; versions.json then says what did, and the `facts`
-        of this start.
+        Only values at or below `resumable_keys` may differ from the recipe in the folder; invocations.json records the
+        differences and the `metadata` of this invocation.
         """
         run = cls(path=Path(path), recipe=recipe)
         exists = (run.path / "recipe.yaml").exists()
         if exists and not resume:
-            raise RunError(f"the run {path} already exists; go on with --resume, or choose another folder with --out")
+            raise RunError(
+                f"the run {path} already exists; resume it with --resume, or choose another folder with --out",
+                key=str(path),
+            )
         changed = {}
         if resume:
-            changed = run.changed(may_change)
-            run._drop_torn_line()
-        with writing(run.path):
+            changed = run.diff_recipe(resumable_keys)
+            run._drop_partial_line()
+        with file_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
-        starts = run.read_json("versions.json") if exists else []
-        note = {"changed": changed} if changed else {}
-        run.write_json("versions.json", [*starts, {"seed": recipe.seed, **versions(), **(facts or {}), **note}])
+        invocations = run.read_json("invocations.json") if exists else []
+        invocation: dict[str, Any] = {"seed": recipe.seed, **collect_versions(), **(metadata or {})}
+        if changed:
+            invocation["changed"] = changed
+        run.write_json("invocations.json", [*invocations, invocation])
         if changed or not exists:  # last, since this file is what makes the folder a run
-            run.write_text("recipe.yaml", dump(recipe))
+            write_text(run.path / "recipe.yaml", dump_recipe(recipe))
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """An existing run, with the recipe in its folder."""
+        """Open an existing run with the recipe in its folder."""
         if not (Path(path) / "recipe.yaml").is_file():
-            raise RunError(f"there is no run at {path}: it has no recipe.yaml")
+            raise RunError(f"there is no run at {path}: it has no recipe.yaml", key=str(path))
         return cls(path=Path(path), recipe=load_recipe(str(Path(path) / "recipe.yaml")))
 
-    def changed(self, may_change: Collection[str] = MAY_CHANGE) -> dict[str, tuple[Any, Any]]:
-        """What the recipe has otherwise than the one in the folder, before and now; RunError for what may not."""
-        return _changed(Run.open(self.path).recipe, self.recipe, str(self.path), may_change)
+    def diff_recipe(self, resumable_keys: Collection[str] = RESUMABLE_KEYS) -> dict[str, tuple[Any, Any]]:
+        """Return the keys whose values differ from the folder's recipe, as (before, now).
 
-    # ---- what steps leave ------------------------------------------------------------------------------------------
+        Raises RunError for a key outside `resumable_keys`.
+        """
+        differences = {}
+        before, now = (recipe.model_dump(mode="json") for recipe in (Run.open(self.path).recipe, self.recipe))
+        for key, old, new in _iterate_differences(before, now, ""):
+            if not any(f"{key}.".startswith(f"{resumable}.") for resumable in resumable_keys):
+                raise RunError(
+                    f"the run {self.path} was started with {key}={old}, not {new}; resume it with the same recipe, or "
+                    "choose another folder with --out",
+                    key=key,
+                    value=new,
+                )
+            differences[key] = (old, new)
+        return differences
+
+    # ---- metrics ---------------------------------------------------------------------------------------------------
 
     def log(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that aren't finite are written as null."""
-        line = json.dumps(_finite({"stage": stage, "step": step, **values}), ensure_ascii=False) + "\n"
+        line = json.dumps(_replace_non_finite({"stage": stage, "step": step, **values}), ensure_ascii=False) + "\n"
         path = self.path / "metrics.jsonl"
-        # One unbuffered write per line: a kill can tear the last line but never mix two.
-        with writing(path), path.open("ab", buffering=0) as file:
+        # One unbuffered write per line: a kill can truncate the last line but never mix two.
+        with file_errors(path), path.open("ab", buffering=0) as file:
             file.write(line.encode())
 
-    def metrics(self, stage: str) -> list[dict[str, Any]]:
-        """The lines of a stage by step; of a step that was done again after a resume the last line counts.
+    def read_metrics(self, stage: str) -> list[dict[str, Any]]:
+        """Return the lines of a stage sorted by step; of a step repeated after a resume, the last line counts.
 
-        A torn last line, left by a kill, is ignored.
+        A truncated last line, left by a kill, is ignored.
         """
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         try:
             records = [json.loads(line) for line in lines]
         except ValueError as error:
-            raise RunError(f"{path} holds a line that isn't JSON: {error}") from error
+            raise RunError(f"{path} holds a line that isn't JSON: {error}", key=str(path)) from error
         steps = {record["step"]: record for record in records if record["stage"] == stage}
         return [steps[step] for step in sorted(steps)]
 
-    def _drop_torn_line(self) -> None:
+    def _drop_partial_line(self) -> None:
         path = self.path / "metrics.jsonl"
-        whole = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
-        if path.exists() and whole < path.stat().st_size:
-            with writing(path):
-                os.truncate(path, whole)
+        size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        if path.exists() and size < path.stat().st_size:
+            with file_errors(path):
+                os.truncate(path, size)
 
-    # ---- files and marks -------------------------------------------------------------------------------------------
-
-    def write_text(self, name: str, text: str) -> Path:
-        """Write a file of the run atomically: after a kill there is the old file or the new one, never a half."""
-        return write_text(self.path / name, text)
+    # ---- files and stage status ------------------------------------------------------------------------------------
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Write a JSON file of the run atomically."""
-        return self.write_text(name, json.dumps(_finite(value), indent=1, ensure_ascii=False) + "\n")
+        """Write a JSON file of the run atomically: after a kill it holds the old value or the new one, never a part."""
+        return write_text(self.path / name, json.dumps(_replace_non_finite(value), indent=1, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """The value of a JSON file of the run."""
+        """Return the value of a JSON file of the run."""
+        path = self.path / name
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} can't be read: {error}") from error
+            raise RunError(f"{path} can't be read: {error}", key=str(path)) from error
 
-    def mark_done(self, stage: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Remember that a stage is finished, with facts for whoever comes later."""
-        self.write_json(f"done/{stage}.json", dict(facts or {}))
+    def mark_done(self, stage: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """Record that a stage is finished, with metadata for later stages."""
+        self.write_json(f"status/{stage}.json", dict(metadata or {}))
 
     def mark_begun(self, stage: str) -> None:
-        """Forget that a stage was finished: it goes on, and may be stopped halfway."""
-        with writing(self.path):
-            (self.path / "done" / f"{stage}.json").unlink(missing_ok=True)
+        """Remove the record that a stage is finished, since it continues and may be interrupted."""
+        with file_errors(self.path):
+            (self.path / "status" / f"{stage}.json").unlink(missing_ok=True)
 
     def is_done(self, stage: str) -> bool:
-        """Whether a stage is finished."""
-        return (self.path / "done" / f"{stage}.json").is_file()
+        """Return whether a stage is finished."""
+        return (self.path / "status" / f"{stage}.json").is_file()
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Write a file atomically, its folder included; RunError where that fails."""
-    # Beside the target, since a rename is atomic only within one file system.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    return path
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failure of the file system into one sentence about `path`, with the mend where it is known."""
-    try:
-        yield
-    except OSError as error:
-        mend = MENDS.get(error.errno or 0)
-        tail = f"; {mend}" if mend else ""
-        raise RunError(f"{path} can't be written: {(error.strerror or str(error)).lower()}{tail}") from error
-
-
-def versions() -> dict[str, str | None]:
-    """What a run depends on: Python, the packages that compute, the platform, the commit of a source tree."""
-    packages = ("saccade", "torch", "transformers", "numpy", "av")
-    found = {name: version_of(name) for name in packages}
-    return {"python": platform.python_version(), **found, "platform": platform.platform(), "commit": _commit()}
-
-
-def version_of(package: str) -> str | None:
-    """The installed version of a package, without importing it; None where it isn't installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of Saccade's own source tree (with -dirty where it was changed), None where it isn't one."""
-    folder, name = Path(__file__).parent, Path(__file__).name
-    try:
-        # An installed copy may lie inside somebody else's repository, whose commit would say nothing.
-        tracked = subprocess.run(["git", "ls-files", "--error-unmatch", name], cwd=folder, capture_output=True)
-        if tracked.returncode:
-            return None
-        describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(describe, cwd=folder, capture_output=True, text=True).stdout.strip() or None
-    except OSError:
-        return None
-
-
-def _changed(old: Recipe, new: Recipe, path: str, may: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    """The keys that differ, each with the value before and now. Raises RunError for one that may not."""
-    found = {}
-    for key, before, now in _differences(old.model_dump(mode="json"), new.model_dump(mode="json"), ""):
-        if not any(f"{key}.".startswith(f"{free}.") for free in may):
-            raise RunError(
-                f"the run {path} was started with {key}={before}, not {now}; resume with the same recipe, or choose "
-                "another folder with --out"
-            )
-        found[key] = (before, now)
-    return found
-
-
-def _differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+def _iterate_differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in [*old, *(name for name in new if name not in old)]:
-            yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+            yield from _iterate_differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
     elif old != new:
         yield key, old, new
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,10 +1,10 @@
-"""A sandbox for one episode: Python that keeps its state, for code that a model wrote.
+"""A sandbox for one episode: a Python interpreter that keeps its state between calls and runs code a model wrote.
 
-    async with Sandbox.open(Limits(seconds=10), media=task.media) as box:
-        outcome = await box.run("print(image_clue_0.size)")
+    async with Sandbox.open(Limits(timeout=10), images=[image]) as sandbox:
+        result = await sandbox.run("print(image_clue_0.size)")
 
-A guest that is lost (killed at a limit, crashed) is replaced at the next call: media and shown pictures are there
-again, variables aren't, and the outcome said so. Cancelling a call loses the guest, never the sandbox.
+A lost worker (killed at a limit, crashed) is replaced at the next call with media and shown images restored and
+variables lost; the result of the call that lost it reports this. Cancelling a call kills the worker, not the sandbox.
 """
 
 import asyncio
@@ -15,38 +15,36 @@ from dataclasses import replace
 from PIL import Image
 
 from saccade.errors import SandboxError, boundary
-from saccade.tools._sandbox import films, server
-from saccade.tools._sandbox.call import Call
-from saccade.tools._sandbox.limits import Isolation, Limits, Outcome, Shown
-from saccade.tools._sandbox.server import Guest, Server
-from saccade.tools._sandbox.walls import Report
-from saccade.tools._sandbox.wire import NO_NONCE, PART, Head, Kind
-from saccade.types import Media, MediaKind
+from saccade.sandbox import forkserver_client
+from saccade.sandbox.execution import Execution
+from saccade.sandbox.forkserver_client import ForkServerClient, WorkerHandle
+from saccade.sandbox.limits import ExecutionResult, IsolationMode, Limits, ShownImage
+from saccade.sandbox.media import SealedImage, Video, seal_images
+from saccade.sandbox.protocol import IMAGE_LOCATION, Header, MessageKind
 
-SET_UP_SECONDS = 60.0
-MOST_SHARED = 200  # descriptors with pictures; the rest is copied
-Clue = Media | Image.Image
+SETUP_TIMEOUT = 60.0
+MAX_SHARED_IMAGES = 200  # memory descriptors passed to a worker; further images are copied over the socket
 
 
 class Sandbox:
-    """One episode's interpreter; see `open`. Calls are made one after the other."""
+    """The interpreter of one episode; see `open`. Concurrent calls run one after the other."""
 
-    def __init__(self, host: Server, limits: Limits, media: Sequence[Clue], first: int | None, seed: int) -> None:
-        self._server, self._limits, self._seed = host, limits, seed
-        self._clues: list[str | Image.Image] = []
-        self._laid_out: list[films.Still] = []  # those of them that no file holds
-        videos: list[str] = []
-        for each in media:
-            if isinstance(each, Image.Image):
-                self._clues.append(each)
-            else:
-                (self._clues if each.kind is MediaKind.IMAGE else videos).append(each.path)
-        self._films = [films.Film(path, f"video_clue_{number}") for number, path in enumerate(videos)]
-        self._next = len(self._clues) if first is None else first
-        self._later: dict[int, Shown] = {}  # pictures that came after the first ones, by number
-        self._count = 0  # of those that were shown here
-        self._guest: Guest | None = None
-        self._calling = asyncio.Lock()
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        limits: Limits,
+        images: Sequence[SealedImage],
+        videos: Sequence[Video],
+        first_shown_number: int,
+        seed: int,
+    ) -> None:
+        self._fork_server, self._limits, self._seed = fork_server, limits, seed
+        self._images, self._videos = images, videos
+        self._next_number = first_shown_number
+        self._later_images: dict[int, ShownImage] = {}  # images shown after the initial ones, by number
+        self._images_left = limits.max_images  # that the code may still show
+        self._worker: WorkerHandle | None = None
+        self._call_lock = asyncio.Lock()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,127 +52,105 @@ class Sandbox:
         cls,
         limits: Limits | None = None,
         *,
-        media: Sequence[Clue] = (),
-        first: int | None = None,
+        images: Sequence[Image.Image | SealedImage] = (),
+        videos: Sequence[Video] = (),
+        first_shown_number: int | None = None,
         seed: int = 0,
-        isolation: Isolation = "best_effort",
-        host: Server | None = None,
+        isolation: IsolationMode = "best_effort",
+        fork_server: ForkServerClient | None = None,
     ) -> AsyncIterator["Sandbox"]:
-        """A sandbox with its media as `image_clue_0`, … and `video_clue_0`, …; gone at the end of the block.
+        """Open a sandbox whose media are the variables `image_clue_0`, … and `video_clue_0`, …, for the block.
 
-        `media` are files, and pictures that are there already (any mode; RGB inside), each kind counted in its order.
-        The first picture that is shown becomes `image_clue_<first>` (default: after the images of `media`). `seed`
-        seeds random and numpy. `host` is a server of one's own; otherwise the process shares one per isolation. Raises
-        ConfigError where the machine is weaker than `isolation` allows, MediaError, SandboxError.
+        `images` may have any mode (they are converted to RGB); sandboxes may share a SealedImage. The first image that
+        the code shows becomes `image_clue_<first_shown_number>` (default: the number after `images`). `seed` seeds
+        random and numpy. Without `fork_server`, the process shares one fork server per isolation mode.
+
+        Raises ConfigError if the machine is weaker than `isolation` requires, SandboxError if the sandbox itself fails.
         """
-        found = await asyncio.to_thread(server.shared, isolation) if host is None else host
-        box = cls(found, limits or Limits(), media, first, seed)
+        if fork_server is None:
+            fork_server = await asyncio.to_thread(forkserver_client.get_shared_server, isolation)
+        with boundary(SandboxError, "images can't be loaded for an interpreter"):
+            sealed = iter(await asyncio.to_thread(seal_images, [i for i in images if isinstance(i, Image.Image)]))
+        all_sealed = [next(sealed) if isinstance(image, Image.Image) else image for image in images]
+        first_number = len(all_sealed) if first_shown_number is None else first_shown_number
+        sandbox = cls(fork_server, limits or Limits(), all_sealed, videos, first_number, seed)
         try:
-            await box._begin()
-            yield box
+            await sandbox._start_worker()
+            yield sandbox
         finally:
-            box._drop()
+            sandbox._drop_worker()
 
-    @property
-    def report(self) -> Report:
-        """What its guests are locked up with."""
-        return self._server.report
+    async def run(self, code: str, new_images: Mapping[int, ShownImage] | None = None) -> ExecutionResult:
+        """Run Python code and return its result, whatever the code does. Raises SandboxError if the sandbox fails.
 
-    @property
-    def pictures_left(self) -> int:
-        """How many pictures may still be shown."""
-        return self._limits.pictures - self._count
-
-    async def run(self, source: str, clues: Mapping[int, Shown] | None = None) -> Outcome:
-        """Run some Python; whatever it does comes back as an outcome. Raises SandboxError where the sandbox failed.
-
-        `clues` are pictures that were shown elsewhere meanwhile, by number: `image_clue_<number>` from here on.
+        `new_images` are images that other tools showed since the last call, by number; they become
+        `image_clue_<number>`.
         """
-        async with self._calling, self._server.turn() as turn:
-            await server.MEMORY.room()
-            before = []
-            if clues:
-                self._later.update(clues)
-                self._next = max(self._next, *(number + 1 for number in clues))
-                before = _hung(clues) if self._guest is not None else []
-            guest = self._guest or await self._begin()
-            call = Call(
-                guest=guest,
+        async with self._call_lock, self._fork_server.request_slot() as slot:
+            await forkserver_client.MEMORY_MONITOR.wait_for_memory()
+            new_images = new_images or {}
+            self._later_images.update(new_images)
+            self._next_number = max([self._next_number, *(number + 1 for number in new_images)])
+            setup_messages = _pack_shown_images(new_images) if self._worker is not None else []
+            execution = Execution(
+                worker=self._worker or await self._start_worker(),
                 limits=self._limits,
-                films=self._films,
-                number=self._next,
-                left=self.pictures_left,
-                count_threads=not self._server.report.walls.own_user,
-                turn=turn,
+                videos=self._videos,
+                next_number=self._next_number,
+                images_left=self._images_left,
+                count_threads=not self._fork_server.report.isolation.per_worker_user,
+                slot=slot,
             )
-            outcome = await self._made(call, source, before)
-            self._later.update(enumerate(outcome.pictures, self._next))
-            self._next += len(outcome.pictures)
-            self._count += len(outcome.pictures)
-            return outcome
+            result = await self._execute(execution, code, setup_messages)
+            self._later_images.update(enumerate(result.images, self._next_number))
+            self._next_number += len(result.images)
+            self._images_left -= len(result.images)
+            return result
 
-    async def _begin(self) -> Guest:
-        """A fresh guest that has everything the model was promised."""
-        stills = await asyncio.get_running_loop().run_in_executor(films.pool(), self._stills)
-        sheets = list(dict.fromkeys(still.sheet for still in stills))[:MOST_SHARED]
-        before = [
-            _shared(number, still, sheets.index(still.sheet)) if still.sheet in sheets else _copied(number, still)
-            for number, still in enumerate(stills)
-        ]
-        before += _hung(self._later)
-        before += [Head(Kind.FILM, number).packed(NO_NONCE) for number in range(len(self._films))]
+    async def _start_worker(self) -> WorkerHandle:
+        """Start a worker that has all images and videos of the episode so far."""
+        memories = list(dict.fromkeys(image.memory for image in self._images))[:MAX_SHARED_IMAGES]
+        setup_messages = []
+        for number, image in enumerate(self._images):
+            if image.memory in memories:
+                header = Header(MessageKind.MAPPED_IMAGE, image.width, image.height, number, IMAGE_LOCATION.size)
+                location = IMAGE_LOCATION.pack(memories.index(image.memory), image.offset)
+                setup_messages.append(header.pack() + location)
+            else:
+                header = Header(MessageKind.IMAGE, image.width, image.height, number, image.num_bytes)
+                setup_messages += [header.pack(), image.read_bytes()]
+        setup_messages += _pack_shown_images(self._later_images)
+        setup_messages += [Header(MessageKind.VIDEO, number).pack() for number in range(len(self._videos))]
         with contextlib.ExitStack() as stack:
-            places = [stack.enter_context(sheet.opened()) for sheet in sheets]
-            self._guest = await self._server.spawn(self._limits, self._seed, places)
-        patient = replace(self._limits, seconds=SET_UP_SECONDS)
-        call = Call(guest=self._guest, limits=patient, films=(), number=0, left=0, count_threads=False, first=True)
-        outcome = await self._made(call, "", before)
-        if self._guest is None or not outcome.ok:
-            raise SandboxError(f"the sandbox can't prepare an interpreter: {outcome.error}")
-        return self._guest
+            shared_fds = [stack.enter_context(memory.open_fd()) for memory in memories]
+            self._worker = await self._fork_server.spawn(self._limits, self._seed, shared_fds)
+        setup = Execution(worker=self._worker, limits=replace(self._limits, timeout=SETUP_TIMEOUT), is_setup=True)
+        result = await self._execute(setup, "", setup_messages)
+        if self._worker is None or not result.ok:
+            raise SandboxError(f"the sandbox can't prepare an interpreter: {result.error}")
+        return self._worker
 
-    def _stills(self) -> list[films.Still]:
-        """The pictures of `media`, in their order. Raises MediaError, SandboxError."""
-        with boundary(SandboxError, "pictures can't be held for an interpreter"):
-            loose = [each for each in self._clues if isinstance(each, Image.Image)]
-            self._laid_out = self._laid_out or films.laid_out(loose)
-            left = iter(self._laid_out)
-            return [
-                films.still(each, f"image_clue_{number}") if isinstance(each, str) else next(left)
-                for number, each in enumerate(self._clues)
-            ]
-
-    async def _made(self, call: Call, source: str, before: Sequence[bytes] = ()) -> Outcome:
-        """The call's outcome; whatever happens, a guest that can't be used again is dropped."""
-        kept = False
+    async def _execute(self, execution: Execution, code: str, setup_messages: Sequence[bytes] = ()) -> ExecutionResult:
+        """Run a call; drop the worker if it is lost, also when the call raises or is cancelled."""
+        is_worker_reusable = False
         try:
-            outcome = await call.make(source, before)
-            kept = outcome.kept
-            return outcome
+            result = await execution.run(code, setup_messages)
+            is_worker_reusable = result.variables_kept
+            return result
         finally:
-            if not kept:
-                self._drop()
+            if not is_worker_reusable:
+                self._drop_worker()
 
-    def _drop(self) -> None:
-        if self._guest is not None:
-            self._guest.close()
-            self._guest = None
-
-
-def _shared(number: int, still: films.Still, place: int) -> bytes:
-    """The message that names this picture, which lies behind that one of the guest's descriptors."""
-    head = Head(Kind.MAPPED, still.width, still.height, number, PART.size)
-    return head.packed(NO_NONCE) + PART.pack(place, still.offset)
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
 
-def _copied(number: int, still: films.Still) -> bytes:
-    return Head(Kind.STILL, still.width, still.height, number, still.size).packed(NO_NONCE) + still.pixels()
-
-
-def _hung(pictures: Mapping[int, Shown]) -> list[bytes]:
-    """Messages that give a guest these pictures under their numbers."""
-    found = []
-    for number, shown in pictures.items():
-        found.append(Head(Kind.STILL, shown.width, shown.height, number, len(shown.rgb)).packed(NO_NONCE))
-        found.append(shown.rgb)
-    return found
+def _pack_shown_images(images: Mapping[int, ShownImage]) -> list[bytes]:
+    """Pack messages that bind these images under their numbers."""
+    messages = []
+    for number, image in images.items():
+        header = Header(MessageKind.IMAGE, image.width, image.height, number, len(image.rgb_bytes))
+        messages += [header.pack(), image.rgb_bytes]
+    return messages

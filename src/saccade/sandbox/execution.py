@@ -1,15 +1,15 @@
-"""One call on one guest: the conversation, its clock, and what is left when it is over.
+"""One call on one worker: the message exchange, the time limit, and the result.
 
-    Call.make ──RUN──> guest ──SHOWN, ASK, DONE──> _converse, which alone reads the line
-       └─ _attend  to what isn't over at once:
-           ├─ Printed  is taken out of its pipe on the loop, all the time
-           ├─ _lapse   again and again: a cell that runs on gives way to others, and may be paused for them
-           ├─ _expire  looks at its clock (clock.py) twice a second, and at the limit
-           │    └─ _stop: SIGUSR1, again and again; after the grace SIGKILL, and the line ends
-           └─ _look    every quarter of a second: threads and files, where the kernel doesn't count them
+    Execution.run ──RUN──> worker ──IMAGE_SHOWN, VIDEO_REQUEST, DONE──> _read_until_done, the only reader of the socket
+       └─ _start_monitoring, after MONITORING_DELAY, for calls that are still running:
+           ├─ StdoutCapture      drains the stdout pipe from the event loop
+           ├─ _end_time_slice    periodically: lets the scheduler pause a long cell in favor of others
+           ├─ _check_time_limit  checks the cell's clock (time_limit.py) twice a second, and at the limit
+           │    └─ _interrupt: SIGUSR1 repeatedly; after the grace period SIGKILL, which closes the socket
+           └─ _check_usage       four times a second: threads and files, where the kernel doesn't limit them
 
-Between calls a guest is stopped (SIGSTOP): its threads can't run, print or write while the model thinks. It is woken
-with its orders before it, and most calls are over before anybody has to attend to them.
+Between calls a worker is stopped (SIGSTOP): its threads can't run, print or write during the model's turn. The host
+writes the request before it sends SIGCONT, so most calls finish before monitoring starts.
 """
 
 import asyncio
@@ -21,27 +21,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.errors import MediaError, SandboxError
-from saccade.tools._sandbox import films, limits, scratch
-from saccade.tools._sandbox.clock import Clock
-from saccade.tools._sandbox.films import Film
-from saccade.tools._sandbox.limits import Fault, Limits, Outcome, Shown
-from saccade.tools._sandbox.printed import Printed
-from saccade.tools._sandbox.server import Guest, heard, ready
-from saccade.tools._sandbox.turns import Turn
-from saccade.tools._sandbox.wire import BROKEN, HEAD, NO_NONCE, NONCE_BYTES, BreachError, Head, Kind, Verdict, checked
+from saccade.sandbox import limits, workdir
+from saccade.sandbox.forkserver_client import WorkerHandle, receive_status
+from saccade.sandbox.limits import ExecutionResult, FailureReason, Limits, ShownImage
+from saccade.sandbox.media import Video, get_decoder_pool, load_requested_frames
+from saccade.sandbox.protocol import (
+    BROKEN_EXIT_CODE,
+    HEADER,
+    NO_NONCE,
+    NONCE_BYTES,
+    CompletionStatus,
+    Header,
+    MessageKind,
+    ProtocolError,
+    parse_checked_header,
+)
+from saccade.sandbox.scheduler import CpuSlot
+from saccade.sandbox.streams import StdoutCapture, wait_readable
+from saccade.sandbox.time_limit import CellClock
 
-AGAIN_SECONDS, LOOK_SECONDS, CLOSING_SECONDS = 0.5, 0.25, 0.2
-BEAT_SECONDS = 0.5  # between two looks at the clock
-SOON_SECONDS = 0.005  # a call that is over by then needs nobody to attend to it
-SHORT_SECONDS, LONG_SECONDS = 0.05, 0.5  # until others may want a short cell's place, and a long one's
-AWAKE_SECONDS = 0.03  # on processors while paused: it has a timer that wakes it, and is charged for the pause
-_FAULTS = {
-    Verdict.FINE: None,
-    Verdict.RAISED: Fault.RAISED,
-    Verdict.INTERRUPTED: Fault.TIMEOUT,
-    Verdict.MEMORY: Fault.MEMORY,
+INTERRUPT_INTERVAL, CLOCK_CHECK_INTERVAL, USAGE_CHECK_INTERVAL, EXIT_TIMEOUT = 0.5, 0.5, 0.25, 0.2
+MONITORING_DELAY = 0.005  # calls that finish earlier are never monitored
+SHORT_SLICE_SECONDS, LONG_SLICE_SECONDS = 0.05, 0.5  # after which a short cell, a long cell gives up its slot
+MAX_PAUSED_CPU_SECONDS = 0.03  # a cell that uses more CPU while paused wakes itself by a timer: the pause is charged
+_FAILURE_REASONS = {
+    CompletionStatus.OK: None,
+    CompletionStatus.RAISED: FailureReason.RAISED,
+    CompletionStatus.INTERRUPTED: FailureReason.TIMEOUT,
+    CompletionStatus.OUT_OF_MEMORY: FailureReason.MEMORY,
 }
-_SIGNALS: dict[int, str] = {
+_SIGNAL_DESCRIPTIONS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault",
     signal.SIGBUS: "bus error",
     signal.SIGFPE: "arithmetic fault",
@@ -52,291 +61,287 @@ _SIGNALS: dict[int, str] = {
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
-    """One call; `number` is that of the next picture, `left` how many may still be shown, `turn` whose it is to run."""
+class Execution:
+    """One call; `next_number` is the number of the next shown image, `images_left` how many may still be shown."""
 
-    guest: Guest
+    worker: WorkerHandle
     limits: Limits
-    films: Sequence[Film]
-    number: int
-    left: int
-    count_threads: bool
-    turn: Turn | None = None  # None: nobody waits for its place
-    first: bool = False  # of this guest: none of the model's code has run in it yet
+    videos: Sequence[Video] = ()
+    next_number: int = 0
+    images_left: int = 0
+    count_threads: bool = False
+    slot: CpuSlot | None = None  # None: the call isn't scheduled
+    is_setup: bool = False  # the worker's first call, before any of the model's code has run in it
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
-    pictures: list[Shown] = field(default_factory=list)
-    blame: Fault | None = None  # why the host killed it
-    lost: bool = False
-    over: bool = False
-    _late: asyncio.Event = field(default_factory=asyncio.Event)
+    images: list[ShownImage] = field(default_factory=list)
+    kill_reason: FailureReason | None = None  # why the host killed the worker
+    is_worker_lost: bool = False
+    is_finished: bool = False
+    _timed_out: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-    _clock: Clock = field(init=False)
-    _heard_out: bool = False
-    _spent: float = 0.0  # seconds on processors, before it was paused
+    _clock: CellClock = field(init=False)
+    _is_final_read_done: bool = False
+    _cpu_seconds_at_pause: float = 0.0
 
     def __post_init__(self) -> None:
-        self._clock = Clock(self.limits.seconds)
+        self._clock = CellClock(self.limits.timeout)
 
-    async def make(self, source: str, before: Sequence[bytes] = ()) -> Outcome:
-        """Run the source and say what came of it; `before` are messages to send first.
+    async def run(self, code: str, setup_messages: Sequence[bytes] = ()) -> ExecutionResult:
+        """Run the code and return its result; `setup_messages` are sent first.
 
-        Raises SandboxError where the sandbox itself failed; the guest is then of no more use.
+        Raises SandboxError if the sandbox itself fails; the worker can't be used afterwards.
         """
-        printed = Printed(self.guest.text, self.limits.characters)
+        stdout = StdoutCapture(self.worker.stdout_fd, self.limits.max_chars)
+        reason: FailureReason | None
+        status, error = CompletionStatus.OK, ""
         try:
-            verdict, error = await self._exchange(source, before, printed)
-            self._look()
-        except BreachError:
-            self._kill(Fault.PROTOCOL)
+            status, error = await self._run_code(code, setup_messages, stdout)
+            self._check_usage()
+        except ProtocolError:
+            self._kill(FailureReason.PROTOCOL)
         except (EOFError, ConnectionError):
-            await self._expect_death()
+            await self._wait_for_exit()
         finally:
-            self.over = True
+            self.is_finished = True
             for timer in self._timers.values():
                 timer.cancel()
-            printed.hush()
-        if self.lost:
-            return await self._farewell(printed, self._clock.seconds)
-        self.guest.signal(signal.SIGSTOP)
-        printed.empty()
-        return self._outcome(printed, self._clock.seconds, verdict, error)
+            stdout.stop()
+        seconds = self._clock.elapsed
+        if self.is_worker_lost:
+            reason, error = await self._explain_loss()
+        else:
+            self.worker.send_signal(signal.SIGSTOP)
+            reason, error = self._explain_completion(status, error)
+        stdout.drain()
+        return ExecutionResult(
+            text=stdout.decode_text(),
+            images=tuple(self.images),
+            error=error if reason else None,
+            failure_reason=reason,
+            variables_kept=not self.is_worker_lost,
+            seconds=seconds,
+        )
 
-    async def _exchange(self, source: str, before: Sequence[bytes], printed: Printed) -> tuple[Verdict, str]:
-        line, payload = self.guest.line, source.encode("utf-8", "replace")
-        head = Head(Kind.RUN, self.number, self.left, size=len(payload)).packed(self.nonce)
-        if not self.first and not line.silent():
-            raise BreachError("the guest spoke before it was asked")
-        first, *others = *before, head + payload
-        rest = line.post(first)
-        self.guest.signal(signal.SIGCONT)
-        self._after(min(SOON_SECONDS, self.limits.seconds), self._attend, printed)
+    async def _run_code(
+        self, code: str, setup_messages: Sequence[bytes], stdout: StdoutCapture
+    ) -> tuple[CompletionStatus, str]:
+        connection, payload = self.worker.connection, code.encode("utf-8", "replace")
+        header = Header(MessageKind.RUN, self.next_number, self.images_left, payload_size=len(payload)).pack(self.nonce)
+        if not self.is_setup and not connection.is_idle():
+            raise ProtocolError("the worker sent bytes before its request")
+        first, *others = *setup_messages, header + payload
+        rest = connection.send_nowait(first)
+        self.worker.send_signal(signal.SIGCONT)
+        self._start_timer(min(MONITORING_DELAY, self.limits.timeout), self._start_monitoring, stdout)
         if rest:
-            await line.send(rest)
+            await connection.send(rest)
         for message in others:
-            await line.send(message)
-        return await self._converse()
+            await connection.send(message)
+        return await self._read_until_done()
 
-    # ---- the line ----------------------------------------------------------------------------------------------------
+    # ---- messages ----------------------------------------------------------------------------------------------------
 
-    async def _converse(self) -> tuple[Verdict, str]:
-        """Take messages until the call is done: its verdict, and the text of its error."""
+    async def _read_until_done(self) -> tuple[CompletionStatus, str]:
+        """Read messages until the call is done; return its status and error text."""
         while True:
-            data = await self.guest.line.exactly(HEAD.size)
-            # Only before any code has run may a guest say so: whatever is the host's fault isn't held against a model.
-            broken = self.first and data[:NONCE_BYTES] == NO_NONCE
-            head = checked(data, NO_NONCE if broken else self.nonce, self.limits, len(self.films))
-            payload = bytes(await self.guest.line.exactly(head.size)) if head.size else b""
-            if broken:
-                raise SandboxError(f"the sandbox can't lock up an interpreter: {payload.decode()}")
-            if head.kind == Kind.DONE:
-                return Verdict(head.a), payload.decode("utf-8", "replace")
-            if head.kind == Kind.ASK:
-                await self._serve(head, payload)
-            elif len(self.pictures) >= self.left:
-                raise BreachError("more pictures than were allowed")
+            data = await self.worker.connection.read_exactly(HEADER.size)
+            # A worker may report that its own setup failed only before any of the model's code has run.
+            is_setup_failure = self.is_setup and data[:NONCE_BYTES] == NO_NONCE
+            nonce = NO_NONCE if is_setup_failure else self.nonce
+            header = parse_checked_header(data, nonce, self.limits, len(self.videos))
+            size = header.payload_size
+            payload = bytes(await self.worker.connection.read_exactly(size)) if size else b""
+            if is_setup_failure:
+                raise SandboxError(f"the sandbox can't jail an interpreter: {payload.decode()}")
+            if header.kind == MessageKind.DONE:
+                return CompletionStatus(header.a), payload.decode("utf-8", "replace")
+            if header.kind == MessageKind.VIDEO_REQUEST:
+                await self._serve_video_request(header, memoryview(payload).cast("I").tolist())
+            elif len(self.images) >= self.images_left:
+                raise ProtocolError("more images than allowed")
             else:
-                name = f"image_clue_{self.number + len(self.pictures)}"
-                self.pictures.append(Shown(name=name, width=head.a, height=head.b, rgb=payload))
+                name = f"image_clue_{self.next_number + len(self.images)}"
+                self.images.append(ShownImage(name=name, width=header.a, height=header.b, rgb_bytes=payload))
 
-    async def _serve(self, head: Head, payload: bytes) -> None:
-        """Answer a request for frames, or for the facts of a video; after the limit, refuse."""
-        numbers = memoryview(payload).cast("I").tolist()
-        parts = await self._answer(head, numbers) if not self._late.is_set() else _refusal("stopped")
+    async def _serve_video_request(self, header: Header, numbers: list[int]) -> None:
+        """Answer a request for frames or metadata of a video; refuse it after the time limit.
+
+        Waiting for a decoder isn't charged.
+        """
+        loop, video, name = asyncio.get_running_loop(), self.videos[header.a], f"video_clue_{header.a}"
+
+        def build_reply() -> list[Any]:
+            self._clock.end_decode_wait()
+            return _build_reply(video, name, (header.b, header.c), numbers)
+
+        parts = _build_refusal("stopped")
+        if not self._timed_out.is_set():
+            self._clock.begin_decode_wait()
+            reply = loop.run_in_executor(get_decoder_pool(), build_reply)
+            futures: list[asyncio.Future[Any]] = [reply, loop.create_task(self._timed_out.wait())]
+            try:
+                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+                parts = reply.result() if reply.done() else parts
+            finally:
+                self._clock.end_decode_wait()
+                for future in futures:
+                    future.cancel()
         for part in parts:
-            await self.guest.line.send(part)
+            await self.worker.connection.send(part)
 
-    async def _answer(self, head: Head, numbers: list[int]) -> list[Any]:
-        """A decoder's answer, as parts to be sent. To wait for a decoder isn't charged; at the limit, nobody waits."""
-        loop, film = asyncio.get_running_loop(), self.films[head.a]
+    # ---- the time limit ----------------------------------------------------------------------------------------------
 
-        def answer() -> list[Any]:
-            self._clock.serve()
-            return _answered(film, head.b, head.c, numbers)
+    def _start_timer(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> None:
+        self._cancel_timer(callback)
+        self._timers[callback.__name__] = asyncio.get_running_loop().call_later(seconds, callback, *arguments)
 
-        self._clock.ask()
-        work, late = loop.run_in_executor(films.pool(), answer), loop.create_task(self._late.wait())
-        either: list[asyncio.Future[Any]] = [work, late]
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            return work.result() if work.done() else _refusal("stopped")
-        finally:
-            self._clock.serve()
-            for part in either:
-                part.cancel()
-
-    # ---- the clock ---------------------------------------------------------------------------------------------------
-
-    def _after(self, seconds: float, what: Callable[..., None], *arguments: Any) -> None:
-        self._cancel(what)
-        self._timers[what.__name__] = asyncio.get_running_loop().call_later(seconds, what, *arguments)
-
-    def _cancel(self, what: Callable[..., None]) -> None:
-        if timer := self._timers.pop(what.__name__, None):
+    def _cancel_timer(self, callback: Callable[..., None]) -> None:
+        if timer := self._timers.pop(callback.__name__, None):
             timer.cancel()
 
-    def _attend(self, printed: Printed) -> None:
-        printed.listen()
-        self._clock.begin(self._behind(self._attend), self.guest.waited(), self.guest.spent())
-        self._run_on(SHORT_SECONDS - SOON_SECONDS)
-        if self.count_threads or self.guest.folder:
-            self._after(LOOK_SECONDS, self._look)
+    def _start_monitoring(self, stdout: StdoutCapture) -> None:
+        stdout.start()
+        self._update_clock(self._clock.start, self._start_monitoring)
+        self._start_timers(SHORT_SLICE_SECONDS - MONITORING_DELAY)
+        if self.count_threads or self.worker.work_dir:
+            self._start_timer(USAGE_CHECK_INTERVAL, self._check_usage)
 
-    def _run_on(self, seconds: float) -> None:
-        """Let it run for so many more seconds before others may want its place."""
-        self._expire_after(self._clock.lacking)
-        if self.turn is not None:
-            self._after(seconds, self._lapse, self.turn)
+    def _start_timers(self, seconds: float) -> None:
+        """Start the expiry timer, and end the time slice after `seconds`."""
+        self._start_expiry_timer(self._clock.remaining)
+        if self.slot is not None:
+            self._start_timer(seconds, self._end_time_slice, self.slot)
 
-    def _lapse(self, turn: Turn) -> None:
-        self._after(LONG_SECONDS, self._lapse, turn)
-        turn.lapse(self)
+    def _end_time_slice(self, slot: CpuSlot) -> None:
+        self._start_timer(LONG_SLICE_SECONDS, self._end_time_slice, slot)
+        slot.end_time_slice(self)
 
     def pause(self) -> None:
-        """Rest until `resume`: the time until then isn't charged."""
-        self._spent = self.guest.spent()
-        self.guest.signal(signal.SIGSTOP)
-        self._clock.beat(self._behind(self._expire), self.guest.waited(), self._spent)
+        """Stop the worker until `resume`; the time until then isn't charged."""
+        self._cpu_seconds_at_pause = self.worker.read_cpu_seconds()
+        self.worker.send_signal(signal.SIGSTOP)
+        self._update_clock(self._clock.update, self._check_time_limit)
         self._clock.pause()
-        self._cancel(self._lapse)  # last: no failure leaves a cell running without its clock
-        self._cancel(self._expire)
+        self._cancel_timer(self._end_time_slice)  # last, so that no failure leaves a cell running without a time limit
+        self._cancel_timer(self._check_time_limit)
 
     def resume(self) -> None:
-        """Go on."""
-        if not self._clock.paused or self.over:
+        """Let the worker run again."""
+        if not self._clock.is_paused or self.is_finished:
             return
-        self._clock.resume(charged=self.guest.spent() - self._spent >= AWAKE_SECONDS)
-        self._run_on(LONG_SECONDS)
-        self.guest.signal(signal.SIGCONT)
+        self._clock.resume(
+            is_charged=self.worker.read_cpu_seconds() - self._cpu_seconds_at_pause >= MAX_PAUSED_CPU_SECONDS
+        )
+        self._start_timers(LONG_SLICE_SECONDS)
+        self.worker.send_signal(signal.SIGCONT)
 
-    def _expire_after(self, seconds: float) -> None:
-        self._after(min(max(seconds, SOON_SECONDS), BEAT_SECONDS), self._expire)
+    def _start_expiry_timer(self, seconds: float) -> None:
+        self._start_timer(min(max(seconds, MONITORING_DELAY), CLOCK_CHECK_INTERVAL), self._check_time_limit)
 
-    def _behind(self, what: Callable[..., None]) -> float:
-        """How late a timer is by now (seconds); 0 where there is none."""
-        timer = self._timers.get(what.__name__)
-        return 0.0 if timer is None else asyncio.get_running_loop().time() - timer.when()
+    def _update_clock(self, update: Callable[[float, float, float], float], callback: Callable[..., None]) -> float:
+        """Update the clock by what the worker has used, and by how many seconds the timer of `callback` is late."""
+        timer = self._timers.get(callback.__name__)
+        delay = 0.0 if timer is None else asyncio.get_running_loop().time() - timer.when()
+        return update(delay, self.worker.read_queue_seconds(), self.worker.read_cpu_seconds())
 
-    def _expire(self) -> None:
-        self._clock.beat(self._behind(self._expire), self.guest.waited(), self.guest.spent())
-        lacking = self._clock.lacking
-        if lacking > 0:
-            self._expire_after(lacking)
-        elif not self._heard_out and not self.guest.line.silent():  # it may have said that it is done
-            self._heard_out = True
-            self._expire_after(SOON_SECONDS)
+    def _check_time_limit(self) -> None:
+        self._update_clock(self._clock.update, self._check_time_limit)
+        remaining = self._clock.remaining
+        if remaining > 0:
+            self._start_expiry_timer(remaining)
+        elif not self._is_final_read_done and not self.worker.connection.is_idle():  # DONE may be waiting to be read
+            self._is_final_read_done = True
+            self._start_expiry_timer(MONITORING_DELAY)
         else:
-            self._cancel(self._lapse)  # it shall be over soon
-            self._late.set()
-            self._stop(time.monotonic() + self.limits.grace)
+            self._cancel_timer(self._end_time_slice)  # a pause would delay the end
+            self._timed_out.set()
+            self._interrupt(time.monotonic() + self.limits.grace_seconds)
 
-    def _stop(self, deadline: float) -> None:
-        deadline += self._clock.beat(self._behind(self._stop), self.guest.waited(), self.guest.spent())
+    def _interrupt(self, deadline: float) -> None:
+        deadline += self._update_clock(self._clock.update, self._interrupt)
         left = deadline - time.monotonic()
         if left <= 0:
-            self._kill(Fault.TIMEOUT)
+            self._kill(FailureReason.TIMEOUT)
             return
-        self.guest.signal(signal.SIGUSR1)
-        self._after(min(AGAIN_SECONDS, left), self._stop, deadline)
+        self.worker.send_signal(signal.SIGUSR1)
+        self._start_timer(min(INTERRUPT_INTERVAL, left), self._interrupt, deadline)
 
-    def _look(self) -> None:
-        """Kill a guest with too many threads or files, where the kernel doesn't see to it."""
-        if self.count_threads and self.guest.threads() > self.limits.threads:
-            self._kill(Fault.THREADS)
-        elif self.guest.folder:
-            size, count = scratch.used(self.guest.folder, self.limits.files)
-            if size > self.limits.disk_mib * limits.MIB or count >= self.limits.files:
-                self._kill(Fault.DISK)
-        if not self.lost and (self.count_threads or self.guest.folder):
-            self._after(LOOK_SECONDS, self._look)
+    def _check_usage(self) -> None:
+        """Kill a worker with too many threads or files, where the kernel doesn't limit them."""
+        if self.count_threads and self.worker.count_threads() > self.limits.max_threads:
+            self._kill(FailureReason.THREADS)
+        elif self.worker.work_dir:
+            size, count = workdir.measure_usage(self.worker.work_dir, self.limits.max_files)
+            if size > self.limits.disk_mib * limits.MIB or count >= self.limits.max_files:
+                self._kill(FailureReason.DISK)
+        if not self.is_worker_lost and (self.count_threads or self.worker.work_dir):
+            self._start_timer(USAGE_CHECK_INTERVAL, self._check_usage)
 
-    def _kill(self, blame: Fault) -> None:
-        self.blame, self.lost = self.blame or blame, True
-        self.guest.signal(signal.SIGKILL)
+    def _kill(self, reason: FailureReason) -> None:
+        self.kill_reason, self.is_worker_lost = self.kill_reason or reason, True
+        self.worker.send_signal(signal.SIGKILL)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    async def _expect_death(self) -> None:
-        """The line has ended: with the guest, or because its code closed it."""
-        self.lost = True
+    async def _wait_for_exit(self) -> None:
+        """Wait for the worker to exit after its socket closed; kill it if only its code closed the socket."""
+        self.is_worker_lost = True
         try:
-            async with asyncio.timeout(CLOSING_SECONDS):
-                await ready(self.guest.watch)
+            async with asyncio.timeout(EXIT_TIMEOUT):
+                await wait_readable(self.worker.pidfd)
         except TimeoutError:
-            self._kill(Fault.PROTOCOL)
+            self._kill(FailureReason.PROTOCOL)
 
-    async def _farewell(self, printed: Printed, seconds: float) -> Outcome:
-        """What to say of a call whose guest is lost. Raises SandboxError where its zygote ended with it."""
-        self.guest.signal(signal.SIGKILL)
-        said, _ = await heard(self.guest.life)
-        fault, detail = ended(int(said["status"]), spent=said["cpu"] >= self.limits.cpu_seconds)
-        fault = self.blame or fault
-        printed.empty()
-        late = fault is Fault.TIMEOUT
-        error = limits.stopped(self.limits, kept=False) if late else limits.restarted(fault, self.limits, detail)
-        return Outcome(
-            text=printed.text(),
-            pictures=tuple(self.pictures),
-            error=error,
-            fault=fault,
-            kept=False,
-            seconds=seconds,
-        )
+    async def _explain_loss(self) -> tuple[FailureReason, str]:
+        """Return why the worker was lost, and the sentence for it. Raises SandboxError if the zygote ended too."""
+        self.worker.send_signal(signal.SIGKILL)
+        status, _ = await receive_status(self.worker.status_socket)
+        is_cpu_limit_reached = status["cpu"] >= self.limits.cpu_seconds
+        exit_reason, detail = explain_exit(status["status"], is_cpu_limit_reached=is_cpu_limit_reached)
+        reason = self.kill_reason or exit_reason
+        if reason is FailureReason.TIMEOUT:
+            return reason, limits.format_timeout(self.limits, variables_kept=False)
+        return reason, limits.format_restart(reason, self.limits, detail)
 
-    def _outcome(self, printed: Printed, seconds: float, verdict: Verdict, error: str) -> Outcome:
-        fault = _FAULTS[verdict]
-        # A guest's word on time is worth nothing: who was asked to stop was late, and nobody else.
-        if self._late.is_set() and fault is None:
-            fault = Fault.TIMEOUT
-        if fault is Fault.TIMEOUT and not self._late.is_set():
-            fault, error = Fault.RAISED, limits.INTERRUPTED
-        elif fault is Fault.TIMEOUT:
-            error = limits.stopped(self.limits, kept=True)
-        return Outcome(
-            text=printed.text(),
-            pictures=tuple(self.pictures),
-            error=error if fault else None,
-            fault=fault,
-            kept=True,
-            seconds=seconds,
-        )
+    def _explain_completion(self, status: CompletionStatus, error: str) -> tuple[FailureReason | None, str]:
+        """Return why a completed call failed, None if it didn't, and the text for the model."""
+        reason = _FAILURE_REASONS[status]
+        # The worker can't be trusted about time: a call timed out exactly if the host interrupted it.
+        if self._timed_out.is_set() and reason in (None, FailureReason.TIMEOUT):
+            return FailureReason.TIMEOUT, limits.format_timeout(self.limits, variables_kept=True)
+        if reason is FailureReason.TIMEOUT:
+            return FailureReason.RAISED, limits.INTERRUPTED_MESSAGE
+        return reason, error
 
 
-def ended(status: int, *, spent: bool = False) -> tuple[Fault, str]:
-    """Why a guest ended, by its wait status and whether it had spent its CPU time, and in words.
-
-    >>> ended(3 << 8)
-    (<Fault.EXITED: 'exited'>, 'exit code 3')
-    >>> ended(40)
-    (<Fault.CRASHED: 'crashed'>, 'signal 40')
-    """
+def explain_exit(status: int, *, is_cpu_limit_reached: bool = False) -> tuple[FailureReason, str]:
+    """Return why a worker exited, from its wait status and whether it used up its CPU time, and a detail in words."""
     code = os.waitstatus_to_exitcode(status)
-    if code == BROKEN:
-        return Fault.BROKEN, ""
+    if code == BROKEN_EXIT_CODE:
+        return FailureReason.BROKEN, ""
     if code >= 0:
-        return Fault.EXITED, f"exit code {code}"
+        return FailureReason.EXITED, f"exit code {code}"
     number = -code
-    if number == signal.SIGXCPU or (number == signal.SIGKILL and spent):  # it may ignore the former
-        return Fault.CPU, ""
-    if number == signal.SIGKILL:  # not by its host: by itself, or by the kernel for want of memory
-        return Fault.KILLED, ""
-    named = number in set(signal.Signals)  # those for the program's own use have no names
-    return Fault.CRASHED, _SIGNALS.get(number, f"signal {signal.Signals(number).name if named else number}")
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and is_cpu_limit_reached):  # code may ignore SIGXCPU
+        return FailureReason.CPU, ""
+    if number == signal.SIGKILL:  # sent by the code itself, or by the kernel when memory ran out
+        return FailureReason.KILLED, ""
+    name = signal.Signals(number).name if number in set(signal.Signals) else number  # real-time signals have no names
+    return FailureReason.CRASHED, _SIGNAL_DESCRIPTIONS.get(number, f"signal {name}")
 
 
-def _answered(film: Film, width: int, height: int, numbers: list[int]) -> list[Any]:
-    """The answer to a guest's request, as parts to be sent."""
+def _build_reply(video: Video, name: str, size: tuple[int, int], numbers: list[int]) -> list[Any]:
+    """Decode what a worker requested; return the reply as message parts."""
     try:
-        if not numbers:
-            facts = film.facts()
-            return [Head(Kind.TOLD, size=len(facts)).packed(NO_NONCE), facts]
-        frames = film.frames(width, height, numbers)
+        if numbers:
+            parts: list[Any] = [frame.data.cast("B") for frame in load_requested_frames(video, name, size, numbers)]
+        else:
+            parts = [video.read_metadata().pack()]
     except MediaError as error:
-        return _refusal(str(error))
-    height, width, _ = frames[0].shape
-    size = sum(frame.nbytes for frame in frames)
-    return [Head(Kind.FRAMES, width, height, size=size).packed(NO_NONCE), *(frame.data.cast("B") for frame in frames)]
+        return _build_refusal(str(error))
+    return [Header(MessageKind.VIDEO_REPLY, payload_size=sum(map(len, parts))).pack(), *parts]
 
 
-def _refusal(why: str) -> list[Any]:
-    text = why.encode()
-    return [Head(Kind.REFUSED, size=len(text)).packed(NO_NONCE), text]
+def _build_refusal(reason: str) -> list[Any]:
+    text = reason.encode()
+    return [Header(MessageKind.REFUSED, payload_size=len(text)).pack(), text]

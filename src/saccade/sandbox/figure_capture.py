@@ -1,6 +1,6 @@
-"""Showing pictures from inside a guest: `plt.show()` and its relatives, PIL's, OpenCV's and `display`, end here.
+"""Capture the images that code in a worker shows: `plt.show()` and its variants, PIL's, OpenCV's and `display`.
 
-A figure is measured before it is drawn, so that a huge one is drawn smaller instead of filling the memory.
+A figure is measured before it is drawn, so that a huge one is drawn smaller instead of exhausting memory.
 """
 
 import math
@@ -18,163 +18,153 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image, ImageShow
 
-MOST_ASPECT = 200  # of a picture that a model can look at
-_MOST_SIDE = 2**15  # of a canvas
+MAX_ASPECT_RATIO = 200  # vision processors refuse narrower images
+_MAX_CANVAS_SIDE = 2**15  # pixels
+_connection: dict[str, Any] = {}  # `send` and `max_pixels` of this worker
 
-Hang = Callable[[Image.Image], None]
+
+def connect(send: Callable[[Image.Image], None], max_pixels: int) -> None:
+    """Send everything shown from now on to `send`, as RGB images reduced to at most `max_pixels` pixels each."""
+    _connection.update(send=send, max_pixels=max_pixels)
 
 
-class Gallery:
-    """Catches what is shown and hands it on, once it is open to anybody, as RGB pictures of at most `pixels` pixels."""
+def show_all(*args: Any, **kwargs: Any) -> None:
+    """Show and close every open figure."""
+    for number in plt.get_fignums():
+        show_figure(plt.figure(number))
 
-    def open_to(self, hang: Hang, pixels: int) -> None:
-        """Let `hang` have what is shown."""
-        self._hang, self._pixels = hang, pixels
 
-    def hook(self) -> None:
-        """Put itself in the place of everything that shows: once, ahead of every fork."""
+def show_figure(figure: Figure, *args: Any, **kwargs: Any) -> None:
+    """Show this figure and close it, even if drawing fails: left open, it would fail again at the next show."""
+    try:
+        _draw_figure(figure)
+    finally:
+        plt.close(figure)
 
-        def show_all(*args: Any, **kwargs: Any) -> None:
-            """Show every open figure, and close it."""
-            for number in plt.get_fignums():
-                show_one(plt.figure(number))
 
-        def show_one(figure: Figure, *args: Any, **kwargs: Any) -> None:
-            """Show this figure, and close it, even if it can't be drawn: it would be in the way of those to come."""
-            try:
-                self.figure(figure)
-            finally:
-                plt.close(figure)
+def show_image(image: Image.Image, *args: Any, **kwargs: Any) -> None:
+    """Show an image of any mode, reduced if it is too large."""
+    width, height = image.size
+    max_pixels = _connection["max_pixels"]
+    if width * height > max_pixels:
+        ratio = math.sqrt(max_pixels / (width * height))
+        size = max(1, int(width * ratio)), max(1, int(height * ratio))
+        _print_resize(width, height, *size)
+        image = image.reduce(max(1, int(0.5 / ratio))) if image.mode not in ("1", "P", "I;16") else image
+        image = image.resize(size)
+    _check_and_send(image)
 
-        def show_managed(manager: FigureManagerBase) -> None:
-            """Show the figure of this window, and close it."""
-            show_one(manager.canvas.figure)
 
-        def show_picture(picture: Image.Image, *args: Any, **kwargs: Any) -> None:
-            """Show this picture."""
-            self.picture(picture)
-
-        def nothing(*args: Any, **kwargs: Any) -> None:
-            """Do nothing: there is one backend here."""
-
-        vars(plt).update(show=show_all, switch_backend=nothing)
-        vars(matplotlib).update(use=nothing)
-        for kind, show in ((Figure, show_one), (FigureManagerBase, show_managed), (Image.Image, show_picture)):
-            setattr(kind, "show", show)  # noqa: B010 (for a type checker this is no assignment)
-        vars(ImageShow).update(show=show_picture)
-
-        def display(*things: Any, **kwargs: Any) -> None:
-            """Show pictures and figures, print anything else: what notebooks have."""
-            for thing in things:
-                if isinstance(thing, Figure):
-                    show_one(thing)
-                elif isinstance(thing, Image.Image):
-                    self.picture(thing)
-                else:
-                    sys.stdout.write(f"{thing!r}\n")
-
-        self.display = display
-        notebook, part = ModuleType("IPython"), ModuleType("IPython.display")
-        vars(part).update(display=display, clear_output=nothing)
-        vars(notebook).update(display=part, get_ipython=lambda: None, version_info=(9, 0, 0), __version__="9.0.0")
-        sys.modules.update({"IPython": notebook, "IPython.display": part})
-
-    def hook_windows(self, library: ModuleType) -> None:
-        """Let OpenCV's windows, which the build for machines without a screen lacks, show what is put into them."""
-
-        def show_array(window: str, array: Any, *args: Any) -> None:
-            """Show an array: grey, or blue, green, red."""
-            self.picture(from_windows(array))
-
-        def no_key(*args: Any) -> int:
-            """Nobody presses one."""
-            return -1
-
-        vars(library).update(imshow=show_array, waitKey=no_key, waitKeyEx=no_key, pollKey=no_key)
-        names = ("namedWindow", "destroyWindow", "destroyAllWindows", "resizeWindow", "moveWindow", "setWindowTitle")
-        vars(library).update(dict.fromkeys(names, no_key))
-
-    def figure(self, figure: Figure) -> None:
-        """Draw a figure at its own dots per inch, or at fewer where it would be too large, and show it."""
-        width, height = (float(side) for side in figure.get_size_inches())
-        wanted = figure.get_dpi()
-        if not width * height * wanted > 0:
-            self._refuse(width * wanted, height * wanted, "it is empty")
-            return
-        most = min(math.sqrt(self._pixels / (width * height)), _MOST_SIDE / max(width, height))
-        own = figure.canvas
-        try:
-            if wanted > most:
-                self._tell(width * wanted, height * wanted, width * most, height * most)
-                figure.set_dpi(most)
-            canvas = FigureCanvasAgg(figure)
-            canvas.draw()  # type: ignore[no-untyped-call]
-            self._frame(Image.fromarray(np.asarray(canvas.buffer_rgba())))  # type: ignore[no-untyped-call]
-        finally:
-            figure.set_dpi(wanted)
-            figure.set_canvas(own)
-
-    def picture(self, picture: Image.Image) -> None:
-        """Show a picture of any mode, reduced where it is too large."""
-        width, height = picture.size
-        if width * height > self._pixels:
-            ratio = math.sqrt(self._pixels / (width * height))
-            size = max(1, int(width * ratio)), max(1, int(height * ratio))
-            self._tell(width, height, *size)
-            picture = picture.reduce(max(1, int(0.5 / ratio))) if picture.mode not in ("1", "P", "I;16") else picture
-            picture = picture.resize(size)
-        self._frame(picture)
-
-    def _frame(self, picture: Image.Image) -> None:
-        width, height = picture.size
-        if not width * height:
-            self._refuse(width, height, "it is empty")
-        elif max(width, height) >= MOST_ASPECT * min(width, height):
-            self._refuse(width, height, "too narrow")
+def display(*objects: Any, **kwargs: Any) -> None:
+    """Show images and figures and print anything else, as notebooks do."""
+    for value in objects:
+        if isinstance(value, Figure):
+            show_figure(value)
+        elif isinstance(value, Image.Image):
+            show_image(value)
         else:
-            self._hang(rgb(picture))
-
-    def _refuse(self, width: float, height: float, why: str) -> None:
-        sys.stdout.write(f"[image of {width:.0f}x{height:.0f} not shown: {why}]\n")
-
-    def _tell(self, width: float, height: float, new_width: float, new_height: float) -> None:
-        sizes = f"from {width:.0f}x{height:.0f} to {new_width:.0f}x{new_height:.0f}"
-        sys.stdout.write(f"[image reduced {sizes}]\n")
+            sys.stdout.write(f"{value!r}\n")
 
 
-def names() -> dict[str, Any]:
-    """What a guest knows of matplotlib without importing it."""
-    return {"matplotlib": matplotlib, "plt": plt, "display": GALLERY.display}
-
-
-GALLERY = Gallery()
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing: there is only one backend here."""
 
 
 def warm_up() -> None:
-    """Draw a figure, so that fonts and whatever else is made at first use is there; then hook."""
+    """Fill the caches of the first use by drawing a figure; then replace every show function, before the first fork."""
     plt.plot([0, 1], label="a")
     plt.legend()
     plt.gcf().canvas.draw()
     plt.close("all")
-    GALLERY.hook()
+    vars(plt).update(show=show_all, switch_backend=do_nothing)
+    vars(matplotlib).update(use=do_nothing)
+    shows = (
+        (Figure, show_figure),
+        (FigureManagerBase, lambda manager: show_figure(manager.canvas.figure)),
+        (Image.Image, show_image),
+    )
+    for kind, show in shows:
+        setattr(kind, "show", show)  # noqa: B010 (for a type checker this is no assignment)
+    vars(ImageShow).update(show=show_image)
+    package, module = ModuleType("IPython"), ModuleType("IPython.display")
+    vars(module).update(display=display, clear_output=do_nothing)
+    vars(package).update(display=module, get_ipython=lambda: None, version_info=(9, 0, 0), __version__="9.0.0")
+    sys.modules.update({"IPython": package, "IPython.display": module})
 
 
-def rgb(picture: Image.Image) -> Image.Image:
-    """The picture as RGB: transparency over white, numbers beyond 0 to 255 stretched to that range."""
-    if picture.mode == "F" or picture.mode.startswith("I"):
-        return Image.fromarray(_stretched(np.asarray(picture, dtype=np.float64))).convert("RGB")
-    if picture.has_transparency_data:
-        layer = picture.convert("RGBA")
-        if layer.getchannel("A").getextrema() == (255, 255):  # as figures mostly are
-            return layer.convert("RGB")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return picture.convert("RGB")
+def install_opencv_hooks(library: ModuleType) -> None:
+    """Replace OpenCV's window functions, which its headless build lacks: `imshow` shows its image."""
+
+    def show_array(window: str, array: Any, *args: Any) -> None:
+        """Show an array: gray, or blue, green, red."""
+        show_image(convert_opencv_array(array))
+
+    names = (
+        "waitKey waitKeyEx pollKey namedWindow destroyWindow destroyAllWindows resizeWindow moveWindow setWindowTitle"
+    )
+    vars(library).update(dict.fromkeys(names.split(), lambda *args: -1), imshow=show_array)  # -1: no key was pressed
 
 
-def from_windows(array: Any) -> Image.Image:
-    """A picture of an array [height, width] or [height, width, blue green red (alpha)] as OpenCV's windows take it.
+def build_namespace() -> dict[str, Any]:
+    """Return the variables that code has without importing anything."""
+    return {"matplotlib": matplotlib, "plt": plt, "display": display}
 
-    Fractions lie between 0 and 1, 16 bits are scaled to 8, and a fourth channel isn't shown.
+
+def _draw_figure(figure: Figure) -> None:
+    """Draw a figure at its own dpi, or at a lower one if it would be too large, and send it."""
+    width, height = (float(side) for side in figure.get_size_inches())
+    dpi = figure.get_dpi()
+    if not width * height * dpi > 0:
+        _print_refusal(width * dpi, height * dpi, "it is empty")
+        return
+    max_dpi = min(math.sqrt(_connection["max_pixels"] / (width * height)), _MAX_CANVAS_SIDE / max(width, height))
+    original_canvas = figure.canvas
+    try:
+        if dpi > max_dpi:
+            _print_resize(width * dpi, height * dpi, width * max_dpi, height * max_dpi)
+            figure.set_dpi(max_dpi)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # type: ignore[no-untyped-call]
+        _check_and_send(Image.fromarray(np.asarray(canvas.buffer_rgba())))  # type: ignore[no-untyped-call]
+    finally:
+        figure.set_dpi(dpi)
+        figure.set_canvas(original_canvas)
+
+
+def _check_and_send(image: Image.Image) -> None:
+    width, height = image.size
+    if not width * height:
+        _print_refusal(width, height, "it is empty")
+    elif max(width, height) >= MAX_ASPECT_RATIO * min(width, height):
+        _print_refusal(width, height, "too narrow")
+    else:
+        _connection["send"](convert_to_rgb(image))
+
+
+def _print_refusal(width: float, height: float, reason: str) -> None:
+    sys.stdout.write(f"[image of {width:.0f}x{height:.0f} not shown: {reason}]\n")
+
+
+def _print_resize(width: float, height: float, new_width: float, new_height: float) -> None:
+    sys.stdout.write(f"[image reduced from {width:.0f}x{height:.0f} to {new_width:.0f}x{new_height:.0f}]\n")
+
+
+def convert_to_rgb(image: Image.Image) -> Image.Image:
+    """Convert to RGB: transparency over white; values beyond 0 to 255 rescaled to that range."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_rescale_to_uint8(np.asarray(image, dtype=np.float64))).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        if rgba.getchannel("A").getextrema() == (255, 255):  # opaque, as most figures are
+            return rgba.convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def convert_opencv_array(array: Any) -> Image.Image:
+    """Convert an array [height, width] or [height, width, BGR(A)] to an image the way OpenCV's windows do.
+
+    Floats range from 0 to 1, 16 bits are scaled to 8, and the alpha channel is ignored.
     """
     pixels = np.asarray(array)
     if pixels.dtype.kind == "f":
@@ -187,7 +177,7 @@ def from_windows(array: Any) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def _stretched(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+def _rescale_to_uint8(values: NDArray[np.float64]) -> NDArray[np.uint8]:
     finite = np.nan_to_num(values, posinf=0.0, neginf=0.0)
     if finite.min() >= 0 and finite.max() <= 255:
         return finite.astype(np.uint8)

@@ -1,11 +1,11 @@
-"""The zygote as its host sees it: started once per process and isolation, and asked for guests.
+"""The host's client of the fork server (zygote): started once per process and isolation mode; spawns workers.
 
-    Server.start ──exec──> keeper, zygote ──report──> checked against the isolation that is wanted
-    Server.spawn ──limits, 3 descriptors──> zygote ──(pid, pidfd)──> Guest: line, text, life, pidfd
+    ForkServerClient.start ──exec──> supervisor, zygote ──report──> checked against the required isolation mode
+    ForkServerClient.spawn ──limits, status socket──> zygote, worker ──pidfd, socket, stdout──> WorkerHandle
 
-Requests carry their own reply sockets, so that spawning needs no lock and no thread, and works from any event loop;
-they wait while memory is short (memory.py).
-Who ends the zygote: `close`, the end of this process, or its own failure; each of them ends every guest.
+Each request carries its own status socket, so spawning needs no lock and no thread and works from any event loop;
+requests wait while memory is short (memory_pressure.py). The zygote exits on `close`, when this process exits, or when
+it fails; each of these kills every worker.
 """
 
 import asyncio
@@ -28,102 +28,142 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from saccade.errors import ConfigError, SandboxError
-from saccade.tools._sandbox import walls
-from saccade.tools._sandbox.jail import ENVIRONMENT
-from saccade.tools._sandbox.limits import MIB, Isolation, Limits
-from saccade.tools._sandbox.line import Line
-from saccade.tools._sandbox.memory import Memory
-from saccade.tools._sandbox.policy import machine
-from saccade.tools._sandbox.turns import Turn, Turns
-from saccade.tools._sandbox.walls import Report
+from saccade.sandbox.isolation import IsolationReport
+from saccade.sandbox.jail import ENVIRONMENT
+from saccade.sandbox.limits import MIB, IsolationMode, Limits
+from saccade.sandbox.memory_pressure import MemoryMonitor
+from saccade.sandbox.protocol import receive_json, send_json
+from saccade.sandbox.scheduler import CpuSlot, Scheduler
+from saccade.sandbox.seccomp_policy import get_architecture
+from saccade.sandbox.streams import WorkerConnection, wait_readable
 
-START_SECONDS = 180.0  # a second or two, on a machine that has nothing else to do
-SPAWN_SECONDS = 120.0  # milliseconds each, and hundreds may be asked for at once
-END_SECONDS = 10.0
-NEW_BYTES = 16 * MIB  # of a guest before the first call, which the machine doesn't count as taken at once
-SHORT, LONG = 4, 4  # cells that run at the same time, per processor
-MEMORY = Memory()
-_BOOT = """
+START_TIMEOUT = 180.0  # starting takes 1 to 2 s on an idle machine
+SPAWN_TIMEOUT = 120.0  # spawning takes milliseconds, but hundreds of requests may be queued
+STOP_TIMEOUT = 10.0
+WORKER_START_BYTES = 16 * MIB  # of a worker before its first call; MemAvailable shows them only later
+SHORT_SLOTS_PER_CPU, LONG_SLOTS_PER_CPU = 4, 4  # cells that run at the same time, per CPU
+MEMORY_MONITOR = MemoryMonitor()
+_BOOT_SCRIPT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from saccade.tools._sandbox import zygote
+from saccade.sandbox import zygote
 zygote.main(sys.argv[1])
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guest:
-    """A guest's ends in the host: `life` is a socket, `text` and `watch` (its pidfd) are descriptors.
+class WorkerHandle:
+    """The host's handles of one worker: sockets, the reading end of its stdout pipe, and its pidfd.
 
-    `folder` is its working folder on this machine's disk, "" where it has a file system of its own.
+    `work_dir` is its working folder on this machine's disk, "" if the worker has a private file system.
     """
 
-    line: Line
-    life: socket.socket
-    text: int
-    watch: int
-    pid: int  # as its zygote sees it
-    folder: str
+    connection: WorkerConnection
+    status_socket: socket.socket
+    stdout_fd: int
+    pidfd: int
+    work_dir: str
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal; to one that has ended already, nothing happens."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; do nothing if the worker has exited."""
         try:
-            signal.pidfd_send_signal(self.watch, number)
+            signal.pidfd_send_signal(self.pidfd, number)
         except ProcessLookupError:
             return
 
-    def threads(self) -> int:
-        """How many threads it has, by the host's own count; 0 for one that has ended."""
-        return self._figures(17)[0]
+    def count_threads(self) -> int:
+        """Return the number of its threads as the kernel reports it; 0 if the worker has exited."""
+        return self._read_proc_stat(17)[0]
 
-    def waited(self) -> float:
-        """Seconds for which its main thread has stood in line for a processor; 0 where the kernel doesn't say."""
+    def read_queue_seconds(self) -> float:
+        """Return the seconds its main thread has waited in the run queue; 0.0 if the kernel doesn't report them."""
         try:
-            return int(Path(self._proc(), "schedstat").read_text().split()[1]) / 1e9
+            return int(Path(self._find_proc_dir(), "schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError):
             return 0.0
 
-    def spent(self) -> float:
-        """Seconds that its threads have spent on processors; 0 for one that has ended."""
-        return sum(self._figures(11, 12)) / os.sysconf("SC_CLK_TCK")
+    def read_cpu_seconds(self) -> float:
+        """Return the CPU seconds of all its threads; 0.0 if the worker has exited."""
+        return sum(self._read_proc_stat(11, 12)) / os.sysconf("SC_CLK_TCK")
 
-    def _figures(self, *places: int) -> list[int]:
-        """Some of the numbers behind its name in /proc/…/stat; 0 each for one that has ended."""
-        try:  # it may give itself any name: bytes that are no text, brackets, line feeds
-            fields = Path(self._proc(), "stat").read_bytes().rpartition(b")")[2].split()
+    def _read_proc_stat(self, *field_indices: int) -> list[int]:
+        """Return fields of /proc/<pid>/stat, counted from behind the process name; 0 each if the worker has exited."""
+        try:  # the code may choose any process name: invalid UTF-8, brackets, line feeds
+            fields = Path(self._find_proc_dir(), "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
-            return [0] * len(places)
-        return [int(fields[place]) for place in places]
+            return [0] * len(field_indices)
+        return [int(fields[index]) for index in field_indices]
 
-    def _proc(self) -> str:
-        """Its folder in /proc, by the host's own count of processes."""
-        return f"/proc/{int(_fields(f'/proc/self/fdinfo/{self.watch}')['Pid'])}"
+    def _find_proc_dir(self) -> str:
+        """Return its folder in /proc, by its pid in the host's pid namespace."""
+        lines = Path(f"/proc/self/fdinfo/{self.pidfd}").read_text().splitlines()
+        return f"/proc/{next(int(line[4:]) for line in lines if line.startswith('Pid:'))}"
 
     def close(self) -> None:
-        """Kill it and let go of everything."""
-        self.signal(signal.SIGKILL)
-        self.line.close()
-        self.life.close()
-        os.close(self.text)
-        os.close(self.watch)
+        """Kill the worker and close every handle."""
+        self.send_signal(signal.SIGKILL)
+        self.connection.close()
+        self.status_socket.close()
+        os.close(self.stdout_fd)
+        os.close(self.pidfd)
 
 
-class Server:
-    """A running zygote. `report` says what its guests are locked up with."""
+class ForkServerClient:
+    """A running fork server; `report` is the isolation of its workers. `start` checks that it is sufficient."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, report: Report) -> None:
-        self.process, self.report = process, report
-        self._control, self._owner = control, os.getpid()
-        self._starting = 0
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+    def __init__(self, disabled_layers: tuple[str, ...] = ()) -> None:
+        """Start a fork server, however weak. Raises ConfigError on other systems, SandboxError if it can't start."""
+        if sys.platform != "linux":
+            message = f"the sandbox needs Landlock and seccomp, which {sys.platform} lacks; use Linux"
+            raise ConfigError(message, key="platform", value=sys.platform)
+        get_architecture()
+        raise_fd_limit()
+        self._owner_pid, self._num_starting = os.getpid(), 0
+        self._schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, Scheduler] = WeakKeyDictionary()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as stderr:
+            settings = {
+                "host_pid": os.getpid(),
+                "control_fd": theirs.fileno(),
+                "cache_dir": _find_cache_dir(),
+                "disabled_layers": disabled_layers,
+                "import_optional": True,
+            }
+            root = str(Path(__file__).parents[2])  # the folder that holds the package
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT_SCRIPT, json.dumps(settings), json.dumps([root, *sys.path])],
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr.fileno(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the host handles Ctrl-C
+            )
+            theirs.close()
+            self._control.settimeout(START_TIMEOUT)
+            try:
+                data = receive_json(self._control)[0]
+            except OSError:  # timeout, or the process exited
+                data = None
+            data = data or {"error": _read_last_line(stderr.fileno())}
+        if "error" in data:
+            self._control.close()
+            self.process.kill()
+            self.process.wait()
+            raise SandboxError(f"the sandbox can't start: {data['error']}")
+        self._control.setblocking(False)
+        self.report = IsolationReport.from_dict(data)
 
     @classmethod
-    def start(cls, isolation: Isolation = "best_effort", *, without: tuple[str, ...] = ()) -> "Server":
-        """Start a zygote, which takes about a second. `without` leaves out walls by name, to see what the others hold.
+    def start(
+        cls, isolation: IsolationMode = "best_effort", *, disabled_layers: tuple[str, ...] = ()
+    ) -> "ForkServerClient":
+        """Start a fork server, which takes about a second.
 
-        Raises ConfigError where the machine is weaker than `isolation` allows, SandboxError where nothing starts.
+        `disabled_layers` turns off isolation layers by name, to test the remaining ones. Raises ConfigError if the
+        machine is weaker than `isolation` requires, SandboxError if the fork server doesn't start.
         """
-        server = cls(*_started(without))
+        server = cls(disabled_layers)
         try:
             server.report.check(isolation)
         except ConfigError:
@@ -131,236 +171,158 @@ class Server:
             raise
         return server
 
-    @property
-    def alive(self) -> bool:
-        """Whether it can still be asked for guests."""
-        return self.process.poll() is None
-
     def close(self) -> None:
-        """End the zygote and every guest of it."""
-        if os.getpid() == self._owner:  # a fork of this process must not end what is still in use here
-            # Such forks hold copies of the line, so that closing ours alone might end nothing.
+        """Stop the zygote and all its workers."""
+        if os.getpid() == self._owner_pid:  # a fork of this process must not stop the server its parent still uses
+            # Forks hold copies of the socket, so the zygote may not see end of file when only ours is closed.
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
-            self.process.wait(END_SECONDS)
+            self.process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
-    def turn(self) -> Turn:
-        """A turn to run. Waiting for it isn't charged; too many at a time would end honest cells at their limit."""
-        loop = asyncio.get_running_loop()
-        turns = self._turns.get(loop)
-        if turns is None:
-            processors = os.cpu_count() or 1
-            turns = self._turns[loop] = Turns(SHORT * processors, LONG * processors)
-        return Turn(turns)
+    def request_slot(self) -> CpuSlot:
+        """Return a slot to run a cell in; waiting for it isn't charged to the cell.
 
-    async def spawn(self, limits: Limits, seed: int, shared: Sequence[int] = ()) -> Guest:
-        """A new guest, locked up, with copies of the `shared` descriptors, when there is memory for one.
-
-        Raises SandboxError if it can't be.
+        Without slots, too many concurrent cells would exceed their time limits because of load alone.
         """
-        await MEMORY.room(lambda: (self._starting + 1) * NEW_BYTES)
-        self._starting += 1
+        loop = asyncio.get_running_loop()
+        scheduler = self._schedulers.get(loop)
+        if scheduler is None:
+            num_cpus = os.cpu_count() or 1
+            scheduler = Scheduler(SHORT_SLOTS_PER_CPU * num_cpus, LONG_SLOTS_PER_CPU * num_cpus)
+            self._schedulers[loop] = scheduler
+        return CpuSlot(scheduler)
+
+    async def spawn(self, limits: Limits, seed: int, shared_fds: Sequence[int] = ()) -> WorkerHandle:
+        """Start a jailed worker with copies of `shared_fds`, once there is memory for one. Raises SandboxError."""
+        await MEMORY_MONITOR.wait_for_memory(lambda: (self._num_starting + 1) * WORKER_START_BYTES)
+        self._num_starting += 1
         try:
-            return await self._spawned(json.dumps({"limits": asdict(limits), "seed": seed}).encode(), shared)
+            return await self._spawn({"limits": asdict(limits), "seed": seed}, shared_fds)
         finally:
-            self._starting -= 1
+            self._num_starting -= 1
 
-    async def _spawned(self, request: bytes, shared: Sequence[int]) -> Guest:
-        with contextlib.ExitStack() as ours:
-            with contextlib.ExitStack() as theirs:
-                line, their_line = _pair(socket.SOCK_STREAM, ours, theirs)
-                life, their_life = _pair(socket.SOCK_SEQPACKET, ours, theirs)
-                text, their_text = _pipe(ours, theirs)
-                await self._send(request, [their_line.fileno(), their_text, their_life.fileno(), *shared])
-            # Their ends are the server's alone now: if it ends, so does `life`.
-            data, found = await heard(life)
-            if "error" in data:
-                raise SandboxError(data["error"])
-            if not found:
-                raise _no_room()
-            ours.pop_all()  # the guest's from here on
-        return Guest(line=Line(line), life=life, text=text, watch=found[0], pid=data["pid"], folder=data["folder"])
+    async def _spawn(self, request: dict[str, Any], shared_fds: Sequence[int]) -> WorkerHandle:
+        try:
+            status_socket, zygote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise _build_fd_limit_error() from error
+        with contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(status_socket)
+            status_socket.setblocking(False)
+            with zygote_socket:
+                await self._send(request, [zygote_socket.fileno(), *shared_fds])
+            # Our copy of the other end is closed, so `status_socket` reports end of file if the zygote exits.
+            status, fds = await receive_status(status_socket)
+            for fd in fds:
+                on_failure.callback(os.close, fd)
+            if "work_dir" not in status:
+                raise SandboxError(status.get("error", "an interpreter was killed while it started"))
+            if len(fds) < 3:
+                raise _build_fd_limit_error()
+            on_failure.pop_all()
+        pidfd, socket_fd, stdout_fd = fds
+        os.set_blocking(stdout_fd, False)
+        return WorkerHandle(
+            connection=WorkerConnection(socket.socket(fileno=socket_fd)),
+            status_socket=status_socket,
+            stdout_fd=stdout_fd,
+            pidfd=pidfd,
+            work_dir=status["work_dir"],
+        )
 
-    async def _send(self, request: bytes, places: list[int]) -> None:
+    async def _send(self, request: dict[str, Any], fds: list[int]) -> None:
         while True:
             try:
-                socket.send_fds(self._control, [request], places)
+                send_json(self._control, request, fds)
                 return
             except OSError as error:
-                # Too many requests, or too many descriptors in them, are on their way: some will have arrived soon.
+                # Too many requests, or too many descriptors in them, are in flight: retry when some have arrived.
                 if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
                     raise SandboxError("the sandbox's server has ended; start the run again") from error
                 await asyncio.sleep(0.001)
 
 
-def _pair(kind: int, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    try:
-        mine, other = socket.socketpair(socket.AF_UNIX, kind)
-    except OSError as error:
-        raise _no_room() from error
-    ours.callback(mine.close)
-    theirs.callback(other.close)
-    mine.setblocking(False)
-    return mine, other
-
-
-def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
-    try:
-        mine, other = os.pipe()
-    except OSError as error:
-        raise _no_room() from error
-    ours.callback(os.close, mine)
-    theirs.callback(os.close, other)
-    os.set_blocking(mine, False)
-    return mine, other
-
-
-def _no_room() -> SandboxError:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+def _build_fd_limit_error() -> SandboxError:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return SandboxError(
-        f"this process has as many files open as it may ({most}), and an interpreter takes four; "
-        "make fewer attempts at a time, or raise the limit (ulimit -n)"
+        f"this process has reached its limit of open files ({limit}), and an interpreter needs four; "
+        "run fewer rollouts at a time, or raise the limit (ulimit -n)",
+        key="RLIMIT_NOFILE",
+        value=limit,
     )
 
 
-def examine(*, without: tuple[str, ...] = ()) -> Report:
-    """What guests would be locked up with on this machine, weak or not. Raises SandboxError where nothing starts."""
-    server = Server(*_started(without))
+def probe_isolation(*, disabled_layers: tuple[str, ...] = ()) -> IsolationReport:
+    """Return the isolation available on this machine, sufficient or not. Raises SandboxError if nothing starts."""
+    server = ForkServerClient(disabled_layers)
     server.close()
     return server.report
 
 
-def _started(without: tuple[str, ...]) -> "tuple[subprocess.Popen[bytes], socket.socket, Report]":
-    if sys.platform != "linux":
-        raise ConfigError(f"the sandbox needs Linux's Landlock and seccomp, which {sys.platform} hasn't; use Linux")
-    machine()
-    _make_room()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, tempfile.TemporaryFile() as errors:
-        process = _launch(theirs, errors.fileno(), without)
-        theirs.close()
-        ours.settimeout(START_SECONDS)
-        try:
-            said = ours.recv(65536)
-        except OSError:  # it took too long, or ended
-            said = b""
-        data = json.loads(said) if said else {"error": _last_line(errors.fileno())}
-        if "error" in data:
-            process.kill()
-            process.wait()
-            raise SandboxError(f"the sandbox can't start: {data['error']}")
-        control = ours.dup()
-    control.setblocking(False)
-    return process, control, walls.unpacked(data)
-
-
-def _fields(path: str) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
-
-
-def _launch(control: socket.socket, errors: int, without: tuple[str, ...]) -> "subprocess.Popen[bytes]":
-    settings = {
-        "host": os.getpid(),
-        "control": control.fileno(),
-        "cache": _cache(),
-        "without": without,
-        "optional": True,
-    }
-    root = str(Path(walls.__file__).parents[3])
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", _BOOT, json.dumps(settings), json.dumps([root, *sys.path])],
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        pass_fds=[control.fileno()],
-        start_new_session=True,  # Ctrl-C is the host's to handle
-    )
-
-
-def _cache() -> str:
-    """Where matplotlib keeps its list of fonts, which takes seconds to make."""
+def _find_cache_dir() -> str:
+    """Return the folder of matplotlib's font cache, which takes seconds to build."""
     try:
         folder = Path.home() / ".cache" / "saccade" / "matplotlib"
         folder.mkdir(parents=True, exist_ok=True)
         return str(folder)
-    except (OSError, RuntimeError):  # no home, or none to write to
+    except (OSError, RuntimeError):  # no home folder, or a read-only one
         return tempfile.gettempdir()
 
 
-def _last_line(errors: int) -> str:
-    size = os.fstat(errors).st_size
-    lines = os.pread(errors, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+def _read_last_line(stderr_fd: int) -> str:
+    size = os.fstat(stderr_fd).st_size
+    lines = os.pread(stderr_fd, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "the process exited without a message")
 
 
-def _make_room() -> None:
-    """Allow this process as many descriptors as it may have: hundreds of guests need thousands."""
+def raise_fd_limit() -> None:
+    """Raise this process's descriptor limit as far as allowed: hundreds of workers need thousands of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-async def ready(place: int) -> None:
-    """Wait until a descriptor can be read."""
-    loop = asyncio.get_running_loop()
-    waiting: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not waiting.done():
-            waiting.set_result(None)
-
-    loop.add_reader(place, wake)
+async def receive_status(status_socket: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Receive the zygote's next status message about a worker, with descriptors. Raises SandboxError if none comes."""
     try:
-        await waiting
-    finally:
-        loop.remove_reader(place)
-
-
-async def heard(life: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The zygote's next word on a guest, and descriptors with it. Raises SandboxError where there is none."""
-    try:
-        async with asyncio.timeout(SPAWN_SECONDS):
-            await ready(life.fileno())
-        data, places, _, _ = socket.recv_fds(life, 65536, 1)
+        async with asyncio.timeout(SPAWN_TIMEOUT):
+            await wait_readable(status_socket.fileno())
+        status, fds = receive_json(status_socket)
     except (TimeoutError, OSError) as error:
         raise SandboxError("the sandbox's server does not answer; start the run again") from error
-    if not data:
+    if status is None:
         raise SandboxError("the sandbox's server has ended; start the run again")
-    said: dict[str, Any] = json.loads(data)
-    return said, places
+    return status, fds
 
 
-# ---- one for the whole process -------------------------------------------------------------------------------------
+# ---- servers shared by the whole process ---------------------------------------------------------------------------
 
-_shared: dict[Isolation, Server] = {}
-_lock = Lock()
+_shared_servers: dict[IsolationMode, ForkServerClient] = {}
+_shared_servers_lock = Lock()
 
 
-def shared(isolation: Isolation) -> Server:
-    """The server that this process shares; started at first use, and again where it has ended.
+def get_shared_server(isolation: IsolationMode) -> ForkServerClient:
+    """Return the fork server that this process shares; start it at first use, and again after it has exited.
 
-    Raises what `Server.start` raises.
+    Raises what `ForkServerClient.start` raises.
     """
-    with _lock:
-        server = _shared.get(isolation)
-        if server is not None and not server.alive:
-            server.close()
-            server = None
-        if server is None:
-            server = _shared[isolation] = Server.start(isolation)
-        return server
+    with _shared_servers_lock:
+        if isolation in _shared_servers and _shared_servers[isolation].process.poll() is not None:
+            _shared_servers.pop(isolation).close()
+        if isolation not in _shared_servers:
+            _shared_servers[isolation] = ForkServerClient.start(isolation)
+        return _shared_servers[isolation]
 
 
 @atexit.register
-def close_shared() -> None:
-    """End what `shared` started."""
-    with _lock:
-        while _shared:
-            _shared.popitem()[1].close()
+def close_shared_servers() -> None:
+    """Stop every server that `get_shared_server` started."""
+    with _shared_servers_lock:
+        while _shared_servers:
+            _shared_servers.popitem()[1].close()

@@ -1,142 +1,138 @@
-"""Which walls this machine can raise around a guest, and what each of them means; the report of `saccade doctor`.
+"""The isolation layers that this machine supports for a worker, and what each protects; printed by `saccade doctor`.
 
-Three walls stand independently: *namespaces* (own files, processes, network), *Landlock* (files, by path) and *seccomp*
-(system calls). A guest needs seccomp and at least one of the other two; "strict" wants all three.
+The three layers are independent: *namespaces* (private files, processes, network), *Landlock* (files, by path) and
+*seccomp* (system calls). A worker needs seccomp and at least one of the other two; "strict" requires all three.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from saccade.errors import ConfigError
-from saccade.tools._sandbox.limits import Isolation
+from saccade.sandbox.limits import IsolationMode
 
-Namespaces = Literal["", "root", "user"]  # none; made by root's right; made with a user namespace
+Namespaces = Literal["", "root", "user"]  # none; created with root's privileges; created in a user namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walls:
-    """What stands around every guest of one zygote.
+class IsolationLayers:
+    """The layers around every worker of one zygote.
 
-    `landlock` is the version of its interface (0: none); `own_user`: each guest runs as a user of its own.
-
-    >>> Walls(namespaces="user", landlock=6, seccomp=True, own_user=False).complete
-    True
+    `landlock` is the version of the kernel's Landlock interface (0: none). With `per_worker_user` each worker has a
+    different user id.
     """
 
     namespaces: Namespaces
     landlock: int
     seccomp: bool
-    own_user: bool
+    per_worker_user: bool
 
     @property
-    def complete(self) -> bool:
-        """Whether all three walls stand."""
+    def is_complete(self) -> bool:
+        """Whether all three layers are active."""
         return bool(self.namespaces and self.landlock and self.seccomp)
 
     @property
-    def enough(self) -> bool:
-        """Whether files, network and processes are each behind one wall at least."""
+    def is_sufficient(self) -> bool:
+        """Whether at least one layer each protects files, network and processes."""
         return bool(self.seccomp and (self.namespaces or self.landlock))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One line of the report: is it active, what was found, and what that means."""
+class LayerStatus(NamedTuple):
+    """One line of the report: whether the layer is active, in which form or why not, and what it protects."""
 
     name: str
-    active: bool
-    found: str
+    is_active: bool
+    detail: str
     meaning: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a zygote found it can do, after trying it: `escapes` are forbidden things that worked nevertheless."""
+@dataclass(frozen=True, slots=True)
+class IsolationReport:
+    """The isolation that a self-test has verified.
 
-    walls: Walls
-    layers: tuple[Layer, ...]
-    reasons: Mapping[str, str]
+    `reasons` gives, by layer, why it is missing; `escapes` are forbidden actions that succeeded in the self-test.
+    """
+
+    isolation: IsolationLayers
+    reasons: Mapping[str, str] = field(default_factory=dict)
     escapes: tuple[str, ...] = ()
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The walls that don't stand."""
-        return tuple(layer.name for layer in self.layers[:3] if not layer.active)
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "IsolationReport":
+        """Rebuild a report from what `dataclasses.asdict` returned."""
+        return cls(IsolationLayers(**data["isolation"]), data["reasons"], tuple(data["escapes"]))
 
     @property
-    def safe(self) -> bool:
-        """Whether there are enough walls, and nothing got through them."""
-        return self.walls.enough and not self.escapes
-
-    @property
-    def sentence(self) -> str:
-        """The whole in one sentence."""
-        if not self.safe:
-            return f"model-written code can't be run safely here: {self._lack}"
-        if self.walls.complete:
-            return "model-written code is behind all walls: namespaces, Landlock and seccomp"
-        return f"model-written code is jailed, with one wall for files and network instead of two: {self._lack}"
-
-    @property
-    def _lack(self) -> str:
-        lacks = [
-            f"{layer.name} are missing ({layer.found})"
-            if layer.name == "namespaces"
-            else f"{layer.name} is missing ({layer.found})"
-            for layer in self.layers[:3]
-            if not layer.active
+    def layers(self) -> tuple[LayerStatus, ...]:
+        """The status of the three layers, and of the workers' user ids."""
+        own, reasons = self.isolation, {"worker user": "workers run under the host's user id", **self.reasons}
+        rows = [
+            (
+                "namespaces",
+                own.namespaces,
+                "created by root" if own.namespaces == "root" else "created in a user namespace",
+                "a worker has private files and no network, and sees no other process",
+            ),
+            (
+                "Landlock",
+                own.landlock,
+                f"interface {own.landlock}",
+                "a worker reads the libraries and writes to its working folder, nothing else",
+            ),
+            (
+                "seccomp",
+                own.seccomp,
+                "an allowlist of system calls",
+                "a worker can't start a process or program, open a socket or signal another process",
+            ),
+            (
+                "worker user",
+                own.per_worker_user,
+                "a different user id for each worker",
+                "the kernel limits each worker's threads; otherwise the host counts them four times a second",
+            ),
         ]
-        return "; ".join([*(f"a guest {escape}" for escape in self.escapes), *lacks])
+        return tuple(
+            LayerStatus(name, bool(active), form if active else reasons.get(name, ""), meaning)
+            for name, active, form, meaning in rows
+        )
 
-    def check(self, isolation: Isolation) -> None:
-        """Raises ConfigError where the machine is weaker than `isolation` allows, naming what is missing."""
-        if not self.safe:
-            raise ConfigError(
-                f"{self.sentence}; use Linux 5.13 or newer with Landlock and seccomp, or a virtual machine"
-            )
-        if isolation == "strict" and not self.walls.complete:
-            mend = "set isolation to best_effort to do without, or allow them on this machine"
-            raise ConfigError(f"isolation strict wants every wall, but {self._lack}; {mend}")
+    @property
+    def missing_layers(self) -> tuple[str, ...]:
+        """The names of the inactive layers."""
+        return tuple(layer.name for layer in self.layers[:3] if not layer.is_active)
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether the layers are sufficient and the self-test found no escape."""
+        return self.isolation.is_sufficient and not self.escapes
 
-def report(walls: Walls, reasons: Mapping[str, str], escapes: tuple[str, ...] = ()) -> Report:
-    """The report on walls; `reasons` say why what is missing is missing."""
-    made = {"root": "made by root", "user": "made in a user namespace", "": reasons.get("namespaces", "")}
-    layers = (
-        Layer(
-            name="namespaces",
-            active=bool(walls.namespaces),
-            found=made[walls.namespaces],
-            meaning="a guest has its own files, no network and sees no other process",
-        ),
-        Layer(
-            name="Landlock",
-            active=walls.landlock > 0,
-            found=f"interface {walls.landlock}" if walls.landlock else reasons.get("Landlock", ""),
-            meaning="a guest reads the libraries and writes to its working folder, nothing else",
-        ),
-        Layer(
-            name="seccomp",
-            active=walls.seccomp,
-            found="an allowlist of system calls" if walls.seccomp else reasons.get("seccomp", ""),
-            meaning="a guest starts no process or program, opens no socket, signals nobody",
-        ),
-        Layer(
-            name="own user",
-            active=walls.own_user,
-            found="a user id for each guest" if walls.own_user else reasons.get("own user", "the user's own id"),
-            meaning="threads are counted for each guest by the kernel; without, the host counts four times a second",
-        ),
-    )
-    return Report(walls=walls, layers=layers, reasons=reasons, escapes=escapes)
+    @property
+    def summary(self) -> str:
+        """The report in one sentence."""
+        if not self.is_safe:
+            return f"model-written code can't be run safely here: {self._missing_summary}"
+        if self.isolation.is_complete:
+            return "model-written code is isolated by all layers: namespaces, Landlock and seccomp"
+        missing = self._missing_summary
+        return f"model-written code is isolated, with one layer for files and network instead of two: {missing}"
 
+    @property
+    def _missing_summary(self) -> str:
+        missing = [
+            f"{layer.name} {'are' if layer.name == 'namespaces' else 'is'} missing ({layer.detail})"
+            for layer in self.layers[:3]
+            if not layer.is_active
+        ]
+        return "; ".join([*(f"a worker {escape}" for escape in self.escapes), *missing])
 
-def packed(found: Report) -> dict[str, Any]:
-    """A report as JSON takes it; `unpacked` reads it."""
-    return {"walls": asdict(found.walls), "reasons": dict(found.reasons), "escapes": list(found.escapes)}
-
-
-def unpacked(data: Mapping[str, Any]) -> Report:
-    """The report that `packed` made."""
-    return report(Walls(**data["walls"]), data["reasons"], tuple(data["escapes"]))
+    def check(self, mode: IsolationMode) -> None:
+        """Raise ConfigError, naming the missing layers, if the machine is weaker than `mode` requires."""
+        if not self.is_safe:
+            hint = "use Linux 5.13 or newer with Landlock and seccomp, or a virtual machine"
+            raise ConfigError(f"{self.summary}; {hint}", key="isolation", value=mode)
+        if mode == "strict" and not self.isolation.is_complete:
+            hint = "set isolation=best_effort to run without, or enable them on this machine"
+            message = f"isolation=strict needs every isolation layer, but {self._missing_summary}; {hint}"
+            raise ConfigError(message, key="isolation", value=mode)

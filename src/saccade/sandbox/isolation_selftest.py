@@ -1,10 +1,9 @@
-"""Finding out what holds: each set of walls is raised in a throw-away child, which then tries to break out.
+"""Select the isolation layers by a self-test: set them up in a throw-away child, which then tries to escape.
 
-A wall is believed in only if everything that it must forbid fails, and if a figure can still be drawn.
+A set of layers is used only if every forbidden action fails and a figure can still be drawn.
 """
 
 import importlib
-import json
 import os
 import select
 import shutil
@@ -16,130 +15,130 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from saccade.tools._sandbox import jail, keeper, kernel, walls
-from saccade.tools._sandbox.limits import Limits
-from saccade.tools._sandbox.walls import Namespaces, Report, Walls
+from saccade.sandbox import jail, syscalls
+from saccade.sandbox.isolation import IsolationLayers, IsolationReport, Namespaces
+from saccade.sandbox.limits import Limits
+from saccade.sandbox.protocol import receive_json, send_json
 
-PATIENCE = 60.0  # seconds for one trial
+SELFTEST_TIMEOUT = 60.0
 
 
-def choose(space: int, without: frozenset[str]) -> Report:
-    """The strongest walls that hold on this machine; `without` names walls to leave out, as if it had none of them.
+def select_isolation(library_bytes: int, disabled_layers: frozenset[str]) -> IsolationReport:
+    """Return the strongest layers that pass the self-test on this machine, not counting `disabled_layers`.
 
-    `space` is the address space (bytes) that the libraries take.
+    `library_bytes` is the address space that the libraries take.
     """
-    reasons = dict.fromkeys(without, "left out on purpose")
-    landlock = 0 if "Landlock" in without else _found("Landlock", kernel.landlock_version, reasons)
-    seccomp = "seccomp" not in without and bool(_found("seccomp", kernel.can_filter, reasons))
+    reasons = dict.fromkeys(disabled_layers, "disabled on purpose")
+    landlock = _probe_feature("Landlock", syscalls.probe_landlock_version, reasons)
+    seccomp = bool(_probe_feature("seccomp", syscalls.probe_seccomp, reasons))
     escapes: tuple[str, ...] = ()
-    for namespaces, own_user in _candidates(without):
-        found = Walls(namespaces=namespaces, landlock=landlock, seccomp=seccomp, own_user=own_user)
-        if not found.enough:
+    for namespaces, per_worker_user in _list_candidates(disabled_layers):
+        layers = IsolationLayers(
+            namespaces=namespaces, landlock=landlock, seccomp=seccomp, per_worker_user=per_worker_user
+        )
+        if not layers.is_sufficient:
             continue
-        result = _tried(found, space)
+        result = _run_selftest(layers, library_bytes)
         if result == {"escapes": []}:
-            return walls.report(found, reasons)
-        escapes = tuple(result.get("escapes") or [f"can't be locked up: {result['refused']}"])
-        reasons.setdefault("namespaces" if namespaces else "own user", escapes[0])
-    bare = Walls(namespaces="", landlock=landlock, seccomp=seccomp, own_user=False)
-    return walls.report(bare, reasons, escapes)
+            return IsolationReport(layers, reasons)
+        escapes = tuple(result.get("escapes") or [f"can't be jailed: {result['refused']}"])
+        reasons.setdefault("namespaces" if namespaces else "worker user", escapes[0])
+    layers = IsolationLayers(namespaces="", landlock=landlock, seccomp=seccomp, per_worker_user=False)
+    return IsolationReport(layers, reasons, escapes)
 
 
-def _found(name: str, ask: Callable[[], int], reasons: dict[str, str]) -> int:
+def _probe_feature(name: str, probe: Callable[[], int], reasons: dict[str, str]) -> int:
+    """Return the feature's version, 0 if the kernel lacks it, and add the reason, or if `reasons` has one already."""
+    if name in reasons:
+        return 0
     try:
-        return ask()
+        return probe()
     except OSError as error:
-        reasons[name] = f"the kernel says: {error.strerror}"
+        reasons[name] = f"refused by the kernel: {error.strerror}"
         return 0
 
 
-def _candidates(without: frozenset[str]) -> Iterator[tuple[Namespaces, bool]]:
-    """Ways to raise walls, the strongest first."""
-    ways: list[tuple[Namespaces, bool]] = [("user", True), ("user", False), ("", False)]
-    if os.geteuid() == 0:  # whose threads the kernel doesn't count, in whatever namespace
-        ways = [("root", True), ("root", False), ("user", False), ("", True), ("", False)]
-    for namespaces, own_user in ways:
-        if not (namespaces and "namespaces" in without) and not (own_user and "own user" in without):
-            yield namespaces, own_user
+def _list_candidates(disabled_layers: frozenset[str]) -> Iterator[tuple[Namespaces, bool]]:
+    """Yield combinations of namespaces and per-worker users, the strongest first."""
+    candidates: list[tuple[Namespaces, bool]] = [("user", True), ("user", False), ("", False)]
+    if os.geteuid() == 0:  # the kernel never limits the number of root's threads
+        candidates = [("root", True), ("root", False), ("user", False), ("", True), ("", False)]
+    for namespaces, per_worker_user in candidates:
+        if namespaces and "namespaces" in disabled_layers:
+            continue
+        if not (per_worker_user and "worker user" in disabled_layers):
+            yield namespaces, per_worker_user
 
 
-def _tried(found: Walls, space: int) -> Mapping[str, Any]:
-    """What came of raising these walls: {"escapes": [...]}, or {"refused": why}."""
-    ear, mouth = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    base = tempfile.mkdtemp(prefix="saccade-trial-")
-    os.chmod(base, 0o711)
-    child = os.fork()
-    if not child:
-        ear.close()
-        _try(found, space, base, mouth)
-    mouth.close()
-    heard = select.select([ear], [], [], PATIENCE)[0]
-    data = ear.recv(65536) if heard else b""
-    ear.close()
-    os.waitpid(child, 0)
-    shutil.rmtree(base, ignore_errors=True)
-    result: dict[str, Any] = json.loads(data) if data else {"refused": "a trial ended without a word"}
-    return result
+def _run_selftest(layers: IsolationLayers, library_bytes: int) -> Mapping[str, Any]:
+    """Run the self-test within these layers; return {"escapes": [...]}, or {"refused": why} if the setup fails."""
+    receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    work_root = tempfile.mkdtemp(prefix="saccade-selftest-")
+    os.chmod(work_root, 0o711)
+    child_pid = os.fork()
+    if not child_pid:
+        receiver.close()
+        _run_selftest_child(layers, library_bytes, work_root, sender)
+    sender.close()
+    is_readable = select.select([receiver], [], [], SELFTEST_TIMEOUT)[0]
+    result = receive_json(receiver)[0] if is_readable else None
+    receiver.close()
+    os.waitpid(child_pid, 0)
+    shutil.rmtree(work_root, ignore_errors=True)
+    return result or {"refused": "the self-test sent no result"}
 
 
-def _try(found: Walls, space: int, base: str, mouth: socket.socket) -> NoReturn:
-    """In a child: raise the walls, fork a guest, let it try."""
+def _run_selftest_child(
+    layers: IsolationLayers, library_bytes: int, work_root: str, result_socket: socket.socket
+) -> NoReturn:
+    """In a child process: set up the layers, fork a worker and run the self-test in it."""
     try:
-        locked = keeper.settle(found, space, base, _wait)
-        guest = os.fork()
-        if guest:
-            _wait(guest)
-        # Locking up closes every descriptor but this one.
-        os.dup2(mouth.fileno(), jail.LINE)
-        mouth.detach()
-        mouth = socket.socket(fileno=jail.LINE)
-        jail.lock_up(locked, Limits())
-        mouth.send(json.dumps({"escapes": list(_escapes())}).encode())
+        jail_config = jail.fork_isolated(layers, library_bytes, work_root, _wait_and_exit)
+        worker_pid = os.fork()
+        if worker_pid:
+            _wait_and_exit(worker_pid)
+        # enter_jail closes every descriptor but this one.
+        os.dup2(result_socket.fileno(), jail.HOST_FD)
+        result_socket.detach()
+        result_socket = socket.socket(fileno=jail.HOST_FD)
+        jail.enter_jail(jail_config, Limits())
+        send_json(result_socket, {"escapes": list(_find_escapes())})
     except OSError as error:
-        mouth.send(json.dumps({"refused": str(error)}).encode())
+        send_json(result_socket, {"refused": str(error)})
     finally:
         os._exit(0)
 
 
-def _wait(child: int) -> NoReturn:
-    os.waitpid(child, 0)
+def _wait_and_exit(child_pid: int) -> NoReturn:
+    os.waitpid(child_pid, 0)
     os._exit(0)
 
 
-def _escapes() -> Iterator[str]:
-    """Forbidden things that this process can do nevertheless, and allowed ones that it can't."""
+def _find_escapes() -> Iterator[str]:
+    """Yield forbidden actions that succeed in this process, and allowed ones that fail."""
     library = sysconfig.get_paths()["purelib"]
     forbidden: dict[str, Callable[[], Any]] = {
         "can read /etc/passwd": lambda: open("/etc/passwd").close(),
         "can open a socket": lambda: socket.socket().close(),
-        "can start a process": _fork,
+        "can start a process": lambda: os.fork() or os._exit(0),
         "can run a program": lambda: os.execv(sys.executable, ["python", "-c", ""]),
         "can signal its parent": lambda: os.kill(os.getppid(), 0),
-        "can write among the libraries": lambda: open(f"{library}/saccade-trial", "w").close(),
+        "can write among the libraries": lambda: open(f"{library}/saccade-selftest", "w").close(),
     }
-    for what, attempt in forbidden.items():
+    for description, action in forbidden.items():
         try:
-            attempt()
+            action()
         except OSError:
             continue
-        yield what
+        yield description
     try:
         importlib.import_module("colorsys")
         thread = threading.Thread(target=int)
         thread.start()
         thread.join()
-        _draw()
+        plt = importlib.import_module("matplotlib.pyplot")
+        plt.figure().suptitle("self-test")
+        plt.gcf().canvas.draw()
+        plt.close("all")
     except (OSError, ImportError, RuntimeError) as error:
         yield f"can't use the libraries ({error})"
-
-
-def _fork() -> None:
-    if not os.fork():
-        os._exit(0)
-
-
-def _draw() -> None:
-    plt = importlib.import_module("matplotlib.pyplot")
-    plt.figure().suptitle("trial")
-    plt.gcf().canvas.draw()
-    plt.close("all")

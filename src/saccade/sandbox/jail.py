@@ -1,10 +1,12 @@
-"""Locking up: the walls of a zygote (once) and of each guest, in the order in which they must be raised.
+"""Set up the isolation layers of the zygote (once) and of each worker, in the order in which they must be applied.
 
-zygote   namespaces -> a root of its own, read-only, with the libraries alone; without: nothing of this package is read
-guest    own mounts and a private folder -> own user -> not traceable, no new privileges -> Landlock
-         -> no capabilities -> limits -> dies with the zygote -> seccomp, last, since it forbids all of the above
+zygote   namespaces -> a private, read-only root that holds only the libraries;
+         without namespaces: Landlock denies reading this package
+worker   private mounts and working folder -> per-worker user -> not traceable, no new privileges -> Landlock
+         -> no capabilities -> rlimits -> parent-death signal -> seccomp, last, since it forbids all of the above
 """
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -12,18 +14,19 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from saccade.tools._sandbox import kernel, policy
-from saccade.tools._sandbox.limits import MIB, Limits
-from saccade.tools._sandbox.walls import Walls
+from saccade.sandbox import seccomp_policy, syscalls
+from saccade.sandbox.isolation import IsolationLayers
+from saccade.sandbox.limits import MIB, Limits
 
-NICE = 5  # whoever trains comes first
-LINE = 3  # a guest's descriptor for the host; 0 is empty, 1 and 2 are its text
-DESCRIPTORS = 128  # of a guest, beside the pictures that it is given
-WORK_PLACES = ("/tmp", "/var/tmp", "/scratch")  # the first that hides no library becomes the working folder
+NICE_LEVEL = 5  # training has priority
+HOST_FD = 3  # a worker's socket to the host; 0 is /dev/null, 1 and 2 are the stdout pipe
+MAX_FDS = 128  # of a worker, not counting shared images
+WORK_DIR_CANDIDATES = ("/tmp", "/var/tmp", "/scratch")  # the first without libraries becomes the working folder
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -33,254 +36,267 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "2",  # each thread would take 64 MiB more of its guest's addresses
+    "MALLOC_ARENA_MAX": "2",  # otherwise each thread reserves 64 MiB of the worker's address space
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_SYSTEM = (
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/etc/ld.so.cache",
-    "/usr/share/zoneinfo",
-    "/usr/share/fonts",
-    "/usr/local/share/fonts",
+_SYSTEM_PATHS = (
+    "/lib /lib64 /usr/lib /usr/lib64 /usr/local/lib /etc/ld.so.cache "
+    "/usr/share/zoneinfo /usr/share/fonts /usr/local/share/fonts"
 )
-_ROOTS = ("/mnt", "/srv", "/media", "/proc")  # where a new root may be put together, unseen by anybody
-_FIRST_USER = 0x70000000
+_NEW_ROOT_CANDIDATES = ("/mnt", "/srv", "/media", "/proc")  # mount points to assemble the new root at
+_FIRST_USER_ID = 0x70000000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jail:
-    """What every guest of a zygote is locked up with; `space` is the address space in bytes that libraries take."""
+class JailConfig:
+    """The jail shared by all workers of a zygote; `library_bytes` is the address space that the libraries take."""
 
-    walls: Walls
-    readable: tuple[str, ...]
-    hidden: tuple[str, ...]  # folders in them that it may not
-    space: int
-    zygote: int  # its process id as its guests see it
+    isolation: IsolationLayers
+    readable_paths: tuple[str, ...]
+    hidden_dirs: tuple[str, ...]  # folders below `readable_paths` that are not readable
+    library_bytes: int
+    zygote_pid: int  # in the workers' pid namespace
     user_block: int
-    base: str  # the folder of working folders, where guests have no file system of their own
-    proc: int  # a descriptor of /proc
+    work_root: str  # parent of the working folders, used when workers have no private file system
+    proc_fd: int  # a descriptor of /proc, which the new root lacks
 
-    def user(self, pid: int) -> int:
-        """The user id of the guest with this process id: no two living guests of a machine have the same."""
-        return _FIRST_USER + (self.user_block << 16) + (pid & 0xFFFF)
+    def compute_user_id(self, pid: int) -> int:
+        """Return the user id of the worker with this process id, unique among the machine's running workers."""
+        return _FIRST_USER_ID + (self.user_block << 16) + (pid & 0xFFFF)
 
-    def folder(self, pid: int) -> str:
-        """The working folder of the guest with this process id."""
-        return self.work if self.walls.namespaces else f"{self.base}/{pid}"
+    def resolve_work_dir(self, pid: int) -> str:
+        """Return the working folder of the worker with this process id."""
+        return self.private_work_dir if self.isolation.namespaces else f"{self.work_root}/{pid}"
 
     @property
-    def work(self) -> str:
-        """The working folder in a guest's own file system."""
-        hidden = {place for place in WORK_PLACES for path in self.readable if within(path, place)}
-        return next(place for place in WORK_PLACES if place not in hidden)
+    def private_work_dir(self) -> str:
+        """The working folder in a worker's private file system."""
+        in_use = {folder for folder in WORK_DIR_CANDIDATES for path in self.readable_paths if is_within(path, folder)}
+        return next(folder for folder in WORK_DIR_CANDIDATES if folder not in in_use)
 
 
-def libraries() -> tuple[str, ...]:
-    """The places a guest may read: the interpreter's libraries, those they need, fonts and time zones; no sources."""
-    paths = sysconfig.get_paths()
-    places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    places |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages", "lib-dynload")}
-    places |= set(_SYSTEM)
+def find_library_paths() -> tuple[str, ...]:
+    """Return the paths a worker may read: the interpreter's libraries, what they link to, fonts and time zones."""
+    sysconfig_paths = sysconfig.get_paths()
+    paths = {sysconfig_paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages", "lib-dynload")}
+    paths |= set(_SYSTEM_PATHS.split())
     for line in Path("/proc/self/maps").read_text().splitlines():
         name = line.partition("/")[2]
         if ".so" in name:
-            places.add(str(Path("/" + name).parent))
-    found = {path for place in places for path in (place, os.path.realpath(place)) if os.path.exists(path)}
-    return tuple(sorted(path for path in found if not any(within(path, other) for other in found - {path})))
+            paths.add(str(Path("/" + name).parent))
+    existing = {form for path in paths for form in (path, os.path.realpath(path)) if os.path.exists(form)}
+    return tuple(sorted(path for path in existing if not any(is_within(path, other) for other in existing - {path})))
 
 
-def sources(readable: Iterable[str]) -> tuple[str, ...]:
-    """The folders of this package among those places: with what lies there, a guest could make labels anew."""
-    package = Path(__file__).parents[2]
-    folders = {os.path.realpath(each) for each in (str(package), *(f"{path}/{package.name}" for path in sys.path))}
-    places = [os.path.realpath(place) for place in readable]
-    return tuple(each for each in folders if os.path.isdir(each) and any(within(each, place) for place in places))
+def find_source_dirs(readable_paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders of this package below those paths: its data generators would let code recompute labels."""
+    package = Path(__file__).parents[1]
+    candidates = (str(package), *(f"{path}/{package.name}" for path in sys.path))
+    folders = {os.path.realpath(folder) for folder in candidates if os.path.isdir(folder)}
+    readable = [os.path.realpath(path) for path in readable_paths]
+    return tuple(folder for folder in folders if any(is_within(folder, path) for path in readable))
 
 
-def within(path: str, folder: str) -> bool:
-    """Whether a path lies in a folder or is it."""
+def _list_devices() -> list[str]:
+    devices = (f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
+    return [path for path in devices if os.path.exists(path)]
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 # ---- the zygote ----------------------------------------------------------------------------------------------------
 
 
-def leave_namespaces(walls: Walls) -> None:
-    """Be in new namespaces; the next child of this process is the first in them. Raises OSError where refused."""
-    kinds = kernel.NEW_MOUNT | kernel.NEW_PID | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_UTS
-    if walls.namespaces == "user":
-        proc = os.open("/proc", os.O_PATH)
-        _own_namespace(kinds, proc)
-        os.close(proc)
-    else:
-        kernel.unshare(kinds)
+def fork_isolated(
+    isolation: IsolationLayers, library_bytes: int, work_root: str, run_parent: Callable[[int], NoReturn]
+) -> JailConfig:
+    """Fork a zygote into these isolation layers; return in the child, and call `run_parent(pid)` in the parent.
+
+    `library_bytes` is the address space that the libraries take, `work_root` the parent of the working folders. Raises
+    OSError in the process in which the kernel refuses a step.
+    """
+    user_block, readable_paths = os.getpid() & 0x3FFF, find_library_paths()
+    hidden_dirs = find_source_dirs(readable_paths)
+    if isolation.namespaces:  # the next child of this process is pid 1 in them
+        flags = syscalls.NEW_MOUNT | syscalls.NEW_PID | syscalls.NEW_NET | syscalls.NEW_IPC | syscalls.NEW_UTS
+        proc_fd = os.open("/proc", os.O_PATH)
+        _enter_namespaces(isolation, flags, proc_fd)
+        os.close(proc_fd)
+    child_pid = os.fork()
+    if child_pid:
+        run_parent(child_pid)
+    syscalls.die_with_parent()
+    proc_fd = os.open("/proc", os.O_PATH)
+    jail = JailConfig(
+        isolation=isolation,
+        readable_paths=readable_paths,
+        hidden_dirs=hidden_dirs,
+        library_bytes=library_bytes,
+        zygote_pid=os.getpid(),
+        user_block=user_block,
+        work_root=work_root,
+        proc_fd=fcntl.fcntl(proc_fd, fcntl.F_DUPFD_CLOEXEC, 256),  # above the numbers that a worker uses
+    )
+    os.close(proc_fd)
+    if isolation.namespaces:
+        change_root(jail)
+    elif hidden_dirs:
+        hide_sources(jail)
+    return jail
 
 
-def _own_namespace(kinds: int, proc: int) -> None:
-    """New namespaces below a new user namespace, in which this user is the same as outside."""
-    user, group = os.getuid(), os.getgid()
-    kernel.unshare(kernel.NEW_USER | kinds)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        place = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
-        os.write(place, text.encode())
-        os.close(place)
+def _enter_namespaces(isolation: IsolationLayers, flags: int, proc_fd: int) -> None:
+    """Enter new namespaces; without root's privileges, below a new user namespace that maps this user to itself."""
+    if isolation.namespaces == "root":
+        syscalls.unshare(flags)
+        return
+    uid, gid = os.getuid(), os.getgid()
+    syscalls.unshare(syscalls.NEW_USER | flags)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        fd = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc_fd)
+        os.write(fd, text.encode())
+        os.close(fd)
 
 
-def change_root(jail: Jail) -> None:
-    """Leave the machine's files for a root that holds the libraries, five devices and an empty working folder."""
-    readable = jail.readable
-    kernel.make_private()
-    # The new root is put together in a folder that hides none of what goes into it.
-    free = (root for root in _ROOTS if os.path.isdir(root) and not any(within(path, root) for path in readable))
-    place = next(free)
-    kernel.mount("tmpfs", place, "tmpfs", kernel.NO_SUID, "size=1m,mode=755")
+def change_root(jail: JailConfig) -> None:
+    """Switch to a root that holds only the libraries, five devices and an empty working folder."""
+    readable = jail.readable_paths
+    syscalls.make_mounts_private()
+    # The mount point of the new root must not hide what is bound into it.
+    free = (
+        folder
+        for folder in _NEW_ROOT_CANDIDATES
+        if os.path.isdir(folder) and not any(is_within(path, folder) for path in readable)
+    )
+    root = next(free)
+    syscalls.mount("tmpfs", root, "tmpfs", syscalls.NO_SUID, "size=1m,mode=755")
     for path in readable:
-        _show(path, place + path)
-        real = os.path.realpath(path)
-        for folder in jail.hidden:
-            if within(folder, real):
-                kernel.cover(place + path + folder[len(real) :])
-    for path in _DEVICES:
-        if os.path.exists(path):
-            _show(path, place + path, writable=True)
-    os.makedirs(place + jail.work, 0o755, exist_ok=True)
-    kernel.enter_root(place)
+        _bind_path(path, root + path)
+        real_path = os.path.realpath(path)
+        for folder in jail.hidden_dirs:
+            if is_within(folder, real_path):
+                syscalls.mask_dir(root + path + folder[len(real_path) :])
+    for path in _list_devices():
+        _bind_path(path, root + path, writable=True)
+    os.makedirs(root + jail.private_work_dir, 0o755, exist_ok=True)
+    syscalls.pivot_root(root)
 
 
-def hide_sources(jail: Jail) -> None:
-    """Read nothing of this package any more, neither this process nor its children: for who has no root of its own."""
-    kernel.give_up_privileges()
-    places = [part for path in jail.readable for part in _parts(os.path.realpath(path), jail.hidden)]
-    devices = [path for path in _DEVICES if os.path.exists(path)]
-    rights = {**dict.fromkeys([*places, *devices], kernel.READ), jail.base: kernel.KEEP}
-    kernel.restrict_reading(rights, jail.walls.landlock)
+def hide_sources(jail: JailConfig) -> None:
+    """Deny this process and its children reading this package by Landlock, for processes without a private root."""
+    syscalls.set_no_new_privs()
+    paths = [
+        visible
+        for path in jail.readable_paths
+        for visible in _iter_visible_paths(os.path.realpath(path), jail.hidden_dirs)
+    ]
+    rights = dict.fromkeys([*paths, *_list_devices()], syscalls.READ_RIGHTS)
+    rights[jail.work_root] = syscalls.WRITE_RIGHTS
+    syscalls.restrict_file_reads(rights, jail.isolation.landlock)
 
 
-def _parts(place: str, hidden: Sequence[str]) -> Iterator[str]:
-    """What there is in a place, in as few parts as possible, but for the hidden folders."""
-    if not any(within(folder, place) for folder in hidden):
-        yield place
-    elif place not in hidden:
-        for entry in os.scandir(place):
-            if not entry.is_symlink():  # what it leads to has a place of its own
-                yield from _parts(entry.path, hidden)
+def _iter_visible_paths(path: str, hidden_dirs: Sequence[str]) -> Iterator[str]:
+    """Yield as few paths as possible that together cover `path` except the hidden folders."""
+    if not any(is_within(folder, path) for folder in hidden_dirs):
+        yield path
+    elif path not in hidden_dirs:
+        for entry in os.scandir(path):
+            if not entry.is_symlink():  # a rule on a link applies to its target
+                yield from _iter_visible_paths(entry.path, hidden_dirs)
 
 
-def _show(path: str, target: str, *, writable: bool = False) -> None:
+def _bind_path(path: str, target: str, *, writable: bool = False) -> None:
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    kernel.bind(path, target, writable=writable)
+    syscalls.bind_mount(path, target, writable=writable)
 
 
-# ---- a guest -------------------------------------------------------------------------------------------------------
+# ---- a worker ------------------------------------------------------------------------------------------------------
 
 
-def gather(places: Sequence[int]) -> range:
-    """Copies of some descriptors, side by side right behind the line."""
-    # High up first: a copy must not land on one that is still to be copied.
-    high = [fcntl.fcntl(place, fcntl.F_DUPFD, 512) for place in places]
-    kept = range(LINE + 1, LINE + 1 + len(high))
-    for place, number in zip(high, kept, strict=True):
-        os.dup2(place, number)
-    return kept
+def copy_fds(fds: Sequence[int]) -> range:
+    """Copy descriptors to consecutive numbers behind HOST_FD; return those numbers."""
+    # Copy to high numbers first: a copy must not overwrite a descriptor that isn't copied yet.
+    high_fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, 512) for fd in fds]
+    copies = range(HOST_FD + 1, HOST_FD + 1 + len(high_fds))
+    for high_fd, copy in zip(high_fds, copies, strict=True):
+        os.dup2(high_fd, copy)
+    return copies
 
 
-def lock_up(jail: Jail, limits: Limits, kept: Sequence[int] = ()) -> None:
-    """Raise every wall around this process, a fresh fork of the zygote, which keeps these descriptors.
+def enter_jail(jail: JailConfig, limits: Limits, kept_fds: Sequence[int] = ()) -> None:
+    """Apply every isolation layer to this process, a fresh fork of the zygote, which keeps `kept_fds`.
 
-    Raises OSError where a wall is refused.
+    Raises OSError if the kernel refuses one.
     """
-    walls, pid = jail.walls, os.getpid()
+    isolation, pid = jail.isolation, os.getpid()
     os.setsid()
-    os.sched_setaffinity(0, _processors(limits.processors, pid))
-    user = jail.user(pid) if walls.own_user and walls.namespaces != "user" else None
-    folder = jail.folder(pid)
-    if walls.namespaces:
-        _private_mounts(jail, limits, user)
+    cpus = sorted(os.sched_getaffinity(0))  # consecutive pids get different ones if there are enough
+    os.sched_setaffinity(0, {cpus[(pid * limits.num_cpus + number) % len(cpus)] for number in range(limits.num_cpus)})
+    user_id = jail.compute_user_id(pid) if isolation.per_worker_user and isolation.namespaces != "user" else None
+    work_dir = jail.resolve_work_dir(pid)
+    if isolation.namespaces:
+        _enter_namespaces(isolation, syscalls.NEW_MOUNT, jail.proc_fd)
+        owner = "" if user_id is None else f",uid={user_id},gid={user_id}"
+        options = f"size={limits.disk_mib}m,nr_inodes={limits.max_files},mode=700{owner}"
+        syscalls.mount("tmpfs", work_dir, "tmpfs", syscalls.NO_SUID | syscalls.NO_DEVICES | syscalls.NO_EXEC, options)
     else:
-        os.mkdir(folder, 0o700)
-        os.chown(folder, *((-1, -1) if user is None else (user, user)))
-    _offer(jail)
-    os.closerange(LINE + 1 + len(kept), 1 << 20)
-    kernel.drop_bounding()
-    if user is not None:
+        os.mkdir(work_dir, 0o700)
+        os.chown(work_dir, *((-1, -1) if user_id is None else (user_id, user_id)))
+    with contextlib.suppress(OSError):  # /proc may be read-only here; isolation doesn't depend on it
+        fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=jail.proc_fd)
+        os.write(fd, b"1000")  # the kernel's out-of-memory killer chooses this process before the trainer
+        os.close(fd)
+    os.closerange(HOST_FD + 1 + len(kept_fds), 1 << 20)
+    syscalls.drop_bounding_set()
+    if user_id is not None:
         os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    os.chdir(folder)
-    os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
-    tempfile.tempdir = folder
-    kernel.hide()
-    kernel.give_up_privileges()
-    if walls.landlock:
-        kernel.restrict_files(_rights(jail, folder), walls.landlock)
-    kernel.drop_capabilities()
-    _set_limits(jail, limits, len(kept))
-    kernel.die_with_parent()
-    if os.getppid() != jail.zygote:  # it ended before it could be promised to
+        os.setresgid(user_id, user_id, user_id)
+        os.setresuid(user_id, user_id, user_id)
+    os.chdir(work_dir)
+    os.environ.update(HOME=work_dir, TMPDIR=work_dir, MPLCONFIGDIR=work_dir)
+    tempfile.tempdir = work_dir
+    syscalls.disable_tracing()
+    syscalls.set_no_new_privs()
+    if isolation.landlock:
+        rights = dict.fromkeys(jail.readable_paths, syscalls.READ_RIGHTS)
+        rights |= dict.fromkeys(_list_devices(), syscalls.DEVICE_RIGHTS) | {work_dir: syscalls.WRITE_RIGHTS}
+        syscalls.restrict_file_access(rights, isolation.landlock)
+    syscalls.drop_capabilities()
+    _set_limits(jail, limits, len(kept_fds))
+    syscalls.die_with_parent()
+    if os.getppid() != jail.zygote_pid:  # the zygote exited before the parent-death signal was set
         os.kill(pid, signal.SIGKILL)
-    os.nice(NICE)  # not before: whoever waits for this sandbox comes first too
-    if walls.seccomp:
-        kernel.install_filter(policy.program(pid))
+    os.nice(NICE_LEVEL)  # last, because a caller waits for the steps before
+    if isolation.seccomp:
+        syscalls.install_seccomp_filter(seccomp_policy.build_filter(pid))
 
 
-def _processors(count: int, pid: int) -> set[int]:
-    """Some of the processors that this process may use: neighbours have others, as far as there are enough."""
-    mine = sorted(os.sched_getaffinity(0))
-    return {mine[(pid * count + number) % len(mine)] for number in range(count)}
-
-
-def _offer(jail: Jail) -> None:
-    """Be the first to go when the machine has no memory left, ahead of whoever trains."""
-    try:
-        place = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=jail.proc)
-    except OSError:  # /proc is read-only here; no wall depends on it
-        return
-    os.write(place, b"1000")
-    os.close(place)
-
-
-def _private_mounts(jail: Jail, limits: Limits, user: int | None) -> None:
-    if jail.walls.namespaces == "user":
-        _own_namespace(kernel.NEW_MOUNT, jail.proc)
-    else:
-        kernel.unshare(kernel.NEW_MOUNT)
-    owner = "" if user is None else f",uid={user},gid={user}"
-    options = f"size={limits.disk_mib}m,nr_inodes={limits.files},mode=700{owner}"
-    kernel.mount("tmpfs", jail.work, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC, options)
-
-
-def _rights(jail: Jail, folder: str) -> dict[str, int]:
-    devices = {path: kernel.DEVICE for path in _DEVICES if os.path.exists(path)}
-    return {**dict.fromkeys(jail.readable, kernel.READ), **devices, folder: kernel.KEEP}
-
-
-def _set_limits(jail: Jail, limits: Limits, kept: int) -> None:
+def _set_limits(jail: JailConfig, limits: Limits, num_kept_fds: int) -> None:
     bounds = {
-        resource.RLIMIT_AS: jail.space + limits.memory_mib * MIB,
+        resource.RLIMIT_AS: jail.library_bytes + limits.memory_mib * MIB,
         resource.RLIMIT_CPU: limits.cpu_seconds,
         resource.RLIMIT_FSIZE: limits.file_mib * MIB,
-        resource.RLIMIT_NOFILE: DESCRIPTORS + kept,
+        resource.RLIMIT_NOFILE: MAX_FDS + num_kept_fds,
         resource.RLIMIT_STACK: 8 * MIB,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_SIGPENDING: 256,  # and timers, each of which has a signal set aside
+        resource.RLIMIT_SIGPENDING: 256,  # also bounds POSIX timers, each of which reserves a signal
     }
-    if jail.walls.own_user:
-        bounds[resource.RLIMIT_NPROC] = limits.threads
-    for kind, most in bounds.items():
+    if jail.isolation.per_worker_user:
+        bounds[resource.RLIMIT_NPROC] = limits.max_threads
+    for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # The hard limit on CPU time kills without a word; the soft one says why.
-        grace = 1 if kind == resource.RLIMIT_CPU and hard != most else 0
-        resource.setrlimit(kind, (most, most + grace))
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        # The soft limit on CPU time sends SIGXCPU, which shows the cause; the hard one sends SIGKILL.
+        grace = 1 if kind == resource.RLIMIT_CPU and hard != bound else 0
+        resource.setrlimit(kind, (bound, bound + grace))

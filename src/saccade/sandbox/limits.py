@@ -1,42 +1,42 @@
-"""What a guest may use, what comes back from a call, and the sentences a model reads where a limit ended it.
+"""A worker's limits, the result of a call, and the sentences that the model reads when a limit ended the call.
 
-The sentences are training data: short, true, the same every time, and they say what is left.
+The sentences are training data: short, true, always the same, and they state whether variables are kept.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-Isolation = Literal["strict", "best_effort"]
+IsolationMode = Literal["strict", "best_effort"]
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one guest; each ends in a sentence for the model.
+    """The limits of one worker; exceeding one produces a sentence for the model.
 
-    `seconds` of one call (more where other processes left it less than an eighth of them), then `grace` seconds between
-    asking it to stop and killing it; `cpu_seconds` of all its calls, on so many `processors`; MiB of memory beyond the
-    libraries, of all files and of one file; `threads`; `characters` of text per call; `pictures` of the whole episode
-    and the most `pixels` of one.
+    `timeout` is in seconds per call; it is extended while other processes leave the cell less than an eighth of it.
+    `grace_seconds` pass between interrupting and killing a cell. `cpu_seconds` counts all calls together. `memory_mib`
+    comes on top of the libraries, `disk_mib` bounds all files together, `file_mib` one file, `max_files` their number.
+    `max_chars` of text are kept per call; `max_images` may be shown per episode, each of at most `max_image_pixels`.
     """
 
-    seconds: float = 30.0
-    grace: float = 2.0
+    timeout: float = 30.0
+    grace_seconds: float = 2.0
     cpu_seconds: int = 600
-    processors: int = 4
+    num_cpus: int = 4
     memory_mib: int = 2048
     disk_mib: int = 64
     file_mib: int = 32
-    files: int = 4096
-    threads: int = 64
-    characters: int = 20_000
-    pictures: int = 32
-    pixels: int = 4_000_000
+    max_files: int = 4096
+    max_threads: int = 64
+    max_chars: int = 20_000
+    max_images: int = 32
+    max_image_pixels: int = 4_000_000
 
 
-class Fault(StrEnum):
-    """Why a call did not end well, for the trainer's record; the model reads the sentence."""
+class FailureReason(StrEnum):
+    """Why a call failed, for metrics and logs; the model reads the sentence instead."""
 
     RAISED = "raised"  # an exception in the code
     MEMORY = "memory"
@@ -46,81 +46,78 @@ class Fault(StrEnum):
     DISK = "disk"
     EXITED = "exited"
     CRASHED = "crashed"
-    KILLED = "killed"  # by its own code, or by the kernel for want of memory: nobody can tell
+    KILLED = "killed"  # by its own code or by the kernel's out-of-memory killer: they can't be distinguished
     BROKEN = "broken"  # the code damaged what the interpreter needs
     PROTOCOL = "protocol"  # the code damaged its own connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A picture that a call showed: the name it has inside, and its pixels, RGB in rows from the top, 3 bytes each.
-
-    >>> Shown(name="image_clue_1", width=2, height=1, rgb=bytes(6)).name
-    'image_clue_1'
-    """
+class ShownImage:
+    """An image that a call showed: its variable name, and its pixels as RGB bytes [height, width, 3]."""
 
     name: str
     width: int
     height: int
-    rgb: bytes
+    rgb_bytes: bytes
 
     def __repr__(self) -> str:
-        return f"Shown({self.name}, {self.width}x{self.height})"
+        return f"ShownImage({self.name}, {self.width}x{self.height})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one call came to: printed text, shown pictures, and the error for the model to read, if any.
+class ExecutionResult:
+    """The result of one call: printed text, shown images, and the error for the model to read, if any.
 
-    `kept` says whether the variables are still there; `seconds` is the call's own time, waiting for its turn left out.
-
-    >>> Outcome(text="4", pictures=(), error=None, fault=None, kept=True, seconds=0.01).ok
-    True
+    `variables_kept` is False if the worker was lost; `seconds` excludes waiting for a CPU slot.
     """
 
     text: str
-    pictures: tuple[Shown, ...]
+    images: tuple[ShownImage, ...]
     error: str | None
-    fault: Fault | None
-    kept: bool
+    failure_reason: FailureReason | None
+    variables_kept: bool
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether the code ran to its end without an exception."""
-        return self.fault is None
+        """Whether the code finished without an exception."""
+        return self.failure_reason is None
 
 
-AGAIN = "Variables are lost; image_clue_* and video_clue_* are available again."
-INTERRUPTED = "The code interrupted itself. Variables are kept."
+VARIABLES_LOST_NOTE = "Variables are lost; image_clue_* and video_clue_* are available again."
+INTERRUPTED_MESSAGE = "The code interrupted itself. Variables are kept."
 FORBIDDEN_HINT = "(no network, no processes, files only in the working directory)"
 
 
-def stopped(limits: Limits, *, kept: bool) -> str:
-    """The sentence for a call that ran too long."""
-    head = f"Execution timeout: stopped after {limits.seconds:g} s"
-    return f"{head}. Variables are kept." if kept else f"{head} and the interpreter was restarted. {AGAIN}"
+def format_timeout(limits: Limits, *, variables_kept: bool) -> str:
+    """Return the sentence for a call that exceeded its time limit."""
+    head = f"Execution timeout: stopped after {limits.timeout:g} s"
+    return (
+        f"{head}. Variables are kept."
+        if variables_kept
+        else f"{head} and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
+    )
 
 
-def restarted(fault: Fault, limits: Limits, detail: str = "") -> str:
-    """The sentence for a guest that had to be replaced."""
+def format_restart(failure_reason: FailureReason, limits: Limits, detail: str = "") -> str:
+    """Return the sentence for a worker that was replaced."""
     reasons = {
-        Fault.KILLED: "The interpreter was killed, by its own code or because the machine had no memory left,",
-        Fault.CPU: f"Out of CPU time (limit {limits.cpu_seconds} s for all calls together)",
-        Fault.THREADS: f"Too many threads (limit {limits.threads})",
-        Fault.DISK: f"Too many or too large files (limit {limits.disk_mib} MiB in {limits.files} files)",
-        Fault.EXITED: f"The code ended the interpreter ({detail})",
-        Fault.BROKEN: "The code closed or changed what the interpreter needs",
-        Fault.CRASHED: f"The interpreter crashed ({detail})",
-        Fault.PROTOCOL: "The interpreter's connection was damaged by the code",
+        FailureReason.KILLED: "The interpreter was killed, by its own code or because the machine had no memory left,",
+        FailureReason.CPU: f"Out of CPU time (limit {limits.cpu_seconds} s for all calls together)",
+        FailureReason.THREADS: f"Too many threads (limit {limits.max_threads})",
+        FailureReason.DISK: f"Too many or too large files (limit {limits.disk_mib} MiB in {limits.max_files} files)",
+        FailureReason.EXITED: f"The code ended the interpreter ({detail})",
+        FailureReason.BROKEN: "The code closed or changed what the interpreter needs",
+        FailureReason.CRASHED: f"The interpreter crashed ({detail})",
+        FailureReason.PROTOCOL: "The interpreter's connection was damaged by the code",
     }
-    return f"{reasons[fault]} and it was restarted. {AGAIN}"
+    return f"{reasons[failure_reason]} and it was restarted. {VARIABLES_LOST_NOTE}"
 
 
-def bytes_more(count: int) -> str:
-    """The mark where text was cut.
+def format_omitted_bytes(count: int) -> str:
+    """Return the mark that replaces omitted text.
 
-    >>> bytes_more(268 * 2**20)
+    >>> format_omitted_bytes(268 * 2**20)
     '[… 268 MiB more not shown]'
     """
     size = (

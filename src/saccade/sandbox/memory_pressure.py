@@ -1,7 +1,7 @@
-"""Room in memory: whoever would take more of it waits while the machine, or the container around us, is nearly full.
+"""Delay new workers and calls while the machine, or this process's container, is nearly out of memory.
 
-What one guest may take is bounded by its limits; this bounds all of them together, before the kernel has to. A process
-may stand in several nested groups, each with a bound of its own: the least that any of them leaves counts.
+Limits bound one worker; this bounds all of them together, before the kernel kills processes. A process may belong to
+several nested control groups, each with a limit: the smallest remainder counts.
 """
 
 import asyncio
@@ -11,69 +11,77 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from saccade.errors import SandboxError
-from saccade.tools._sandbox.limits import MIB
+from saccade.sandbox.limits import MIB
 
-ROOM = 512 * MIB  # what is left to others
-PATIENCE_SECONDS = 120.0  # attempts end meanwhile, and give back what they held
-_AGAIN_SECONDS, _FRESH_SECONDS = 0.25, 0.2
-_UNBOUNDED = 2**60  # older groups say so with a number near 2**63
+RESERVED_BYTES = 512 * MIB  # left to other processes
+WAIT_TIMEOUT = 120.0  # other episodes finish and free memory meanwhile
+_POLL_INTERVAL, _CACHE_SECONDS = 0.25, 0.2
+_UNBOUNDED_BYTES = 2**60  # cgroup v1 reports "no limit" as a number near 2**63
 
 
-class Memory:
-    """How much memory is left; `root` is where the kernel's files lie."""
+class MemoryMonitor:
+    """Measures available memory; `root` is the folder that holds `proc` and `sys`."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
-        self._seen, self._available = 0.0, 0
+        self._measured_at, self._available_bytes = 0.0, 0
 
-    def available(self) -> int:
-        """Bytes that can be taken before something must give way, as of a moment ago."""
+    def measure_available(self) -> int:
+        """Return the available bytes, cached for a fraction of a second."""
         now = time.monotonic()
-        if not self._seen or now - self._seen > _FRESH_SECONDS:
-            self._seen, self._available = now, min([self._of_machine(), *self._of_groups()])
-        return self._available
+        if not self._measured_at or now - self._measured_at > _CACHE_SECONDS:
+            self._measured_at = now
+            self._available_bytes = min([self._read_machine_available(), *self._read_cgroups_available()])
+        return self._available_bytes
 
-    async def room(self, more: Callable[[], int] = int, patience: float = PATIENCE_SECONDS) -> None:
-        """Wait until `more()` bytes (and some for others) are there. Raises SandboxError where that doesn't happen."""
-        deadline = time.monotonic() + patience
-        while (left := self.available()) < ROOM + more():
+    async def wait_for_memory(
+        self, compute_needed_bytes: Callable[[], int] = int, timeout: float = WAIT_TIMEOUT
+    ) -> None:
+        """Wait until `compute_needed_bytes()` bytes are available beyond RESERVED_BYTES.
+
+        Raises SandboxError after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (available := self.measure_available()) < RESERVED_BYTES + compute_needed_bytes():
             if time.monotonic() >= deadline:
                 raise SandboxError(
-                    f"no memory is left for model-written code: {left // MIB} MiB are available, of which "
-                    f"{ROOM // MIB} remain for others; make fewer attempts at a time, or lower memory_mib of the tool "
-                    "python"
+                    f"no memory is left for model-written code: {available // MIB} MiB are available, of which "
+                    f"{RESERVED_BYTES // MIB} MiB are reserved; run fewer rollouts at a time, or lower memory_mib of "
+                    "the tool python",
+                    key="memory",
+                    value=available // MIB,
                 )
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_POLL_INTERVAL)
 
-    def _of_machine(self) -> int:
-        facts = dict(line.split(":", 1) for line in (self._root / "proc/meminfo").read_text().splitlines())
-        return int(facts["MemAvailable"].split()[0]) * 1024
+    def _read_machine_available(self) -> int:
+        fields = dict(line.split(":", 1) for line in (self._root / "proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
 
-    def _of_groups(self) -> Iterator[int]:
-        for folder, most, used in self._groups:
+    def _read_cgroups_available(self) -> Iterator[int]:
+        for folder, limit_file, usage_file in self._cgroups:
             try:
-                bound = (folder / most).read_text().strip()
-                if bound == "max" or int(bound) >= _UNBOUNDED:
+                limit = (folder / limit_file).read_text().strip()
+                if limit == "max" or int(limit) >= _UNBOUNDED_BYTES:
                     continue
-                facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                # Pages of files that nobody has touched for a while go first, and cost nothing.
-                idle = int(facts.get("total_inactive_file", facts["inactive_file"]))
-                yield int(bound) - int((folder / used).read_text()) + idle
-            except OSError:  # it has no bound, or is gone
+                fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                # The kernel reclaims the page cache's inactive pages first, at no cost.
+                inactive = int(fields.get("total_inactive_file", fields["inactive_file"]))
+                yield int(limit) - int((folder / usage_file).read_text()) + inactive
+            except OSError:  # the group has no limit, or was removed
                 continue
 
     @functools.cached_property
-    def _groups(self) -> list[tuple[Path, str, str]]:
-        """The control groups of this process that may bound memory: folder, file of the bound, file of what is used."""
-        found = []
+    def _cgroups(self) -> list[tuple[Path, str, str]]:
+        """The control groups of this process that may limit memory: (folder, limit file, usage file)."""
+        groups = []
         for line in (self._root / "proc/self/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
                 continue
-            top = self._root / "sys/fs/cgroup" / ("memory" if kinds else "")
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+            top = self._root / "sys/fs/cgroup" / ("memory" if controllers else "")
+            v1, v2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
             own = top / path.lstrip("/")
-            # A container may see its own group as the top, under a path that is the machine's.
+            # A container may see its own group as the top, although the path is the machine's.
             folders = [own, *own.parents] if own.is_dir() else [top]
-            found += [(folder, *names) for folder in folders if folder.is_relative_to(top)]
-        return [each for each in found if (each[0] / each[1]).exists()]
+            groups += [(folder, *(v1 if controllers else v2)) for folder in folders if folder.is_relative_to(top)]
+        return [group for group in groups if (group[0] / group[1]).exists()]

@@ -1,98 +1,143 @@
-"""What host and guest say to each other: a fixed head, then as many raw bytes as it announces. No pickle, no JSON.
+"""The messages between host and worker: a fixed header, then as many raw bytes as it announces. No pickle, no JSON.
 
-The host checks kind, nonce, sizes and sums before it takes a byte of what follows; whatever doesn't fit is a breach,
-and the guest is replaced. A guest believes its host.
+The host checks nonce, kind, sizes and totals before it reads a byte of the payload; anything invalid is a protocol
+violation, and the worker is replaced. A worker doesn't check the host's messages. The host and the zygote, which
+runs no model-written code, exchange JSON messages with descriptors instead (`send_json`, `receive_json`).
 """
 
+import json
+import socket
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from saccade.tools._sandbox.limits import Limits
+import numpy as np
+from numpy.typing import NDArray
 
-HEAD = struct.Struct("<8sBIIII")  # nonce, kind, three numbers, bytes that follow
+from saccade.sandbox.limits import Limits
+
+HEADER = struct.Struct("<8sBIIII")  # nonce, kind, three numbers, payload size
 NONCE_BYTES = 8
 NO_NONCE = bytes(NONCE_BYTES)
-FACTS = struct.Struct("<ddIIII")  # of a video: frames per second, seconds, width, height, frames, keyframes
-ASK_BYTES = 64 * 2**20  # pixels that one request for frames may bring
-ASK_FRAMES = 4096
-ERROR_BYTES = 64 * 1024
-PART = struct.Struct("<IQ")  # of what a guest is given to read: which descriptor, where in it
-BROKEN = 70  # the exit code of a guest that can't go on
+MAX_BYTES_PER_REQUEST = 64 * 2**20  # of the frames in one reply
+MAX_FRAMES_PER_REQUEST = 4096
+MAX_ERROR_BYTES = 64 * 1024
+IMAGE_LOCATION = struct.Struct("<IQ")  # of a mapped image: index of the shared descriptor, offset
+BROKEN_EXIT_CODE = 70  # of a worker that can't continue
+_VIDEO_METADATA = struct.Struct("<ddIIII")  # frames per second, seconds, width, height, frames, keyframes
+_MAX_JSON_BYTES, _MAX_FDS = 65536, 253  # of one message; the kernel's limit of descriptors
 
 
-class Kind(IntEnum):
-    """What a message is."""
+class MessageKind(IntEnum):
+    """The kind of a message; comments give the header's numbers a, b, c, and the payload after the semicolon."""
 
-    # guest to host
-    DONE = 1  # a: Verdict; the error's text
-    SHOWN = 2  # a, b: width, height; RGB
-    ASK = 3  # a: video, b, c: width, height (0: its own); frame numbers, 4 bytes each; none: asks for the facts
-    # host to guest
-    RUN = 16  # a: number of the next picture, b: pictures left; the source
-    STILL = 17  # a, b: width, height, c: its number; RGB
-    FILM = 18  # a: its number
-    MAPPED = 22  # a, b, c as STILL; a PART, from which on its RGB lies
-    FRAMES = 19  # a, b: width, height; RGB of all frames
-    TOLD = 20  # a, b, c as asked; the facts, times (8 bytes each), numbers of keyframes (4 bytes each)
-    REFUSED = 21  # why there are no frames
+    # worker to host
+    DONE = 1  # a: CompletionStatus; the error text
+    IMAGE_SHOWN = 2  # a, b: width, height; RGB
+    VIDEO_REQUEST = 3  # a: video, b, c: width, height (0: its own); frame numbers, 4 bytes each (none: metadata)
+    # host to worker
+    RUN = 16  # a: number of the next image, b: images left; the code
+    IMAGE = 17  # a, b: width, height, c: its number; RGB
+    MAPPED_IMAGE = 18  # a, b, c as IMAGE; an IMAGE_LOCATION
+    VIDEO = 19  # a: its number
+    VIDEO_REPLY = 20  # the VideoMetadata, or RGB of all frames
+    REFUSED = 21  # the reason
 
 
-class Verdict(IntEnum):
-    """How a call ended, by the guest's own word."""
+class CompletionStatus(IntEnum):
+    """How a call ended, as the worker reports it."""
 
-    FINE = 0
+    OK = 0
     RAISED = 1
     INTERRUPTED = 2
-    MEMORY = 3
+    OUT_OF_MEMORY = 3
 
 
-class BreachError(Exception):
-    """A guest said what no honest guest says."""
+class ProtocolError(Exception):
+    """A worker sent a message that no intact worker sends."""
 
 
-class Head(NamedTuple):
-    """The head of a message."""
+class Header(NamedTuple):
+    """The header of a message."""
 
     kind: int
     a: int = 0
     b: int = 0
     c: int = 0
-    size: int = 0
+    payload_size: int = 0
 
-    def packed(self, nonce: bytes) -> bytes:
-        """As bytes."""
-        return HEAD.pack(nonce, self.kind, self.a, self.b, self.c, self.size)
-
-
-def unpack(data: bytes | bytearray) -> tuple[bytes, Head]:
-    """(nonce, head) of HEAD.size bytes; believes them.
-
-    >>> unpack(Head(Kind.SHOWN, 2, 1, 0, 6).packed(b"12345678"))
-    (b'12345678', Head(kind=2, a=2, b=1, c=0, size=6))
-    """
-    nonce, *numbers = HEAD.unpack(data)
-    return nonce, Head(*numbers)
+    def pack(self, nonce: bytes = NO_NONCE) -> bytes:
+        """Pack to HEADER.size bytes."""
+        return HEADER.pack(nonce, *self)
 
 
-def checked(data: bytes | bytearray, nonce: bytes, limits: Limits, videos: int) -> Head:
-    """The head of a guest's message, if an honest guest could have sent it. Raises BreachError."""
-    said, head = unpack(data)
-    if said != nonce:
-        raise BreachError("a message bears another nonce")
-    if not _plausible(head, limits, videos):
-        raise BreachError(f"a message of kind {head.kind} with the numbers {head.a}, {head.b}, {head.c}, {head.size}")
-    return head
+def unpack_header(data: bytes | bytearray) -> tuple[bytes, Header]:
+    """Unpack HEADER.size bytes to (nonce, header), without checks."""
+    nonce, *numbers = HEADER.unpack(data)
+    return nonce, Header(*numbers)
 
 
-def _plausible(head: Head, limits: Limits, videos: int) -> bool:
-    if head.kind == Kind.DONE:
-        return head.a <= max(Verdict) and head.size <= ERROR_BYTES
-    if head.kind == Kind.SHOWN:
-        return 0 < head.a * head.b <= limits.pixels and head.size == 3 * head.a * head.b
-    return head.kind == Kind.ASK and head.a < videos and head.size % 4 == 0 and _frames_fit(head)
+def parse_checked_header(data: bytes | bytearray, nonce: bytes, limits: Limits, num_videos: int) -> Header:
+    """Unpack the header of a worker's message and check it. Raises ProtocolError."""
+    sent_nonce, header = unpack_header(data)
+    if sent_nonce != nonce:
+        raise ProtocolError("a message has the wrong nonce")
+    if not _is_valid_header(header, limits, num_videos):
+        raise ProtocolError(f"a message has the invalid header {header}")
+    return header
 
 
-def _frames_fit(head: Head) -> bool:
-    count, area = head.size // 4, max(1, head.b * head.c)
-    return count <= ASK_FRAMES and (head.b > 0) == (head.c > 0) and (count <= 1 or 3 * area * count <= ASK_BYTES)
+def _is_valid_header(header: Header, limits: Limits, num_videos: int) -> bool:
+    kind, a, b, c, size = header
+    if kind == MessageKind.DONE:
+        return a <= max(CompletionStatus) and size <= MAX_ERROR_BYTES
+    if kind == MessageKind.IMAGE_SHOWN:
+        return 0 < a * b <= limits.max_image_pixels and size == 3 * a * b
+    return (
+        kind == MessageKind.VIDEO_REQUEST
+        and a < num_videos
+        and (b > 0) == (c > 0)
+        and size % 4 == 0
+        and size // 4 <= MAX_FRAMES_PER_REQUEST
+        and (size <= 4 or 3 * max(1, b * c) * (size // 4) <= MAX_BYTES_PER_REQUEST)
+    )
+
+
+class VideoMetadata(NamedTuple):
+    """The metadata of a video: its size in pixels, the times of its frames and its duration in seconds."""
+
+    fps: float
+    duration: float
+    width: int
+    height: int
+    times: NDArray[np.float64]  # [frames]
+    keyframes: NDArray[np.uint32]  # their numbers, in order
+
+    def pack(self) -> bytes:
+        """Pack for a worker."""
+        numbers = _VIDEO_METADATA.pack(*self[:4], len(self.times), len(self.keyframes))
+        return numbers + self.times.astype("<f8").tobytes() + self.keyframes.astype("<u4").tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray) -> "VideoMetadata":
+        """Unpack what `pack` packed."""
+        fps, duration, width, height, num_frames, num_keyframes = _VIDEO_METADATA.unpack_from(data)
+        times = np.frombuffer(data, "<f8", num_frames, _VIDEO_METADATA.size)
+        keyframes = np.frombuffer(data, "<u4", num_keyframes, _VIDEO_METADATA.size + times.nbytes)
+        return cls(fps, duration, width, height, times, keyframes)
+
+
+def send_json(to: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send a message and descriptors over a SEQPACKET socket. Raises OSError."""
+    data = json.dumps(message).encode()
+    if fds:
+        socket.send_fds(to, [data], list(fds))
+    else:  # a jailed process may call send, but not sendmsg
+        to.send(data)
+
+
+def receive_json(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Receive a message, None at end of file, and its descriptors. Raises OSError."""
+    data, fds, _, _ = socket.recv_fds(source, _MAX_JSON_BYTES, _MAX_FDS)
+    return json.loads(data) if data else None, fds

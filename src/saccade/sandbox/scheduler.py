@@ -1,12 +1,11 @@
-"""Whose turn it is: places for short cells and places for long ones, so that runaways don't hold up all others.
+"""Schedule cells on short and long slots, so that runaway cells don't delay all others.
 
-    Turn.__aenter__ ──first come, first served──> short place ──lapse──> long place ──lapse──> paused
-                                                                 └<──────── the first that was ──┘
+    CpuSlot.__aenter__ ──first come, first served──> short slot ──end_time_slice──> long slot ──end_time_slice──> paused
+                                                                                      └<──────── oldest first ─────┘
 
-Nobody knows beforehand how long a cell will run. Each begins as a short one; having run for a while (`lapse`) it
-becomes a long one, and its short place goes to whoever waits for one. Where there are more long cells than places, they
-have them in turns and are paused in between. So neither kind waits for the other, and no more run at a time than there
-are places.
+How long a cell will run is unknown. Each cell starts in a short slot; after a time slice it moves to a long slot, and
+its short slot goes to the next waiting cell. If there are more long cells than long slots, they take turns and are
+paused in between. So short cells never wait for long ones, and no more cells run at a time than there are slots.
 """
 
 import asyncio
@@ -14,86 +13,86 @@ from collections import deque
 from typing import Protocol
 
 
-class Cell(Protocol):
-    """What runs while it is its turn."""
+class PausableCell(Protocol):
+    """A cell that the scheduler can pause."""
 
     def pause(self) -> None:
-        """Rest until `resume`."""
+        """Stop running until `resume`."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue running."""
 
 
-class Turns:
-    """So many places for short cells, and so many for long ones; of one event loop."""
+class Scheduler:
+    """The short and long slots of one event loop."""
 
-    def __init__(self, short: int, long: int) -> None:
-        self._free, self._most = short, long
-        self._waiting: deque[asyncio.Future[None]] = deque()  # for short places
-        self._long: dict[Turn, Cell] = {}
-        self._paused: dict[Turn, Cell] = {}
+    def __init__(self, num_short: int, num_long: int) -> None:
+        self._num_free_short, self._max_long = num_short, num_long
+        self._short_waiters: deque[asyncio.Future[None]] = deque()
+        self._long_cells: dict[CpuSlot, PausableCell] = {}
+        self._paused_cells: dict[CpuSlot, PausableCell] = {}
 
-    async def begin(self) -> None:
-        """Wait for a short place."""
-        if self._free:
-            self._free -= 1
+    async def acquire(self) -> None:
+        """Wait for a short slot."""
+        if self._num_free_short:
+            self._num_free_short -= 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        waiter = asyncio.get_running_loop().create_future()
+        self._short_waiters.append(waiter)
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # it was given one meanwhile
-                self._release()
+            if waiter.done() and not waiter.cancelled():  # it received a slot just before the cancellation
+                self._release_short_slot()
             raise
 
-    def lapse(self, turn: "Turn", cell: Cell) -> None:
-        """The cell has run for a while: it goes on in a long place, at once or when it is its turn again."""
-        if turn in self._long and not self._paused:
-            return  # nobody else wants the place
-        full = bool(self._paused) or len(self._long) == self._most
-        if full:
-            cell.pause()  # first: should it fail, all places are as they were
-        if self._long.pop(turn, None) is None:
-            self._release()
-        (self._paused if full else self._long)[turn] = cell
-        self._fill()
+    def end_time_slice(self, slot: "CpuSlot", cell: PausableCell) -> None:
+        """Move the cell to a long slot, or pause it until one is free."""
+        if slot in self._long_cells and not self._paused_cells:
+            return  # no other cell waits for the long slot
+        is_full = bool(self._paused_cells) or len(self._long_cells) == self._max_long
+        if is_full:
+            cell.pause()  # first, so that a failure leaves all slots unchanged
+        if self._long_cells.pop(slot, None) is None:
+            self._release_short_slot()
+        (self._paused_cells if is_full else self._long_cells)[slot] = cell
+        self._resume_paused()
 
-    def end(self, turn: "Turn") -> None:
-        """The turn is over, whatever place it had."""
-        if self._long.pop(turn, None) is None and self._paused.pop(turn, None) is None:
-            self._release()
-        self._fill()
+    def release(self, slot: "CpuSlot") -> None:
+        """Free the slot, short, long or paused."""
+        if self._long_cells.pop(slot, None) is None and self._paused_cells.pop(slot, None) is None:
+            self._release_short_slot()
+        self._resume_paused()
 
-    def _release(self) -> None:
-        """A short place is the next one's."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():  # who waited for it may have gone
-                place.set_result(None)
+    def _release_short_slot(self) -> None:
+        """Pass a short slot to the next waiter, or free it."""
+        while self._short_waiters:
+            waiter = self._short_waiters.popleft()
+            if not waiter.done():  # a done waiter was cancelled
+                waiter.set_result(None)
                 return
-        self._free += 1
+        self._num_free_short += 1
 
-    def _fill(self) -> None:
-        while self._paused and len(self._long) < self._most:
-            turn = next(iter(self._paused))
-            self._long[turn] = self._paused.pop(turn)
-            self._long[turn].resume()
+    def _resume_paused(self) -> None:
+        while self._paused_cells and len(self._long_cells) < self._max_long:
+            slot = next(iter(self._paused_cells))
+            self._long_cells[slot] = self._paused_cells.pop(slot)
+            self._long_cells[slot].resume()
 
 
-class Turn:
-    """A cell's turn: waited for with `async with`."""
+class CpuSlot:
+    """The slot of one cell; acquire it with `async with`."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
 
-    async def __aenter__(self) -> "Turn":
-        await self._turns.begin()
+    async def __aenter__(self) -> "CpuSlot":
+        await self._scheduler.acquire()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._turns.end(self)
+        self._scheduler.release(self)
 
-    def lapse(self, cell: Cell) -> None:
-        """The cell has run for a while since it began, went on or lapsed before."""
-        self._turns.lapse(self, cell)
+    def end_time_slice(self, cell: PausableCell) -> None:
+        """Report that the cell has used up its time slice."""
+        self._scheduler.end_time_slice(self, cell)

@@ -1,8 +1,8 @@
-"""Which system calls a guest may make: an allowlist, as a seccomp filter. Everything not named here is refused.
+"""The system calls a worker may make: an allowlist, compiled to a seccomp filter. Everything else is refused.
 
-No fork and no exec: a guest is one process for ever, so one signal ends it. No sockets but pairs, no truncate by path,
-no namespaces, keys, tracing or io_uring, no questions about other processes. Calls that only change metadata, and
-locks, succeed without doing anything: Landlock doesn't cover them, and libraries make them in passing.
+No fork and no exec: a worker stays one process, so one signal kills it. No sockets but pairs, no truncate by path, no
+namespaces, keys, tracing or io_uring, no queries about other processes. Calls that only change metadata, and locks,
+succeed without any effect: Landlock doesn't cover them, and libraries make them routinely.
 """
 
 import errno
@@ -10,7 +10,7 @@ import functools
 import platform
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from saccade.errors import ConfigError
 
@@ -52,138 +52,138 @@ _IGNORED = """
 _UNSUPPORTED = (
     "getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13"
 )
-_UNKNOWN = "clone3 435 435, openat2 437 437"  # libraries fall back to older calls, whose arguments a filter can see
-_NAMED = """
+# Libraries fall back to older calls, whose arguments a filter can read.
+_NOT_IMPLEMENTED = "clone3 435 435, openat2 437 437"
+_CONDITIONAL = """
     ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129, tgkill 234 131, clone 56 220,
     socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209, getpgid 121 155, getsid 124 156,
     capget 125 90, getpriority 140 141, get_robust_list 274 100, sched_getaffinity 204 123, sched_getparam 143 121,
     sched_getscheduler 145 120, pivot_root 155 41, mount_setattr 442 442,
     landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277
 """
-_NEWEST = 462  # the last number that was known when this list was made
+_NEWEST_NUMBER = 462  # the last number known when this list was written
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
 _FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)  # DUPFD, flags, GETPIPE_SZ; no owners, no pipe sizes
-_LOCKS = (5, 6, 7, 36, 37, 38)
-_SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)  # type, error, sizes, listening?, protocol, domain; nothing of the peer
-_OF_PROCESSES = ("getpgid", "getsid", "get_robust_list", "sched_getaffinity", "sched_getparam", "sched_getscheduler")
+_LOCK_COMMANDS = (5, 6, 7, 36, 37, 38)
+_SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)  # type, error, sizes, listening?, protocol, domain; nothing about the peer
+_PROCESS_QUERIES = ("getpgid", "getsid", "get_robust_list", "sched_getaffinity", "sched_getparam", "sched_getscheduler")
 _PRCTLS = (3, 15, 16, 23, 0x53564D41)  # dumpable?, names, capability?, names of memory
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # every kind of namespace
 _AF_UNIX = 1
-_MSG_OOB = 1  # young code of the kernel, by which others have broken out of sandboxes
+_MSG_OOB = 1  # recent kernel code with known sandbox escapes
 
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
+_NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Architecture(NamedTuple):
     """A processor architecture: its audit number and its system calls by name."""
 
-    audit: int
-    calls: dict[str, int]
-
-    def numbers(self, table: str) -> list[int]:
-        """The numbers of a table's calls, as far as this architecture has them."""
-        return [self.calls[name] for name in _names(table) if name in self.calls]
+    audit_number: int
+    syscalls: dict[str, int]
 
 
 @functools.cache
-def machine(name: str = "") -> Machine:
-    """The architecture by name (default: this machine's). Raises ConfigError where no table exists for it.
+def get_architecture(name: str = "") -> Architecture:
+    """Return an architecture by name (default: this machine's). Raises ConfigError for one without a table.
 
-    >>> machine("x86_64").calls["read"], machine("aarch64").calls["read"]
+    >>> get_architecture("x86_64").syscalls["read"], get_architecture("aarch64").syscalls["read"]
     (0, 63)
     """
     name = name or platform.machine()
     columns = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7), "arm64": (2, 0xC00000B7)}
     if name not in columns:
-        raise ConfigError(
-            f"the sandbox knows the system calls of x86_64 and aarch64, not of {name}; run it on one of them"
-        )
-    column, audit = columns[name]
-    entries = [entry.split() for table in _TABLES for entry in table.split(",")]
-    return Machine(audit=audit, calls={entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"})
+        message = f"the sandbox supports x86_64 and aarch64, not {name}; run it on one of them"
+        raise ConfigError(message, key="architecture", value=name)
+    column, audit_number = columns[name]
+    tables = (_ALLOWED, _IGNORED, _UNSUPPORTED, _NOT_IMPLEMENTED, _CONDITIONAL)
+    entries = [entry.split() for table in tables for entry in table.split(",")]
+    return Architecture(audit_number, {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"})
 
 
-def program(pid: int, name: str = "") -> bytes:
-    """The filter for the guest with this process id, which can signal nobody else: BPF instructions, 8 bytes each."""
-    calls, code = machine(name).calls, []
-    for call, body in _conditions(pid).items():
-        code += [_step(_EQUAL, calls[call], 0, len(body)), *body]
-    return b"".join([_unconditional(name), *code, _step(_RETURN, _ERRNO | errno.EPERM)])
+def build_filter(pid: int, architecture_name: str = "") -> bytes:
+    """Build the filter for the worker with this process id, which may signal only itself: BPF code, 8 bytes each."""
+    calls, code = get_architecture(architecture_name).syscalls, []
+    for call, body in _build_conditions(pid).items():
+        code += [_encode_instruction(_EQUAL, calls[call], 0, len(body)), *body]
+    return b"".join(
+        [_build_common_filter(architecture_name), *code, _encode_instruction(_RETURN, _ERRNO | errno.EPERM)]
+    )
 
 
 @functools.cache
-def _unconditional(name: str) -> bytes:
-    """The part that is the same for every guest; what it doesn't decide falls through, its number loaded."""
-    on = machine(name)
-    code = [_step(_LOAD, _ARCH_AT), _step(_EQUAL, on.audit, 1, 0), _step(_RETURN, _KILL), _step(_LOAD, _NUMBER_AT)]
-    # x32 calls and calls younger than this list don't exist as far as a guest can tell.
-    code += [_step(_AT_LEAST, _NEWEST + 1, 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
-    for table, verdict in _VERDICTS:
-        for number in on.numbers(table):
-            code += [_step(_EQUAL, number, 0, 1), _step(_RETURN, verdict)]
+def _build_common_filter(architecture_name: str) -> bytes:
+    """Build the part shared by all workers; undecided calls fall through with their number loaded."""
+    architecture = get_architecture(architecture_name)
+    code = [
+        _encode_instruction(_LOAD, _ARCH_OFFSET),
+        _encode_instruction(_EQUAL, architecture.audit_number, 1, 0),
+        _encode_instruction(_RETURN, _KILL),
+        _encode_instruction(_LOAD, _NUMBER_OFFSET),
+    ]
+    # x32 calls and calls newer than this list seem not to exist.
+    code += [
+        _encode_instruction(_AT_LEAST, _NEWEST_NUMBER + 1, 0, 1),
+        _encode_instruction(_RETURN, _ERRNO | errno.ENOSYS),
+    ]
+    actions = {
+        _ALLOWED: _ALLOW,
+        _IGNORED: _ERRNO,  # "failed with error 0" is success without any effect
+        _UNSUPPORTED: _ERRNO | errno.ENOTSUP,
+        _NOT_IMPLEMENTED: _ERRNO | errno.ENOSYS,
+    }
+    for table, action in actions.items():
+        for entry in table.split(","):
+            if (name := entry.split()[0]) in architecture.syscalls:
+                number = architecture.syscalls[name]
+                code += [_encode_instruction(_EQUAL, number, 0, 1), _encode_instruction(_RETURN, action)]
     return b"".join(code)
 
 
-def _conditions(pid: int) -> dict[str, list[bytes]]:
-    """Calls that are allowed for some values of one argument."""
+def _build_conditions(pid: int) -> dict[str, list[bytes]]:
+    """Build the filters of calls that are allowed for some values of one argument."""
+    refuse_out_of_band = _refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 3, _MSG_OOB)
     return {
-        "ioctl": _one_of(1, _IOCTLS),
-        # A lock on a library's file is seen by all who can read it: by it, episodes could talk to each other.
-        "fcntl": [*_one_of(1, _LOCKS, verdict=_ERRNO)[:-1], *_one_of(1, _FCNTLS)],
-        "prctl": _one_of(0, _PRCTLS),
-        "prlimit64": _one_of(0, (0, pid)),
-        "kill": _one_of(0, (pid,)),
-        "tgkill": _one_of(0, (pid,)),
-        "clone": _one_of(0, (_CLONE_THREAD,), mask=_CLONE_THREAD | _CLONE_NEW),
-        "socketpair": _one_of(0, (_AF_UNIX,)),
-        "getsockopt": _one_of(2, _SOCKET_OPTIONS),
-        # A datagram pair could otherwise write to any socket that has a path.
-        "sendto": [*_ordinary(3), *_not_null(4), *_one_of(4, (0,))],
-        "recvfrom": [*_ordinary(3), _step(_RETURN, _ALLOW)],
-        # Who else is alive is none of a guest's business, be it a thread of another one.
-        **dict.fromkeys(_OF_PROCESSES, _one_of(0, (0, pid))),
-        "getpriority": _one_of(1, (0, pid)),
+        "ioctl": _allow_values(1, _IOCTLS),
+        # Locks on library files are visible to all workers, so episodes could exchange information through them.
+        "fcntl": [*_allow_values(1, _LOCK_COMMANDS, action=_ERRNO)[:-1], *_allow_values(1, _FCNTLS)],
+        "prctl": _allow_values(0, _PRCTLS),
+        "prlimit64": _allow_values(0, (0, pid)),
+        "kill": _allow_values(0, (pid,)),
+        "tgkill": _allow_values(0, (pid,)),
+        "clone": _allow_values(0, (_CLONE_THREAD,), mask=_CLONE_THREAD | _CLONE_NEW),
+        "socketpair": _allow_values(0, (_AF_UNIX,)),
+        "getsockopt": _allow_values(2, _SOCKET_OPTIONS),
+        # With an address, a datagram pair could write to any socket that has a path.
+        "sendto": [*refuse_out_of_band, *_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 4 + 4), *_allow_values(4, (0,))],
+        "recvfrom": [*refuse_out_of_band, _encode_instruction(_RETURN, _ALLOW)],
+        # A worker must not learn which other processes and threads exist.
+        **dict.fromkeys(_PROCESS_QUERIES, _allow_values(0, (0, pid))),
+        "getpriority": _allow_values(1, (0, pid)),
     }
 
 
-def _one_of(argument: int, values: Sequence[int], mask: int | None = None, verdict: int = _ALLOW) -> list[bytes]:
-    """Allow if the low half of an argument (those here are 32 bits wide) is one of `values`, else refuse."""
-    code = [_step(_LOAD, _ARGUMENTS_AT + 8 * argument)]
-    code += [] if mask is None else [_step(_AND, mask)]
+def _allow_values(argument: int, values: Sequence[int], mask: int | None = None, action: int = _ALLOW) -> list[bytes]:
+    """Allow a call if the low half of an argument (these arguments have 32 bits) is in `values`, else refuse it."""
+    code = [_encode_instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument)]
+    code += [] if mask is None else [_encode_instruction(_AND, mask)]
     for value in values:
-        code += [_step(_EQUAL, value, 0, 1), _step(_RETURN, verdict)]
-    return [*code, _step(_RETURN, _ERRNO | errno.EPERM)]
+        code += [_encode_instruction(_EQUAL, value, 0, 1), _encode_instruction(_RETURN, action)]
+    return [*code, _encode_instruction(_RETURN, _ERRNO | errno.EPERM)]
 
 
-def _ordinary(flags: int) -> list[bytes]:
-    """Refuse a message out of band, by the argument that holds a message's flags."""
-    load = _step(_LOAD, _ARGUMENTS_AT + 8 * flags)
-    return [load, _step(_AND, _MSG_OOB), _step(_EQUAL, 0, 1, 0), _step(_RETURN, _ERRNO | errno.EPERM)]
+def _refuse_nonzero(offset: int, mask: int = 0xFFFFFFFF) -> list[bytes]:
+    """Refuse a call if any of these bits, of the four bytes at this offset of its description, is set."""
+    return [
+        _encode_instruction(_LOAD, offset),
+        _encode_instruction(_AND, mask),
+        _encode_instruction(_EQUAL, 0, 1, 0),
+        _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
+    ]
 
 
-def _not_null(argument: int) -> list[bytes]:
-    """Refuse an address with a high half; what follows looks at the low one."""
-    load = _step(_LOAD, _ARGUMENTS_AT + 8 * argument + 4)
-    return [load, _step(_EQUAL, 0, 1, 0), _step(_RETURN, _ERRNO | errno.EPERM)]
-
-
-def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _encode_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
-
-
-def _names(table: str) -> list[str]:
-    return [entry.split()[0] for entry in table.split(",")]
-
-
-_TABLES = (_ALLOWED, _IGNORED, _UNSUPPORTED, _UNKNOWN, _NAMED)
-_VERDICTS = (
-    (_ALLOWED, _ALLOW),
-    (_IGNORED, _ERRNO),  # "failed with error 0" is success without doing anything
-    (_UNSUPPORTED, _ERRNO | errno.ENOTSUP),
-    (_UNKNOWN, _ERRNO | errno.ENOSYS),
-)

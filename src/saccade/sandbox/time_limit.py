@@ -1,100 +1,108 @@
-"""A cell's clock: the seconds that it is charged for, and whether it has had enough of them.
+"""Measure the seconds that a cell is charged for, and decide when it has exceeded its time limit.
 
-The clock stands still while the cell is paused, while it waits for a decoder that others keep busy, and while its host
-stood still. Where others had the processors, a cell may run on for a while.
+The cell isn't charged while it is paused, while it waits for a busy decoder, and while its host was stopped. If other
+processes used the CPUs, the cell may exceed its limit for a while.
 """
 
 import time
 
-LEAST, MOST = 1 / 8, 4  # of its limit: what a cell has had when it is stopped, and what it may take by the clock
-STILL_SECONDS = 0.5  # behind its time: whoever keeps the clock stood still meanwhile, as by Ctrl-Z
+MIN_RUN_FRACTION = 1 / 8  # of its limit, that a cell has run at least before it is interrupted
+MAX_WALL_FACTOR = 4  # times its limit, that a cell may take at most
+HOST_STALL_SECONDS = 0.5  # a timer later than this means that the host was stopped, as by Ctrl-Z
 
 
-class Clock:
-    """Begins with its making; `limit` is in seconds."""
+class CellClock:
+    """The clock of one cell; it starts when it is constructed. `limit` is in seconds."""
 
     def __init__(self, limit: float) -> None:
-        self._limit, self._begun = limit, time.monotonic()
-        self._paused: float | None = None  # since when
-        self._asked = self._served = 0.0  # when it last asked for frames, and when a decoder turned to it (0: not yet)
-        self._room = (MOST - 1) * limit  # seconds that it may still wait for decoders without being charged
-        self._waited = self._uncounted = 0.0  # seconds in line for a processor by now, and how many don't count
-        self._spent = 0.0  # seconds on processors by then
+        self._limit, self._started_at = limit, time.monotonic()
+        self._paused_at: float | None = None
+        # When the cell last requested frames, and when a decoder started on them; 0.0: not yet.
+        self._decode_requested_at = self._decode_started_at = 0.0
+        self._free_wait_seconds = (MAX_WALL_FACTOR - 1) * limit  # that it may still wait for decoders uncharged
+        # Seconds in the run queue at the last update, and how many of them don't count.
+        self._queue_seconds = self._uncounted_queue_seconds = 0.0
+        self._cpu_seconds = 0.0  # at the last update
 
     @property
-    def paused(self) -> bool:
-        """Whether it was told to stand still."""
-        return self._paused is not None
+    def is_paused(self) -> bool:
+        """Whether the clock is paused."""
+        return self._paused_at is not None
 
     @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        self._leave_out_the_line(time.monotonic())
-        return (time.monotonic() if self._paused is None else self._paused) - self._begun
+    def elapsed(self) -> float:
+        """The seconds charged so far."""
+        self._exclude_decode_wait(time.monotonic())
+        return (time.monotonic() if self._paused_at is None else self._paused_at) - self._started_at
 
     @property
-    def lacking(self) -> float:
-        """Seconds that it may still run."""
-        ran = self.seconds
-        return max(self._limit - ran, owed(self._limit, ran, self._waited - self._uncounted))
+    def remaining(self) -> float:
+        """The seconds that the cell may still run."""
+        elapsed, queue_seconds = self.elapsed, self._queue_seconds - self._uncounted_queue_seconds
+        return max(self._limit - elapsed, compute_extra_seconds(self._limit, elapsed, queue_seconds))
 
-    def begin(self, late: float, waited: float, spent: float) -> None:
-        """The first `beat`: what was waited and spent before, in earlier cells, doesn't count."""
-        self._waited, self._uncounted, self._spent = waited, waited, spent
-        self.beat(late, waited, spent)
+    def start(self, timer_delay: float, queue_seconds: float, cpu_seconds: float) -> float:
+        """Make the first `update`: queue and CPU seconds of the worker's earlier cells don't count."""
+        self._queue_seconds = self._uncounted_queue_seconds = queue_seconds
+        self._cpu_seconds = cpu_seconds
+        return self.update(timer_delay, queue_seconds, cpu_seconds)
 
-    def beat(self, late: float, waited: float, spent: float) -> float:
-        """Look at it, `late` seconds after one wanted to; the seconds that aren't charged because of that.
+    def update(self, timer_delay: float, queue_seconds: float, cpu_seconds: float) -> float:
+        """Update the clock from a timer that is `timer_delay` seconds late; return the seconds excluded for that.
 
-        `waited` is for how long its interpreter has stood in line for a processor, and `spent` for how long it had
-        some, ever since it began: what it spent while its host stood still is charged.
+        `queue_seconds` and `cpu_seconds` are the worker's totals since it started. CPU time that the cell used while
+        its host was stopped is charged.
         """
         now = time.monotonic()
-        left_out = max(0.0, late - (spent - self._spent)) if late > STILL_SECONDS else 0.0
-        self._leave_out_the_line(now - left_out)
-        if left_out:
-            self._begun += left_out
-            self._uncounted += waited - self._waited
-            self._asked = now if self._asked else 0.0
-        self._waited, self._spent = waited, spent
-        return left_out
+        excluded = 0.0
+        if timer_delay > HOST_STALL_SECONDS:
+            excluded = max(0.0, timer_delay - (cpu_seconds - self._cpu_seconds))
+        self._exclude_decode_wait(now - excluded)
+        if excluded:
+            self._started_at += excluded
+            self._uncounted_queue_seconds += queue_seconds - self._queue_seconds
+            self._decode_requested_at = now if self._decode_requested_at else 0.0
+        self._queue_seconds, self._cpu_seconds = queue_seconds, cpu_seconds
+        return excluded
 
-    def ask(self) -> None:
-        """It waits for a decoder, until `serve`."""
-        self._leave_out_the_line(time.monotonic())
-        self._asked, self._served = time.monotonic(), 0.0
+    def begin_decode_wait(self) -> None:
+        """Record that the cell waits for a decoder, until `end_decode_wait`."""
+        self._exclude_decode_wait(time.monotonic())
+        self._decode_requested_at, self._decode_started_at = time.monotonic(), 0.0
 
-    def serve(self) -> None:
-        """A decoder has turned to it, or it waits no longer; may be called from any thread, and again."""
-        self._served = self._served or time.monotonic()
+    def end_decode_wait(self) -> None:
+        """Record that a decoder started, or that the wait was given up; callable from any thread, and repeatedly."""
+        self._decode_started_at = self._decode_started_at or time.monotonic()
 
     def pause(self) -> None:
-        """Stand still until `resume`."""
-        self._leave_out_the_line(time.monotonic())
-        self._paused = time.monotonic()
+        """Pause until `resume`."""
+        self._exclude_decode_wait(time.monotonic())
+        self._paused_at = time.monotonic()
 
-    def resume(self, *, charged: bool) -> None:
-        """Go on; `charged`: as if it had never stood still."""
+    def resume(self, *, is_charged: bool) -> None:
+        """Continue; with `is_charged`, as if the clock had not been paused."""
         now = time.monotonic()
-        if self._paused is not None and not charged:
-            self._begun += now - self._paused
-        self._paused, self._asked = None, now if self._asked else 0.0
+        if self._paused_at is not None and not is_charged:
+            self._started_at += now - self._paused_at
+        self._paused_at, self._decode_requested_at = None, now if self._decode_requested_at else 0.0
 
-    def _leave_out_the_line(self, now: float) -> None:
-        if not self._asked or self._paused is not None:
+    def _exclude_decode_wait(self, now: float) -> None:
+        if not self._decode_requested_at or self._paused_at is not None:
             return
-        until = min(self._served or now, now)
-        waited = min(max(0.0, until - self._asked), self._room)
-        self._begun, self._room, self._asked = self._begun + waited, self._room - waited, max(until, self._asked)
+        wait_end = min(self._decode_started_at or now, now)
+        excluded = min(max(0.0, wait_end - self._decode_requested_at), self._free_wait_seconds)
+        self._started_at += excluded
+        self._free_wait_seconds -= excluded
+        self._decode_requested_at = max(wait_end, self._decode_requested_at)
 
 
-def owed(limit: float, ran: float, waited: float) -> float:
-    """Seconds that a cell may still run though it is at its limit, because others had the processors all the while.
+def compute_extra_seconds(limit: float, elapsed: float, queue_seconds: float) -> float:
+    """Return the seconds a cell may still run at its limit because other processes used the CPUs.
 
-    `waited` are those of the seconds that it `ran` in which it stood in line for a processor. A busy machine shall not
-    end what needs an eighth of its limit.
+    `queue_seconds` is the part of `elapsed` that it waited in the run queue. On a busy machine a cell that needs an
+    eighth of its limit must still finish.
 
-    >>> owed(8, 8, 7.5), owed(8, 8, 4), owed(8, 31.9, 31.8)
+    >>> compute_extra_seconds(8, 8, 7.5), compute_extra_seconds(8, 8, 4), compute_extra_seconds(8, 31.9, 31.8)
     (0.5, -3.0, 0.10000000000000142)
     """
-    return min(LEAST * limit - (ran - waited), MOST * limit - ran)
+    return min(MIN_RUN_FRACTION * limit - (elapsed - queue_seconds), MAX_WALL_FACTOR * limit - elapsed)

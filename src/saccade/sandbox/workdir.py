@@ -1,4 +1,4 @@
-"""Working folders on the machine's own disk, for guests without a private file system."""
+"""Working folders on the machine's disk, for workers without a private file system."""
 
 import fcntl
 import os
@@ -9,43 +9,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX, _LOCK = "saccade-sandbox-", ".lock"
-_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEPTH, _ENDLESS = 64, 2**60  # folders in each other; what lies deeper counts as more than there is room for
+_OPEN_DIR_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH = 64  # of nested folders
+_UNBOUNDED_BYTES = 2**60  # counted for anything nested deeper; exceeds every limit
 
 
-def make_base() -> str:
-    """A folder for the guests of this process, others' left behind swept away; it is whole while its lock is held."""
-    for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def create_work_root() -> str:
+    """Create a folder for the workers of this process, locked while it is in use; remove those of dead processes."""
+    for old_root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
-            lock = os.open(old / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            clear(str(old))
-            os.close(lock)
+            lock_fd = os.open(old_root / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(str(old_root))
+            os.close(lock_fd)
         except OSError:  # in use, or another user's
             continue
-    base = tempfile.mkdtemp(prefix=_PREFIX)
-    os.chmod(base, 0o711)
-    # Held by this process and, through inheritance, by its children: until the last of them is gone.
-    lock = os.open(Path(base) / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return base
+    work_root = tempfile.mkdtemp(prefix=_PREFIX)
+    os.chmod(work_root, 0o711)
+    # This process and, through inheritance, its children hold the lock until the last of them exits.
+    lock_fd = os.open(Path(work_root) / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock_fd, fcntl.LOCK_SH)
+    return work_root
 
 
-def clear(folder: str) -> None:
-    """Remove a folder with everything in it, however deep, whatever its permissions; links are not followed."""
-    mark, count = secrets.token_hex(8), 0
-    while folders := _without_files(folder):
-        # What lies in a folder moves up one level, so that no path ever grows long.
-        for each in folders:
-            for inner in _without_files(each):
-                os.rename(inner, f"{folder}/{mark}-{count}")
+def remove_tree(folder: str) -> None:
+    """Remove a folder of any depth and any permissions, without following links."""
+    prefix, count = secrets.token_hex(8), 0
+    while subfolders := _delete_files(folder):
+        # Nested folders move up one level at a time, so that no path becomes too long.
+        for subfolder in subfolders:
+            for nested in _delete_files(subfolder):
+                os.rename(nested, f"{folder}/{prefix}-{count}")
                 count += 1
-            os.rmdir(each)
+            os.rmdir(subfolder)
     os.rmdir(folder)
 
 
-def _without_files(folder: str) -> list[str]:
-    """The folders in a folder, when its files are deleted; each can be entered and changed."""
+def _delete_files(folder: str) -> list[str]:
+    """Delete the files in a folder; return its subfolders, made accessible."""
     folders = []
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
@@ -56,60 +57,57 @@ def _without_files(folder: str) -> list[str]:
     return folders
 
 
-def used(folder: str, most: int) -> tuple[int, int]:
-    """(bytes, entries) below a folder that somebody may be changing meanwhile; counting ends at `most` entries.
+def measure_usage(folder: str, max_entries: int) -> tuple[int, int]:
+    """Return (bytes, entries) below a folder that may change concurrently; stop counting at `max_entries`.
 
-    Files that have lost their names but are still open or mapped aren't seen: of a process that can't be traced, the
-    kernel shows them to nobody without that right.
+    Unlinked files that are still open or mapped aren't counted: the kernel doesn't list them for a process that can't
+    be traced.
     """
     total = count = 0
-    for size in _sizes(folder, None, _DEPTH):
+    for size in _iter_sizes(folder, None, _MAX_DEPTH):
         total, count = total + size, count + 1
-        if count >= most:
+        if count >= max_entries:
             break
     return total, count
 
 
-def _sizes(name: str, above: int | None, depth: int) -> Iterator[int]:
-    """The bytes of whatever lies below a folder, which is found by its name in the open folder above it.
+def _iter_sizes(name: str, parent_fd: int | None, depth: int) -> Iterator[int]:
+    """Yield the size in bytes of every entry below a folder, which is opened by name relative to `parent_fd`.
 
-    A path would be followed anew at each use, to wherever somebody has let it lead meanwhile.
+    A path would be resolved again at each use, and the code could replace its parts by links in between.
     """
-    place = _entered(name, above)
-    if place is None:
+    fd = _open_dir(name, parent_fd)
+    if fd is None:
         return
     try:
-        for entry in list(os.scandir(place)):
+        for entry in list(os.scandir(fd)):
             try:
                 status = entry.stat(follow_symlinks=False)
-            except OSError:  # gone meanwhile
+            except OSError:  # deleted meanwhile
                 continue
             yield status.st_blocks * 512
             if stat.S_ISDIR(status.st_mode):
-                yield from _sizes(entry.name, place, depth - 1) if depth else [_ENDLESS]
+                yield from _iter_sizes(entry.name, fd, depth - 1) if depth else [_UNBOUNDED_BYTES]
     finally:
-        os.close(place)
+        os.close(fd)
 
 
-def _entered(name: str, above: int | None) -> int | None:
-    """A folder as a descriptor, opened to us where its permissions forbid it; None where it is none, or gone."""
+def _open_dir(name: str, parent_fd: int | None) -> int | None:
+    """Open a folder, adding permissions if they are missing; return None if it is no folder, or was deleted."""
     try:
-        return os.open(name, os.O_RDONLY | _FOLDER, dir_fd=above)
+        return os.open(name, os.O_RDONLY | _OPEN_DIR_FLAGS, dir_fd=parent_fd)
     except PermissionError:
-        return _opened_up(name, above)
-    except OSError:
-        return None
-
-
-def _opened_up(name: str, above: int | None) -> int | None:
-    try:
-        handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=above)
+        pass
     except OSError:
         return None
     try:
-        os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        path_fd = os.open(name, os.O_PATH | _OPEN_DIR_FLAGS, dir_fd=parent_fd)
+    except OSError:
+        return None
+    try:
+        os.chmod(f"/proc/self/fd/{path_fd}", 0o700)
+        return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # another user's
         return None
     finally:
-        os.close(handle)
+        os.close(path_fd)

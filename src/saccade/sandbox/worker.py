@@ -1,13 +1,13 @@
-"""Inside the jail: an interpreter that keeps its state from call to call, serving one host over one socket.
+"""The jailed interpreter: keeps its state from call to call and serves one host over one socket.
 
-    host ──RUN──> compile, execute in `__main__` ──> SHOWN*, ASK/FRAMES* ──> DONE (verdict, traceback)
-      └─SIGUSR1─> raises `Stopped` in the running code, never in the middle of an exchange with the host
+    host ──RUN──> compile, execute in `__main__` ──> IMAGE_SHOWN*, VIDEO_REQUEST/REPLY* ──> DONE (status, traceback)
+      └─SIGUSR1─> raises `TimeLimitExceeded` in the running code, never during an exchange with the host
 
-The code shares this process and may damage anything in it. That can only hurt its own episode: the host believes
-nothing that it can't check, and replaces a guest that breaks the rules.
+The code shares this process and may damage anything in it. That affects only its own episode: the host checks every
+message and replaces a worker that violates the protocol.
 """
 
-import _signal  # what `signal` wraps around these calls takes longer than a short cell
+import _signal  # the wrappers in `signal` take longer than a short cell
 import base64
 import builtins
 import gc
@@ -29,310 +29,294 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import Image
 
-from saccade.tools._sandbox import gallery
-from saccade.tools._sandbox.limits import FORBIDDEN_HINT, Limits
-from saccade.tools._sandbox.reader import Facts, Film, VideoReader, cpu
-from saccade.tools._sandbox.wire import (
-    ASK_BYTES,
-    ASK_FRAMES,
-    ERROR_BYTES,
-    FACTS,
-    HEAD,
-    PART,
-    Head,
-    Kind,
-    Verdict,
-    unpack,
+from saccade.sandbox import figure_capture
+from saccade.sandbox.limits import FORBIDDEN_HINT, Limits
+from saccade.sandbox.protocol import (
+    HEADER,
+    IMAGE_LOCATION,
+    MAX_BYTES_PER_REQUEST,
+    MAX_ERROR_BYTES,
+    MAX_FRAMES_PER_REQUEST,
+    CompletionStatus,
+    Header,
+    MessageKind,
+    VideoMetadata,
+    unpack_header,
 )
+from saccade.sandbox.video_reader import VideoReader, VideoSource, cpu
 
-TRACE_CHARACTERS = 6000
-_BALLAST = 4 * 2**20
-_AT_ONCE = 1 << 16  # bytes that are read ahead of their use
-_RECURSION = 1000
-_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
-_compile, _execute = compile, exec  # code may change the built-in ones for itself
-
-
-class Stopped(BaseException):
-    """The call has run for too long. Not an Exception, so that `except Exception` doesn't catch it."""
+MAX_TRACEBACK_CHARS = 6000
+_RESERVE_BYTES = 4 * 2**20
+_RECV_BYTES = 1 << 16
+_RECURSION_LIMIT = 1000
+_STDOUT_OPTIONS: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
+_compile, _execute = compile, exec  # code may replace the built-in functions
 
 
-class Caught:
-    """Whatever is raised in its block ends there and is kept: a guest exists to run code that may raise anything."""
+class TimeLimitExceeded(BaseException):
+    """Interrupts a call at its time limit. Not an Exception, so that `except Exception` doesn't catch it."""
+
+
+class CatchAll:
+    """A context manager that stores any exception of its block: model-written code may raise anything."""
 
     error: BaseException | None = None
 
-    def __enter__(self) -> "Caught":
+    def __enter__(self) -> "CatchAll":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: TracebackType | None) -> bool:
         self.error = error
         return True
 
 
-class Text(io.TextIOWrapper):
-    """What is printed; whatever is changed about it leaves something in its `vars`."""
+class StdoutStream(io.TextIOWrapper):
+    """Standard output; any change that code makes to it shows in its `vars`."""
 
     def reconfigure(self, **changes: Any) -> None:
-        """Change how it is written."""
+        """Change the options, and record that they changed."""
         vars(self)["changed"] = True
         super().reconfigure(**changes)
 
 
-class Window(io.RawIOBase):
-    """A file to read from, at a place of its own: threads may read other pictures from the same descriptor."""
-
-    def __init__(self, place: int) -> None:
-        self._place, self._at = place, 0
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a byte, counted from the beginning."""
-        self._at = offset
-        return offset
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer; how many bytes there were."""
-        count = os.preadv(self._place, [buffer], self._at)
-        self._at += count
-        return count
+def open_stdout() -> StdoutStream:
+    """Open a line-buffered stream on descriptor 1, which stays open when the stream is closed."""
+    return StdoutStream(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), **_STDOUT_OPTIONS)
 
 
-class StillImageFile(ImageFile.ImageFile):
-    """A picture whose pixels are read at first use, as those of `Image.open` are: raw RGB from a byte of a file on."""
+class SharedImage(Image.Image):
+    """An image that reads its RGB pixels from an offset of a shared descriptor at first use, lazily like `Image.open`.
+
+    Reading moves no position, so threads may read other images from the same descriptor.
+    """
 
     format = "RGB"
+    _source: tuple[int, int] | None = None  # until the pixels are read: the descriptor and the offset
 
-    def __init__(self, file: Any, size: tuple[int, int], offset: int) -> None:
-        self._asked, self._offset = size, offset
-        super().__init__(file)
+    def __init__(self, fd: int, offset: int, size: tuple[int, int]) -> None:
+        super().__init__()
+        self._mode, self._size, self._source = "RGB", size, (fd, offset)
 
-    def _open(self) -> None:
-        self._size, self._mode = self._asked, "RGB"
-        self.tile = [ImageFile._Tile("raw", (0, 0, *self._asked), self._offset, ("RGB", 0, 1))]
+    def load(self) -> Any:
+        """Read the pixels unless they have been read; return their access object."""
+        if self._source is not None:
+            data = os.pread(self._source[0], 3 * self.width * self.height, self._source[1])
+            self.im = Image.frombytes("RGB", self.size, data).im
+            self._source = None
+        return super().load()
 
 
-class Guest:
-    """One interpreter and its connection."""
+class Worker:
+    """One interpreter and its connection to the host."""
 
-    def __init__(self, line: int, limits: Limits, seed: int, shared: Sequence[int] = ()) -> None:
-        self._line, self._ahead = socket.socket(fileno=line), b""
-        self._shared = shared
+    def __init__(self, host_fd: int, limits: Limits, seed: int, shared_fds: Sequence[int] = ()) -> None:
+        self._host, self._read_buffer = socket.socket(fileno=host_fd), b""
+        self._shared_fds = shared_fds
         self._nonce = b""
-        self._running = False  # what the host may stop
-        self._busy = self._late = False
-        self._turn = threading.Lock()  # to speak on the line: the server's own but while code runs
-        self._me = threading.get_ident()
-        self._next = self._left = self._refused = 0
-        self._cells = -1  # the first is the host's, to see that all is well
-        self._pictures = limits.pictures
-        self._sizes: dict[int, tuple[int, int]] = {}
-        self._hinted = False
-        self._ballast: NDArray[np.uint8] | None = np.empty(_BALLAST, np.uint8)  # never touched
-        self._builtins, self._known = vars(builtins), dict(vars(builtins))
-        self._names = frozenset(self._known)
-        self._main = ModuleType("__main__")
-        sys.modules["__main__"] = self._main
-        self.space = vars(self._main)
-        self.space.update(np=np, Image=Image, io=io, base64=base64, VideoReader=VideoReader, cpu=cpu)
-        self.space.update(gallery.names())
-        self._text, self._pipe = self._open_text(), os.fstat(1)
-        gallery.GALLERY.open_to(self._hang, limits.pixels)
-        warnings.formatwarning = warned
+        self._is_running_code = False  # the host may interrupt only running code
+        self._in_exchange = self._stop_pending = False
+        self._exchange_lock = threading.Lock()  # guards the socket; held by `serve` except while code runs
+        self._main_thread_id = threading.get_ident()
+        self._next_image = self._images_left = self._images_refused = 0
+        self._cell_index = -1  # the first cell is the host's empty setup call
+        self._max_images = limits.max_images
+        self._hint_given = False
+        self._memory_reserve: NDArray[np.uint8] | None = np.empty(_RESERVE_BYTES, np.uint8)  # never touched
+        self._builtins, self._original_builtins = vars(builtins), dict(vars(builtins))
+        self._original_names = frozenset(self._original_builtins)
+        self._main_module = ModuleType("__main__")
+        sys.modules["__main__"] = self._main_module
+        self.namespace = vars(self._main_module)
+        self.namespace.update(np=np, Image=Image, io=io, base64=base64, VideoReader=VideoReader, cpu=cpu)
+        self.namespace.update(figure_capture.build_namespace())
+        self._stdout, self._stdout_stat = open_stdout(), os.fstat(1)
+        figure_capture.connect(self._send_image, limits.max_image_pixels)
+        warnings.formatwarning = format_warning
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
     def serve(self) -> NoReturn:
-        """Do what the host says until it hangs up."""
-        self._turn.acquire()
+        """Serve the host's requests until it closes the socket."""
+        self._exchange_lock.acquire()
         while True:
-            self._ahead = self._ahead or self._line.recv(_AT_ONCE)
-            self._nonce, head = unpack(self._read(HEAD.size))
-            if head.kind == Kind.FILM:
-                film = Film(head.a, self._facts, self._frames)
-                self.space[f"video_clue_{head.a}"] = VideoReader(film)
+            self._read_buffer = self._read_buffer or self._host.recv(_RECV_BYTES)
+            self._nonce, header = unpack_header(self._read(HEADER.size))
+            if header.kind == MessageKind.VIDEO:
+                source = VideoSource(header.a, self._request_video_metadata, self._request_frames)
+                self.namespace[f"video_clue_{header.a}"] = VideoReader(source)
                 continue
-            payload = self._read(head.size)
-            if head.kind == Kind.STILL:
-                self._name(head.c, Image.frombytes("RGB", (head.a, head.b), payload))
-            elif head.kind == Kind.MAPPED:
-                place, offset = PART.unpack(payload)
-                self._name(head.c, StillImageFile(Window(self._shared[place]), (head.a, head.b), offset))
+            payload = self._read(header.payload_size)
+            if header.kind == MessageKind.IMAGE:
+                self._bind_image(header.c, Image.frombytes("RGB", (header.a, header.b), payload))
+            elif header.kind == MessageKind.MAPPED_IMAGE:
+                index, offset = IMAGE_LOCATION.unpack(payload)
+                self._bind_image(header.c, SharedImage(self._shared_fds[index], offset, (header.a, header.b)))
             else:
-                self._next, self._left, self._refused = head.a, head.b, 0
-                self._run(payload.decode())
+                self._next_image, self._images_left, self._images_refused = header.a, header.b, 0
+                self._run_cell(payload.decode())
 
-    def _name(self, number: int, picture: Image.Image) -> None:
-        self.space[f"image_clue_{number}"] = self.space[f"image_hint_{number}"] = picture
+    def _bind_image(self, number: int, image: Image.Image) -> None:
+        self.namespace[f"image_clue_{number}"] = self.namespace[f"image_hint_{number}"] = image
 
     # ---- a call ----------------------------------------------------------------------------------------------------
 
-    def _run(self, source: str) -> None:
-        self._settle()  # threads of earlier code may have run since
-        self._cells += 1
-        name = f"<cell {self._cells}>"
-        linecache.cache[name] = len(source), None, [line + "\n" for line in source.split("\n")], name
-        caught = Caught()
-        self._turn.release()  # to threads of earlier code too, which have waited for it
+    def _run_cell(self, code: str) -> None:
+        self._restore_state()  # threads of earlier cells may have changed it since
+        self._cell_index += 1
+        name = f"<cell {self._cell_index}>"
+        linecache.cache[name] = len(code), None, [line + "\n" for line in code.split("\n")], name
+        caught = CatchAll()
+        self._exchange_lock.release()  # threads of earlier cells may be waiting for it
         with caught:
-            self._running = True
+            self._is_running_code = True
             try:
-                _execute(_compile(source, name, "exec", dont_inherit=True), self.space)  # the purpose of all this
+                _execute(_compile(code, name, "exec", dont_inherit=True), self.namespace)
             finally:
-                self._running = False
-        self._settle()
-        verdict, text = Verdict.FINE, ""
+                self._is_running_code = False
+        self._restore_state()
+        status, text = CompletionStatus.OK, ""
         if caught.error is not None:
-            verdict, text = self._judged(caught.error)
+            status, text = self._describe_error_safely(caught.error)
             caught.error = None
-            self._settle()  # what an exception says, and what ends with it, is code too
-        self._turn.acquire()  # a thread may be in the middle of an exchange
-        if self._refused:
-            self._text.write(f"[{self._refused} further images not shown, limit {self._pictures}]\n")
-        if self._ballast is None:
-            self._ballast = np.empty(_BALLAST, np.uint8)
-        if not os.path.samestat(os.fstat(1), self._pipe):
-            raise OSError("an interpreter that can't print any more is of no use")
-        self._send(Kind.DONE, verdict, payload=text.encode("utf-8", "backslashreplace"))
+            self._restore_state()  # an exception's __str__ and finalizers are model-written code too
+        self._exchange_lock.acquire()  # waits for a thread's exchange to finish
+        if self._images_refused:
+            self._stdout.write(f"[{self._images_refused} further images not shown, limit {self._max_images}]\n")
+        if self._memory_reserve is None:
+            self._memory_reserve = np.empty(_RESERVE_BYTES, np.uint8)
+        if not os.path.samestat(os.fstat(1), self._stdout_stat):
+            raise OSError("the code closed or replaced standard output")
+        self._send(MessageKind.DONE, status, payload=text.encode("utf-8", "backslashreplace"))
 
-    def _settle(self) -> None:
-        """Take back what code may have changed for itself, as far as the next call needs it."""
-        _signal.signal(signal.SIGUSR1, self._stop)
+    def _restore_state(self) -> None:
+        """Undo changes that code may have made to the interpreter, as far as the next call needs it."""
+        _signal.signal(signal.SIGUSR1, self._handle_stop_signal)
         _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1,))
         sys.settrace(None)
         sys.setprofile(None)
-        sys.setrecursionlimit(_RECURSION)
-        sys.modules["__main__"] = self._main
-        self.space["__builtins__"] = builtins
+        sys.setrecursionlimit(_RECURSION_LIMIT)
+        sys.modules["__main__"] = self._main_module
+        self.namespace["__builtins__"] = builtins
         gc.callbacks.clear()
-        sys.unraisablehook, threading.excepthook = self._ignore, self._ignore
-        for name in self._names.difference(self._builtins):
-            self._builtins[name] = self._known[name]
-        self._line.setblocking(True)
-        if self._text.closed:
-            self._text = self._open_text()
-        if vars(self._text):
-            self._text.reconfigure(**_TEXT)
-            vars(self._text).clear()
-        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._text  # type: ignore[misc]
+        sys.unraisablehook, threading.excepthook = self._print_unraisable, self._print_unraisable
+        for name in self._original_names.difference(self._builtins):
+            self._builtins[name] = self._original_builtins[name]
+        self._host.setblocking(True)
+        if self._stdout.closed:
+            self._stdout = open_stdout()
+        if vars(self._stdout):
+            self._stdout.reconfigure(**_STDOUT_OPTIONS)
+            vars(self._stdout).clear()
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._stdout  # type: ignore[misc]
 
-    def _ignore(self, failed: Any) -> None:
-        """Tell of an exception that nobody can catch: in a thread, in a finalizer."""
-        if failed.exc_value is not None and not isinstance(failed.exc_value, Stopped | SystemExit):
-            self._text.write(f"{told(failed.exc_value)}\n")
+    def _print_unraisable(self, unraisable: Any) -> None:
+        """Print an exception raised in a thread or a finalizer."""
+        if unraisable.exc_value is not None and not isinstance(unraisable.exc_value, TimeLimitExceeded | SystemExit):
+            self._stdout.write(f"{format_traceback(unraisable.exc_value)}\n")
 
-    def _judged(self, error: BaseException) -> tuple[Verdict, str]:
-        """The verdict on how the code ended, and the text for the model."""
-        # What an exception says of itself is code of the model's too, and may raise another or run for ever.
-        caught, judged = Caught(), (Verdict.RAISED, "The code raised an exception that can't be described.")
+    def _describe_error_safely(self, error: BaseException) -> tuple[CompletionStatus, str]:
+        """Return the completion status, and the error text for the model."""
+        # An exception's __str__ is model-written code too, and may raise another exception or run forever.
+        caught = CatchAll()
+        status, text = CompletionStatus.RAISED, "The code raised an exception that can't be described."
         with caught:
-            self._running = True
+            self._is_running_code = True
             try:
-                judged = self._verdict(error)
+                status, text = self._describe_error(error)
             finally:
-                self._running = False
-        return (Verdict.INTERRUPTED, "") if type(caught.error) is Stopped else judged
+                self._is_running_code = False
+        return (CompletionStatus.INTERRUPTED, "") if type(caught.error) is TimeLimitExceeded else (status, text)
 
-    def _verdict(self, error: BaseException) -> tuple[Verdict, str]:
-        if isinstance(error, Stopped):
-            return Verdict.INTERRUPTED, ""
+    def _describe_error(self, error: BaseException) -> tuple[CompletionStatus, str]:
+        if isinstance(error, TimeLimitExceeded):
+            return CompletionStatus.INTERRUPTED, ""
         if isinstance(error, SystemExit):
             if isinstance(error.code, str):
-                self._text.write(f"{error.code}\n")
-            return Verdict.FINE, ""
-        memory = isinstance(error, MemoryError)
-        if memory:
-            self._ballast = None
-        text = told(error)
-        if isinstance(error, PermissionError) and not self._hinted:
-            self._hinted, text = True, f"{text}\n{FORBIDDEN_HINT}"
-        return Verdict.MEMORY if memory else Verdict.RAISED, text or type(error).__name__
+                self._stdout.write(f"{error.code}\n")
+            return CompletionStatus.OK, ""
+        is_memory_error = isinstance(error, MemoryError)
+        if is_memory_error:
+            self._memory_reserve = None  # frees memory to format the traceback
+        text = format_traceback(error)
+        if isinstance(error, PermissionError) and not self._hint_given:
+            self._hint_given, text = True, f"{text}\n{FORBIDDEN_HINT}"
+        status = CompletionStatus.OUT_OF_MEMORY if is_memory_error else CompletionStatus.RAISED
+        return status, text or type(error).__name__
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """Exchange messages with the host; a stop waits until the exchange is over."""
-        if threading.get_ident() != self._me:  # which alone is stopped
-            with self._turn:
+    def _defer_stop(self) -> Iterator[None]:
+        """Hold the socket for an exchange with the host; delay an interrupt until the exchange is over."""
+        if threading.get_ident() != self._main_thread_id:  # signals interrupt only the main thread
+            with self._exchange_lock:
                 yield
             return
-        self._busy = True
+        self._in_exchange = True
         try:
-            with self._turn:
+            with self._exchange_lock:
                 yield
         finally:
-            self._busy = False
-            late, self._late = self._late, False
-            if late:
-                raise Stopped  # whatever else went wrong
+            self._in_exchange = False
+            stop_pending, self._stop_pending = self._stop_pending, False
+            if stop_pending:
+                raise TimeLimitExceeded  # replaces any other exception of the exchange
 
-    def _stop(self, *_: object) -> None:
-        if self._busy:
-            self._late = True
-        elif self._running:
-            raise Stopped
+    def _handle_stop_signal(self, *_: object) -> None:
+        if self._in_exchange:
+            self._stop_pending = True
+        elif self._is_running_code:
+            raise TimeLimitExceeded
 
-    # ---- pictures and videos ---------------------------------------------------------------------------------------
+    # ---- images and videos -----------------------------------------------------------------------------------------
 
-    def _hang(self, picture: Image.Image) -> None:
-        """Send a picture that was shown; from here on it is a variable too."""
-        with self._undisturbed():
-            if self._left <= 0:
-                self._refused += 1
+    def _send_image(self, image: Image.Image) -> None:
+        """Send an image that the code showed, and bind it to the next `image_clue_*` variable."""
+        with self._defer_stop():
+            if self._images_left <= 0:
+                self._images_refused += 1
                 return
-            self._send(Kind.SHOWN, *picture.size, payload=picture.tobytes())
-            self.space[f"image_clue_{self._next}"] = picture
-            self._next, self._left = self._next + 1, self._left - 1
+            self._send(MessageKind.IMAGE_SHOWN, *image.size, payload=image.tobytes())
+            self.namespace[f"image_clue_{self._next_image}"] = image
+            self._next_image, self._images_left = self._next_image + 1, self._images_left - 1
 
-    def _facts(self, video: int) -> Facts:
-        with self._undisturbed():
-            self._send(Kind.ASK, video)
-            payload = self._read(self._answer().size)
-        fps, seconds, width, height, frames, keys = FACTS.unpack_from(payload)
-        times = np.frombuffer(payload, "<f8", frames, FACTS.size)
-        numbers = np.frombuffer(payload, "<u4", keys, FACTS.size + times.nbytes)
-        self._sizes[video] = width, height
-        return Facts(fps, seconds, (width, height), times, numbers.tolist())
+    def _request_video_metadata(self, video: int) -> VideoMetadata:
+        with self._defer_stop():
+            self._send(MessageKind.VIDEO_REQUEST, video)
+            return VideoMetadata.unpack(self._read(self._read_reply().payload_size))
 
-    def _frames(self, video: int, width: int, height: int, numbers: list[int]) -> NDArray[np.uint8]:
-        """The frames of these numbers, uint8 [n, height, width, 3]; asked for in portions that the host allows."""
-        across, down = (width, height) if width else self._sizes[video]
-        pixels = np.empty((len(numbers), down, across, 3), np.uint8)
-        portion = min(ASK_FRAMES, max(1, ASK_BYTES // (3 * across * down)))
-        for start in range(0, len(numbers), portion):
-            some = numbers[start : start + portion]
-            with self._undisturbed():
-                self._send(Kind.ASK, video, width, height, payload=struct.pack(f"<{len(some)}I", *some))
-                self._answer()
-                self._fill(pixels[start : start + portion].data.cast("B"))
+    def _request_frames(self, video: int, size: tuple[int, int], numbers: list[int]) -> NDArray[np.uint8]:
+        """Return frames by number, uint8 [n, height, width, 3], requested in batches of the size the host allows."""
+        width, height = size
+        pixels = np.empty((len(numbers), height, width, 3), np.uint8)
+        batch_size = min(MAX_FRAMES_PER_REQUEST, max(1, MAX_BYTES_PER_REQUEST // (3 * width * height)))
+        for start in range(0, len(numbers), batch_size):
+            batch = numbers[start : start + batch_size]
+            with self._defer_stop():
+                payload = struct.pack(f"<{len(batch)}I", *batch)
+                self._send(MessageKind.VIDEO_REQUEST, video, width, height, payload=payload)
+                self._read_reply()
+                self._fill(pixels[start : start + batch_size].data.cast("B"))
         return pixels
 
-    def _answer(self) -> Head:
-        """The head of the host's answer. Raises RuntimeError with the host's reason where it refuses."""
-        _, head = unpack(self._read(HEAD.size))
-        if head.kind == Kind.REFUSED:
-            raise RuntimeError(self._read(head.size).decode())
-        return head
+    def _read_reply(self) -> Header:
+        """Read the header of the host's reply. Raises RuntimeError with the host's reason if it refuses."""
+        _, header = unpack_header(self._read(HEADER.size))
+        if header.kind == MessageKind.REFUSED:
+            raise RuntimeError(self._read(header.payload_size).decode())
+        return header
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
 
-    def _open_text(self) -> "Text":
-        raw = io.FileIO(1, "w", closefd=False)
-        return Text(io.BufferedWriter(raw), **_TEXT)
-
-    def _send(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
-        with Caught():  # code may have closed it
-            self._text.flush()
-        head = Head(kind, a, b, c, len(payload)).packed(self._nonce)
-        if len(payload) > ERROR_BYTES:
-            self._line.sendall(head)
-            self._line.sendall(payload)
-        else:  # at once: the host is woken once
-            self._line.sendall(head + payload)
+    def _send(self, kind: MessageKind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
+        with CatchAll():  # code may have closed stdout
+            self._stdout.flush()
+        header = Header(kind, a, b, c, len(payload)).pack(self._nonce)
+        if len(payload) > MAX_ERROR_BYTES:
+            self._host.sendall(header)
+            self._host.sendall(payload)
+        else:  # in one send, so that the host wakes up once
+            self._host.sendall(header + payload)
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
@@ -340,30 +324,32 @@ class Guest:
         return data
 
     def _fill(self, view: memoryview) -> None:
-        here, self._ahead = self._ahead[: view.nbytes], self._ahead[view.nbytes :]
-        view[: len(here)] = here
-        view = view[len(here) :]
+        buffered, self._read_buffer = self._read_buffer[: view.nbytes], self._read_buffer[view.nbytes :]
+        view[: len(buffered)] = buffered
+        view = view[len(buffered) :]
         while view.nbytes:
-            count = self._line.recv_into(view)
+            count = self._host.recv_into(view)
             if not count:
-                os._exit(0)  # the host has hung up
+                os._exit(0)  # the host closed the socket
             view = view[count:]
 
 
-def warned(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning as a model should read it: its place only where that is in a cell."""
-    place = f"{filename}:{lineno}: " if filename.startswith("<cell ") else ""
-    return f"{place}{category.__name__}: {message}\n"
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format a warning for the model: with a location only if that is in a cell."""
+    location = f"{filename}:{lineno}: " if filename.startswith("<cell ") else ""
+    return f"{location}{category.__name__}: {message}\n"
 
 
-def told(error: BaseException) -> str:
-    """The traceback as a model should read it: the frames of its own cells with their lines, and the message."""
-    report = traceback.TracebackException.from_exception(error, compact=True)
-    seen: list[traceback.TracebackException] = [report]
-    for each in seen:
-        own = [frame for frame in each.stack if frame.filename.startswith("<cell ")]
-        each.stack = traceback.StackSummary.from_list(own)
-        seen += [other for other in (each.__cause__, each.__context__) if other is not None]
-        seen += each.exceptions or ()
-    text = "".join(report.format()).rstrip()
-    return text if len(text) <= TRACE_CHARACTERS else "[…]\n" + text[-TRACE_CHARACTERS:]
+def format_traceback(error: BaseException) -> str:
+    """Format a traceback for the model: only the frames of its own cells, with source lines, and the message."""
+    root = traceback.TracebackException.from_exception(error, compact=True)
+    queue: list[traceback.TracebackException] = [root]
+    for entry in queue:  # grows while it is iterated
+        own_frames = [frame for frame in entry.stack if frame.filename.startswith("<cell ")]
+        entry.stack = traceback.StackSummary.from_list(own_frames)
+        queue += [linked for linked in (entry.__cause__, entry.__context__) if linked is not None]
+        queue += entry.exceptions or ()
+    text = "".join(root.format()).rstrip()
+    return text if len(text) <= MAX_TRACEBACK_CHARS else "[…]\n" + text[-MAX_TRACEBACK_CHARS:]

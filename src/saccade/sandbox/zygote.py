@@ -1,11 +1,12 @@
-"""The process that has imported everything and forks one jailed guest per episode; it never sees data.
+"""The fork server: imports the libraries once and forks one jailed worker per episode; it never holds task data.
 
-    host ──limits and three descriptors──> zygote ──fork──> guest: locked up, then guest.Guest.serve
-      ^                                      │
-      └── life socket: pid and pidfd, later how the guest ended
+    host ──limits, status socket──> zygote ──fork──> worker: enter_jail, then Worker.serve
+      ^                                │                │
+      └──── status socket: exit status ┘      at first: pidfd, socket, stdout
 
-It is started by exec with a clean environment, so that nothing of the trainer (heap, descriptors, keys) is in it. Its
-parent, the keeper, waits for the host's end and then kills it, and the kernel kills every guest with it.
+It is started by exec with a clean environment, so that it holds nothing of the trainer (heap, descriptors, keys). Its
+parent, the supervisor, owns the namespaces. When the host or the zygote exits, the supervisor kills the zygote, the
+kernel kills every worker with it, and the supervisor removes the working folders.
 """
 
 import contextlib
@@ -18,268 +19,239 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from saccade.tools._sandbox import jail, keeper, kernel, policy, scratch, trial, walls
-from saccade.tools._sandbox.jail import ENVIRONMENT
-from saccade.tools._sandbox.limits import Limits
+from PIL import Image
 
-OPTIONAL = (
-    "scipy",
-    "scipy.ndimage",
-    "scipy.signal",
-    "skimage",
-    "skimage.io",
-    "skimage.measure",
-    "skimage.filters",
-    "skimage.transform",
-    "cv2",
+from saccade.sandbox import isolation_selftest, jail, protocol, seccomp_policy, syscalls, workdir
+from saccade.sandbox.jail import ENVIRONMENT
+from saccade.sandbox.limits import Limits
+
+OPTIONAL_MODULES = (
+    "scipy scipy.ndimage scipy.signal skimage skimage.io skimage.measure skimage.filters skimage.transform cv2"
 )
-_PILLOW = ("ImageChops", "ImageColor", "ImageDraw", "ImageEnhance", "ImageFilter", "ImageFont", "ImageOps", "ImageStat")
-_OWN = ("saccade.tools._sandbox.guest", "saccade.tools._sandbox.wire")
-_USUAL = (
-    "collections",
-    "csv",
-    "datetime",
-    "functools",
-    "itertools",
-    "json",
-    "math",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "textwrap",
-    "time",
-    "typing",
-    "decimal",
-    "fractions",
-    "heapq",
-    "bisect",
-    "copy",
-    "tempfile",
-    "concurrent.futures",
-    "asyncio",
-    "numpy.fft",
-    "numpy.linalg",
-    "numpy.random",
-    "matplotlib.patches",
-    "matplotlib.cm",
-    "matplotlib.gridspec",
+_COMMON_MODULES = (
+    "saccade.sandbox.worker collections csv datetime functools itertools json math random re statistics string "
+    "textwrap time typing decimal fractions heapq bisect copy tempfile concurrent.futures asyncio numpy.fft "
+    "numpy.linalg numpy.random matplotlib.patches matplotlib.cm matplotlib.gridspec PIL.ImageChops PIL.ImageColor "
+    "PIL.ImageDraw PIL.ImageEnhance PIL.ImageFilter PIL.ImageFont PIL.ImageOps PIL.ImageStat"
 )
-_MESSAGE = 65536
-_QUIET = 0.002  # seconds without a request or an end
-_PLACES = 253  # descriptors that one message can carry
-_ENDS = 3  # of them belong to the guest's line, text and life
+_IDLE_SECONDS = 0.002  # without a request or an exit, after which a worker is preforked
 
 
-def main(settings: str) -> NoReturn:
-    """Serve the host that these settings (JSON) name: its pid, control socket, cache folder, walls to leave out."""
-    given = json.loads(settings)
-    kernel.die_with_parent()
-    if os.getppid() != given["host"]:
+def main(settings_json: str) -> NoReturn:
+    """Serve the host that the settings describe: its pid, control socket, cache folder, disabled layers."""
+    settings = json.loads(settings_json)
+    syscalls.die_with_parent()
+    if os.getppid() != settings["host_pid"]:
         os._exit(1)
-    host = os.pidfd_open(given["host"])
+    host_pidfd = os.pidfd_open(settings["host_pid"])
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
-        # A guest that ran for ever in real time would keep its own host from stopping it.
+        # A real-time worker in an endless loop would keep its host from interrupting it.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    control = socket.socket(fileno=given["control"])
+    control = socket.socket(fileno=settings["control_fd"])
     try:
-        space = load(given["cache"], OPTIONAL if given["optional"] else ())
-        if (threads() > 1 or shared_memory()) and given["optional"]:
-            # One of them started a thread, which a fork would leave behind in the middle of something, or made memory
-            # that all guests would share: begin again.
-            again = json.dumps({**given, "optional": False})
-            os.execv(sys.executable, [again if word == settings else word for word in sys.orig_argv])
-        if threads() > 1:
-            raise OSError("a library that the sandbox imports starts threads; see which one did so lately")
-        if shared_memory():
-            raise OSError(f"the library of {shared_memory()[0]} shares memory among guests; see which one does so")
-        report = trial.choose(space, frozenset(given["without"]))
-        said = json.dumps(walls.packed(report)).encode()
-        if not report.safe:
-            control.send(said)
+        library_bytes = import_libraries(settings["cache_dir"], OPTIONAL_MODULES if settings["import_optional"] else "")
+        num_threads, shared_mappings = len(os.listdir("/proc/self/task")), find_shared_mappings()
+        if (num_threads > 1 or shared_mappings) and settings["import_optional"]:
+            # An optional library started a thread, which fork would not copy, or mapped memory that all workers would
+            # share: start again without optional libraries.
+            without_optional = json.dumps({**settings, "import_optional": False})
+            arguments = [without_optional if argument == settings_json else argument for argument in sys.orig_argv]
+            os.execv(sys.executable, arguments)
+        if num_threads > 1:
+            raise OSError("a library that the sandbox imports starts threads; check recently updated libraries")
+        if shared_mappings:
+            raise OSError(
+                f"a library maps {shared_mappings[0]} as memory shared by all workers; check updated libraries"
+            )
+        report = isolation_selftest.select_isolation(library_bytes, frozenset(settings["disabled_layers"]))
+        if not report.is_safe:
+            protocol.send_json(control, asdict(report))
             os._exit(1)
-        base = "" if report.walls.namespaces else scratch.make_base()
-        locked = keeper.settle(report.walls, space, base, lambda zygote: keeper.keep(zygote, host, base))
-        policy.program(0)  # the part that all filters share is made here, once
-        control.send(said)
-        Zygote(locked, control).serve()
+        work_root = "" if report.isolation.namespaces else workdir.create_work_root()
+        jail_config = jail.fork_isolated(
+            report.isolation, library_bytes, work_root, lambda pid: supervise(pid, host_pidfd, work_root)
+        )
+        seccomp_policy.build_filter(0)  # caches the part that all filters share
+        protocol.send_json(control, asdict(report))
+        Zygote(jail_config, control).serve()
     except OSError as error:
-        control.send(json.dumps({"error": str(error)}).encode())
+        protocol.send_json(control, {"error": str(error)})
     os._exit(1)
 
 
-def threads() -> int:
-    """How many threads this process has."""
-    return len(os.listdir("/proc/self/task"))
+def supervise(zygote_pid: int, host_pidfd: int, work_root: str) -> NoReturn:
+    """In the supervisor: wait until the host or the zygote exits; kill the zygote and remove the working folders."""
+    syscalls.die_with_parent(0)  # the parent-death signal follows a thread of the host, which may end before the host
+    zygote_pidfd = os.pidfd_open(zygote_pid)
+    poll = select.poll()
+    for pidfd in (host_pidfd, zygote_pidfd):
+        poll.register(pidfd, select.POLLIN)
+    syscalls.close_other_fds((host_pidfd, zygote_pidfd))
+    poll.poll()
+    try:
+        os.kill(zygote_pid, signal.SIGKILL)
+        os.waitpid(zygote_pid, 0)
+        if work_root:
+            workdir.remove_tree(work_root)
+    finally:
+        os._exit(0)
 
 
-def shared_memory() -> list[str]:
-    """What of this process's memory its children could write to together."""
+def find_shared_mappings() -> list[str]:
+    """Return the names of this process's writable shared mappings, which its children would share."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     return [line[-1] for line in lines if line[1].endswith("s") and "w" in line[1]]
 
 
-def load(cache: str, optional: Sequence[str]) -> int:
-    """Import what guests will want, once, of `optional` what is installed; the address space that it takes (bytes)."""
-    os.environ["MPLCONFIGDIR"] = cache
-    from PIL import Image
-
-    from saccade.tools._sandbox import gallery, reader
+def import_libraries(cache_dir: str, optional_modules: str) -> int:
+    """Import what workers need, and the installed ones of `optional_modules`; return the address space in bytes."""
+    os.environ["MPLCONFIGDIR"] = cache_dir  # before matplotlib is imported
+    from saccade.sandbox import figure_capture, video_reader
 
     Image.init()
-    gallery.warm_up()
-    reader.stand_in()
-    for name in [*_OWN, *_USUAL, *(f"PIL.{part}" for part in _PILLOW), *optional]:
-        # What isn't installed is a plain ModuleNotFoundError inside as well.
+    figure_capture.warm_up()
+    video_reader.install_decord_stub()
+    for name in f"{_COMMON_MODULES} {optional_modules}".split():
+        # Missing modules raise ModuleNotFoundError in workers too.
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     if "cv2" in sys.modules:
         vars(sys.modules["cv2"])["setNumThreads"](0)
-        gallery.GALLERY.hook_windows(sys.modules["cv2"])
+        figure_capture.install_opencv_hooks(sys.modules["cv2"])
     os.environ.update({**ENVIRONMENT, "MPLCONFIGDIR": ENVIRONMENT["HOME"]})
-    # The sources of the project are none of a guest's business.
-    sys.path[:] = [path for path in sys.path if any(jail.within(path, place) for place in jail.libraries())]
+    # Workers can't read the sources of this package.
+    libraries = jail.find_library_paths()
+    sys.path[:] = [path for path in sys.path if any(jail.is_within(path, folder) for folder in libraries)]
     gc.collect()
     gc.freeze()
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Zygote:
-    """Forks guests on request, and one ahead in quiet moments, which is half the work; says how each one ended."""
+    """Passes each request to a forked process, one of which waits in advance; reports the workers' exit statuses."""
 
-    def __init__(self, locked: jail.Jail, control: socket.socket) -> None:
-        self._jail, self._control = locked, control
-        self._guests: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, life
-        self._spare: tuple[int, socket.socket] | None = None  # its pid, and the way to it
-        self._patience, self._poll = _QUIET, select.epoll()
+    def __init__(self, jail_config: jail.JailConfig, control: socket.socket) -> None:
+        self._jail_config, self._control = jail_config, control
+        self._workers: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, status socket)
+        self._waiting: tuple[int, socket.socket] | None = None  # the pid and request socket of a forked process
+        self._poll = select.epoll()
 
     def serve(self) -> NoReturn:
-        """Until the host hangs up."""
+        """Serve the host until it closes the control socket."""
         self._poll.register(self._control, select.EPOLLIN)
+        delay = _IDLE_SECONDS
         while True:
-            events = self._poll.poll(None if self._spare else self._patience)
+            events = self._poll.poll(None if self._waiting else delay)
             if not events:
-                self._spare = self._forked_ahead()
-            for place, _ in events:
-                if place == self._control.fileno():
+                try:
+                    self._waiting, delay = self._fork(), _IDLE_SECONDS
+                except OSError:  # the next request reports the error
+                    delay = 1.0
+            for fd, _ in events:
+                if fd == self._control.fileno():
                     self._accept()
                 else:
-                    self._bury(place)
+                    self._reap_worker(fd)
 
     def _accept(self) -> None:
-        data, places, _, _ = socket.recv_fds(self._control, _MESSAGE, _PLACES)
-        if not data:
+        request, fds = protocol.receive_json(self._control)
+        if request is None:
             os._exit(0)
-        if len(places) < _ENDS:  # there was no room for them; with the last of them gone the host knows
-            for place in places:
-                os.close(place)
+        if not fds:  # descriptor limit; the host receives end of file
             return
-        line, text, ends, *shared = places
-        life = socket.socket(fileno=ends)
+        status_socket = socket.socket(fileno=fds[0])
         try:
-            pid = self._handed_over(data, (line, text, *shared)) or os.fork()
+            pid = self._hand_over(request, fds)
+            pidfd = os.pidfd_open(pid)
         except OSError as error:
-            _say(life, {"error": f"the sandbox can't start an interpreter: {error}"})
-            pid = -1
-        if pid == 0:
-            _become_guest(self._jail, data, (line, text, *shared))
-        for place in (line, text, *shared):
-            os.close(place)
-        if pid > 0:
-            watch = os.pidfd_open(pid)
-            self._guests[watch] = pid, life
-            self._poll.register(watch, select.EPOLLIN)
-            folder = "" if self._jail.walls.namespaces else self._jail.folder(pid)
-            _say(life, {"pid": pid, "folder": folder}, watch)
+            _send_status(status_socket, {"error": f"the sandbox can't start an interpreter: {error}"})
+        else:
+            self._workers[pidfd] = pid, status_socket
+            self._poll.register(pidfd, select.EPOLLIN)
+        finally:
+            for fd in fds[1:]:
+                os.close(fd)
 
-    def _forked_ahead(self) -> tuple[int, socket.socket] | None:
+    def _fork(self) -> tuple[int, socket.socket]:
+        """Fork a process that waits for a request. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._patience, pid = _QUIET, os.fork()
-        except OSError:  # whoever asks for a guest will be told
-            self._patience = 1.0
-            return None
-        if pid == 0:
-            _wait_for_orders(self._jail, theirs.fileno())
-        theirs.close()
+        with theirs:
+            pid = os.fork()
+            if pid == 0:
+                _run_worker(self._jail_config, theirs.fileno())
         return pid, ours
 
-    def _handed_over(self, data: bytes, places: Sequence[int]) -> int:
-        """The pid of the process that was forked ahead, which becomes the guest; 0 where there is none."""
-        if self._spare is None:
-            return 0
-        (pid, way), self._spare = self._spare, None
-        try:
-            with way:
-                socket.send_fds(way, [data], list(places))
-        except OSError:  # it was killed meanwhile
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return 0
-        return pid
+    def _hand_over(self, request: dict[str, Any], fds: Sequence[int]) -> int:
+        """Pass a request to the waiting process, or to a new one; return its pid. Raises OSError."""
+        while True:
+            is_new = self._waiting is None
+            (pid, request_socket), self._waiting = self._waiting or self._fork(), None
+            try:
+                with request_socket:
+                    protocol.send_json(request_socket, request, fds)
+                return pid
+            except OSError:  # the process was killed while it waited
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                if is_new:
+                    raise
 
-    def _bury(self, watch: int) -> None:
-        """Say how a guest ended, and forget it."""
-        pid, life = self._guests.pop(watch)
-        self._poll.unregister(watch)
-        os.close(watch)
-        _, status, used = os.wait4(pid, 0)
-        if not self._jail.walls.namespaces and os.path.isdir(self._jail.folder(pid)):
-            with contextlib.suppress(OSError):  # what can't be removed now is swept up with the rest
-                scratch.clear(self._jail.folder(pid))
-        _say(life, {"status": status, "cpu": used.ru_utime + used.ru_stime})
-        life.close()
-
-
-def _say(life: socket.socket, message: dict[str, Any], *places: int) -> None:
-    try:
-        socket.send_fds(life, [json.dumps(message).encode()], list(places))
-    except OSError:  # the host no longer wants to know
-        return
+    def _reap_worker(self, pidfd: int) -> None:
+        """Report a worker's exit status, and remove its working folder."""
+        pid, status_socket = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status, usage = os.wait4(pid, 0)
+        if not self._jail_config.isolation.namespaces and os.path.isdir(self._jail_config.resolve_work_dir(pid)):
+            with contextlib.suppress(OSError):  # the supervisor removes the rest at the end
+                workdir.remove_tree(self._jail_config.resolve_work_dir(pid))
+        _send_status(status_socket, {"status": status, "cpu": usage.ru_utime + usage.ru_stime})
+        status_socket.close()
 
 
-def _wait_for_orders(locked: jail.Jail, way: int) -> NoReturn:
-    """In a process that was forked ahead: hold nothing that is another guest's, and become one when told to."""
-    try:
-        os.dup2(way, jail.LINE)  # what is received lands behind it
-        kernel.close_others((jail.LINE, locked.proc))
-        kernel.die_with_parent()
-        orders = socket.socket(fileno=jail.LINE)
-        data, places, _, _ = socket.recv_fds(orders, _MESSAGE, _PLACES)
-        orders.detach()
-        if data and os.getppid() == locked.zygote:
-            _become_guest(locked, data, tuple(places))
-    finally:
-        os._exit(0)
+def _send_status(status_socket: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the host has closed the socket
+        protocol.send_json(status_socket, message)
 
 
-def _become_guest(locked: jail.Jail, data: bytes, places: tuple[int, ...]) -> NoReturn:
-    """Lock up this process and serve the host until one of them ends; never returns into the zygote's code.
-
-    `data` is what the host asked for.
-    """
-    from saccade.tools._sandbox import guest, wire
+def _run_worker(jail_config: jail.JailConfig, request_fd: int) -> NoReturn:
+    """In a forked process: wait for a request, jail this process and serve the host; never return into the zygote."""
+    from saccade.sandbox import worker
 
     try:
+        os.dup2(request_fd, jail.HOST_FD)  # received descriptors get the numbers behind it
+        syscalls.close_other_fds((jail.HOST_FD, jail_config.proc_fd))
+        syscalls.die_with_parent()
         signal.set_wakeup_fd(-1)
-        given = json.loads(data)
-        limits, seed = Limits(**given["limits"]), given["seed"]
-        line, text, *shared = places
-        os.dup2(text, 1)
-        os.dup2(text, 2)
-        os.dup2(line, jail.LINE)
-        # One of its own: of a shared one, guests could read each other's flags.
+        request_socket = socket.socket(fileno=jail.HOST_FD)
+        request, fds = protocol.receive_json(request_socket)
+        if request is None or os.getppid() != jail_config.zygote_pid:
+            os._exit(0)
+        status_fd, *shared = fds
+        host_socket, worker_socket = socket.socketpair()
+        host_stdout, stdout = os.pipe()
+        work_dir = "" if jail_config.isolation.namespaces else jail_config.resolve_work_dir(os.getpid())
+        host_fds = (os.pidfd_open(os.getpid()), host_socket.detach(), host_stdout)
+        with socket.socket(fileno=status_fd) as status_socket:
+            protocol.send_json(status_socket, {"work_dir": work_dir}, host_fds)
+        os.dup2(stdout, 1)
+        os.dup2(stdout, 2)
+        os.dup2(worker_socket.detach(), request_socket.detach())  # HOST_FD; enter_jail closes the others
+        # A separate file description of /dev/null: workers could see each other's flags on a shared one.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        kept = jail.gather(shared)
+        shared_fds = jail.copy_fds(shared)
         try:
-            jail.lock_up(locked, limits, kept)
+            limits = Limits(**request["limits"])
+            jail.enter_jail(jail_config, limits, shared_fds)
         except OSError as error:
-            head = wire.Head(wire.Kind.DONE, wire.Verdict.RAISED, size=len(str(error).encode()))
-            os.write(jail.LINE, head.packed(wire.NO_NONCE) + str(error).encode())
+            message, status = str(error).encode(), protocol.CompletionStatus.RAISED
+            header = protocol.Header(protocol.MessageKind.DONE, status, payload_size=len(message))
+            os.write(jail.HOST_FD, header.pack() + message)
             os._exit(1)
-        guest.Guest(jail.LINE, limits, seed, kept).serve()
+        worker.Worker(jail.HOST_FD, limits, request["seed"], shared_fds).serve()
     finally:
-        os._exit(wire.BROKEN)
+        os._exit(protocol.BROKEN_EXIT_CODE)

@@ -1,13 +1,14 @@
-"""Contracts as checks: what a tool, an engine, a reward or an agent must do, for your own files as for ours.
+"""Check that a plugin fulfills its contract: Saccade's own plugins and yours.
 
-    await check_tool(tool, renderer)            wrong arguments and unreadable media are results that the model can read
-    await check_engine(engine, renderer)        what is sampled is what is returned; a seed decides, company doesn't
-    check_syntax(read)                          any text is a reply, whose calls our tools could be given
-    check_family(renderer)                      turns extend, marks can't be spoken, a picture is as long as it says
-    await check_reward(reward)                  steady, finite, and at ease with every way an episode can end
-    await check_agent(agent, renderer)          every script ends in an episode whose tokens are the engine's own
-    check_source(source, row)                   a row becomes sound tasks; a bad one, a sentence with row and field
-    check_benchmark(benchmark, tasks)           both rules take any answer; what fails is counted and never marked
+    await check_tool(tool, renderer)            wrong arguments and unreadable media give error results, not exceptions
+    await check_engine(engine, renderer)        tokens have logprobs; the seed, not other requests, decides the sample
+    check_tool_format(parse)                    any text parses to a reply with valid or failed calls
+    check_family(renderer)                      turns append, special tokens can't be forged, image lengths are exact
+    await check_reward(reward)                  the reward is deterministic and finite for every episode status
+    await check_answer_type(name)               its example is valid and right, any answer scores in [0, 1]
+    await check_environment(factory, renderer)  every model gives an episode with exactly the engine's tokens
+    check_importer(importer, row)               a row becomes valid tasks; a bad one raises an error with row and field
+    check_benchmark(benchmark, tasks)           both rules accept any answer; failed episodes are counted, not graded
 
 Each raises AssertionError with one sentence. No test framework is needed.
 """
@@ -17,367 +18,507 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
-from saccade.chat.render import ChatRenderer
-from saccade.engines.scripted import scripted
+from saccade.chat.renderer import ChatRenderer
+from saccade.engines.scripted import Scripted
 from saccade.errors import ConfigError, EngineError, MediaError
-from saccade.ledger import Box, Ledger, Origin, Picture
+from saccade.ledger import Box, ImageRef, Ledger, Origin
 from saccade.protocols import (
-    Agent,
-    Budget,
-    Clip,
+    ChatEngine,
     Context,
     Engine,
-    Grade,
-    MediaLibrary,
+    Environment,
+    EnvironmentFactory,
+    GroupReward,
+    MediaLoader,
+    PixelBudget,
     Renderer,
     Reward,
-    TextEngine,
+    VideoInfo,
+    WeightSource,
 )
-from saccade.testing._data import check_benchmark, check_source
-from saccade.testing._syntax import check_syntax
-from saccade.tools._tool import FunctionTool, ToolContext
+from saccade.rewards.answer_types.base import get_answer_type, register_file
+from saccade.rollouts.runner import run_episode
+from saccade.testing.data_contracts import check_benchmark, check_importer
+from saccade.testing.tool_format_contracts import check_tool_format
+from saccade.tools.base import FunctionTool, ToolContext
 from saccade.types import (
+    AnswerType,
     Block,
     BlockKind,
     Call,
-    End,
+    CallFormat,
+    Completion,
     Episode,
-    Form,
-    Kind,
+    EpisodeStatus,
+    FinishReason,
+    GenerationRequest,
+    Group,
     Media,
     Message,
     Reply,
-    Sampling,
+    SamplingParams,
     Score,
-    Stop,
+    ScoredEpisode,
     Task,
     ToolResult,
     Turn,
     Ungraded,
-    digest_of,
 )
+from saccade.utils.async_utils import maybe_await
+from saccade.utils.hashing import compute_digest
 
 __all__ = [
-    "PaintedMedia",
-    "check_agent",
+    "FakeMediaLoader",
+    "build_example_episodes",
+    "check_answer_type",
     "check_benchmark",
     "check_engine",
+    "check_environment",
     "check_family",
+    "check_importer",
     "check_reward",
-    "check_source",
-    "check_syntax",
     "check_tool",
-    "example_episodes",
+    "check_tool_format",
 ]
-from saccade.waiting import settled
 
 
-class PaintedMedia:
-    """A media library without files: every path is a clip of `seconds` at `fps`, its frames squares of one colour."""
+class FakeMediaLoader:
+    """A media loader without files: each path is a video of `duration` seconds with frames of one color."""
 
-    def __init__(self, *, seconds: float = 64.0, fps: float = 4.0) -> None:
-        self.seconds, self.fps = seconds, fps
+    def __init__(self, *, duration: float = 64.0, fps: float = 4.0) -> None:
+        self.duration, self.fps = duration, fps
 
-    async def probe(self, path: str) -> Clip:
-        """A clip; a path with "missing" in it raises MediaError."""
+    async def probe(self, path: str) -> VideoInfo:
+        """Return metadata; a path containing "missing" raises MediaError."""
         if "missing" in path:
-            raise MediaError(f"there is no file {path}")
-        frames = int(self.seconds * self.fps)
-        return Clip(path=path, digest=f"painted {path}", duration=self.seconds, frames=frames, width=32, height=32)
+            raise MediaError(f"there is no file {path}", key=path)
+        num_frames = int(self.duration * self.fps)
+        return VideoInfo(
+            path=path, digest=f"painted {path}", duration=self.duration, num_frames=num_frames, width=32, height=32
+        )
 
-    async def frames(self, path: str, times: Sequence[float], *, factor: int, budget: Budget) -> list[Picture]:
-        """One square per time, of one visual token each."""
+    async def load_frames(
+        self, path: str, times: Sequence[float], *, factor: int, budget: PixelBudget
+    ) -> list[ImageRef]:
+        """Return one image of one visual token per time."""
         digest = (await self.probe(path)).digest
-        return [Picture(path=path, digest=digest, time=time, width=factor, height=factor) for time in times]
+        return [ImageRef(path=path, digest=digest, time=time, width=factor, height=factor) for time in times]
 
-    async def size(self, path: str) -> tuple[int, int]:
-        """Every picture has as many pixels as a clip's frames."""
-        clip = await self.probe(path)
-        return clip.width, clip.height
+    async def get_image_size(self, path: str) -> tuple[int, int]:
+        """Return the size of a video's frames."""
+        info = await self.probe(path)
+        return info.width, info.height
 
-    async def image(self, path: str, *, factor: int, budget: Budget, box: Box | None = None) -> Picture:
-        """One square of one visual token, without a time."""
-        return replace((await self.frames(path, [0.0], factor=factor, budget=budget))[0], time=None, box=box)
+    async def load_image(self, path: str, *, factor: int, budget: PixelBudget, box: Box | None = None) -> ImageRef:
+        """Return an image of one visual token, without a time."""
+        return replace((await self.load_frames(path, [0.0], factor=factor, budget=budget))[0], time=None, box=box)
 
-    async def keep(self, pixels: Any, *, factor: int, budget: Budget) -> Picture:
-        """One square of one visual token, known by the pixels that were given."""
-        digest = digest_of(pixels.tolist())[:32]
-        return Picture(path="made.png", digest=digest, time=None, width=factor, height=factor)
+    async def save_image(self, pixels: Any, *, factor: int, budget: PixelBudget) -> ImageRef:
+        """Return an image of one visual token, with the digest of the pixels."""
+        digest = compute_digest(pixels.tolist())[:32]
+        return ImageRef(path="made.png", digest=digest, time=None, width=factor, height=factor)
 
-    def pixels(self, picture: Picture) -> Any:
-        """uint8 [height, width, 3], all of the colour that the time stands for."""
-        shade = int(picture.time or 0) % 256
-        return np.full((picture.height, picture.width, 3), (shade, 255 - shade, 128), dtype=np.uint8)
+    def load_pixels(self, image: ImageRef) -> Any:
+        """Return uint8 [height, width, 3] of one color, which depends on the time."""
+        red = int(image.time or 0) % 256
+        return np.full((image.height, image.width, 3), (red, 255 - red, 128), dtype=np.uint8)
 
 
 # ---- tools ---------------------------------------------------------------------------------------------------------
 
 
 async def check_tool(tool: FunctionTool, renderer: Renderer) -> None:
-    """The schema says what the tool takes; wrong arguments and unreadable media are errors the model can read."""
+    """Check that the schema describes every argument, and that invalid calls and unreadable media give errors."""
     function = tool.schema["function"]
     parameters = function["parameters"]
-    assert function["name"] == tool.name, f"{tool.name}: the schema bears another name"
-    assert function["description"], f"{tool.name}: the docstring must say what the tool does"
-    untold = [name for name, schema in parameters["properties"].items() if not schema.get("description")]
-    assert not untold, f"{tool.name}: annotate {untold} with a text that says what they are"
-    fair = {name: _example(schema) for name, schema in parameters["properties"].items()}
-    # One mistake at a time: too many arguments, too few, the wrong types, numbers that are none.
-    wrong: list[Mapping[str, Any]] = [{**fair, "no_such_argument": 1}, {**fair, str(len(fair)): 1}]
-    wrong += [{key: value for key, value in fair.items() if key != name} for name in parameters["required"]]
-    nothings: tuple[Any, ...] = (None, [], {"a": 1})
-    wrong += [{**fair, name: value} for name in fair for value in nothings]
+    assert function["name"] == tool.name, f"{tool.name}: the schema has the name {function['name']!r}"
+    assert function["description"], f"{tool.name}: the docstring must describe the tool"
+    undescribed = [name for name, schema in parameters["properties"].items() if not schema.get("description")]
+    assert not undescribed, f"{tool.name}: annotate {undescribed} with a description"
+    valid = {name: _build_argument(schema) for name, schema in parameters["properties"].items()}
+    # One mistake at a time: too many arguments, too few, the wrong types, numbers that aren't finite.
+    invalid: list[Mapping[str, Any]] = [{**valid, "no_such_argument": 1}, {**valid, str(len(valid)): 1}]
+    invalid += [{key: value for key, value in valid.items() if key != name} for name in parameters["required"]]
+    wrong_types: tuple[Any, ...] = (None, [], {"a": 1})
+    invalid += [{**valid, name: value} for name in valid for value in wrong_types]
     numbers = [name for name, schema in parameters["properties"].items() if schema["type"] == "number"]
-    wrong += [{**fair, name: value} for name in numbers for value in (math.nan, math.inf, True, "1")]
-    for arguments in wrong:
-        result, _ = await tool(arguments, ctx=_tool_context(renderer, "clip.mp4"))
+    invalid += [{**valid, name: value} for name in numbers for value in (math.nan, math.inf, True, "1")]
+    for arguments in invalid:
+        result, _ = await tool(arguments, ctx=_build_tool_context(renderer, "clip.mp4"))
         assert result.error, f"{tool.name}: {dict(arguments)} must be an error result"
-        assert not result.executed, f"{tool.name}: {dict(arguments)} must not be executed"
-    result, _ = await tool(fair, ctx=_tool_context(renderer, "missing.mp4"))
-    assert result.ok or result.error, f"{tool.name}: a file that can't be read must be an error result"
+        assert not result.was_executed, f"{tool.name}: {dict(arguments)} must not be executed"
+    result, _ = await tool(valid, ctx=_build_tool_context(renderer, "missing.mp4"))
+    assert result.ok or result.error, f"{tool.name}: an unreadable file must give an error result"
 
 
-def _tool_context(renderer: Renderer, path: str) -> ToolContext:
-    async def ask(messages: Sequence[Message]) -> Episode:
-        return example_episodes()[0]
+def _build_tool_context(renderer: Renderer, path: str) -> ToolContext:
+    async def answer_question(messages: Sequence[Message]) -> Episode:
+        return build_example_episodes()[0]
 
-    return ToolContext(media=PaintedMedia(), renderer=renderer, ask=ask, path=path, seed=0, result_tokens=64)
+    return ToolContext(
+        media=FakeMediaLoader(), renderer=renderer, ask=answer_question, video_path=path, seed=0, max_result_tokens=64
+    )
 
 
-def _example(schema: Mapping[str, Any]) -> Any:
-    least = schema.get("minimum", 1)
-    return {"number": float(least), "integer": int(least), "string": "what?", "boolean": True}[schema["type"]]
+def _build_argument(schema: Mapping[str, Any]) -> Any:
+    minimum = schema.get("minimum", 1)
+    return {"number": float(minimum), "integer": int(minimum), "string": "what?", "boolean": True}[schema["type"]]
 
 
 # ---- engines -------------------------------------------------------------------------------------------------------
 
 
-async def check_engine(engine: Engine, renderer: Renderer) -> None:
-    """Ids and logprobs match, stops are told apart, seeds decide, cancelling frees, new versions are stamped.
+async def check_engine(engine: Engine, renderer: Renderer, weights: WeightSource | None = None) -> None:
+    """Check tokens and logprobs, finish reasons, seeds, cancellation and weight versions.
 
-    Of a `TextEngine`, whose own renderer must be given, no completion says more than is known, and nothing can be
-    published to it. The engine is used up: it is closed at the end.
+    `weights` are synced to the engine, unless it has none. For a `ChatEngine`, pass its own renderer; its completions
+    must have no logprobs, and it must reject new weights. The engine is closed at the end.
     """
-    assert isinstance(engine.own_weights, bool), "own_weights says whether the trainer may change its own meanwhile"
-    ledgers = [_prompt(renderer, f"What is shown at second {number}?") for number in range(6)]
-    sampling = Sampling(
+    assert isinstance(engine.has_separate_weights, bool), "has_separate_weights must be a bool"
+    prompts = [(Message(role="user", parts=(f"What is shown at second {number}?",)),) for number in range(6)]
+    ledgers = [Ledger(segments=(renderer.render(Ledger(), messages),)) for messages in prompts]
+    sampling = SamplingParams(
         temperature=1.0, max_tokens=12, seed=3, stop_ids=renderer.stop_ids, forbidden_ids=renderer.forbidden_ids
     )
-    alone = [await _checked(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers)]
-    company = await asyncio.gather(
-        *(_checked(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers))
+    alone = [
+        await _generate_and_check(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers)
+    ]
+    concurrent = await asyncio.gather(
+        *(_generate_and_check(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers))
     )
-    assert alone == company, "the same ledger and seed gave other tokens in company than alone"
-    # At a high temperature every allowed id comes up sooner or later; servers take 2 at most.
-    hot = [_checked(engine, ledgers[0], replace(sampling, temperature=2.0, seed=seed)) for seed in range(8)]
+    assert alone == concurrent, "the same ledger and seed gave other tokens in concurrent requests than alone"
+    # A high temperature makes forbidden ids likely if they aren't masked; servers accept 2 at most.
+    hot = [_generate_and_check(engine, ledgers[0], replace(sampling, temperature=2.0, seed=seed)) for seed in range(8)]
     await asyncio.gather(*hot)
-    only = await _checked(engine, ledgers[0], replace(sampling, max_tokens=1))
-    assert len(only) == 1, f"max_tokens=1 gave {len(only)} tokens"
+    await _generate_and_check(engine, ledgers[0], replace(sampling, max_tokens=1))
     await _check_cancel(engine, ledgers[0], sampling, alone)
     try:
-        await engine.publish(None, engine.version + 1)
-        taken = True
+        await engine.sync_weights(cast(WeightSource, weights), engine.version + 1)
+        has_updated = True
     except ConfigError:
-        taken = False
-    assert taken != isinstance(engine, TextEngine), "an engine takes new weights unless it is asked in words"
-    completion = await engine.generate(ledgers[0], sampling)
-    version = engine.version if taken else None
-    assert completion.version == version, "a completion must bear the version that was published"
+        has_updated = False
+    assert has_updated != isinstance(engine, ChatEngine), "an engine must load new weights unless it is a ChatEngine"
+    completion = await engine.generate(GenerationRequest(ledgers[0], sampling))
+    version = engine.version if has_updated else None
+    assert completion.version == version, "a completion must have the version of the newest weights"
     await engine.close()
 
 
-async def _checked(engine: Engine, ledger: Ledger, sampling: Sampling) -> tuple[int, ...]:
-    completion = await engine.generate(ledger, sampling)
+async def _generate_and_check(engine: Engine, ledger: Ledger, sampling: SamplingParams) -> tuple[int, ...] | str:
+    completion = await engine.generate(GenerationRequest(ledger, sampling))
     tokens = completion.tokens
+    if isinstance(engine, ChatEngine):
+        assert (tokens, completion.logprobs, completion.version) == ((), (), None), (
+            "a ChatEngine's completion must have no tokens, no logprobs and no version"
+        )
+        assert completion.text is not None, "a ChatEngine's completion must have a text"
+        assert 1 <= completion.num_text_tokens <= sampling.max_tokens, "num_text_tokens must be within max_tokens"
+        return completion.text
     assert 1 <= len(tokens) <= sampling.max_tokens, f"{len(tokens)} tokens were sampled, not 1 to {sampling.max_tokens}"
-    if isinstance(engine, TextEngine):
-        assert (completion.logprobs, completion.version) == ((), None), "of what came as text no logprob is known"
-    else:
-        assert len(completion.logprobs) == len(tokens), "there must be one logprob per token"
+    assert len(completion.logprobs) == len(tokens), "there must be one logprob per token"
     assert all(-math.inf < value <= 1e-6 for value in completion.logprobs), "logprobs must be finite and at most 0"
     assert set(sampling.forbidden_ids).isdisjoint(tokens), "a forbidden id was sampled"
-    assert set(sampling.stop_ids).isdisjoint(tokens[:-1]), "sampling went on after a stop id"
-    stopped = tokens[-1] in sampling.stop_ids
-    assert (completion.stop is Stop.STOP) == stopped, f"the reply ends as {completion.stop}, its last id says otherwise"
-    assert stopped or len(tokens) == sampling.max_tokens, "a reply without a stop id must fill max_tokens"
+    assert set(sampling.stop_ids).isdisjoint(tokens[:-1]), "sampling continued after a stop id"
+    has_stopped = tokens[-1] in sampling.stop_ids
+    assert (completion.finish_reason is FinishReason.STOP) == has_stopped, (
+        f"the finish reason {completion.finish_reason} contradicts the last id"
+    )
+    assert has_stopped or len(tokens) == sampling.max_tokens, "a reply without a stop id must fill max_tokens"
     return tokens
 
 
-async def _check_cancel(engine: Engine, ledger: Ledger, sampling: Sampling, alone: Sequence[tuple[int, ...]]) -> None:
-    waiting = [asyncio.ensure_future(engine.generate(ledger, replace(sampling, seed=seed))) for seed in range(4)]
+async def _check_cancel(
+    engine: Engine, ledger: Ledger, sampling: SamplingParams, expected: Sequence[tuple[int, ...] | str]
+) -> None:
+    tasks = [
+        asyncio.ensure_future(engine.generate(GenerationRequest(ledger, replace(sampling, seed=seed))))
+        for seed in range(4)
+    ]
     await asyncio.sleep(0)
-    # The first goes on: its neighbours' leaving must not disturb it.
-    for task in waiting[1:]:
+    # The first request continues: cancelling the others must not disturb it.
+    for task in tasks[1:]:
         task.cancel()
-    ends = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(end, asyncio.CancelledError) for end in ends[1:]), "a cancelled request must end as cancelled"
-    again = await asyncio.wait_for(_checked(engine, ledger, replace(sampling, seed=0)), timeout=60)
-    assert again == alone[0], "after a cancellation the same request gave other tokens"
-
-
-def _prompt(renderer: Renderer, text: str) -> Ledger:
-    return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=(text,)),)),))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    cancelled = [isinstance(result, asyncio.CancelledError) for result in results[1:]]
+    assert all(cancelled), "a cancelled request must raise CancelledError"
+    again = await asyncio.wait_for(_generate_and_check(engine, ledger, replace(sampling, seed=0)), timeout=60)
+    assert again == expected[0], "after a cancellation the same request gave other tokens"
 
 
 # ---- chat families -------------------------------------------------------------------------------------------------
 
 
 def check_family(renderer: ChatRenderer) -> None:
-    """A family's renderer with any checkpoint: ids, turns, pictures, and replies of any shape."""
-    marks = {*renderer.stop_ids, *renderer.forbidden_ids}
+    """Check the renderer of a family, with any checkpoint: special ids, turns, images, and parsing of any ids."""
+    special_ids = {*renderer.stop_ids, *renderer.forbidden_ids}
     assert renderer.stop_ids, "a family must have an id that ends a turn"
-    assert len(marks) == len(renderer.stop_ids) + len(renderer.forbidden_ids), "an id both ends turns and is forbidden"
-    sides = renderer.factor * 2, renderer.factor
-    frames = [Picture(path="a", digest="d", time=at, width=sides[0], height=sides[1]) for at in (0.5, 1.5)]
-    for text in ("What is shown?", "".join(renderer.decode([mark]) for mark in sorted(marks)), "", "<think>\n ünïcode"):
-        system, asked = Message(role="system", parts=(text,)), Message(role="user", parts=(frames[0], text))
-        ledger = Ledger(segments=(renderer.render(Ledger(), (system, asked)),))
-        plain = Ledger(segments=(renderer.render(Ledger(), (replace(system, parts=("a",)), asked)),))
-        said = [sum(token in marks for token in each.compact()) for each in (ledger, plain)]
-        assert said[0] == said[1], f"the text {text!r} became a mark of a turn or of a picture"
-        assert len(ledger.slots()) == 1, "each picture needs one place, and nothing else may have one"
-        assert len(ledger) - len(ledger.compact()) == renderer.visual_tokens(frames[0]) - 1
-        assert renderer.positions(ledger).shape == (3, len(ledger)), "positions must be [3, tokens]"
+    num_ids = len(renderer.stop_ids) + len(renderer.forbidden_ids)
+    assert len(special_ids) == num_ids, "an id is both a stop id and a forbidden id"
+    width, height = renderer.factor * 2, renderer.factor
+    frames = [ImageRef(path="a", digest="d", time=time, width=width, height=height) for time in (0.5, 1.5)]
+    special_text = "".join(renderer.decode([token]) for token in sorted(special_ids))
+    for text in ("What is shown?", special_text, "", "<think>\n ünïcode"):
+        system, question = Message(role="system", parts=(text,)), Message(role="user", parts=(frames[0], text))
+        ledger = Ledger(segments=(renderer.render(Ledger(), (system, question)),))
+        plain = Ledger(segments=(renderer.render(Ledger(), (replace(system, parts=("a",)), question)),))
+        counts = [sum(token in special_ids for token in prompt.prompt_ids()) for prompt in (ledger, plain)]
+        assert counts[0] == counts[1], f"the text {text!r} became a turn or image token"
+        assert len(ledger.slots()) == 1, "each image needs exactly one slot, and nothing else may have one"
+        assert len(ledger) - len(ledger.prompt_ids()) == renderer.count_visual_tokens(frames[0]) - 1
+        assert renderer.compute_position_ids(ledger).shape == (3, len(ledger)), "positions must be [3, tokens]"
         reply = (*renderer.encode(text), renderer.stop_ids[0])
-        turn = ledger.act(reply, logprobs=[-1.0] * len(reply), version=0)
-        told = renderer.render(turn, (Message(role="tool", parts=(text, frames[1])),))
-        assert told.origin is Origin.TOOL, "what a tool says must bear the origin TOOL"
-        assert [slot.picture for slot in told.slots] == frames[1:], "only the new is rendered"
-    called = renderer.parse(renderer.encode('<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>'))
-    assert [(call.name, call.arguments) for call in called.calls] == [("a", {"b": 1})], "a call must be parsed"
+        turn = ledger.append_completion(reply, logprobs=[-1.0] * len(reply), version=0)
+        segment = renderer.render(turn, (Message(role="tool", parts=(text, frames[1])),))
+        assert segment.origin is Origin.TOOL, "a tool result must have the origin TOOL"
+        assert [slot.image for slot in segment.slots] == frames[1:], "only new messages may be rendered"
+    parsed = renderer.parse(renderer.encode('<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>'))
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("a", {"b": 1})], "a call must be parsed"
     assert renderer.parse(renderer.encode("<answer>red</answer>")).answer == "red", "an answer must be parsed"
-    for start in range(0, 256, 16):  # any ids at all
-        renderer.parse(tuple(range(start, start + 16)), forced=tuple(range(start)))
+    for start in range(0, 256, 16):  # arbitrary ids
+        renderer.parse(tuple(range(start, start + 16)), prefill=tuple(range(start)))
 
 
 # ---- rewards -------------------------------------------------------------------------------------------------------
 
 
-async def check_reward(reward: Reward, kinds: Sequence[Kind] = tuple(Kind)) -> None:
-    """The same episode has the same finite reward, however it ended, for tasks of the kinds that it judges.
+async def check_reward(reward: Reward | GroupReward, answer_types: Sequence[str] = tuple(AnswerType)) -> None:
+    """Check that the reward is finite and deterministic for every status and for the given answer types.
 
-    A reward that takes `accuracy` is asked with 0, 0.5 and 1. `Ungraded` is no value: it may be another the next time.
+    A reward with the parameter `correct` is called with 0, 0.5 and 1; a group reward must return one value per episode,
+    in groups of several and of one. `Ungraded` results are ignored.
     """
-    given: list[dict[str, float]] = [{}]
-    if "accuracy" in inspect.signature(reward).parameters:
-        given = [{"accuracy": right} for right in (0.0, 0.5, 1.0)]
-    for episode in example_episodes(kinds):
-        for known in given:
-            first, second = await _twice(reward, episode, known)
-            if isinstance(first, Ungraded) or isinstance(second, Ungraded):
-                continue
-            values = [first.value, *first.parts.values()] if isinstance(first, Score) else [first]
-            assert all(map(math.isfinite, values)), f"an episode that ended as {episode.end} got the reward {first}"
-            assert first == second, f"an episode that ended as {episode.end} got two rewards, {first} and {second}"
+    parameters = list(inspect.signature(reward).parameters)
+    if parameters[:1] == ["group"]:
+        await _check_group_reward(cast(GroupReward, reward), answer_types)
+        return
+    reward = cast(Reward, reward)
+    variants: list[dict[str, float]] = [{}]
+    if "correct" in parameters:
+        variants = [{"correct": correct} for correct in (0.0, 0.5, 1.0)]
+    for episode in build_example_episodes(answer_types):
+        for dependencies in variants:
+            result = await _call_twice(partial(reward, episode, **dependencies), f"the status {episode.status}")
+            if not isinstance(result, Ungraded):
+                values = [result.value, result.total, *result.parts.values()] if isinstance(result, Score) else [result]
+                assert all(map(math.isfinite, values)), f"the status {episode.status} got the reward {result}"
 
 
-async def _twice(reward: Reward, episode: Episode, known: Mapping[str, float]) -> tuple[Grade, Grade]:
-    first: Grade = await settled(reward(episode, episode.task, **known))
-    second: Grade = await settled(reward(episode, episode.task, **known))
-    return first, second
+async def _check_group_reward(reward: GroupReward, answer_types: Sequence[str]) -> None:
+    for answer_type in answer_types:
+        scored = tuple(
+            ScoredEpisode(episode=episode, score=Score(value=float(index % 2), correct=float(index % 2)))
+            for index, episode in enumerate(build_example_episodes([answer_type]))
+        )
+        for members in (scored, scored[:1]):
+            group = Group(task=members[0].episode.task, episodes=members)
+            rewards = await _call_twice(partial(reward, group), "a group")
+            if not isinstance(rewards, Ungraded):
+                assert len(rewards) == len(members), f"{len(members)} episodes got {len(rewards)} rewards"
+                assert all(map(math.isfinite, rewards)), f"a group got the rewards {rewards}"
 
 
-def example_episodes(kinds: Sequence[Kind] = tuple(Kind)) -> list[Episode]:
-    """Episodes of every kind and every end: answered, silent, with calls that ran, failed or were malformed."""
-    return [_episode(kind, end, turns) for kind in kinds for end, turns in _endings(str(_GOLDS[kind][1]))]
+async def check_answer_type(answer_type: str) -> None:
+    """Check an answer type, by its name or file: its example is valid and scores 1.0, anything scores in [0, 1].
+
+    A published row that writes the example's ground truth must be read as the same, unless the type reads none.
+    """
+    plugin = register_file(answer_type) if ".py" in answer_type else get_answer_type(answer_type)
+    answer_type = plugin.names[0]
+    ground_truth, answer = plugin.example
+    score = plugin()
+    for said, expected in ((answer, 1.0), ("", 0.0), ("\x00 neither {1 nor <2", None)):
+        block = Block(kind=BlockKind.ANSWER, body=said, is_closed=True)
+        episode = _build_episode(answer_type, EpisodeStatus.ANSWERED, (Turn(reply=_build_reply(block)),))
+        assert plugin.find_problem(episode.task) is None, f"the example of {answer_type} is not a valid task"
+        value = await maybe_await(score(episode))
+        assert isinstance(value, Ungraded) or expected in (None, value), f"the answer {said!r} scores {value}"
+        assert isinstance(value, Ungraded | float), f"the answer {said!r} scores {value!r}, not a float"
+        assert isinstance(value, Ungraded) or 0.0 <= value <= 1.0, f"the answer {said!r} scores {value}"
+    problem = plugin.find_problem(replace(episode.task, ground_truth=("none", "of", "any")))  # type: ignore[arg-type]
+    assert problem is not None, f"{answer_type} accepts any ground truth"
+    published = plugin.parse_ground_truth(ground_truth)
+    assert published in (None, ground_truth), f"the published ground truth {ground_truth!r} is read as {published!r}"
 
 
-_GOLDS: Mapping[Kind, tuple[Any, Any]] = {
-    Kind.CHOICE: ("A", "A"),
-    Kind.OPEN: ("red", "red"),
-    Kind.GROUNDING: ((3.0, 5.0), "3.0-5.0"),
-    Kind.NUMBER: (2.0, 2),
-    Kind.MATH: ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}}"),
-    Kind.BOX: ((0.25, 0.25, 0.75, 0.5), "[0.25, 0.25, 0.75, 0.5]"),
-    Kind.POINT: ((0.25, 0.25, 0.75, 0.5), "(0.5, 0.3)"),
-}
+async def _call_twice(reward: Callable[[], Any], what: str) -> Any:
+    """Return a reward's result, or Ungraded if one of two calls returned that."""
+    first, second = await maybe_await(reward()), await maybe_await(reward())
+    if isinstance(first, Ungraded) or isinstance(second, Ungraded):
+        return first if isinstance(first, Ungraded) else second
+    assert first == second, f"{what} got two rewards, {first} and {second}"
+    return first
 
 
-def _endings(answer: str) -> list[tuple[End, tuple[Turn, ...]]]:
-    think = Block(kind=BlockKind.THINK, body="\nIt was at second 4.", closed=True)
-    good = Call(name="crop_video", arguments={"start_time": 3, "end_time": 9}, form=Form.TRAINED)
-    bad = Call(name="", arguments={}, form=Form.LEAKED, error="the call is not closed")
-    calls = tuple(Block(kind=BlockKind.CALL, body="{}", closed=call.ok, call=call) for call in (good, bad))
-    results = (ToolResult(text="red at 4", executed=True), ToolResult(error="the call is not closed"))
-    looked = Turn(reply=_reply(think, *calls), results=results)
-    answered = Turn(reply=_reply(think, Block(kind=BlockKind.ANSWER, body=answer, closed=True)))
-    opened = Turn(reply=_reply(Block(kind=BlockKind.THINK, body="", closed=False)))
+def build_example_episodes(answer_types: Sequence[str] = tuple(AnswerType)) -> list[Episode]:
+    """Return episodes of every answer type and status, with executed, failed and malformed calls."""
     return [
-        (End.ANSWERED, (answered,)),
-        (End.ANSWERED, (looked, answered)),
-        (End.MAX_TURNS, (looked, Turn(reply=looked.reply))),
-        (End.LENGTH, (opened,)),
-        (End.NO_ANSWER, (Turn(reply=_reply()),)),
-        (End.CONTEXT_FULL, (looked,)),
-        (End.TOOL_BROKEN, (Turn(reply=looked.reply),)),
-        (End.ABORTED, ()),
+        _build_episode(answer_type, status, turns)
+        for answer_type in answer_types
+        for status, turns in _build_endings(get_answer_type(answer_type).example[1])
     ]
 
 
-def _reply(*blocks: Block) -> Reply:
+def _build_endings(answer: str) -> list[tuple[EpisodeStatus, tuple[Turn, ...]]]:
+    think = Block(kind=BlockKind.THINK, body="\nIt was at second 4.", is_closed=True)
+    valid = Call(name="crop_video", arguments={"start_time": 3, "end_time": 9}, call_format=CallFormat.NATIVE)
+    malformed = Call(name="", arguments={}, call_format=CallFormat.PYTHON_STYLE, error="the call is not closed")
+    calls = tuple(Block(kind=BlockKind.CALL, body="{}", is_closed=call.ok, call=call) for call in (valid, malformed))
+    results = (ToolResult(text="red at 4", was_executed=True), ToolResult(error="the call is not closed"))
+    called = Turn(reply=_build_reply(think, *calls), results=results)
+    answered = Turn(reply=_build_reply(think, Block(kind=BlockKind.ANSWER, body=answer, is_closed=True)))
+    unclosed = Turn(reply=_build_reply(Block(kind=BlockKind.THINK, body="", is_closed=False)))
+    return [
+        (EpisodeStatus.ANSWERED, (answered,)),
+        (EpisodeStatus.ANSWERED, (called, answered)),
+        (EpisodeStatus.MAX_TURNS, (called, Turn(reply=called.reply))),
+        (EpisodeStatus.LENGTH, (unclosed,)),
+        (EpisodeStatus.NO_ANSWER, (Turn(reply=_build_reply()),)),
+        (EpisodeStatus.CONTEXT_FULL, (called,)),
+        (EpisodeStatus.TOOL_ERROR, (Turn(reply=called.reply),)),
+        (EpisodeStatus.ABORTED, ()),
+    ]
+
+
+def _build_reply(*blocks: Block) -> Reply:
     return Reply(text="".join(block.body for block in blocks), blocks=blocks)
 
 
-def _episode(kind: Kind, end: End, turns: tuple[Turn, ...]) -> Episode:
-    choices = ("red", "blue") if kind is Kind.CHOICE else ()
-    task = Task(id=f"check-{kind}", question="?", media=(), kind=kind, gold=_GOLDS[kind][0], choices=choices)
-    ledger = Ledger().observe((1, 2)).force((3,)).act((5, 7), logprobs=(-0.1, -2.0), version=0)
-    return Episode(task=task, agent="check", ledger=ledger, turns=turns, end=end)
+def _build_episode(answer_type: str, status: EpisodeStatus, turns: tuple[Turn, ...]) -> Episode:
+    task = Task(
+        id=f"check-{answer_type}",
+        question="?",
+        media=(),
+        answer_type=answer_type,
+        ground_truth=get_answer_type(answer_type).example[0],
+        options=get_answer_type(answer_type).example_options,
+    )
+    ledger = Ledger().observe((1, 2)).prefill((3,)).append_completion((5, 7), logprobs=(-0.1, -2.0), version=0)
+    return Episode(task=task, environment="check", ledger=ledger, turns=turns, status=status)
 
 
-# ---- agents --------------------------------------------------------------------------------------------------------
+# ---- environments --------------------------------------------------------------------------------------------------
 
 _CALL = '<tool_call>{"name": "crop_video", "arguments": {"start_time": 3, "end_time": 9}}</tool_call>'
 _SCRIPTS: Mapping[str, Callable[[Ledger], str]] = {
-    "answers at once": lambda ledger: "I see it.</think><answer>red</answer>",
-    "says nothing": lambda ledger: "",
-    "calls for ever": lambda ledger: f"I look.</think>{_CALL}{_CALL}",
-    "is malformed": lambda ledger: "</answer><tool_call>{<tool_call></tool_call><answer><think>",
-    "never ends": lambda ledger: "so " * 400,
+    "answers immediately": lambda ledger: "I see it.</think><answer>red</answer>",
+    "generates nothing": lambda ledger: "",
+    "calls forever": lambda ledger: f"I look.</think>{_CALL}{_CALL}",
+    "generates malformed text": lambda ledger: "</answer><tool_call>{<tool_call></tool_call><answer><think>",
+    "never stops": lambda ledger: "so " * 400,
 }
 
 
-async def check_agent(agent: Agent, renderer: Renderer, media: MediaLibrary | None = None) -> None:
-    """Whatever the model says there is an episode; what was sampled is the engine's own; K frames or none are shown."""
-    task = Task(id="check", question="?", media=(Media(path="clip.mp4"),), kind=Kind.OPEN, gold="red")
+async def check_environment(
+    make_environment: EnvironmentFactory,
+    renderer: Renderer,
+    media: MediaLoader | None = None,
+    task: Task | None = None,
+) -> None:
+    """Check an environment in the runner, with scripted replies; `task` defaults to a question about a video.
+
+    Any replies give an episode; only the runner samples tokens; the prompt shows K frames of videos or none; the same
+    seed gives the same episode; each episode has an environment of its own; `step` before `reset` raises; `close` can
+    be repeated; an engine's failure aborts the episode; a cancelled episode leaves nothing running and is closed.
+    """
+    media = media or FakeMediaLoader()
+    video = (Media(path="clip.mp4"),)
+    task = task or Task(id="check", question="?", media=video, answer_type=AnswerType.OPEN, ground_truth="red")
     for name, script in _SCRIPTS.items():
-        engine = scripted(renderer, replies=script)
-        ctx = Context(
-            engine=engine,
-            renderer=renderer,
-            media=media or PaintedMedia(),
-            sampling=Sampling(max_tokens=64),
-            seed=7,
-            frames=4,
-        )
-        episode = await agent(task, ctx)
+        engine = Scripted(renderer, replies=script)
+        episode = await run_episode(task, make_environment, _build_context(engine, renderer, media))
+        assert episode.ledger.segments, f"a model that {name}: the episode has no prompt: {episode.error}"
         _check_tokens(episode, engine, f"a model that {name}")
-        shown = len(episode.ledger.segments[0].slots)
-        # An agent that looks on demand shows none to begin with.
-        assert shown in (0, 4), f"the frame budget is 4, the prompt shows {shown}"
-        assert episode.frames == shown, f"the prompt shows {shown} frames, the episode says {episode.frames}"
-    assert (await agent(task, ctx)).ledger == episode.ledger, "the same seed gave another episode"
-    # An agent may end the episode itself or let the error through: `run_episode` makes an end of it.
-    spent = scripted(renderer, replies=())
-    try:
-        end = (await agent(task, replace(ctx, engine=spent))).end
-    except EngineError:
-        end = End.ABORTED
-    assert end is End.ABORTED, f"an engine that fails must abort the episode, not end it as {end}"
+        num_frames = sum(slot.image.time is not None for slot in episode.ledger.segments[0].slots)
+        # An environment whose tools load all frames on demand has none in its prompt.
+        assert num_frames in (0, 4), f"the frame budget is 4, the prompt has {num_frames} frames"
+        assert (episode.frame_budget or 0) == num_frames, (
+            f"the prompt has {num_frames} frames, the episode's frame_budget is {episode.frame_budget}"
+        )
+        again = await run_episode(
+            task, make_environment, _build_context(Scripted(renderer, replies=script), renderer, media)
+        )
+        assert again.ledger == episode.ledger, f"a model that {name}: the same seed gave another episode"
+    failing = _build_context(Scripted(renderer, replies=()), renderer, media)
+    status = (await run_episode(task, make_environment, failing)).status
+    assert status is EpisodeStatus.ABORTED, f"a failing engine must abort the episode, but its status is {status}"
+    await _check_lifetime(make_environment, task, failing)
+    await _check_cancellation(make_environment, task, _build_context(_HangingEngine(renderer), renderer, media))
 
 
-def _check_tokens(episode: Episode, engine: scripted, who: str) -> None:
-    # Equal keys mean equal prefixes, pictures included: each turn must continue just what the engine was given.
-    said = {ledger.keys()[-1]: completion for ledger, completion in engine.served}
+def _build_context(engine: Engine, renderer: Renderer, media: MediaLoader) -> Context:
+    sampling = SamplingParams(max_tokens=64)
+    return Context(engine=engine, renderer=renderer, media=media, sampling=sampling, seed=7, frame_budget=4)
+
+
+async def _check_lifetime(make_environment: EnvironmentFactory, task: Task, ctx: Context) -> None:
+    environment = make_environment()
+    assert environment is not make_environment(), "each episode needs an environment of its own"
+    assert environment.max_context_tokens > 0, "max_context_tokens must be positive"
+    (outcome,) = await asyncio.gather(environment.step(Reply(text="red"), ctx), return_exceptions=True)
+    assert isinstance(outcome, Exception), "step before reset must raise an error"
+    await environment.close()  # also without a reset, and twice
+    await environment.close()
+    environment = make_environment()
+    observation = await environment.reset(task, ctx)
+    assert observation.messages, "reset must return a prompt"
+    await environment.close()
+    await environment.close()
+
+
+async def _check_cancellation(make_environment: EnvironmentFactory, task: Task, ctx: Context) -> None:
+    events: list[str] = []
+
+    def make_recorded() -> Environment:
+        environment = make_environment()
+        close = environment.close
+
+        async def record_close() -> None:
+            events.append("close")
+            await close()
+
+        environment.close = record_close  # type: ignore[method-assign]
+        return environment
+
+    tasks_before = asyncio.all_tasks()
+    episode = asyncio.ensure_future(run_episode(task, make_recorded, ctx))
+    while not (hasattr(ctx.engine, "num_requests") and ctx.engine.num_requests) and not episode.done():
+        await asyncio.sleep(0.001)
+    assert not episode.done(), "the episode ended before its engine had replied"
+    episode.cancel()
+    await asyncio.wait([episode])
+    assert episode.cancelled(), "a cancelled episode must end as cancelled"
+    await asyncio.sleep(0)
+    running = asyncio.all_tasks() - tasks_before - {episode}
+    assert not running, f"a cancelled episode left {len(running)} tasks running"
+    assert events == ["close"], f"a cancelled episode must close its environment once, not {len(events)} times"
+
+
+class _HangingEngine(Scripted):
+    """An engine that never replies."""
+
+    num_requests = 0
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        self.num_requests += 1
+        await asyncio.Event().wait()
+        raise EngineError("unreachable")
+
+
+def _check_tokens(episode: Episode, engine: Scripted, model_description: str) -> None:
+    # Equal hashes mean equal prefixes, images included: each turn must continue exactly the engine's input.
+    num_sampled = sum(segment.is_sampled for each in episode.walk() for segment in each.ledger.segments)
+    assert len(engine.history) == num_sampled, f"{model_description}: the environment itself sampled from the engine"
+    completions = {ledger.prefix_hashes()[-1]: completion for ledger, completion in engine.history}
     for conversation in episode.walk():
         ledger = conversation.ledger
-        for place, segment in enumerate(ledger.segments):
-            if not segment.sampled:
+        for index, segment in enumerate(ledger.segments):
+            if not segment.is_sampled:
                 continue
-            completion = said.get(ledger.fork(place).keys()[-1])
-            assert completion is not None, f"{who}: a turn's prompt is not what the engine was given"
-            assert completion.tokens == segment.tokens, f"{who}: sampled tokens differ from the engine's"
+            completion = completions.get(ledger.prefix(index).prefix_hashes()[-1])
+            assert completion is not None, f"{model_description}: a turn's prompt differs from the engine's input"
+            assert completion.tokens == segment.tokens, f"{model_description}: sampled tokens differ from the engine's"

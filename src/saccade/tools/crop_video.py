@@ -1,14 +1,14 @@
-"""Look again at a window of the video, through the eyes of a sub-agent with the same weights."""
+"""The tool crop_video: a sub-agent of the same weights sees a window of the video and answers a question."""
 
 from typing import Annotated
 
-from saccade.media.subtitles import woven
-from saccade.sections import Positive, Span, Whole
-from saccade.tools._tool import ToolContext, tool
-from saccade.tools._window import lines, look
+from saccade.config.schema import IntRange, NonNegativeInt, PositiveFloat
+from saccade.media.subtitles import interleave_cues
+from saccade.tools.base import ToolContext, tool
+from saccade.tools.video_window import load_window_frames, select_window_subtitles
 from saccade.types import Episode, Message, ToolResult
 
-QUESTION = "Say briefly what these frames show, and when."
+DEFAULT_QUESTION = "Say briefly what these frames show, and when."
 
 
 @tool
@@ -18,20 +18,21 @@ async def crop_video(
     question: Annotated[str, "what to find out about the window"] = "",
     *,
     ctx: ToolContext,
-    fps: Positive = 1.0,
-    frames: Span = (1, 16),
-    pixels: Span = (784, 50176),
-    unasked: str = QUESTION,
-    subtitle_tokens: Whole = 512,
+    fps: PositiveFloat = 1.0,
+    frame_range: IntRange = (1, 16),
+    frame_pixels: IntRange = (784, 50176),
+    default_question: str = DEFAULT_QUESTION,
+    max_subtitle_tokens: NonNegativeInt = 512,
 ) -> tuple[ToolResult, Episode]:
     """Look closely at a window of the video and answer a question about it.
 
-    Of several videos it is the first. A window that leaves the video at one end is clamped. The sub-agent sees
-    `fps` frames per second, at least and at most `frames` of them, of at least and at most `pixels` each, each preceded
-    by its time; then the question, or `unasked` where there is none. Of a video with subtitles it reads those of the
-    window, `subtitle_tokens` at most.
+    The window is in the task's first video, and is clamped to it. The sub-agent sees `fps` frames per second, their
+    number within `frame_range` and their pixels within `frame_pixels`, each preceded by its time; then the question, or
+    `default_question` if it is empty. It also reads the window's subtitles, at most `max_subtitle_tokens` of them.
     """
-    pictures, span = await look(start_time, end_time, ctx=ctx, fps=fps, frames=frames, pixels=pixels)
-    parts = woven(pictures, lines(span, subtitle_tokens, ctx=ctx))
-    child = await ctx.ask((Message(role="user", parts=(*parts, question.strip() or unasked)),))
-    return ToolResult(text=child.turns[-1].reply.text.strip(), executed=True), child
+    frames, window = await load_window_frames(
+        start_time, end_time, ctx=ctx, fps=fps, frame_range=frame_range, frame_pixels=frame_pixels
+    )
+    parts = interleave_cues(frames, select_window_subtitles(window, max_subtitle_tokens, ctx=ctx))
+    child = await ctx.ask((Message(role="user", parts=(*parts, question.strip() or default_question)),))
+    return ToolResult(text=child.turns[-1].reply.text.strip(), was_executed=True), child

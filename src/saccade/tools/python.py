@@ -1,7 +1,8 @@
-"""Run Python against the task's media, in a jailed interpreter that lives as long as the episode."""
+"""The tool python: runs code on the task's media in a jailed interpreter that lives as long as the episode."""
 
+import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,107 +10,120 @@ from typing import Annotated
 import numpy as np
 from PIL import Image
 
-from saccade.ledger import Picture
-from saccade.protocols import Budget, MediaLibrary, Renderer
-from saccade.sections import Count, Positive, Span
-from saccade.tools._sandbox.client import Sandbox
-from saccade.tools._sandbox.limits import Fault, Isolation, Limits, Outcome, Shown
-from saccade.tools._tool import ToolContext, tool
-from saccade.types import Media, MediaKind, ToolResult
+from saccade.config.schema import IntRange, PositiveFloat, PositiveInt
+from saccade.ledger import ImageRef
+from saccade.protocols import MediaLoader, PixelBudget, Renderer
+from saccade.sandbox import ExecutionResult, FailureReason, IsolationMode, Limits, Sandbox, SealedImage, ShownImage
+from saccade.tools.base import ToolContext, tool
+from saccade.tools.served_media import ServedVideo, load_image
+from saccade.types import ToolResult
 
-UNFINISHED = (Fault.TIMEOUT, Fault.CPU, Fault.THREADS, Fault.DISK)
-LEFT_OUT = "[…]\n"
+UNFINISHED_REASONS = (FailureReason.TIMEOUT, FailureReason.CPU, FailureReason.THREADS, FailureReason.DISK)
+OMISSION_MARK = "[…]\n"
 
 
-# The interpreter keeps its own time, and waiting for one's turn among many isn't the model's fault.
-@tool(seconds=3600)
+# The sandbox enforces the time limit and excludes waiting for a CPU slot, which isn't the model's fault.
+@tool(timeout=3600)
 async def python(
     code: Annotated[str, "Python source; variables are kept from call to call"],
     *,
     ctx: ToolContext,
-    seconds: Positive = 30.0,
-    cpu_seconds: Count = 600,
-    memory_mib: Count = 2048,
-    max_images: Count = 32,
-    pixels: Span = (3136, 2_000_000),
-    isolation: Isolation = "best_effort",
+    timeout: PositiveFloat = 30.0,
+    cpu_seconds: PositiveInt = 600,
+    memory_mib: PositiveInt = 2048,
+    max_images: PositiveInt = 32,
+    image_pixels: IntRange = (3136, 2_000_000),
+    isolation: IsolationMode = "best_effort",
 ) -> ToolResult:
     """Run Python: print() what you want to read, show pictures with plt.show() or their own show().
 
-    What the conversation shows is `image_clue_0`, … (PIL), still ones at the size of their files; videos are
-    `video_clue_0`, … (see _sandbox/reader.py); a picture that is shown becomes the next `image_clue_k`. A call may take
-    `seconds`, one interpreter `cpu_seconds` of CPU time, `memory_mib` beyond the libraries and
-    `max_images` shown pictures, each scaled to at least and at most `pixels`. `isolation` says whether a
-    machine that lacks a wall is refused (strict). Raises ConfigError where it is too weak, SandboxError where the
-    sandbox itself failed.
+    The images of the conversation are `image_clue_0`, … (PIL; image files at full size), the videos `video_clue_0`, …
+    (see sandbox/README.md); an image that the code shows becomes the next `image_clue_k`. `timeout` is in seconds
+    per call; `cpu_seconds`, `memory_mib` (beyond the libraries) and `max_images` bound the whole episode. Shown images
+    are scaled to within `image_pixels`. With `isolation` strict, a machine that lacks an isolation layer is refused.
+    Raises ConfigError if the machine is too weak, SandboxError if the sandbox itself fails.
     """
     limits = Limits(
-        seconds=seconds,
+        timeout=timeout,
         cpu_seconds=cpu_seconds,
         memory_mib=memory_mib,
-        pictures=max_images,
+        max_images=max_images,
     )
-    opened = functools.partial(_opened, ctx, limits, isolation)
-    budget = Budget(min_pixels=pixels[0], max_pixels=pixels[1])
-    if ctx.shelf is None:
-        async with opened() as desk:
-            outcome, pictures = await _run(desk, code, ctx, budget)
+    open_session = functools.partial(_open_session, ctx, limits, isolation)
+    budget = PixelBudget(min_pixels=image_pixels[0], max_pixels=image_pixels[1])
+    if ctx.resources is None:
+        async with open_session() as session:
+            result, images = await _run_code(session, code, ctx, budget)
     else:
-        outcome, pictures = await _run(await ctx.shelf.held("python", opened), code, ctx, budget)
+        session = await ctx.resources.get_or_open("python", open_session)
+        result, images = await _run_code(session, code, ctx, budget)
     return ToolResult(
-        text=outcome.text.strip("\n"),
-        pictures=pictures,
-        error=None if outcome.error is None else _shortened(outcome.error, ctx.renderer, ctx.result_tokens),
-        executed=outcome.kept and outcome.fault not in UNFINISHED,
+        text=result.text.strip("\n"),
+        images=images,
+        error=None if result.error is None else _truncate_error(result.error, ctx.renderer, ctx.max_result_tokens),
+        was_executed=result.variables_kept and result.failure_reason not in UNFINISHED_REASONS,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """An interpreter, with the pictures of its `image_clue_*` by number, and those of its own as they were shown."""
+class InterpreterSession:
+    """An interpreter, the images bound to its `image_clue_*` by number, and the pixels of images it showed."""
 
-    box: Sandbox
-    named: dict[int, Picture]
-    own: dict[Picture, Shown]
+    sandbox: Sandbox
+    images_by_number: dict[int, ImageRef]
+    shown_by_image: dict[ImageRef, ShownImage]
 
 
 @asynccontextmanager
-async def _opened(ctx: ToolContext, limits: Limits, isolation: Isolation) -> AsyncIterator[Desk]:
-    media = [_clue(picture, ctx.media) for picture in ctx.pictures]
-    media += [Media(path=path, kind=MediaKind.VIDEO) for path in ctx.videos]
-    async with Sandbox.open(limits, media=media, seed=ctx.seed, isolation=isolation) as box:
-        yield Desk(box, dict(enumerate(ctx.pictures)), {})
+async def _open_session(
+    ctx: ToolContext, limits: Limits, isolation: IsolationMode
+) -> AsyncIterator[InterpreterSession]:
+    images = await asyncio.to_thread(_load_images, ctx.shown_images, ctx.media)
+    videos = [ServedVideo(path, f"video_clue_{number}") for number, path in enumerate(ctx.video_paths)]
+    async with Sandbox.open(limits, images=images, videos=videos, seed=ctx.seed, isolation=isolation) as sandbox:
+        yield InterpreterSession(sandbox, dict(enumerate(ctx.shown_images)), {})
 
 
-async def _run(desk: Desk, code: str, ctx: ToolContext, budget: Budget) -> tuple[Outcome, tuple[Picture, ...]]:
-    """What a call came to, and the pictures that it showed."""
-    # Other tools show pictures too, which count like those of the interpreter.
-    strange = {number: picture for number, picture in enumerate(ctx.pictures) if desk.named.get(number) != picture}
-    desk.named.update(strange)
-    clues = {number: desk.own.get(each) or _shown(each, ctx.media) for number, each in strange.items()}
-    outcome, pictures = await desk.box.run(code, clues), []
-    for shown in outcome.pictures:
-        rgb_HWC = np.frombuffer(shown.rgb, np.uint8).reshape(shown.height, shown.width, 3)
-        picture = await ctx.media.keep(rgb_HWC, factor=ctx.renderer.factor, budget=budget)
-        desk.named[int(shown.name.rpartition("_")[2])], desk.own[picture] = picture, shown
-        pictures.append(picture)
-    return outcome, tuple(pictures)
+async def _run_code(
+    session: InterpreterSession, code: str, ctx: ToolContext, budget: PixelBudget
+) -> tuple[ExecutionResult, tuple[ImageRef, ...]]:
+    """Run code; return its result and the images it showed, saved by the media loader."""
+    # Images that other tools showed since the last call are numbered together with the interpreter's.
+    unbound = {
+        number: image for number, image in enumerate(ctx.shown_images) if session.images_by_number.get(number) != image
+    }
+    session.images_by_number.update(unbound)
+    new_images = {
+        number: session.shown_by_image.get(image) or _to_shown_image(image, ctx.media)
+        for number, image in unbound.items()
+    }
+    result, images = await session.sandbox.run(code, new_images), []
+    for shown in result.images:
+        rgb_HWC = np.frombuffer(shown.rgb_bytes, np.uint8).reshape(shown.height, shown.width, 3)
+        image = await ctx.media.save_image(rgb_HWC, factor=ctx.renderer.factor, budget=budget)
+        session.images_by_number[int(shown.name.rpartition("_")[2])] = image
+        session.shown_by_image[image] = shown
+        images.append(image)
+    return result, tuple(images)
 
 
-def _shown(picture: Picture, media: MediaLibrary) -> Shown:
-    rgb_HWC = media.pixels(picture)
-    return Shown(name="", width=rgb_HWC.shape[1], height=rgb_HWC.shape[0], rgb=rgb_HWC.tobytes())
+def _to_shown_image(image: ImageRef, media: MediaLoader) -> ShownImage:
+    rgb_HWC = media.load_pixels(image)
+    return ShownImage(name="", width=rgb_HWC.shape[1], height=rgb_HWC.shape[0], rgb_bytes=rgb_HWC.tobytes())
 
 
-def _clue(picture: Picture, media: MediaLibrary) -> Media | Image.Image:
-    """A picture of the prompt for the interpreter: a still one as its file, a frame or a part as it was shown."""
-    if picture.time is None and picture.box is None:
-        return Media(path=picture.path, kind=MediaKind.IMAGE)
-    return Image.fromarray(media.pixels(picture))
+def _load_images(images: Sequence[ImageRef], media: MediaLoader) -> list[Image.Image | SealedImage]:
+    """Load images for the interpreter: a whole image from its file, a frame or crop as it was shown."""
+    return [
+        load_image(image.path, f"image_clue_{number}")
+        if image.time is None and image.box is None
+        else Image.fromarray(media.load_pixels(image))
+        for number, image in enumerate(images)
+    ]
 
 
-def _shortened(error: str, renderer: Renderer, tokens: int) -> str:
-    """The error within so many tokens, its end kept: the last line of a traceback says the most."""
+def _truncate_error(error: str, renderer: Renderer, max_tokens: int) -> str:
+    """Return the error within `max_tokens` tokens; keep its end, where a traceback has the exception's message."""
     ids = renderer.encode(error)
-    keep = max(1, tokens - len(renderer.encode(LEFT_OUT)) - 8)  # a little room: other cuts, other tokens
-    return error if len(ids) <= tokens else LEFT_OUT + renderer.decode(ids[-keep:]).lstrip("\ufffd")
+    num_kept = max(1, max_tokens - len(renderer.encode(OMISSION_MARK)) - 8)  # 8: the cut text may encode differently
+    return error if len(ids) <= max_tokens else OMISSION_MARK + renderer.decode(ids[-num_kept:]).lstrip("\ufffd")

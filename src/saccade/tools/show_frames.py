@@ -1,11 +1,11 @@
-"""Look again at a window of the video oneself: the caller sees its frames, where crop_video asks a sub-agent."""
+"""The tool show_frames: shows frames of a window of the video to the caller, where crop_video runs a sub-agent."""
 
 from typing import Annotated, Literal
 
+from saccade.config.schema import IntRange, NonNegativeInt, PositiveFloat, PositiveInt
 from saccade.errors import ToolError
-from saccade.sections import Count, Positive, Span, Whole
-from saccade.tools._tool import Between, ToolContext, tool
-from saccade.tools._window import lines, look
+from saccade.tools.base import Range, ToolContext, tool
+from saccade.tools.video_window import load_window_frames, select_window_subtitles
 from saccade.types import ToolResult
 
 
@@ -13,28 +13,30 @@ from saccade.types import ToolResult
 async def show_frames(
     start_time: Annotated[float, "where the window begins, in seconds"],
     end_time: Annotated[float, "where the window ends, in seconds"],
-    fps: Annotated[float, "frames per second; 0 is the usual rate", Between(least=0, most=120)] = 0.0,
+    fps: Annotated[float, "frames per second; 0 is the usual rate", Range(minimum=0, maximum=120)] = 0.0,
     *,
     ctx: ToolContext,
-    usual_fps: Positive = 1.0,
-    most_frames: Count = 16,
-    beyond: Literal["spread", "refuse"] = "spread",
-    pixels: Span = (784, 50176),
-    subtitle_tokens: Whole = 512,
+    default_fps: PositiveFloat = 1.0,
+    max_frames: PositiveInt = 16,
+    on_overflow: Literal["spread", "refuse"] = "spread",
+    frame_pixels: IntRange = (784, 50176),
+    max_subtitle_tokens: NonNegativeInt = 512,
 ) -> ToolResult:
     """Show frames of a window of the video, each after its time.
 
-    Of several videos it is the first. A window that leaves the video at one end is clamped. Shown are `fps` frames per
-    second, `usual_fps` where the caller names none, and `most_frames` at most: where there would be more (`beyond`),
-    they are spread evenly, or the call is refused. Each has at least and at most `pixels`. The result's text is what
-    subtitles say in the window, `subtitle_tokens` at most.
+    The window is in the task's first video, and is clamped to it. It is sampled at `fps` (`default_fps` if 0), with the
+    pixels of each frame within `frame_pixels`. If there would be more than `max_frames`, `on_overflow` decides: spread
+    that many evenly, or refuse the call. The result's text is the window's subtitles, at most `max_subtitle_tokens`.
     """
-    rate = fps or usual_fps
-    asked = (end_time - start_time) * rate
-    if beyond == "refuse" and asked >= most_frames + 1:
+    fps = fps or default_fps
+    num_frames = (end_time - start_time) * fps
+    if on_overflow == "refuse" and num_frames >= max_frames + 1:
         raise ToolError(
-            f"{asked:.0f} frames are asked for, and {most_frames} can be shown; take a shorter window or a lower fps"
+            f"{num_frames:.0f} frames are asked for, and {max_frames} can be shown; "
+            "take a shorter window or a lower fps"
         )
-    shown, span = await look(start_time, end_time, ctx=ctx, fps=rate, frames=(1, most_frames), pixels=pixels)
-    said = "".join(cue.line for cue in lines(span, subtitle_tokens, ctx=ctx))
-    return ToolResult(text=said, pictures=tuple(shown), executed=True)
+    frames, window = await load_window_frames(
+        start_time, end_time, ctx=ctx, fps=fps, frame_range=(1, max_frames), frame_pixels=frame_pixels
+    )
+    text = "".join(cue.line for cue in select_window_subtitles(window, max_subtitle_tokens, ctx=ctx))
+    return ToolResult(text=text, images=tuple(frames), was_executed=True)

@@ -1,41 +1,43 @@
-"""A window of the task's first video, as tools look at it: its frames, and what is said in it."""
+"""The frames and subtitles of a window of the task's first video, for tools."""
 
 from saccade.errors import ToolError
-from saccade.ledger import Picture
-from saccade.media.picks import window_times
-from saccade.media.subtitles import Cue, during, thinned
-from saccade.protocols import Budget
-from saccade.tools._tool import ToolContext
+from saccade.ledger import ImageRef
+from saccade.media.frame_sampling import sample_window_times
+from saccade.media.subtitles import Cue, select_cues_between, subsample_cues
+from saccade.protocols import PixelBudget
+from saccade.tools.base import ToolContext
 
 
-async def look(
+async def load_window_frames(
     start_time: float,
     end_time: float,
     *,
     ctx: ToolContext,
     fps: float,
-    frames: tuple[int, int],
-    pixels: tuple[int, int],
-) -> tuple[list[Picture], tuple[float, float]]:
-    """The frames of a window, and the window (seconds) as it was clamped to the video.
+    frame_range: tuple[int, int],
+    frame_pixels: tuple[int, int],
+) -> tuple[list[ImageRef], tuple[float, float]]:
+    """Load the frames of a window; return them and the window (start, end) in seconds, clamped to the video.
 
-    Raises ToolError where there is no video, or nothing of it between the two times.
+    Raises ToolError if the task has no video, or if the window is empty or outside of it.
     """
-    if not ctx.path:
+    if not ctx.video_path:
         raise ToolError("there is no video to look at, only what you were shown; answer from that")
-    clip = await ctx.media.probe(ctx.path)
+    info = await ctx.media.probe(ctx.video_path)
     if end_time <= start_time:
         raise ToolError(f"end_time {end_time:g} must be after start_time {start_time:g}")
-    # Half of a window is still worth a look; a window elsewhere is a mistake to be told of.
-    start, end = max(start_time, 0.0), min(end_time, clip.duration)
+    # A window that partly overlaps the video is useful; one outside of it is a mistake the model should read about.
+    start, end = max(start_time, 0.0), min(end_time, info.duration)
     if end <= start:
-        asked = f"the window from {start_time:g} to {end_time:g}"
-        raise ToolError(f"{asked} lies outside the video, which lasts {clip.duration:g} seconds")
-    times = window_times(start, end, fps=fps, least=frames[0], most=frames[1])
-    budget = Budget(min_pixels=pixels[0], max_pixels=pixels[1])
-    return await ctx.media.frames(ctx.path, times, factor=ctx.renderer.factor, budget=budget), (start, end)
+        window = f"the window from {start_time:g} to {end_time:g}"
+        raise ToolError(f"{window} lies outside the video, which lasts {info.duration:g} seconds")
+    times = sample_window_times(start, end, fps=fps, min_frames=frame_range[0], max_frames=frame_range[1])
+    budget = PixelBudget(min_pixels=frame_pixels[0], max_pixels=frame_pixels[1])
+    return await ctx.media.load_frames(ctx.video_path, times, factor=ctx.renderer.factor, budget=budget), (start, end)
 
 
-def lines(span: tuple[float, float], tokens: int, *, ctx: ToolContext) -> list[Cue]:
-    """The lines of subtitles that are said within a window, of at most so many tokens in all."""
-    return thinned(during(ctx.subtitles, *span), tokens, lambda line: len(ctx.renderer.encode(line)))
+def select_window_subtitles(window: tuple[float, float], max_tokens: int, *, ctx: ToolContext) -> list[Cue]:
+    """Select the subtitle lines within a window (start, end) in seconds, at most `max_tokens` tokens in all."""
+    return subsample_cues(
+        select_cues_between(ctx.subtitles, *window), max_tokens, lambda line: len(ctx.renderer.encode(line))
+    )

@@ -1,11 +1,11 @@
-"""Work in a thread of its own, for which nobody who stops the run waits longer than they are told.
+"""Run a blocking update in a background thread; on cancellation wait at most `_GRACE_SECONDS` for it.
 
-    run ──work(going)──> thread ── result ──> run
-     │ cancelled (Ctrl-C)   │
-     └──halt, says so──────>│ `going()` raises at the next micro-batch; after `_PATIENCE` seconds nobody waits for it
+    run ──function(check_cancelled)──> thread ── result ──> run
+     │ cancelled (Ctrl-C)                │
+     └──set event, log a warning────────>│ `check_cancelled()` raises `Cancelled` before the next micro-batch
 
-The thread is a daemon: Python doesn't wait for it either. Work in the run's own thread can't be left before it ends; it
-is `announced`, so that whoever stops the run is told.
+The thread is a daemon, so that the interpreter can exit without it. An update in the main thread can't be interrupted;
+`defer_interrupt` logs that Ctrl-C takes effect when it has finished.
 """
 
 import asyncio
@@ -17,55 +17,55 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
-from saccade.waiting import apart
+from saccade.utils.async_utils import run_in_daemon_thread
 
 T = TypeVar("T")
-Going = Callable[[], None]  # raises Halted where the run is being stopped
-_PATIENCE = 30.0  # seconds
+CheckCancelled = Callable[[], None]  # raises Cancelled if the run is being stopped
+_GRACE_SECONDS = 30.0
 _logger = logging.getLogger("saccade")
 
 
-class Halted(Exception):
-    """The run is being stopped, and nobody waits for the result."""
+class Cancelled(Exception):
+    """The run is being stopped; the result is discarded."""
 
 
-async def aside(work: Callable[[Going], T], what: str) -> T:
-    """What the work gives; it calls `going` now and then. `what` it is, in words, for whoever has to wait for it."""
-    halt = threading.Event()
+async def run_in_thread(function: Callable[[CheckCancelled], T], description: str) -> T:
+    """Return the function's result; it must call its argument regularly. `description` names it in the log."""
+    is_cancelled = threading.Event()
 
-    def going() -> None:
-        if halt.is_set():
-            raise Halted
+    def check_cancelled() -> None:
+        if is_cancelled.is_set():
+            raise Cancelled
 
-    waiting = apart(lambda: work(going), "saccade-aside")
+    future = run_in_daemon_thread(lambda: function(check_cancelled), "saccade-update")
     try:
-        return await asyncio.shield(waiting)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        halt.set()
-        told = "Stopping: waiting at most %g seconds for %s to end with its micro-batch; Ctrl-C again doesn't wait"
-        _logger.warning(told, _PATIENCE, what)
-        await asyncio.wait((waiting,), timeout=_PATIENCE)
-        if not waiting.cancel():  # it has ended
-            waiting.exception()  # which nobody wants to hear of
+        is_cancelled.set()
+        message = "Stopping: %s finishes its micro-batch first (at most %g seconds); press Ctrl-C again to stop at once"
+        _logger.warning(message, description, _GRACE_SECONDS)
+        await asyncio.wait((future,), timeout=_GRACE_SECONDS)
+        if not future.cancel():  # it has finished
+            future.exception()  # retrieved, so that asyncio doesn't log it
         raise
 
 
 @contextlib.contextmanager
-def announced(what: str) -> Iterator[None]:
-    """Inside, whoever presses Ctrl-C is told that it is heard when the block has ended. `what` that is, in words."""
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+def defer_interrupt(description: str) -> Iterator[None]:
+    """Log, on Ctrl-C inside the block, that the run stops when the block has finished."""
+    current_handler = signal.getsignal(signal.SIGINT)
+    if not callable(current_handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = before
+    previous_handler = current_handler
 
-    def told(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, heard)
-        _logger.warning("Stopping: waiting for %s to end; Ctrl-C again doesn't wait", what)
-        heard(number, frame)
+    def handle_interrupt(signal_number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, previous_handler)
+        _logger.warning("Stopping: %s finishes first; press Ctrl-C again to stop at once", description)
+        previous_handler(signal_number, frame)
 
-    signal.signal(signal.SIGINT, told)
+    signal.signal(signal.SIGINT, handle_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, previous_handler)

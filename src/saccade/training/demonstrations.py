@@ -1,63 +1,75 @@
-"""Demonstrations: what a good agent would say, as text, turned into exact ledgers by the agent itself.
+"""Turn demonstrations (replies as text) into exact ledgers by running the environment on them.
 
-The agent runs as it always does; only its engine is another one, which rehearses the written replies. So prompts,
-frames, tool results, forced prefixes and sub-agents' conversations of SFT are those of RL and evaluation, token for
-token, and the loss mask comes from the ledger.
+The environment runs as in RL; its engine replays the written replies. So the prompts, frames, tool results, prefills
+and sub-agent conversations of SFT equal those of RL and evaluation, token for token, and the loss mask comes from the
+ledger.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from saccade.errors import DataError, EngineError
-from saccade.evaluation.metrics import BROKEN
-from saccade.ledger import Ledger, Origin
-from saccade.protocols import Agent, Context, Renderer
-from saccade.training.credit import sample_of
-from saccade.types import Completion, Demo, Sample, Sampling, Stop, seed_of
+from saccade.ledger import Origin
+from saccade.metrics.episode_metrics import ERROR_STATUSES
+from saccade.protocols import Context, EnvironmentFactory, Renderer, WeightSource
+from saccade.rollouts.runner import run_episode
+from saccade.training.training_samples import build_sample
+from saccade.types import Completion, Demonstration, FinishReason, GenerationRequest, TrainingSample
+from saccade.utils.hashing import derive_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """An engine that says what was written for each seed. Raises EngineError where nothing was."""
+class ReplayEngine:
+    """An engine that returns the written reply of each seed, or raises EngineError if there is none."""
 
     renderer: Renderer
-    replies: Mapping[int, str]
+    replies_by_seed: Mapping[int, str]
     version: int = 0
-    own_weights: bool = True  # or none at all
+    has_separate_weights: bool = True  # it has none, so the trainer may update concurrently
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
-        """The rest of the reply written for this request's seed, ended by the family's first stop id."""
-        if sampling.seed not in self.replies:
-            raise EngineError("it has fewer replies than turns, or a call that no sub-agent answers")
-        last, text = ledger.segments[-1], self.replies[sampling.seed]
-        if last.origin is Origin.FORCED:
-            text = text.removeprefix(self.renderer.decode(last.tokens))
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Return the reply of this request's seed, without a prefilled beginning, and the family's first stop id."""
+        if request.sampling.seed not in self.replies_by_seed:
+            raise EngineError("it has fewer replies than turns, or a call without a sub-agent's reply")
+        last_segment, text = request.ledger.segments[-1], self.replies_by_seed[request.sampling.seed]
+        if last_segment.origin is Origin.PREFILL:
+            text = text.removeprefix(self.renderer.decode(last_segment.tokens))
         tokens = (*self.renderer.encode(text), self.renderer.stop_ids[0])
-        return Completion(tokens=tokens, logprobs=(0.0,) * len(tokens), version=self.version, stop=Stop.STOP)
+        return Completion(
+            tokens=tokens, logprobs=(0.0,) * len(tokens), version=self.version, finish_reason=FinishReason.STOP
+        )
 
-    async def publish(self, weights: Any, version: int) -> None:
-        """Nothing to take."""
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
+        """Do nothing: the engine has no weights."""
 
     async def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
 
-async def rehearse(demo: Demo, agent: Agent, ctx: Context) -> list[Sample]:
-    """The conversations of a demonstration, both roles, with advantage 1 on every token that is to be learned.
+async def replay_demonstration(
+    demonstration: Demonstration, make_environment: EnvironmentFactory, ctx: Context
+) -> list[TrainingSample]:
+    """Return the conversations of a demonstration (both roles) as samples with advantage 1 on every trained token.
 
-    Raises DataError for a demonstration that has no reply where the agent asks for one, or nothing to learn.
+    Raises DataError for a demonstration that lacks a reply the environment needs, or that has nothing to train.
     """
-    seed = seed_of("demo", demo.task.digest, demo.frames)
-    replies = {seed_of(seed, turn): text for turn, text in enumerate(demo.replies)}
-    for turn, texts in enumerate(demo.children):
-        replies.update({seed_of(seed, "child", turn, index): text for index, text in enumerate(texts)})
-    engine = Rehearsed(renderer=ctx.renderer, replies=replies)
-    episode = await agent(demo.task, replace(ctx, engine=engine, seed=seed, frames=demo.frames))
-    own, *children = episode.walk()
-    alone = demo.children and not demo.main
-    learned = [each for each in (children if alone else (own, *children)) if each.ledger.sampled_tokens()]
-    if episode.end in BROKEN or not learned:
+    seed = derive_seed("demo", demonstration.task.digest, demonstration.frame_budget)
+    replies = {derive_seed(seed, turn): text for turn, text in enumerate(demonstration.replies)}
+    for turn, texts in enumerate(demonstration.children):
+        replies.update({derive_seed(seed, "child", turn, index): text for index, text in enumerate(texts)})
+    engine = ReplayEngine(renderer=ctx.renderer, replies_by_seed=replies)
+    replay_ctx = replace(ctx, engine=engine, seed=seed, frame_budget=demonstration.frame_budget, episode_timeout=None)
+    episode = await run_episode(demonstration.task, make_environment, replay_ctx)
+    conversations = list(episode.walk())
+    if demonstration.children and demonstration.is_auxiliary:  # train the sub-agents' conversations only
+        conversations = conversations[1:]
+    trained = [conversation for conversation in conversations if conversation.ledger.sampled_tokens()]
+    if episode.status in ERROR_STATUSES or not trained:
+        task, budget = demonstration.task, demonstration.frame_budget
         reason = episode.error or "its calls reach no sub-agent"
-        raise DataError(f"the demonstration of task {demo.task.id} with {demo.frames} frames is of no use: {reason}")
-    return [sample_of(conversation, 1.0) for conversation in learned]
+        raise DataError(
+            f"the demonstration of task {task.id} with {budget} frames can't be replayed: {reason}",
+            key="replies",
+            value=task.id,
+        )
+    return [build_sample(conversation, 1.0) for conversation in trained]

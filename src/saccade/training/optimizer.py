@@ -1,4 +1,4 @@
-"""Optimisers and schedules: AdamW, or Muon for the matrices of the layers with AdamW for the rest."""
+"""Optimizers and learning-rate schedules: AdamW, or Muon for the layers' matrices with AdamW for the rest."""
 
 import math
 from collections.abc import Iterable
@@ -7,47 +7,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.config import Optim
+from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
 
 
-def rate(settings: Optim, step: int, steps: int) -> float:
-    """The learning rate of step `step` (from 0) of `steps`: linear warm-up, then constant, cosine or linear decay.
+def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) -> float:
+    """Return the learning rate of a step (from 0): linear warmup, then constant, or cosine or linear decay.
 
-    >>> [round(rate(Optim(lr=1.0, warmup=2, schedule="linear", decay_from=0.5), s, 8), 2) for s in range(8)]
+    >>> settings = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="linear", decay_start=0.5)
+    >>> [round(compute_learning_rate(settings, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
-    warm = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
-    begin = settings.decay_from * steps
-    gone = max(0.0, (step - begin) / max(steps - begin, 1))
+    warmup = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    start = settings.decay_start * num_steps
+    progress = max(0.0, (step - start) / max(num_steps - start, 1))
     if settings.schedule == "cosine":
-        decay = 0.5 * (1 + math.cos(math.pi * gone))
+        decay = 0.5 * (1 + math.cos(math.pi * progress))
     else:
-        decay = 1.0 - gone if settings.schedule == "linear" else 1.0
-    return settings.lr * warm * decay
+        decay = 1.0 - progress if settings.schedule == "linear" else 1.0
+    return settings.lr * warmup * decay
 
 
 class Optimizer:
-    """Updates the trainable parameters of a model by its settings; state goes to and comes from checkpoints.
+    """Updates the trainable parameters of a model; its state is saved in checkpoints.
 
-    A parameter that isn't float32 is updated through a float32 copy: a step of RL is far smaller than what bfloat16
-    can tell apart, and would be lost.
+    A parameter that isn't float32 is updated through a float32 master copy: an RL step is far smaller than bfloat16's
+    resolution and would be lost.
     """
 
-    def __init__(self, model: nn.Module, settings: Optim, steps: int) -> None:
-        self._settings, self._steps = settings, steps
-        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        updated = {name: _exact(parameter) for name, parameter in named.items()}
-        self._updated = list(updated.values())
-        self._copies = [(named[name], copy) for name, copy in updated.items() if copy is not named[name]]
-        matrices, rest = _split(updated.items(), settings.name == "muon")
-        self._parts: list[torch.optim.Optimizer] = [
+    def __init__(self, model: nn.Module, settings: OptimizerConfig, num_steps: int) -> None:
+        self._settings, self._num_steps = settings, num_steps
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        updated = {name: _to_float32(parameter) for name, parameter in trainable.items()}
+        self._updated_parameters = list(updated.values())
+        self._master_copies = [(trainable[name], copy) for name, copy in updated.items() if copy is not trainable[name]]
+        matrices, rest = _split_for_muon(updated.items(), settings.name == "muon")
+        self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
                 rest,
                 lr=settings.lr,
                 betas=settings.betas,
                 weight_decay=settings.weight_decay,
-                fused=all(parameter.is_cuda for parameter in rest),  # the other ways copy all gradients first
+                fused=all(parameter.is_cuda for parameter in rest),  # the other implementations copy all gradients
             )
         ]
         if matrices:
@@ -58,57 +59,64 @@ class Optimizer:
                 weight_decay=settings.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
-            self._parts.append(muon)
-        self.begin(0)
+            self._optimizers.append(muon)
+        self.start_step(0)
 
-    def begin(self, number: int) -> None:
-        """Step `number` (from 0) begins: its learning rate holds for all of its updates, be they none or several."""
-        for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = rate(self._settings, number, self._steps)
+    def start_step(self, step: int) -> None:
+        """Set the learning rate of step `step` (from 0), which holds for all its updates."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = compute_learning_rate(self._settings, step, self._num_steps)
 
     def step(self) -> float:
-        """Clip, update, clear the gradients; returns the gradient's norm before clipping.
+        """Clip, update, clear the gradients; return the gradient norm before clipping.
 
-        Raises RunError, the weights being as they were, for a gradient that is not finite.
+        Raises RunError for a gradient that isn't finite; the weights then remain unchanged.
         """
-        for parameter, copy in self._copies:
+        for parameter, copy in self._master_copies:
             copy.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
-        norm = float(nn.utils.clip_grad_norm_(self._updated, self._settings.clip_norm))
+        norm = float(nn.utils.clip_grad_norm_(self._updated_parameters, self._settings.max_grad_norm))
         if not math.isfinite(norm):
-            raise RunError(f"the gradient became {norm}, so nothing more can be learned; start again with a lower lr")
-        for part in self._parts:
-            part.step()
-            part.zero_grad(set_to_none=True)
+            raise RunError(
+                f"the gradient norm is {norm}, expected a finite number; start again with a lower learning rate than "
+                f"optim.lr={self._settings.lr}",
+                key="optim.lr",
+                value=self._settings.lr,
+            )
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
-            # Rounded for the model alone; the copy keeps what rounding loses.
-            for parameter, copy in self._copies:
+            # Only the model's weights are rounded; the master copies keep full precision.
+            for parameter, copy in self._master_copies:
                 parameter.copy_(copy)
         return norm
 
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, but for the number of its step."""
-        parts = [part.state_dict() for part in self._parts]
-        return {"parts": parts, "copies": [copy for _, copy in self._copies]}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizers' states and the master copies."""
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"optimizers": states, "master_copies": [copy for _, copy in self._master_copies]}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        for part, saved in zip(self._parts, state["parts"], strict=True):
-            part.load_state_dict(saved)
-        for (_, copy), exact in zip(self._copies, state["copies"], strict=True):
-            copy.copy_(exact)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state returned by `state_dict`."""
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for (_, copy), saved_copy in zip(self._master_copies, state["master_copies"], strict=True):
+            copy.copy_(saved_copy)
 
 
-def _exact(parameter: nn.Parameter) -> Tensor:
+def _to_float32(parameter: nn.Parameter) -> Tensor:
     return parameter if parameter.dtype == torch.float32 else parameter.detach().float()
 
 
-def _split(named: Iterable[tuple[str, Tensor]], muon: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Matrices inside layers and blocks for Muon; embeddings, norms, biases and the rest for AdamW."""
+def _split_for_muon(
+    named_parameters: Iterable[tuple[str, Tensor]], use_muon: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return matrices inside layers and blocks for Muon, and embeddings, norms, biases and the rest for AdamW."""
     matrices: list[Tensor] = []
     rest: list[Tensor] = []
-    for name, parameter in named:
-        inside = muon and parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
-        (matrices if inside else rest).append(parameter)
+    for name, parameter in named_parameters:
+        is_layer_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
+        (matrices if use_muon and is_layer_matrix else rest).append(parameter)
     return matrices, rest

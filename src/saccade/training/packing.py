@@ -1,14 +1,14 @@
-"""Shared-prefix packing: samples that begin alike are trained as one tree, their common prefix once.
+"""Shared-prefix packing: samples with a common prefix are trained as one tree, the prefix once.
 
 Axis letters: B rows, T tokens of a row, N trained tokens.
 
-    row    | prefix of tree 0 | branch 1 | branch 2 | prefix of tree 1 | branch 3 | padding |
-    sees     itself, causally   prefix 0   prefix 0   itself             prefix 1   itself
+    row         | prefix of tree 0 | branch 1 | branch 2 | prefix of tree 1 | branch 3 | padding |
+    attends to    itself, causally   prefix 0   prefix 0   itself             prefix 1   itself
 
-A prefix ends before the first sampled token: the attempts of a group share their whole prompt, questions about the same
-frames share the frames. A branch's first token is predicted by the prefix's last. Positions are explicit, so each
-branch goes on from where the prefix ended. Losses and gradients equal those of one row per sample. A sample is in one
-row as a whole and its trained tokens are neighbours, in order: ratios of sequences and sums along them rely on it.
+A prefix ends before the first sampled token: the episodes of a group share their whole prompt, questions about the same
+frames share the frames. The prefix's last token predicts each branch's first. Position ids are explicit, so each branch
+continues from the end of the prefix. Losses and gradients equal those of one row per sample. A sample is never split
+between rows, and its trained tokens are contiguous and in order: sequence ratios and rewards-to-go rely on this.
 """
 
 import itertools
@@ -17,223 +17,190 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.ledger import Ledger, Picture
-from saccade.types import Sample
+from saccade.ledger import ImageRef, Ledger
+from saccade.types import TrainingSample
 
-Positions = Callable[[Ledger], np.ndarray]  # [3, T] of a ledger's expanded tokens
+ComputePositions = Callable[[Ledger], np.ndarray]  # a ledger to the position ids of its expanded tokens, [3, T]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """A common prefix of `length` tokens and the samples that go on from it, by index."""
+class PrefixTree:
+    """A common prefix and the samples that continue it."""
 
-    length: int
-    members: tuple[int, ...]
-    tokens: int  # of prefix and branches together
+    prefix_length: int  # in tokens
+    sample_indices: tuple[int, ...]
+    num_tokens: int  # of the prefix and all branches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Packed rows, as numpy arrays.
 
-    `ids_BT`, `positions_3BT`; `tree_BT` and `branch_BT` say who sees whom (branch 0 is a prefix, tree −1 padding);
-    `pictures` row by row, in order. For each trained token: `row_N`, `at_N` (the index that predicts it), `token_N`,
-    `old_logp_N`, `advantage_N`, `sample_N` (which sample), `version_N` (of the weights that sampled it).
+    Per token: `ids_BT`, `positions_3BT`, and `tree_BT` and `branch_BT`, which define the attention mask (branch 0 is a
+    prefix, tree −1 padding). `images` are in the order of the rows. Per trained token: `row_N`, `predictor_N` (the
+    index in its row that predicts it), `token_N`, `rollout_logp_N` (the engine's logprob), `advantage_N`, `sample_N`
+    (the index of its sample), `version_N` (of the weights that sampled it).
     """
 
     ids_BT: np.ndarray
     positions_3BT: np.ndarray
     tree_BT: np.ndarray
     branch_BT: np.ndarray
-    pictures: tuple[Picture, ...]
+    images: tuple[ImageRef, ...]
     row_N: np.ndarray
-    at_N: np.ndarray
+    predictor_N: np.ndarray
     token_N: np.ndarray
-    old_logp_N: np.ndarray
+    rollout_logp_N: np.ndarray
     advantage_N: np.ndarray
     sample_N: np.ndarray
     version_N: np.ndarray
 
 
-def plant(samples: Sequence[Sample], row_tokens: int) -> list[Tree]:
-    """Group samples by what they have in common; a tree longer than a row is split, its prefix repeated.
+def build_prefix_trees(samples: Sequence[TrainingSample], pack_length: int) -> list[PrefixTree]:
+    """Group samples by common prefixes; a tree longer than a row is split, and its prefix repeated.
 
-    Samples with the same prompt share all of it. Samples that show the same pictures before they ask different
-    questions share what is equal up to there, wherever that makes fewer tokens.
+    Samples with equal prompts share the whole prompt. Samples with the same images but different questions share their
+    common prefix if that reduces the number of tokens.
     """
-    scenes: dict[tuple[str, ...], dict[str, list[int]]] = {}
+    contexts: dict[tuple[str, ...], dict[str, list[int]]] = {}  # images of a prompt -> prompt -> samples
     for index, sample in enumerate(samples):
-        prefix = _prefix(sample.ledger)
-        # Without pictures there is little to share: such samples meet only where the whole prompt is equal.
-        shown = tuple(picture.key for picture in prefix.pictures())
-        key = (prefix.keys() or ("",))[-1]
-        scenes.setdefault(shown or (key,), {}).setdefault(key, []).append(index)
+        prompt = _get_prompt(sample.ledger)
+        image_keys = tuple(image.key for image in prompt.images())
+        prompt_key = (prompt.prefix_hashes() or ("",))[-1]
+        # Prompts without images have little in common, so they are shared only if they are equal.
+        contexts.setdefault(image_keys or (prompt_key,), {}).setdefault(prompt_key, []).append(index)
     return [
         tree
-        for prompts in scenes.values()
-        for length, members in _shared(samples, list(prompts.values()))
-        for tree in _split(samples, length, members, row_tokens)
+        for prompts in contexts.values()
+        for prefix_length, sample_indices in _choose_shared_prefixes(samples, list(prompts.values()))
+        for tree in _split_tree(samples, prefix_length, sample_indices, pack_length)
     ]
 
 
-def _prefix(ledger: Ledger) -> Ledger:
-    sampled = [segment.sampled for segment in ledger.segments]
-    return ledger.fork(sampled.index(True) if True in sampled else len(sampled))
+def _get_prompt(ledger: Ledger) -> Ledger:
+    is_sampled = [segment.is_sampled for segment in ledger.segments]
+    return ledger.prefix(is_sampled.index(True) if True in is_sampled else len(is_sampled))
 
 
-def _shared(samples: Sequence[Sample], prompts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-    """Groups of equal prompts, as (prefix length, members): each by itself, or all as one if that is less work."""
-    apart = [(len(_prefix(samples[members[0]].ledger)), members) for members in prompts]
-    heads = [_prefix(samples[members[0]].ledger).expanded() for members in prompts]
-    columns = zip(*heads, strict=False)
-    common = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
-    everyone = [member for members in prompts for member in members]
-    saved_apart = sum(length * (len(members) - 1) for length, members in apart)
-    return [(common, everyone)] if common * (len(everyone) - 1) > saved_apart else apart
+def _choose_shared_prefixes(
+    samples: Sequence[TrainingSample], prompt_groups: Sequence[list[int]]
+) -> list[tuple[int, list[int]]]:
+    """Return (prefix length, samples) of each prompt, or one pair for all if sharing their common prefix saves more."""
+    prompts = [_get_prompt(samples[indices[0]].ledger) for indices in prompt_groups]
+    separate = [(len(prompt), indices) for prompt, indices in zip(prompts, prompt_groups, strict=True)]
+    columns = zip(*(prompt.input_ids() for prompt in prompts), strict=False)
+    common_length = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+    all_indices = [index for indices in prompt_groups for index in indices]
+    saved_separate = sum(length * (len(indices) - 1) for length, indices in separate)
+    return [(common_length, all_indices)] if common_length * (len(all_indices) - 1) > saved_separate else separate
 
 
-def _split(samples: Sequence[Sample], length: int, members: Sequence[int], row_tokens: int) -> Iterator[Tree]:
+def _split_tree(
+    samples: Sequence[TrainingSample], prefix_length: int, sample_indices: Sequence[int], pack_length: int
+) -> Iterator[PrefixTree]:
     chosen: list[int] = []
-    tokens = length
-    for member in members:
-        branch = len(samples[member].ledger) - length
-        if chosen and tokens + branch > row_tokens:
-            yield Tree(length=length, members=tuple(chosen), tokens=tokens)
-            chosen, tokens = [], length
-        chosen.append(member)
-        tokens += branch
-    yield Tree(length=length, members=tuple(chosen), tokens=tokens)
+    num_tokens = prefix_length
+    for index in sample_indices:
+        branch_length = len(samples[index].ledger) - prefix_length
+        if chosen and num_tokens + branch_length > pack_length:
+            yield PrefixTree(prefix_length=prefix_length, sample_indices=tuple(chosen), num_tokens=num_tokens)
+            chosen, num_tokens = [], prefix_length
+        chosen.append(index)
+        num_tokens += branch_length
+    yield PrefixTree(prefix_length=prefix_length, sample_indices=tuple(chosen), num_tokens=num_tokens)
 
 
-def fill(trees: Sequence[Tree], row_tokens: int) -> list[list[Tree]]:
-    """Trees into rows of at most `row_tokens` (a longer tree has its own row): first fit, longest first."""
-    rows: list[list[Tree]] = []
-    room: list[int] = []
-    for tree in sorted(trees, key=lambda tree: (-tree.tokens, tree.members)):
-        row = next((index for index, free in enumerate(room) if free >= tree.tokens), None)
+def bin_pack(trees: Sequence[PrefixTree], pack_length: int) -> list[list[PrefixTree]]:
+    """Put trees into rows of at most `pack_length` tokens (or one longer tree): first fit, longest first."""
+    rows: list[list[PrefixTree]] = []
+    free_tokens: list[int] = []
+    for tree in sorted(trees, key=lambda tree: (-tree.num_tokens, tree.sample_indices)):
+        row = next((index for index, free in enumerate(free_tokens) if free >= tree.num_tokens), None)
         if row is None:
             rows.append([tree])
-            room.append(row_tokens - tree.tokens)
+            free_tokens.append(pack_length - tree.num_tokens)
         else:
             rows[row].append(tree)
-            room[row] -= tree.tokens
+            free_tokens[row] -= tree.num_tokens
     return rows
 
 
 def pack(
-    samples: Sequence[Sample], *, positions: Positions, row_tokens: int, rows_per_pass: int, side_by_side: int = 1
+    samples: Sequence[TrainingSample],
+    *,
+    compute_positions: ComputePositions,
+    pack_length: int,
+    micro_batch_size: int,
+    num_parallel_micro_batches: int = 1,
 ) -> list[Batch]:
-    """Samples to micro-batches of at most `rows_per_pass` rows of similar length, about as many rows in each.
+    """Pack samples into micro-batches of at most `micro_batch_size` rows of similar length.
 
-    Their number is a multiple of `side_by_side`, so that many can be worked on at a time, as far as there are rows.
+    The micro-batches have about equally many rows, and their number is a multiple of `num_parallel_micro_batches` if
+    there are enough rows.
     """
-    rows = fill(plant(samples, row_tokens), row_tokens)
-    rows.sort(key=lambda row: -sum(tree.tokens for tree in row))
-    # Rows of like length go together, so that little of a batch is padding.
-    rounds = -(-len(rows) // (rows_per_pass * side_by_side))
-    count = min(len(rows), rounds * side_by_side)
+    rows = bin_pack(build_prefix_trees(samples, pack_length), pack_length)
+    # Rows of similar length share a micro-batch, which minimizes padding.
+    rows.sort(key=lambda row: -sum(tree.num_tokens for tree in row))
+    rounds = -(-len(rows) // (micro_batch_size * num_parallel_micro_batches))
+    count = min(len(rows), rounds * num_parallel_micro_batches)
     ends = [len(rows) * (i + 1) // count for i in range(count)]
-    return [_batch(samples, rows[start:end], positions) for start, end in zip([0, *ends], ends, strict=False)]
+    return [
+        _build_batch(samples, rows[start:end], compute_positions) for start, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
-def _batch(samples: Sequence[Sample], rows: Sequence[Sequence[Tree]], positions: Positions) -> Batch:
-    T = max(sum(tree.tokens for tree in row) for row in rows)
+def _build_batch(
+    samples: Sequence[TrainingSample], rows: Sequence[Sequence[PrefixTree]], compute_positions: ComputePositions
+) -> Batch:
+    T = max(sum(tree.num_tokens for tree in row) for row in rows)
     shape = (len(rows), T)
-    ids, branch = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    where, tree_of = np.zeros((3, *shape), dtype=np.int64), np.full(shape, -1, dtype=np.int64)
-    pictures: list[Picture] = []
-    targets: list[np.ndarray] = []
+    ids_BT, branch_BT = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    positions_3BT, tree_BT = np.zeros((3, *shape), dtype=np.int64), np.full(shape, -1, dtype=np.int64)
+    images: list[ImageRef] = []
+    targets: list[np.ndarray] = []  # per trained token: row, predictor, token, sample, version, old logprob, advantage
     for b, row in enumerate(rows):
         start = 0
-        for number, tree in enumerate(row):
-            tree_of[b, start : start + tree.tokens] = number
-            for piece in _pieces(samples, tree, start, positions):
-                ids[b, piece.start : piece.stop] = piece.ids
-                where[:, b, piece.start : piece.stop] = piece.positions
-                branch[b, piece.start : piece.stop] = piece.branch
-                pictures += piece.pictures
-                targets.append(piece.targets(b, tree.length + start - 1))
-            start += tree.tokens
-    flat = np.concatenate(targets, axis=1)
-    row_N, at_N, token_N, sample_N, version_N = flat[:5].astype(np.int64)
+        for tree_index, tree in enumerate(row):
+            tree_BT[b, start : start + tree.num_tokens] = tree_index
+            prefix, branch_start = tree.prefix_length, start + tree.prefix_length
+            for number, sample_index in enumerate(tree.sample_indices):
+                sample = samples[sample_index]
+                ledger, ids = sample.ledger, np.array(sample.ledger.input_ids())
+                place = np.arange(start, start + len(ids))  # of the sample's tokens in the row
+                place[prefix:] += branch_start - (start + prefix)
+                first = prefix if number else 0  # all samples have the same prefix: the first one's is packed
+                ids_BT[b, place[first:]] = ids[first:]
+                positions_3BT[:, b, place[first:]] = compute_positions(ledger)[:, first:]
+                branch_BT[b, place[prefix:]] = number + 1
+                images += [slot.image for slot in ledger.slots() if slot.index >= first]
+                trained = np.flatnonzero(ledger.loss_mask())
+                predictor = place[trained] - 1
+                predictor[trained == prefix] = start + prefix - 1  # the prefix's last token predicts a branch's first
+                columns = (
+                    ids,
+                    np.full(len(ids), sample_index),
+                    ledger.versions(),
+                    ledger.logprobs(),
+                    sample.advantages,
+                )
+                targets.append(
+                    np.stack([np.full(len(trained), b), predictor, *(np.array(column)[trained] for column in columns)])
+                )
+                branch_start += len(ids) - prefix
+            start += tree.num_tokens
+    stacked = np.concatenate(targets, axis=1)
+    row_N, predictor_N, token_N, sample_N, version_N = stacked[:5].astype(np.int64)
     return Batch(
-        ids_BT=ids,
-        positions_3BT=where,
-        tree_BT=tree_of,
-        branch_BT=branch,
-        pictures=tuple(pictures),
+        ids_BT=ids_BT,
+        positions_3BT=positions_3BT,
+        tree_BT=tree_BT,
+        branch_BT=branch_BT,
+        images=tuple(images),
         row_N=row_N,
-        at_N=at_N,
+        predictor_N=predictor_N,
         token_N=token_N,
-        old_logp_N=flat[5].astype(np.float32),
-        advantage_N=flat[6].astype(np.float32),
+        rollout_logp_N=stacked[5].astype(np.float32),
+        advantage_N=stacked[6].astype(np.float32),
         sample_N=sample_N,
         version_N=version_N,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A prefix (branch 0, nothing trained) or a branch, laid at [start, stop) of its row."""
-
-    start: int
-    branch: int
-    ids: np.ndarray
-    positions: np.ndarray
-    pictures: list[Picture]
-    sample: int
-    mask: np.ndarray
-    old_logp: np.ndarray
-    advantage: np.ndarray
-    version: np.ndarray
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.ids)
-
-    def targets(self, row: int, prefix_end: int) -> np.ndarray:
-        """One column per trained token: row, predicting index, token, sample, version, old logprob, advantage."""
-        # A token is predicted by the one before it; a branch's first by the end of its prefix, wherever that lies.
-        at = np.arange(self.start - 1, self.stop - 1)
-        if len(at):
-            at[0] = prefix_end
-        chosen = self.mask
-        count = int(chosen.sum())
-        return np.stack(
-            [
-                np.full(count, row, dtype=np.float64),
-                at[chosen],
-                self.ids[chosen],
-                np.full(count, self.sample),
-                self.version[chosen],
-                self.old_logp[chosen],
-                self.advantage[chosen],
-            ]
-        )
-
-
-def _pieces(samples: Sequence[Sample], tree: Tree, start: int, positions: Positions) -> Iterator[_Piece]:
-    at = start + tree.length
-    for number, member in enumerate(tree.members):
-        ledger = samples[member].ledger
-        ids, where = np.array(ledger.expanded()), positions(ledger)
-        mask, advantage = np.array(ledger.mask(), dtype=bool), np.array(samples[member].advantages)
-        old_logp, version = np.array(ledger.logprobs()), np.array(ledger.versions())
-        # The first member brings the prefix: all have the same one, and it is laid once.
-        bounds = [(at, tree.length, len(ids), number + 1)]
-        if number == 0 and tree.length:
-            bounds.insert(0, (start, 0, tree.length, 0))
-        for first, low, high, branch in bounds:
-            yield _Piece(
-                start=first,
-                branch=branch,
-                ids=ids[low:high],
-                positions=where[:, low:high],
-                pictures=[slot.picture for slot in ledger.slots() if low <= slot.at < high],
-                sample=member,
-                mask=mask[low:high],
-                old_logp=old_logp[low:high],
-                advantage=advantage[low:high],
-                version=version[low:high],
-            )
-        at += len(ids) - tree.length

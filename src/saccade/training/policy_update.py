@@ -1,142 +1,133 @@
-"""From samples to an update of the policy: pack, look back at other policies where a setting asks for it, step.
+"""Update the policy on samples: pack them, compute old and reference logprobs if a setting needs them, take a step.
 
 Axis letters: N trained tokens of a micro-batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.algorithms.losses import k1, k3, policy_loss, reward_to_go, token_weights
-from saccade.config import Kl, Rl
+from saccade.algorithms.policy_loss import (
+    compute_policy_loss,
+    compute_reward_to_go,
+    compute_token_weights,
+    resolve_loss,
+)
+from saccade.algorithms.ratios import k1, k3
+from saccade.config.schema import KlConfig, RlConfig
 from saccade.errors import EngineError
-from saccade.rollouts.stage import Stage
-from saccade.training.aside import Going
-from saccade.training.optim import Optimizer
-from saccade.training.pack import Batch, pack
+from saccade.rollouts.components import TrainingComponents
+from saccade.training.background import CheckCancelled
+from saccade.training.optimizer import Optimizer
+from saccade.training.packing import Batch
 from saccade.training.reference import Reference
-from saccade.training.step import StepReport, forward, step
-from saccade.types import Sample
+from saccade.training.train_step import StepReport, forward, pack_samples, train_step
+from saccade.types import TrainingSample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a micro-batch's tokens besides the micro-batch: weights, and what other policies say of them."""
-
-    weight_N: Tensor
-    proximal_N: Tensor | None
-    reference_N: Tensor | None
-
-
-def learn(
-    stage: Stage,
-    samples: Sequence[Sample],
-    settings: Rl,
+def update_policy(
+    components: TrainingComponents,
+    samples: Sequence[TrainingSample],
+    settings: RlConfig,
     optimizer: Optimizer,
     reference: Reference | None = None,
-    going: Going = lambda: None,
+    check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
-    """Update on one batch of samples, `updates` times.
+    """Update the policy `updates_per_batch` times on one batch of samples.
 
-    The trainer's own logprobs before the update (the proximal policy) are those of the first update's forward pass, so
-    they are only looked up beforehand where later updates need them. `reference` is asked where there is one. `going`
-    is called before each micro-batch. Raises EngineError where a token that was packed is not the engine's own.
+    The trainer's logprobs before the update (the proximal policy) are those of the first update's forward pass, so they
+    are computed beforehand only for further updates. `check_cancelled` is called before each micro-batch. Raises
+    EngineError if a packed token isn't the one that the engine sampled.
     """
-    backbone = stage.backbone
-    batches = pack(
-        samples,
-        positions=backbone.renderer.positions,
-        row_tokens=settings.row_tokens,
-        rows_per_pass=settings.rows_per_pass,
-        side_by_side=stage.backbone.side_by_side,
-    )
-    assert_engine_tokens(samples, batches)
-    held: list[Tensor | None] = [None] * len(batches)
+    backbone = components.backbone
+    batches = pack_samples(backbone, samples, settings)
+    check_engine_tokens(samples, batches)
+    ref_logps: list[Tensor | None] = [None] * len(batches)
     if reference is not None:
-        with reference.in_place():
-            held = [*_logprobs(stage, batches, going)]
-        batches = [_penalised(batch, logp_N, settings.kl) for batch, logp_N in zip(batches, held, strict=True)]
-    late = settings.updates > 1 and settings.loss.against == "proximal"
-    proximal = [*_logprobs(stage, batches, going)] if late else [None] * len(batches)
-    weights = _weights(batches, settings)
-    known = {
-        id(batch): Known(weight_N=weight_N, proximal_N=old_N, reference_N=ref_N)
-        for batch, weight_N, old_N, ref_N in zip(batches, weights, proximal, held, strict=True)
-    }
-    version = stage.engine.version
-
-    def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        going()
-        device, own = logp_N.device, known[id(batch)]
-        return policy_loss(
-            logp_N,
-            own.proximal_N,
-            torch.from_numpy(batch.advantage_N).to(device),
-            own.weight_N.to(device),
-            settings=settings.loss,
-            engine_logp_N=torch.from_numpy(batch.old_logp_N).to(device),
-            stale_N=torch.from_numpy(batch.version_N < version).to(device),
-            seq_N=torch.from_numpy(batch.sample_N).to(device),
-            ref_logp_N=own.reference_N,
-            kl_weight=settings.kl.loss,
-        )
-
-    pixels, temperature = stage.media.pixels, stage.recipe.sampling.temperature
-    reports = [
-        step(backbone, optimizer, batches, loss, pixels=pixels, temperature=temperature)
-        for _ in range(settings.updates)
-    ]
-    # Loss and norm as on-policy; what the ratios became shows after the last update alone.
-    return replace(reports[0], stats={**reports[-1].stats, **_staleness(batches, version)})
-
-
-def _weights(batches: Sequence[Batch], settings: Rl) -> list[Tensor]:
-    """Each token's weight in the loss of the whole batch, by micro-batch."""
-    weight_N = token_weights(
+        with reference.swapped_in():
+            ref_logps = [*_compute_logprobs(components, batches, check_cancelled)]
+        batches = [
+            _apply_kl_penalty(batch, ref_N, settings.kl) for batch, ref_N in zip(batches, ref_logps, strict=True)
+        ]
+    needs_proximal = settings.updates_per_batch > 1 and settings.loss.old_logprobs == "trainer"
+    proximal_logps = (
+        [*_compute_logprobs(components, batches, check_cancelled)] if needs_proximal else [None] * len(batches)
+    )
+    weight_N = compute_token_weights(
         torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
         aggregation=settings.loss.aggregation,
         sum_norm=settings.loss.sum_norm,
     )
-    return list(torch.split(weight_N, [len(batch.token_N) for batch in batches]))
+    weights = torch.split(weight_N, [len(batch.token_N) for batch in batches])
+    batch_indices = {id(batch): index for index, batch in enumerate(batches)}
+    version, token_loss = components.engine.version, resolve_loss(settings.loss)
+
+    def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        check_cancelled()
+        device = logp_N.device
+        index = batch_indices[id(batch)]
+        return compute_policy_loss(
+            logp_N,
+            proximal_logps[index],
+            torch.from_numpy(batch.advantage_N).to(device),
+            weights[index].to(device),
+            settings=settings.loss,
+            token_loss=token_loss,
+            rollout_logp_N=torch.from_numpy(batch.rollout_logp_N).to(device),
+            stale_N=torch.from_numpy(batch.version_N < version).to(device),
+            seq_N=torch.from_numpy(batch.sample_N).to(device),
+            ref_logp_N=ref_logps[index],
+            kl_coef=settings.kl.loss_coef,
+        )
+
+    load_pixels, temperature = components.media.load_pixels, components.recipe.sampling.temperature
+    reports = [
+        train_step(backbone, optimizer, batches, compute_loss, load_pixels=load_pixels, temperature=temperature)
+        for _ in range(settings.updates_per_batch)
+    ]
+    # Loss and gradient norm are the first update's (on-policy), statistics such as ratios the last one's.
+    return replace(reports[0], stats={**reports[-1].stats, **_compute_staleness(batches, version)})
 
 
-def _logprobs(stage: Stage, batches: Sequence[Batch], going: Going) -> list[Tensor]:
-    """What the weights as they are now say of each micro-batch's tokens, without a gradient."""
-    temperature, pixels = stage.recipe.sampling.temperature, stage.media.pixels
-    found: list[Tensor] = []
+def _compute_logprobs(
+    components: TrainingComponents, batches: Sequence[Batch], check_cancelled: CheckCancelled
+) -> list[Tensor]:
+    """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
+    temperature, load_pixels = components.recipe.sampling.temperature, components.media.load_pixels
+    logprobs: list[Tensor] = []
     with torch.no_grad():
         for batch in batches:
-            going()
-            found.append(forward(stage.backbone, batch, pixels=pixels, temperature=temperature)[0])
-    return found
+            check_cancelled()
+            logprobs.append(forward(components.backbone, batch, load_pixels=load_pixels, temperature=temperature)[0])
+    return logprobs
 
 
-def _penalised(batch: Batch, reference_N: Tensor | None, settings: Kl) -> Batch:
-    """The batch with the penalty in the reward: each advantage less `reward` times the distance from here on."""
-    if not settings.reward or reference_N is None:
+def _apply_kl_penalty(batch: Batch, ref_logp_N: Tensor | None, settings: KlConfig) -> Batch:
+    """Subtract from each advantage `reward_coef` times the KL estimate of the rest of its sequence."""
+    if not settings.reward_coef or ref_logp_N is None:
         return batch
-    estimate = k1 if settings.estimator == "k1" else k3
-    # A reward speaks of the policy that acted, so its logprobs are the engine's.
-    distance_N = estimate(torch.from_numpy(batch.old_logp_N), reference_N.cpu())
-    cost_N = settings.reward * reward_to_go(distance_N, torch.from_numpy(batch.sample_N))
-    return replace(batch, advantage_N=batch.advantage_N - cost_N.numpy())
+    estimate_kl = k1 if settings.estimator == "k1" else k3
+    # A reward belongs to the policy that sampled the tokens, so its logprobs are the engine's.
+    kl_N = estimate_kl(torch.from_numpy(batch.rollout_logp_N), ref_logp_N.cpu())
+    penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(batch.sample_N))
+    return replace(batch, advantage_N=batch.advantage_N - penalty_N.numpy())
 
 
-def _staleness(batches: Sequence[Batch], version: int) -> dict[str, float]:
-    """How many versions of the weights lie between sampling and learning, over the trained tokens."""
-    age_N = version - np.concatenate([batch.version_N for batch in batches])
-    return {"staleness_mean": float(age_N.mean()), "staleness_max": float(age_N.max())}
+def _compute_staleness(batches: Sequence[Batch], version: int) -> dict[str, float]:
+    """Return mean and maximum over the trained tokens of the weight versions between sampling and training."""
+    staleness_N = version - np.concatenate([batch.version_N for batch in batches])
+    return {"staleness_mean": float(staleness_N.mean()), "staleness_max": float(staleness_N.max())}
 
 
-def assert_engine_tokens(samples: Sequence[Sample], batches: Sequence[Batch]) -> None:
-    """Check that the batches train exactly the tokens that were sampled, each once, in order."""
-    trained: dict[int, list[int]] = {}
+def check_engine_tokens(samples: Sequence[TrainingSample], batches: Sequence[Batch]) -> None:
+    """Raise EngineError unless the batches train exactly the sampled tokens, each once, in order."""
+    trained_tokens: dict[int, list[int]] = {}
     for batch in batches:
-        for sample, token in zip(batch.sample_N.tolist(), batch.token_N.tolist(), strict=True):
-            trained.setdefault(sample, []).append(token)
+        for index, token in zip(batch.sample_N.tolist(), batch.token_N.tolist(), strict=True):
+            trained_tokens.setdefault(index, []).append(token)
     for index, sample in enumerate(samples):
-        if tuple(trained.get(index, ())) != sample.ledger.sampled_tokens():
-            raise EngineError(f"sample {index} trains other tokens than the engine sampled; the batch can't be trusted")
+        if tuple(trained_tokens.get(index, ())) != sample.ledger.sampled_tokens():
+            raise EngineError(f"the packed tokens of sample {index} differ from those that the engine sampled")

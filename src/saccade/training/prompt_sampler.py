@@ -1,51 +1,39 @@
-"""Which prompts come next: every task once an epoch, in an order of the epoch's own.
+"""Sample the next prompts: every task once per epoch, in an order drawn anew for each epoch.
 
-A *place* is a number in the endless row of epochs:
+A *position* is an index into the infinite sequence of epochs:
 
-    place     0  1  2  3 | 4  5  6  7 | 8 ...        4 tasks
+    position  0  1  2  3 | 4  5  6  7 | 8 ...        4 tasks
     epoch         0      |      1     |  2
     task      b  d  a  c | c  a  d  b | ...
 
-Places are taken from the front: first those that are to go again, then new ones. Everything about a prompt (its task,
-epoch and frame budget) follows from its place, so that a place is all a checkpoint has to remember; so it does where
-files are mixed by weight.
+Requeued positions are taken first, then new ones. A position determines everything about a prompt (its task, epoch and
+frame budget), also if files are mixed by weight, so a checkpoint saves positions only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from saccade.data.mixture import Mixture
-from saccade.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """How far the row has been taken: `front` goes again, then come `cursor` and all places behind it.
+class PromptSampler:
+    """The positions to sample next: the requeued ones, then `next_position` and all after it.
 
-    >>> places, rest = Prompts(cursor=7, front=(2, 4)).take(3)
-    >>> places, rest
-    ((2, 4, 7), Prompts(cursor=8, front=()))
+    >>> PromptSampler(next_position=7, requeued_positions=(2, 4)).take(3)
+    ((2, 4, 7), PromptSampler(next_position=8, requeued_positions=()))
     """
 
-    cursor: int = 0
-    front: tuple[int, ...] = ()
+    next_position: int = 0
+    requeued_positions: tuple[int, ...] = ()
 
-    def take(self, count: int) -> tuple[tuple[int, ...], "Prompts"]:
-        """The next `count` places, and what is left."""
-        again = self.front[:count]
-        end = self.cursor + count - len(again)
-        return (*again, *range(self.cursor, end)), Prompts(cursor=end, front=self.front[count:])
+    def take(self, count: int) -> tuple[tuple[int, ...], "PromptSampler"]:
+        """Return the next `count` positions, and the sampler after them."""
+        requeued = self.requeued_positions[:count]
+        end = self.next_position + count - len(requeued)
+        rest = PromptSampler(next_position=end, requeued_positions=self.requeued_positions[count:])
+        return (*requeued, *range(self.next_position, end)), rest
 
-    def again(self, places: Iterable[int]) -> "Prompts":
-        """The row with places that were taken put back at its front, earliest first."""
-        return Prompts(cursor=self.cursor, front=tuple(sorted({*places, *self.front})))
-
-
-def task_at(tasks: Sequence[Task], seed: int, place: int) -> Task:
-    """The task at a place of the row; of several files mixed, see `data.mixture`."""
-    return Mixture.of(tasks).at(seed, place)[0]
-
-
-def epoch_at(tasks: Sequence[Task], seed: int, place: int) -> int:
-    """The epoch that a place belongs to: its own file's, where several are mixed."""
-    return Mixture.of(tasks).at(seed, place)[1]
+    def requeue(self, positions: Iterable[int]) -> "PromptSampler":
+        """Return a sampler that takes these positions again first, in ascending order."""
+        return PromptSampler(
+            next_position=self.next_position, requeued_positions=tuple(sorted({*positions, *self.requeued_positions}))
+        )

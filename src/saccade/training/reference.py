@@ -1,8 +1,8 @@
-"""The reference policy: the weights that RL began with, to which a penalty holds the policy (KL).
+"""The reference policy of the KL penalty: the weights that RL started from.
 
-Trained parameters alone are kept (of a model with adapters that is the adapters; its frozen weights are the same). To
-ask the reference, they change places with the present ones for as long as a forward pass takes (from the CPU, where
-they may wait, they come to the device for that long), so that the device never holds a second model.
+Only trainable parameters are stored (with LoRA these are the adapters; the frozen weights are shared). For a forward
+pass of the reference they are swapped with the current ones (and copied from the CPU to the device, if they are stored
+there), so the device never holds a second model.
 """
 
 import contextlib
@@ -13,41 +13,49 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import ModelError, RunError
-from saccade.model.backbone import Backbone
+from saccade.models.backbone import Backbone
 
 Weights = Mapping[str, Tensor]
 
 
 class Reference:
-    """The first weights of a backbone's trainable parameters; `keep` says where they wait."""
+    """The initial weights of a backbone's trainable parameters, stored on `reference_device`."""
 
-    def __init__(self, backbone: Backbone, first: Weights, keep: Literal["device", "cpu"]) -> None:
-        place = torch.device("cpu") if keep == "cpu" else backbone.device
-        self._pairs = [(value, first[name].detach().to(place, copy=True)) for name, value in trained(backbone).items()]
+    def __init__(
+        self, backbone: Backbone, initial_weights: Weights, reference_device: Literal["device", "cpu"]
+    ) -> None:
+        device = torch.device("cpu") if reference_device == "cpu" else backbone.device
+        self._parameter_pairs = [
+            (parameter, initial_weights[name].detach().to(device, copy=True))
+            for name, parameter in get_trainable_parameters(backbone).items()
+        ]
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Inside, the backbone is the reference. Nothing may be sampled from it then."""
-        present = [parameter.data for parameter, _ in self._pairs]
+    def swapped_in(self) -> Iterator[None]:
+        """Use the reference's weights in the backbone inside the block; no engine may sample from it meanwhile."""
+        current = [parameter.data for parameter, _ in self._parameter_pairs]
         try:
-            for parameter, first in self._pairs:
-                parameter.data = first.to(parameter.device)  # the tensor itself where it is there already
+            for parameter, initial in self._parameter_pairs:
+                parameter.data = initial.to(parameter.device)  # no copy if it is on that device
             yield
         finally:
-            for (parameter, _), own in zip(self._pairs, present, strict=True):
-                parameter.data = own
+            for (parameter, _), data in zip(self._parameter_pairs, current, strict=True):
+                parameter.data = data
 
 
-def trained(backbone: Backbone) -> dict[str, nn.Parameter]:
-    """The trainable parameters of a backbone by name, each once."""
-    return {name: value for name, value in backbone.model.named_parameters() if value.requires_grad}
+def get_trainable_parameters(backbone: Backbone) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters of a backbone by name, each once."""
+    return {name: parameter for name, parameter in backbone.model.named_parameters() if parameter.requires_grad}
 
 
-def first_weights(backbone: Backbone, start: str) -> Weights:
-    """The weights in the folder `start`, read like the backbone's own. Raises RunError where they are gone."""
+def load_initial_weights(backbone: Backbone, folder: str) -> Weights:
+    """Load the weights of a folder, with the backbone's settings. Raises RunError if they can't be read."""
     try:
-        return trained(Backbone(backbone.settings.model_copy(update={"path": start, "device": "cpu"})))
+        return get_trainable_parameters(
+            Backbone(backbone.settings.model_copy(update={"path": folder, "device": "cpu"}))
+        )
     except ModelError as error:
         raise RunError(
-            f"rl.kl needs the weights {start} that RL began with, and they can't be read: {error}"
+            f"rl.kl needs the weights that RL started from, and {folder} can't be read: {error}. Restore that folder",
+            key=folder,
         ) from error

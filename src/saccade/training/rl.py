@@ -1,24 +1,25 @@
-"""Reinforcement learning: the loop reads like the algorithm.
+"""Reinforcement learning: the training loop.
 
-    prompts ──> lot: rolled out, selected ──> credit ──samples──> learn ──> publish ──> one log line
-                   ▲   engine.generate                                         │
-                   └──────────────── the next version of the weights ──────────┘
+    prompts ──> rollout batch: collect, select ──> advantages ──samples──> policy update ──> weight sync ──> log line
+                      ▲   engine.generate                                                         │
+                      └──────────────────────── the next weight version ──────────────────────────┘
 
-One thread of control: rollouts wait for the engine, the trainer waits for the rollouts. With `rl.max_staleness: N`
-rolling out goes on while a second thread learns, at most N versions ahead (`training/ahead.py` draws who waits for
-whom). Attempts under way when new weights come go on (`rl.on_update: continue`), each token with the version that
-sampled it; or they begin anew (`restart`), and what was sampled for them is lost. With `rl.staleness: N` lots wait in a
-queue for N versions, to try what lateness does; the first N + 1 are then of version 0:
+By default the loop is synchronous: the trainer waits for the rollouts, the rollouts wait for the engine. With
+`rl.max_staleness: N` rollouts continue while a second thread runs the policy update, at most N weight versions ahead
+(see `training/rollout_queue.py`). Episodes in progress during a weight sync continue (`rl.on_weight_update: continue`),
+each token with the version that sampled it, or start over (`restart`), which discards their tokens. With
+`rl.simulated_staleness: N` batches are delayed by N versions, to study the effect of staleness; the first N + 1 batches
+are then sampled by version 0:
 
-    version   0        1   2   3
-    rolls out 0 1 2    3   4   5      for steps 0, 1, 2 ..., with N = 2
-    learns    0        1   2   3
+    version    0        1   2   3
+    collects   0 1 2    3   4   5      batches of steps 0, 1, 2 ..., with N = 2
+    trains on  0        1   2   3
 
-What a step draws depends on the seed, the step's number, the weights and what a checkpoint holds (`Progress`), so a
-resumed run goes on as if never stopped; but for `max_staleness` and `overlaunch`, where what is learned from depends on
-who was faster.
+A step depends only on the seed, its number, the weights and the checkpoint (`TrainerState`), so a resumed run equals an
+uninterrupted one. The exceptions are `max_staleness` and `over_provision`, where the training data depend on timing.
 """
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,247 +27,324 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from saccade.algorithms.advantages import anchor_credit, credit, is_punished, punished
-from saccade.algorithms.select import forgiven
-from saccade.config import Recipe, Rl
-from saccade.data.record import read_jsonl, relocated, seen_from, write_jsonl
-from saccade.errors import ConfigError, DataError, RunError, SaccadeError, boundary
+from saccade.algorithms.group_advantages import compute_group_advantages, frac_correct_negative, resolve_estimator
+from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters
+from saccade.algorithms.policy_loss import resolve_loss
+from saccade.config.schema import Recipe, RlConfig
+from saccade.errors import ConfigError, DataError, RunError, SaccadeError
+from saccade.media.relocation import map_media_paths
 from saccade.protocols import Engine
-from saccade.rollouts.renewal import Renewal
-from saccade.rollouts.stage import Stage
+from saccade.rollouts.components import TrainingComponents
+from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
-from saccade.training.ahead import Ahead
-from saccade.training.aside import Going, announced, aside
+from saccade.training.background import CheckCancelled, defer_interrupt, run_in_thread
 from saccade.training.checkpoint import Checkpoint
-from saccade.training.clock import Clock
-from saccade.training.credit import samples_of
-from saccade.training.learn import learn
-from saccade.training.lots import Lot, Seen, draw_lot, filter_metrics
-from saccade.training.optim import Optimizer, rate
-from saccade.training.prompts import Prompts
-from saccade.training.reference import Reference, first_weights, trained
-from saccade.training.step import StepReport
-from saccade.types import Sample, Task
+from saccade.training.optimizer import Optimizer, compute_learning_rate
+from saccade.training.policy_update import update_policy
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
+from saccade.training.rollout_batch import OnGroups, RolloutBatch, collect_batch, compute_filter_metrics
+from saccade.training.rollout_queue import RolloutQueue
+from saccade.training.step_timer import StepTimer
+from saccade.training.train_step import StepReport
+from saccade.training.training_samples import build_samples
+from saccade.types import Task, TrainingSample
+from saccade.utils.async_utils import cancel_on_exit
+from saccade.utils.jsonl import read_jsonl, relativize_path, write_jsonl
 
-Log = Callable[[Mapping[str, float]], None]
+LogStep = Callable[[Mapping[str, float]], None]
+PENDING_BATCHES = "pending_batches.jsonl"  # file of a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a run stands between two steps: what a checkpoint holds besides weights and optimiser.
+class TrainerState:
+    """The state of a run between two steps: what a checkpoint holds besides weights and optimizer.
 
-    `done` steps are finished; `prompts` is what is left of the tasks, `lots` wait to be learned from, `start` is the
-    folder of the weights that RL began with.
-
-    >>> Progress(done=3, prompts=Prompts(cursor=24), lots=(), start="run/sft/step-000400").done
-    3
+    `pending_batches` are collected but not yet trained on. `initial_weights_folder` holds the weights that RL started
+    from.
     """
 
-    done: int
-    prompts: Prompts
-    lots: tuple[Lot, ...]
-    start: str
+    num_finished_steps: int
+    prompt_sampler: PromptSampler
+    pending_batches: tuple[RolloutBatch, ...]
+    initial_weights_folder: str
 
 
-async def train(stage: Stage, tasks: Sequence[Task], *, folder: Path, log: Log, seen: Seen | None = None) -> None:
-    """Train `stage.backbone` in place for the recipe's steps; checkpoints go below `folder`.
+async def train(
+    components: TrainingComponents,
+    tasks: Sequence[Task],
+    *,
+    folder: Path,
+    log_step: LogStep,
+    on_groups: OnGroups | None = None,
+) -> None:
+    """Train `components.backbone` in place for the recipe's steps; write checkpoints below `folder`.
 
-    `log` gets one line of metrics a step, `seen` every step's groups as they are rolled out. A step of which no group
-    is kept makes no update: its `updates` is 0, and it has no loss. Goes on from the newest checkpoint in `folder` (the
-    stage must have been loaded from it). Raises DataError without tasks, EngineError where engine and trainer disagree
-    about a token, RunError where groups are missing and `rl.select.on_short` is "stop", ConfigError where
-    `rl.max_staleness` wants an engine with weights of its own.
+    `log_step` receives one row of metrics per step, `on_groups` every step's groups when they are collected. A step
+    that keeps no group makes no update: its `updates` is 0, and it has no loss. Resumes from the newest checkpoint in
+    `folder` (the components must have been loaded from it). Raises DataError without tasks, EngineError if engine and
+    trainer disagree about a token, RunError if groups are missing and `rl.selection.on_underfilled` is "stop",
+    ConfigError if `rl.max_staleness` needs an engine with separate weights.
     """
-    settings = stage.recipe.rl
+    settings = components.recipe.rl
     if not tasks:
-        raise DataError("there are no tasks to learn from")
-    check_engine(stage.recipe, stage.engine)
-    overlapped = settings.max_staleness > 0
-    optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
-    at = begin(stage, checkpoint.newest(folder), optimizer)
-    reference = reference_of(stage, at)
-    # The number of finished steps, whether or not each had something to learn, is the version of the weights.
-    await stage.engine.publish(None, at.done)
-    clock, renewal = Clock(stage.score, overlapped=overlapped), Renewal()
-    async with rolling(replace(stage, score=clock.score), tasks, at, seen, renewal) as ahead:
-        while at.done < settings.steps:
-            optimizer.begin(at.done)
-            sampled = ahead.tokens
-            clock.begin()
-            with kept(folder, stage, optimizer, at):
-                lot = long_enough(await ahead.take(), settings)
-            clock.lap("rollout")
-            samples, measured = samples_from(lot, stage)
-            report = await learned(stage, samples, optimizer, reference) if samples else None
-            clock.lap("train")
-            measured |= {"lr": rate(settings.optim, lot.number, settings.steps), **_learning(report, settings.updates)}
-            row = {"step": at.done + 1, **lot.measured, **measured}
-            with kept(folder, stage, optimizer, at, learned=ahead, tell=partial(log, row)):
-                await publish(stage, at.done + 1, renewal)
-            ahead.published(at.done + 1)
-            clock.lap("publish")
-            at = learned_from(at, ahead)
-            log({**row, **renewal.lost(), **clock.metrics(stage.backbone.device, ahead.tokens - sampled)})
-            if at.done % settings.save_every == 0 or at.done == settings.steps:
-                save(folder, stage, optimizer, at)
+        files = components.recipe.data.train
+        raise DataError(f"data.train={files} holds no tasks, and RL needs at least one", key="data.train", value=files)
+    check_engine(components.recipe, components.engine)
+    check_algorithms(settings)
+    optimizer = Optimizer(components.backbone.model, settings.optim, settings.steps)
+    state = load_trainer_state(components, checkpoint.find_newest_checkpoint(folder), optimizer)
+    reference = load_reference(components, state)
+    # The weight version is the number of finished steps, including those without an update.
+    await components.engine.sync_weights(components.backbone, state.num_finished_steps)
+    timer = StepTimer(components.score_fn, is_overlapped=settings.max_staleness > 0)
+    restart_on_update = RestartOnUpdate()
+    timed_components = replace(components, score_fn=timer.score_fn)
+    queue = build_rollout_queue(timed_components, tasks, state, on_groups, restart_on_update)
+    async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
+        while state.num_finished_steps < settings.steps:
+            step = state.num_finished_steps + 1
+            optimizer.start_step(state.num_finished_steps)
+            num_tokens_before = queue.num_sampled_tokens
+            timer.start_step()
+            with save_on_error(folder, components, optimizer, state):
+                batch = require_enough_groups(await queue.get(), settings)
+            timer.end_phase("rollout")
+            samples, metrics = build_training_samples(batch, components)
+            report = await run_policy_update(components, samples, optimizer, reference) if samples else None
+            timer.end_phase("train")
+            metrics |= {
+                "lr": compute_learning_rate(settings.optim, batch.step, settings.steps),
+                **_compute_update_metrics(report, settings.updates_per_batch),
+            }
+            row = {"step": step, **batch.metrics, **metrics}
+            log_row = partial(log_step, row)
+            with save_on_error(folder, components, optimizer, state, rollout_queue=queue, log_step=log_row):
+                await update_engine_weights(components, step, restart_on_update)
+            queue.set_version(step)
+            timer.end_phase("weight_sync")
+            state = advance_trainer_state(state, queue)
+            log_step(
+                {
+                    **row,
+                    **restart_on_update.restart_metrics(),
+                    **timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before),
+                }
+            )
+            if step % settings.save_every == 0 or step == settings.steps:
+                save_trainer_state(folder, components, optimizer, state)
 
 
-async def learned(
-    stage: Stage, samples: Sequence[Sample], optimizer: Optimizer, reference: Reference | None
+async def run_policy_update(
+    components: TrainingComponents, samples: Sequence[TrainingSample], optimizer: Optimizer, reference: Reference | None
 ) -> StepReport:
-    """Learn from the samples; where rolling out goes on meanwhile, in another thread."""
+    """Update the policy on the samples; in a second thread if rollouts continue meanwhile."""
 
-    def update(going: Going) -> StepReport:
-        return learn(stage, samples, stage.recipe.rl, optimizer, reference, going)
+    def update(check_cancelled: CheckCancelled) -> StepReport:
+        return update_policy(components, samples, components.recipe.rl, optimizer, reference, check_cancelled)
 
-    if stage.recipe.rl.max_staleness:
-        return await aside(update, "the update under way")
-    with announced("the update under way"):
+    if components.recipe.rl.max_staleness:
+        return await run_in_thread(update, "the policy update")
+    with defer_interrupt("the policy update"):
         return update(lambda: None)
 
 
-async def publish(stage: Stage, version: int, renewal: Renewal) -> None:
-    """Give the engine the trained weights. Attempts under way have as long afterwards as they had before."""
-    restart = stage.recipe.rl.on_update == "restart"
-    with stage.clock.paused(), renewal.renewed() if restart else contextlib.nullcontext():
-        await stage.engine.publish(None, version)
+async def update_engine_weights(
+    components: TrainingComponents, version: int, restart_on_update: RestartOnUpdate
+) -> None:
+    """Sync the trained weights to the engine. The clock of the episodes in progress is paused meanwhile."""
+    should_restart = components.recipe.rl.on_weight_update == "restart"
+    with components.clock.pause(), restart_on_update.weight_update() if should_restart else contextlib.nullcontext():
+        await components.engine.sync_weights(components.backbone, version)
 
 
 def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:
-    """See that rolling out may go on while the trainer learns, where it is to, with this engine or one of this class.
-
-    Raises ConfigError.
-    """
-    most = recipe.rl.max_staleness
-    if most and not engine.own_weights:
+    """Raise ConfigError if `rl.max_staleness` is set and the engine (or engine class) shares the trainer's weights."""
+    max_staleness = recipe.rl.max_staleness
+    if max_staleness and not engine.has_separate_weights:
         raise ConfigError(
-            f"rl.max_staleness={most} needs an engine with weights of its own, such as vllm; "
-            f"{recipe.engine.name} samples from those that are being trained: set rl.max_staleness=0"
+            f"rl.max_staleness={max_staleness} needs an engine with its own weights (vllm or sglang); "
+            f"{recipe.engine.name} shares the trainer's. Set rl.max_staleness=0",
+            key="rl.max_staleness",
+            value=max_staleness,
         )
 
 
-def rolling(stage: Stage, tasks: Sequence[Task], at: Progress, seen: Seen | None, renewal: Renewal) -> Ahead:
-    """What rolls out the lots of the steps that are left."""
-    settings = stage.recipe.rl
-    return Ahead(
-        lambda prompts, number: draw_lot(stage, tasks, prompts, number, seen=seen, run=renewal.run),
-        at.prompts,
-        at.lots,
-        version=at.done,
-        last=settings.steps,
-        most=settings.max_staleness or settings.staleness,
-        patient=not settings.max_staleness,
-        room=settings.max_waiting_tokens,
+def check_algorithms(settings: RlConfig) -> None:
+    """Raise ConfigError if the estimator, the loss or a filter is unknown or has an invalid setting."""
+    resolve_estimator(settings.advantage.estimator, settings.advantage.settings)
+    resolve_loss(settings.loss)
+    resolve_filters(settings.active_filters)
+
+
+def build_rollout_queue(
+    components: TrainingComponents,
+    tasks: Sequence[Task],
+    state: TrainerState,
+    on_groups: OnGroups | None,
+    restart_on_update: RestartOnUpdate,
+) -> RolloutQueue:
+    """Build the queue that collects the batches of the remaining steps."""
+    settings = components.recipe.rl
+    run_fn = restart_on_update.run_episode if settings.on_weight_update == "restart" else run_episode
+    return RolloutQueue(
+        lambda prompt_sampler, step: collect_batch(
+            components, tasks, prompt_sampler, step, on_groups=on_groups, run_fn=run_fn
+        ),
+        state.prompt_sampler,
+        state.pending_batches,
+        version=state.num_finished_steps,
+        end_step=settings.steps,
+        max_lag=settings.max_staleness or settings.simulated_staleness,
+        lockstep=not settings.max_staleness,
+        max_tokens=settings.max_queued_tokens,
     )
 
 
-def samples_from(lot: Lot, stage: Stage) -> tuple[list[Sample], dict[str, float]]:
-    """What a lot's groups have to teach, and what was measured of their credit."""
-    settings, kept = stage.recipe.rl, lot.kept
-    everywhere, anchors = credit(kept, settings.advantage), anchor_credit(kept, settings.advantage)
-    whole = [one + other for one, other in zip(everywhere, anchors, strict=True)]
-    measured = {"punished": punished(kept, whole)}
-    if settings.select.correct_with_negative_advantage:
-        measured |= filter_metrics(forgiven(kept, whole))
-    samples = samples_of(
-        kept,
-        everywhere,
-        settings.advantage.children,
-        anchors=anchors,
-        decode=stage.backbone.renderer.decode,
-        leave_out=is_punished if settings.select.correct_with_negative_advantage else lambda member, advantage: False,
+def build_training_samples(
+    batch: RolloutBatch, components: TrainingComponents
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """Return a batch's training samples, and metrics of their advantages."""
+    settings, groups = components.recipe.rl, batch.groups
+    advantages = compute_group_advantages(groups, settings.advantage)
+    totals = [advantages_G.total_G for advantages_G in advantages]
+    masks, reports = filter_by_advantage(groups, totals, settings.active_filters)
+    metrics = {"frac_correct_negative": frac_correct_negative(groups, totals)}
+    for report in reports:
+        metrics |= compute_filter_metrics(report)
+    decode = components.backbone.renderer.decode
+    return build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks), metrics
+
+
+def require_enough_groups(batch: RolloutBatch, settings: RlConfig) -> RolloutBatch:
+    """Return the batch; raise RunError if groups are missing and `rl.selection.on_underfilled` is "stop"."""
+    if batch.num_missing and settings.selection.on_underfilled == "stop":
+        num_kept, target = settings.prompts_per_step - batch.num_missing, settings.prompts_per_step
+        num_rounds = batch.metrics["sampling_rounds"]
+        raise RunError(
+            f"step {batch.step + 1} kept {num_kept} of {target} groups in {num_rounds:.0f} rounds. "
+            "Raise rl.selection.oversample or rl.selection.max_sampling_rounds, or set "
+            "rl.selection.on_underfilled=continue",
+            key="rl.selection.on_underfilled",
+            value="stop",
+        )
+    return batch
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def load_trainer_state(
+    components: TrainingComponents, last_checkpoint: Checkpoint | None, optimizer: Optimizer
+) -> TrainerState:
+    """Return the state of a new run, or of its last checkpoint. Raises RunError if that can't be read."""
+    if last_checkpoint is None:
+        return TrainerState(
+            num_finished_steps=0,
+            prompt_sampler=PromptSampler(),
+            pending_batches=(),
+            initial_weights_folder=str(Path(components.recipe.model.path).resolve()),
+        )
+    folder = last_checkpoint.folder
+    saved = last_checkpoint.restore(optimizer)
+    with checkpoint.read_boundary(folder):
+        batches = read_jsonl(folder / PENDING_BATCHES, RolloutBatch)
+        # Relative to the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.
+        initial_weights = (folder.parent / str(saved["initial_weights_folder"])).resolve()
+        return TrainerState(
+            num_finished_steps=last_checkpoint.step,
+            prompt_sampler=PromptSampler(
+                next_position=int(saved["next_position"]), requeued_positions=tuple(saved["requeued_positions"])
+            ),
+            pending_batches=tuple(
+                map_media_paths(batch, lambda file: os.path.normpath(folder / file)) for batch in batches
+            ),
+            initial_weights_folder=str(initial_weights),
+        )
+
+
+def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> TrainerState:
+    """Return the state after one more finished step."""
+    prompt_sampler, batches = rollout_queue.state
+    return replace(
+        state,
+        num_finished_steps=state.num_finished_steps + 1,
+        prompt_sampler=prompt_sampler,
+        pending_batches=batches,
     )
-    return samples, measured
-
-
-def long_enough(lot: Lot, settings: Rl) -> Lot:
-    """The lot; RunError where groups are missing and that is to stop the run."""
-    if lot.missing and settings.select.on_short == "stop":
-        found = f"{settings.prompts - lot.missing} of {settings.prompts} groups to learn from"
-        mend = "raise rl.select.oversample or rl.select.max_rounds, or set rl.select.on_short=go_on"
-        raise RunError(f"step {lot.number + 1} found {found} in {lot.measured['rounds']:.0f} rounds; {mend}")
-    return lot
-
-
-# ---- stopping and going on -------------------------------------------------------------------------------------------
-
-
-def begin(stage: Stage, last: Checkpoint | None, optimizer: Optimizer) -> Progress:
-    """Where the run stands: at its beginning, or where its last checkpoint was written. Raises RunError."""
-    if last is None:
-        return Progress(done=0, prompts=Prompts(), lots=(), start=str(Path(stage.recipe.model.path).resolve()))
-    notes = last.restore(optimizer)
-    with boundary(RunError, f"the checkpoint {last.folder} can't be read; delete it to go on from the one before"):
-        row = Prompts(cursor=int(notes["cursor"]), front=tuple(notes["front"]))
-        read = read_jsonl(last.folder / "lots.jsonl", Lot)
-        lots = tuple(relocated(lot, lambda file: os.path.normpath(last.folder / file)) for lot in read)
-        # As seen from the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.
-        start = (last.folder.parent / str(notes["start"])).resolve()
-        return Progress(done=last.step, prompts=row, lots=lots, start=str(start))
-
-
-def learned_from(at: Progress, ahead: Ahead) -> Progress:
-    """Where a run stands that has learned from one more lot."""
-    prompts, lots = ahead.state
-    return replace(at, done=at.done + 1, prompts=prompts, lots=lots)
 
 
 @contextlib.contextmanager
-def kept(
+def save_on_error(
     folder: Path,
-    stage: Stage,
+    components: TrainingComponents,
     optimizer: Optimizer,
-    at: Progress,
+    state: TrainerState,
     *,
-    learned: Ahead | None = None,
-    tell: Callable[[], None] = lambda: None,
+    rollout_queue: RolloutQueue | None = None,
+    log_step: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Where the block fails, as it does where no server can be used for too long, what was learned is kept.
+    """Write a checkpoint if the block raises a SaccadeError, e.g. because the engine's servers are down for too long.
 
-    That is what was when the run stood `at`, and with `learned` one lot more, of which `tell` writes its line.
+    It holds `state`; or, with a `rollout_queue`, the state after one more step, whose metrics `log_step` writes.
     """
     try:
         yield
     except SaccadeError:
-        if learned:
-            tell()
-            save(folder, stage, optimizer, learned_from(at, learned))
-        elif at.done % stage.recipe.rl.save_every:  # else it was saved, or there is nothing to save
-            save(folder, stage, optimizer, at)
+        if rollout_queue:
+            log_step()
+            save_trainer_state(folder, components, optimizer, advance_trainer_state(state, rollout_queue))
+        elif state.num_finished_steps % components.recipe.rl.save_every:  # else this state is already saved, or empty
+            save_trainer_state(folder, components, optimizer, state)
         raise
 
 
-def save(folder: Path, stage: Stage, optimizer: Optimizer, at: Progress) -> None:
-    """Write a checkpoint of the run as it stands; attempts stand still meanwhile, and so does their clock."""
-    run = folder.resolve().parent  # what lies in it moves with it
-    start = seen_from(folder.resolve(), at.start, run)
-    with stage.clock.paused():
-        checkpoint.save(
+def save_trainer_state(folder: Path, components: TrainingComponents, optimizer: Optimizer, state: TrainerState) -> None:
+    """Write a checkpoint of the run; the episodes' clock is paused meanwhile, because writing blocks the event loop."""
+    run = folder.resolve().parent  # paths inside it are stored relative, so that the run can be moved
+    initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
+    with components.clock.pause():
+        checkpoint.save_checkpoint(
             folder,
-            step=at.done,
-            backbone=stage.backbone,
+            step=state.num_finished_steps,
+            backbone=components.backbone,
             optimizer=optimizer,
-            notes={**asdict(at.prompts), "start": start},
-            attach=lambda place: write_jsonl(
-                place / "lots.jsonl",
-                # The folder that a checkpoint is written in is beside the one where it will stand.
-                [relocated(lot, lambda file: seen_from(place.resolve(), file, run)) for lot in at.lots],
+            trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
+            write_extra_files=lambda part_folder: write_jsonl(
+                part_folder / PENDING_BATCHES,
+                # The temporary folder is a sibling of the final one, so relative paths stay valid.
+                [
+                    map_media_paths(batch, lambda file: relativize_path(part_folder.resolve(), file, run))
+                    for batch in state.pending_batches
+                ],
             ),
         )
 
 
-def reference_of(stage: Stage, at: Progress) -> Reference | None:
-    """The policy to be held to, where a setting asks for it. Raises RunError where its weights are gone."""
-    settings = stage.recipe.rl.kl
-    if not (settings.loss or settings.reward):
+def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | None:
+    """Return the reference policy if `rl.kl` needs one. Raises RunError if its weights can't be read."""
+    settings = components.recipe.rl.kl
+    if not (settings.loss_coef or settings.reward_coef):
         return None
-    first = first_weights(stage.backbone, at.start) if at.done else trained(stage.backbone)
-    return Reference(stage.backbone, first, settings.keep)
+    initial_weights = (
+        load_initial_weights(components.backbone, state.initial_weights_folder)
+        if state.num_finished_steps
+        else get_trainable_parameters(components.backbone)
+    )
+    return Reference(components.backbone, initial_weights, settings.reference_device)
 
 
-def _learning(report: StepReport | None, updates: int) -> dict[str, float]:
+def _compute_update_metrics(report: StepReport | None, num_updates: int) -> dict[str, float]:
     if report is None:
         return {"updates": 0}
     stats = {name: value for name, value in report.stats.items() if name != "tokens"}
-    measured = {"loss": report.loss, "entropy": report.entropy, "grad_norm": report.grad_norm}
-    return {"updates": updates, **measured, **stats, "tokens": report.tokens, "trained_tokens": report.trained_tokens}
+    return {
+        "updates": num_updates,
+        "loss": report.loss,
+        "entropy": report.entropy,
+        "grad_norm": report.grad_norm,
+        **stats,
+        "packed_tokens": report.packed_tokens,
+        "trained_tokens": report.trained_tokens,
+    }

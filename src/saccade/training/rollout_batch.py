@@ -1,208 +1,199 @@
-"""Lots: the groups that one step learns from, rolled out in rounds until there are enough of them.
+"""Collect the rollout batch of a step: sample groups in rounds until enough of them pass the filters.
 
-    prompts ──take──> roll_out ──groups──> select ── enough? ──> Lot
-       ▲                 ▲                   │ no: another round, at most `max_rounds`
+    prompts ──take──> collect ──groups──> select ── enough? ──> RolloutBatch
+       ▲                 ▲                   │ no: another round, at most `max_sampling_rounds`
        │                 └───────────────────┘
-       └── prompts of groups beyond the target, and of stragglers, where `spare: requeue`
+       └── with `surplus: requeue`, prompts of surplus and of cancelled groups
 
-A spare group's prompt goes again, its episodes don't: by the time they were learned from, their weights would be one
-version older than those of everybody else in their step. So requeueing makes nothing stale, whatever `rl.staleness` is;
-what it costs is rolling the group out anew, and what it saves is the prompt, which else would wait for its next epoch.
+A surplus group's prompt is requeued, its episodes are discarded: a later step would train on them with weights one
+version older than those of its other groups. Requeueing therefore adds no staleness; it costs another rollout, and
+without it the prompt would not be drawn again before its next epoch.
 
-With `overlaunch` above 1 a round begins more groups than it waits for. The last to end are cancelled, whole: a step
-doesn't wait for its slowest conversation. Long attempts are then learned from less often than short ones. Attempts of
-such a group that had ended are lost with it; they are counted apart from those that are cancelled, and so are their
-tokens. How much had been sampled of the others only the engine knew.
+With `over_provision` above 1 a round starts more groups than it waits for and cancels the last ones, so that a step
+doesn't wait for its slowest episode. This makes long episodes rarer in the training data. The finished episodes of a
+cancelled group are discarded (`episodes/discarded`, their tokens are counted); its other episodes are cancelled
+(`episodes/cancelled`), and their tokens are unknown.
 """
 
-import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from saccade.algorithms.gating import draw
-from saccade.algorithms.select import Filtered, Selection, select
+from saccade.algorithms.frame_budget import draw_frame_budget
+from saccade.algorithms.group_filter import FilterReport, SelectionResult, select_groups
+from saccade.data.mixture import Mixture
 from saccade.errors import EngineError
-from saccade.evaluation.metrics import failed, step_metrics
-from saccade.protocols import Agent, Context
+from saccade.metrics.episode_metrics import compute_step_metrics, has_failed
 from saccade.rollouts.collect import collect
-from saccade.rollouts.run import Run, run_episode
-from saccade.rollouts.stage import Stage
-from saccade.training.prompts import Prompts, epoch_at, task_at
-from saccade.types import Episode, Group, Task, seed_of
-from saccade.waiting import together, until
+from saccade.rollouts.components import TrainingComponents
+from saccade.rollouts.runner import RunEpisode, run_episode
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.types import Episode, Group, Task
+from saccade.utils.hashing import derive_seed
 
-Seen = Callable[[int, Sequence[Group]], None]
-Ended = defaultdict[int, list[Episode]]  # by place
+OnGroups = Callable[[int, Sequence[Group]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lot:
-    """The groups that step `number` (from 0) learns from, and what was measured of all that were rolled out for it.
+class RolloutBatch:
+    """The groups that step `step` (from 0) trains on, and metrics of all groups collected for it."""
 
-    >>> Lot(number=3, kept=(), missing=8, tokens=640, measured={"reward": 0.5}).missing
-    8
-    """
-
-    number: int
-    kept: tuple[Group, ...]
-    missing: int  # groups short of the target
-    tokens: int  # sampled for it, those of groups that were not kept included
-    measured: Mapping[str, float]
+    step: int
+    groups: tuple[Group, ...]
+    num_missing: int  # groups short of the target
+    num_sampled_tokens: int  # including those of groups that were not kept
+    metrics: Mapping[str, float]
 
     @property
-    def held(self) -> int:
-        """Tokens of all its conversations, which is what its memory grows with; pictures are on disk."""
-        episodes = (episode for group in self.kept for member in group.members for episode in member.episode.walk())
+    def num_tokens(self) -> int:
+        """Return the tokens of all conversations, a measure of its memory; images are on disk."""
+        episodes = (episode for group in self.groups for scored in group.episodes for episode in scored.episode.walk())
         return sum(len(episode.ledger) for episode in episodes)
 
 
-async def draw_lot(
-    stage: Stage,
+async def collect_batch(
+    components: TrainingComponents,
     tasks: Sequence[Task],
-    prompts: Prompts,
-    number: int,
+    prompt_sampler: PromptSampler,
+    step: int,
     *,
-    seen: Seen | None = None,
-    run: Run = run_episode,
-) -> tuple[Lot, Prompts]:
-    """Roll out what step `number` learns from, each attempt `run`, and what is left of the prompts.
+    on_groups: OnGroups | None = None,
+    run_fn: RunEpisode = run_episode,
+) -> tuple[RolloutBatch, PromptSampler]:
+    """Collect the batch of step `step` with `run_fn`; return it and the advanced prompt sampler.
 
-    A later round takes as many prompts as groups are missing, oversampled like the first. `seen` is told of all groups.
-    Raises EngineError where no attempt of the step got anywhere, or none could be graded.
+    Each further round takes as many prompts as groups are missing, oversampled like the first. `on_groups` receives all
+    groups. Raises EngineError if every episode of the step failed, or if none could be graded.
     """
-    settings = stage.recipe.rl
-    found: dict[int, Group] = {}
-    late: list[int] = []
-    ended: Ended = defaultdict(list)
-    wanted, rounds, chosen = settings.prompts, 0, select([], settings.select, target=settings.prompts)
-    while chosen.missing and rounds < settings.select.max_rounds:
-        awaited, begun = settings.select.launched(wanted)
-        places, prompts = prompts.take(begun)
-        rolled = await roll_out(stage, tasks, places, number, earlier=found, enough=awaited, run=run, ended=ended)
-        late += [place for place in places if place not in rolled]
-        found |= rolled
-        chosen = select(list(found.values()), settings.select, target=settings.prompts)
-        wanted, rounds = chosen.missing, rounds + 1
-    groups = list(found.values())
-    refuse_broken(groups, number)
-    if seen is not None:
-        seen(number, groups)
-    if settings.select.spare == "requeue":
-        prompts = prompts.again([*_places_of(chosen.spare, found), *late])
-    lost = [episode for place in late for episode in ended[place]]
-    cancelled = {
-        "groups/cancelled": float(len(late)),
-        "episodes/cancelled": float(settings.group * len(late) - len(lost)),
-        "episodes/discarded": float(len(lost)),
+    settings = components.recipe.rl
+    target = settings.prompts_per_step
+    select = partial(select_groups, filters=settings.active_filters, target=target, rank_by=settings.selection.rank_by)
+    groups_by_position: dict[int, Group] = {}
+    cancelled_positions: list[int] = []
+    discarded: list[Episode] = []  # of cancelled groups
+    num_rounds, selection = 0, select([])
+    while selection.num_missing and num_rounds < settings.selection.max_sampling_rounds:
+        num_required, num_launched = settings.selection.compute_launch_counts(selection.num_missing)
+        positions, prompt_sampler = prompt_sampler.take(num_launched)
+        round_groups: dict[int, Group] = {}  # by index
+        await collect_groups(
+            components,
+            tasks,
+            positions,
+            step,
+            earlier_positions=groups_by_position,
+            num_required=num_required,
+            on_group_done=round_groups.__setitem__,
+            on_discarded=discarded.append,
+            run_fn=run_fn,
+        )
+        for index, position in enumerate(positions):
+            if index in round_groups:
+                groups_by_position[position] = round_groups[index]
+            else:
+                cancelled_positions.append(position)
+        selection = select([*groups_by_position.values()])
+        num_rounds += 1
+    groups = list(groups_by_position.values())
+    require_usable_episodes(groups, step)
+    if on_groups is not None:
+        on_groups(step, groups)
+    if settings.selection.surplus == "requeue":
+        surplus_positions = _find_positions(selection.surplus_groups, groups_by_position)
+        prompt_sampler = prompt_sampler.requeue([*surplus_positions, *cancelled_positions])
+    metrics = {
+        **compute_step_metrics(groups),
+        **_compute_selection_metrics(selection),
+        "groups/cancelled": float(len(cancelled_positions)),
+        "episodes/cancelled": float(settings.group_size * len(cancelled_positions) - len(discarded)),
+        "episodes/discarded": float(len(discarded)),
+        "sampling_rounds": float(num_rounds),
     }
-    measured = {**step_metrics(groups), **_selection(chosen), **cancelled, "rounds": float(rounds)}
-    sampled = [*lost, *(member.episode for group in groups for member in group.members)]
-    tokens = sum(episode.usage.sampled_tokens for episode in sampled)
-    return Lot(number=number, kept=chosen.kept, missing=chosen.missing, tokens=tokens, measured=measured), prompts
+    sampled = [*discarded, *(scored.episode for group in groups for scored in group.episodes)]
+    batch = RolloutBatch(
+        step=step,
+        groups=selection.kept_groups,
+        num_missing=selection.num_missing,
+        num_sampled_tokens=sum(episode.usage.sampled_tokens for episode in sampled),
+        metrics=metrics,
+    )
+    return batch, prompt_sampler
 
 
-async def roll_out(
-    stage: Stage,
+def collect_groups(
+    components: TrainingComponents,
     tasks: Sequence[Task],
-    places: Sequence[int],
-    number: int,
+    positions: Sequence[int],
+    step: int,
     *,
-    earlier: Collection[int] = (),
-    enough: int | None = None,
-    run: Run = run_episode,
-    ended: Ended | None = None,
-) -> dict[int, Group]:
-    """A group per place, for step `number`, in the order of the places; `earlier` are those it rolled out before.
+    earlier_positions: Collection[int] = (),
+    **options: Any,
+) -> Coroutine[Any, Any, list[Group]]:
+    """Collect one group per position for step `step`, in the order of the positions; `options` are those of `collect`.
 
-    Once `enough` of them have ended (None: all) the others are cancelled. `ended` keeps the attempts that end, by
-    place. Each prompt has the frame budget of its own epoch. A task that is drawn again in the same step is attempted
-    with other seeds than the first time.
+    `earlier_positions` were collected for the same step before. Each prompt has the frame budget of its own epoch. A
+    task that is drawn again in the same step gets other seeds.
     """
-    seed = stage.recipe.seed
-    drawn = Counter(task_at(tasks, seed, place).digest for place in earlier)
-    parts: dict[tuple[int, int], list[int]] = {}
-    for place in places:
-        digest = task_at(tasks, seed, place).digest
-        parts.setdefault((epoch_at(tasks, seed, place), drawn[digest]), []).append(place)
-        drawn[digest] += 1
-    found: dict[int, Group] = {}
-    full = asyncio.Event()
-
-    def keep(place: int, group: Group) -> None:
-        found[place] = group
-        if len(found) == enough:
-            full.set()
-
-    attempts: Ended = defaultdict(list) if ended is None else ended
-    rolling = [_part(stage, tasks, part, number, *key, keep, run, attempts) for key, part in parts.items()]
-    await until(full, together(rolling))
-    return {place: found[place] for place in places if place in found}
-
-
-async def _part(
-    stage: Stage,
-    tasks: Sequence[Task],
-    places: Sequence[int],
-    number: int,
-    epoch: int,
-    again: int,
-    keep: Callable[[int, Group], None],
-    run: Run,
-    ended: Ended,
-) -> None:
-    """The groups of places of one epoch whose tasks differ, each drawn for the `again`-th time in this step."""
-    settings, seed, budgets = stage.recipe.rl, stage.recipe.seed, stage.recipe.gating.frames
-    wanted = [task_at(tasks, seed, place) for place in places]
-    place_of = {task.digest: place for task, place in zip(wanted, places, strict=True)}
-
-    async def watched(task: Task, agent: Agent, ctx: Context) -> Episode:
-        episode = await run(task, agent, ctx)
-        ended[place_of[task.digest]].append(episode)
-        return episode
-
-    await collect(
-        wanted,
-        stage.agent,
-        stage.context(seed=seed),
-        size=settings.group,
-        score=stage.score,
-        epoch=seed_of("again", number, again) if again else number,
-        frames=lambda task: draw(budgets, run_seed=seed, epoch=epoch, task=task),
-        done=lambda index, group: keep(places[index], group),
-        run=watched,
+    seed, budgets = components.recipe.seed, components.recipe.frame_budgets
+    mixture = Mixture.from_tasks(tasks)
+    num_drawn = Counter(mixture.get_task(seed, position)[0].digest for position in earlier_positions)
+    batch_tasks, seed_epochs, frame_budgets = [], [], []
+    for position in positions:
+        task, epoch = mixture.get_task(seed, position)
+        repeat_index = num_drawn[task.digest]
+        num_drawn[task.digest] += 1
+        batch_tasks.append(task)
+        seed_epochs.append(derive_seed("again", step, repeat_index) if repeat_index else step)
+        frame_budgets.append(draw_frame_budget(budgets, run_seed=seed, epoch=epoch, task=task))
+    return collect(
+        batch_tasks,
+        components.environments,
+        components.build_context(seed=seed),
+        group_size=components.recipe.rl.group_size,
+        score_fn=components.score_fn,
+        epochs=seed_epochs,
+        frame_budgets=frame_budgets,
+        **options,
     )
 
 
-def _places_of(groups: Sequence[Group], found: Mapping[int, Group]) -> list[int]:
-    # Filters make new groups of the same members, so it is these that tell where a group comes from.
-    place_of = {id(member): place for place, group in found.items() for member in group.members}
-    return [place_of[id(group.members[0])] for group in groups]
+def _find_positions(groups: Sequence[Group], groups_by_position: Mapping[int, Group]) -> list[int]:
+    # Filters make new groups of the same episodes, so a group's position is found by its first episode.
+    positions = {id(scored): position for position, group in groups_by_position.items() for scored in group.episodes}
+    return [positions[id(group.episodes[0])] for group in groups]
 
 
-def refuse_broken(groups: Sequence[Group], number: int) -> None:
-    """Stop where no attempt of a step got anywhere: going on would only count steps. Raises EngineError."""
-    episodes = [member.episode for group in groups for member in group.members]
-    ungraded = [each for group in groups for each in group.ungraded]
+def require_usable_episodes(groups: Sequence[Group], step: int) -> None:
+    """Raise EngineError if every episode of a step failed, or none could be graded: no later step would succeed."""
+    episodes = [scored.episode for group in groups for scored in group.episodes]
+    ungraded = [episode for group in groups for episode in group.ungraded]
     if ungraded and not episodes:
-        many = f"none of the {len(ungraded)} attempts of step {number + 1} could be graded"
-        raise EngineError(f"{many}, the first because of: {ungraded[0].reason}")
-    # Without a turn the prompt itself had no room in the context.
-    if all(failed(episode) for episode in episodes):
-        reason = next((episode.error for episode in episodes if episode.error), "no reason given")
-        raise EngineError(f"all {len(episodes)} attempts of step {number + 1} broke, the first with: {reason}")
+        message = f"none of the {len(ungraded)} episodes of step {step + 1} could be graded"
+        reason = ungraded[0].reason
+        raise EngineError(f"{message}; the reason of the first: {reason}", key="rewards", value=reason)
+    # An episode has also failed if its prompt exceeded the context, so that it has no turn.
+    if all(has_failed(episode) for episode in episodes):
+        error = next((episode.error for episode in episodes if episode.error), "unknown")
+        message = f"all {len(episodes)} episodes of step {step + 1} failed; the error of the first: {error}"
+        raise EngineError(message, key="episodes", value=error)
 
 
-def _selection(chosen: Selection) -> dict[str, float]:
-    kept = {"groups/kept": float(len(chosen.kept)), "groups/missing": float(chosen.missing)}
-    for one in chosen.report:
-        kept |= filter_metrics(one)
-    return kept
+def _compute_selection_metrics(selection: SelectionResult) -> dict[str, float]:
+    metrics = {"groups/kept": float(len(selection.kept_groups)), "groups/missing": float(selection.num_missing)}
+    for report in selection.filter_reports:
+        metrics |= compute_filter_metrics(report)
+    return metrics
 
 
-def filter_metrics(one: Filtered) -> dict[str, float]:
-    """What a filter kept and dropped, and how much of that was correct: flat keys for the run's log."""
-    correct = dict(zip((f"correct/kept/{one.name}", f"correct/dropped/{one.name}"), one.correct, strict=True))
-    counts = {"groups": one.groups, "episodes": one.episodes}
-    dropped = {f"{what}/dropped/{one.name}": float(count[1]) for what, count in counts.items()}
-    return {**dropped, **{f"episodes/kept/{one.name}": float(one.episodes[0])}, **correct}
+def compute_filter_metrics(report: FilterReport) -> dict[str, float]:
+    """Return what a filter kept and dropped, and the fraction of correct episodes in each, as metrics of the run."""
+    name, (correct_kept, correct_dropped) = report.name, report.frac_correct
+    return {
+        f"groups/dropped/{name}": float(report.num_groups[1]),
+        f"episodes/dropped/{name}": float(report.num_episodes[1]),
+        f"episodes/kept/{name}": float(report.num_episodes[0]),
+        f"frac_correct/kept/{name}": correct_kept,
+        f"frac_correct/dropped/{name}": correct_dropped,
+    }

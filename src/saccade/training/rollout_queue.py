@@ -1,99 +1,98 @@
-"""Lots on their way: rolled out one after the other, some versions ahead of the weights that will learn from them.
+"""A queue of rollout batches, collected up to `max_lag` weight versions ahead of the trainer.
 
-    rolling ──lot──> waiting ──take──> trainer: learn, publish ──published(version)──┐
-       ▲                                                                             │
-       └──── lot n is begun once n − version <= most, and goes on over new weights <──┘
+    collect ──batch──> queue ──get──> trainer: policy update, weight sync ──set_version(version)──┐
+       ▲                                                                                         │
+       └── batch n starts when n − version <= max_lag, and continues over weight syncs <─────────┘
 
-Two tasks: `Ahead` rolls, whoever calls `take` trains. Rolling waits for a version, the trainer for a lot, and neither
-for anything else, so one of them can always go on. With `most` 0 they take turns. A trainer that is `patient` takes
-nothing until rolling waits for a version: so lateness can be tried out, lot for lot the same in every run. One that
-isn't takes what there is while the next lot is rolled out: what that lot's attempts are sampled from then depends on
-when new weights came.
+Two asyncio tasks: one runs `collect_batches`, the other calls `get` and trains. The collector waits only for a version
+and the trainer only for a batch, so they can't deadlock. With `max_lag` 0 they alternate. In `lockstep` the trainer
+gets a batch once the collector waits for a version, which makes runs reproducible (simulated staleness). Otherwise it
+gets a batch while the next one is being collected, and the versions of that one's tokens depend on timing.
 
-At most `most` + 1 lots are held. Where `room` tokens or more of conversations wait already (0: no bound), no other lot
-is begun, whatever `most` says; so the memory of what waits is bounded by `room` and one lot.
+The queue holds at most `max_lag` + 1 batches. While it holds `max_tokens` tokens or more (0: no limit), no batch is
+started, so its memory is bounded by `max_tokens` plus one batch.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from saccade.training.lots import Lot
-from saccade.training.prompts import Prompts
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.training.rollout_batch import RolloutBatch
 
-Roll = Callable[[Prompts, int], Awaitable[tuple[Lot, Prompts]]]
+CollectBatch = Callable[[PromptSampler, int], Awaitable[tuple[RolloutBatch, PromptSampler]]]
 
 
-class Ahead:
-    """Rolls out lots `version` to `last` − 1 with `roll`, in an `async with`; `lots` of them wait already.
+class RolloutQueue:
+    """Collects the batches of steps `version` to `end_step` − 1, while a task runs `collect_batches`.
 
-    `tokens` counts what was sampled for the lots that it rolled out.
+    `batches` are queued already. `num_sampled_tokens` counts the tokens sampled for the batches it collected.
     """
 
     def __init__(
         self,
-        roll: Roll,
-        prompts: Prompts,
-        lots: Sequence[Lot],
+        collect_batch: CollectBatch,
+        prompt_sampler: PromptSampler,
+        batches: Sequence[RolloutBatch],
         *,
         version: int,
-        last: int,
-        most: int,
-        patient: bool,
-        room: int = 0,
+        end_step: int,
+        max_lag: int,
+        lockstep: bool,
+        max_tokens: int = 0,
     ) -> None:
-        self.tokens, self._room = 0, room
-        self._roll, self._prompts, self._waiting = roll, prompts, deque(lots)
-        self._version, self._last, self._most, self._patient = version, last, most, patient
-        self._next = version + len(lots)  # the lot to be rolled out next, or being so
-        self._news = asyncio.Event()
-
-    async def __aenter__(self) -> "Ahead":
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda _: self._news.set())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.num_sampled_tokens, self._max_tokens = 0, max_tokens
+        self._collect_batch, self._prompt_sampler, self._queue = collect_batch, prompt_sampler, deque(batches)
+        self._version, self._end_step, self._max_lag, self._lockstep = version, end_step, max_lag, lockstep
+        self._next_step = version + len(batches)  # of the batch being collected, or collected next
+        self._failure: BaseException | None = None  # of the collector
+        self._changed = asyncio.Event()
 
     @property
-    def state(self) -> tuple[Prompts, tuple[Lot, ...]]:
-        """What a checkpoint needs: the prompts after the last lot that is whole, and the lots that wait."""
-        return self._prompts, tuple(self._waiting)
+    def state(self) -> tuple[PromptSampler, tuple[RolloutBatch, ...]]:
+        """Return what a checkpoint saves: the prompt sampler after the last complete batch, and the queued batches."""
+        return self._prompt_sampler, tuple(self._queue)
 
-    async def take(self) -> Lot:
-        """The next lot, in order. Raises what rolling it out raised."""
-        await self._until(self._ready)
-        if not self._waiting:
-            self._task.result()  # it has ended without that lot, and its exception says why
-        self._news.set()  # there is room for another
-        return self._waiting.popleft()
+    async def get(self) -> RolloutBatch:
+        """Return the next batch, in order. Raises the collector's exception if it failed."""
+        await self._wait_until(self._is_ready)
+        if self._failure is not None and not self._queue:
+            raise self._failure
+        self._changed.set()  # the collector may have room for another batch
+        return self._queue.popleft()
 
-    def _ready(self) -> bool:
-        return self._task.done() or (bool(self._waiting) and not (self._patient and self._due()))
+    def _is_ready(self) -> bool:
+        is_collecting = self._failure is None and self._next_step < self._end_step
+        return not is_collecting or (bool(self._queue) and not (self._lockstep and self._can_start_next()))
 
-    def published(self, version: int) -> None:
-        """There are new weights."""
+    def set_version(self, version: int) -> None:
+        """Record that the engine has new weights."""
         self._version = version
-        self._news.set()
+        self._changed.set()
 
-    async def _run(self) -> None:
-        while self._next < self._last:
-            await self._until(self._due)
-            lot, self._prompts = await self._roll(self._prompts, self._next)
-            self._waiting.append(lot)
-            self.tokens += lot.tokens
-            self._next += 1
-            self._news.set()
+    async def collect_batches(self) -> None:
+        """Collect the batches, in order; `get` raises the first failure again."""
+        try:
+            while self._next_step < self._end_step:
+                await self._wait_until(self._can_start_next)
+                batch, self._prompt_sampler = await self._collect_batch(self._prompt_sampler, self._next_step)
+                self._queue.append(batch)
+                self.num_sampled_tokens += batch.num_sampled_tokens
+                self._next_step += 1
+                self._changed.set()
+        except BaseException as error:
+            self._failure = error
+            self._changed.set()
+            raise
 
-    def _due(self) -> bool:
-        """Whether the next lot may be rolled out: it isn't too far ahead, and there is room for it."""
-        full = self._room and self._waiting and sum(lot.held for lot in self._waiting) >= self._room
-        return self._next - self._version <= self._most and not full
+    def _can_start_next(self) -> bool:
+        """Return whether the next batch may be started: it is within `max_lag`, and the queue isn't full."""
+        num_tokens = sum(batch.num_tokens for batch in self._queue)
+        is_full = self._max_tokens and self._queue and num_tokens >= self._max_tokens
+        return self._next_step - self._version <= self._max_lag and not is_full
 
-    async def _until(self, so: Callable[[], bool]) -> None:
-        # Both tasks wait here. Setting the event wakes whoever waits now; clearing it puts nobody back to sleep.
-        while not so():
-            self._news.clear()
-            await self._news.wait()
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        # Both tasks wait here. Setting the event wakes every waiting task; clearing it doesn't affect woken ones.
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()

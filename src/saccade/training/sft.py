@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on demonstrations: both roles, packed, masks from the ledger.
+"""Supervised fine-tuning on demonstrations: both roles, packed, with loss masks from the ledger.
 
-    demos ──draw──> rehearse (the agent, with the written replies) ──> samples ──> pack ──> forward, backward, step
+    demonstrations ──draw──> replay in the environment ──> samples ──> pack ──> forward, backward, optimizer step
 
-What a step learns from depends on the seed and the step's number alone, so a resumed run goes on as if never stopped;
-where practice comes first, also on how many steps there are.
+A step's samples depend only on the seed and the step's number (and, with `auxiliary_warmup`, on the number of steps),
+so a resumed run equals an uninterrupted one.
 """
 
 import asyncio
@@ -16,125 +16,158 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from saccade.config import Sft
+from saccade.config.schema import SftConfig
 from saccade.errors import DataError
-from saccade.rollouts.stage import Stage
+from saccade.rollouts.components import TrainingComponents
 from saccade.training import checkpoint
-from saccade.training.demos import rehearse
-from saccade.training.optim import Optimizer, rate
-from saccade.training.pack import Batch, pack, plant
-from saccade.training.step import StepReport, step
-from saccade.types import Demo, Sample, seed_of
+from saccade.training.demonstrations import replay_demonstration
+from saccade.training.optimizer import Optimizer, compute_learning_rate
+from saccade.training.packing import Batch, build_prefix_trees
+from saccade.training.train_step import StepReport, pack_samples, train_step
+from saccade.types import Demonstration, TrainingSample
+from saccade.utils.hashing import derive_seed
 
-Log = Callable[[Mapping[str, float]], None]
+LogStep = Callable[[Mapping[str, float]], None]
 
 
-async def train(stage: Stage, demos: Sequence[Demo], *, folder: Path, log: Log) -> None:
-    """Train `stage.backbone` in place for the recipe's steps; checkpoints go below `folder`.
+async def train(
+    components: TrainingComponents, demonstrations: Sequence[Demonstration], *, folder: Path, log_step: LogStep
+) -> None:
+    """Train `components.backbone` in place for the recipe's steps; write checkpoints below `folder`.
 
-    Goes on from the newest checkpoint there (the stage must have been loaded from it). Raises DataError without demos.
+    Resumes from the newest checkpoint there (the components must have been loaded from it). Raises DataError without
+    demonstrations.
     """
-    settings = stage.recipe.sft
-    if not demos:
-        raise DataError("there are no demonstrations to learn from; make a world or name a file of traces")
-    found = scenes(demos)
-    optimizer = Optimizer(stage.backbone.model, settings.optim, settings.steps)
-    last = checkpoint.newest(folder)
+    settings = components.recipe.sft
+    if not demonstrations:
+        path = components.recipe.data.demonstrations
+        raise DataError(
+            f"data.demonstrations={path} holds no demonstrations, and SFT needs at least one; "
+            "generate a synthetic dataset (saccade data synth) or set another file",
+            key="data.demonstrations",
+            value=path,
+        )
+    optimizer = Optimizer(components.backbone.model, settings.optim, settings.steps)
+    last = checkpoint.find_newest_checkpoint(folder)
     if last is not None:
         last.restore(optimizer)
-    first, begun = last.step if last else 0, time.perf_counter()
-    async with contextlib.aclosing(drawn(stage, found, first)) as batches:
-        async for number, samples in batches:
-            prepared = time.perf_counter()
-            optimizer.begin(number)
-            report = await asyncio.to_thread(learn, stage, samples, settings, optimizer)
-            log(_metrics(report, settings, number, prepared - begun, time.perf_counter() - prepared))
-            if (number + 1) % settings.save_every == 0 or number + 1 == settings.steps:
-                checkpoint.save(folder, step=number + 1, backbone=stage.backbone, optimizer=optimizer, notes={})
-            begun = time.perf_counter()
+    first_step, draw_start = last.step if last else 0, time.perf_counter()
+    by_context = group_by_context(demonstrations)
+    async with contextlib.aclosing(iterate_batches(components, by_context, first_step)) as batches:
+        async for step, samples in batches:
+            train_start = time.perf_counter()
+            optimizer.start_step(step)
+            report = await asyncio.to_thread(update_model, components, samples, settings, optimizer)
+            train_end = time.perf_counter()
+            log_step(_compute_metrics(report, settings, step, train_start - draw_start, train_end - train_start))
+            if (step + 1) % settings.save_every == 0 or step + 1 == settings.steps:
+                checkpoint.save_checkpoint(
+                    folder, step=step + 1, backbone=components.backbone, optimizer=optimizer, trainer_state={}
+                )
+            draw_start = time.perf_counter()
 
 
-Scenes = Mapping[tuple[object, ...], Sequence[Demo]]
+DemonstrationsByContext = Mapping[tuple[object, ...], Sequence[Demonstration]]
 
 
-def scenes(demos: Sequence[Demo]) -> Scenes:
-    """Demonstrations by what they look at first (media and frame budget): those of one scene share its tokens."""
-    found: dict[tuple[object, ...], list[Demo]] = {}
-    for demo in demos:
-        found.setdefault((demo.task.media, demo.frames, demo.main), []).append(demo)
-    return found
+def group_by_context(demonstrations: Sequence[Demonstration]) -> DemonstrationsByContext:
+    """Group demonstrations by media and frame budget: those of one group share the tokens of their overview."""
+    by_context: dict[tuple[object, ...], list[Demonstration]] = {}
+    for demonstration in demonstrations:
+        context = (demonstration.task.media, demonstration.frame_budget, demonstration.is_auxiliary)
+        by_context.setdefault(context, []).append(demonstration)
+    return by_context
 
 
-async def drawn(stage: Stage, found: Scenes, first: int) -> AsyncGenerator[tuple[int, list[Sample]], None]:
-    """Each step's number and samples; the next ones are drawn while the ones before are learned."""
-    settings, seed = stage.recipe.sft, stage.recipe.seed
+async def iterate_batches(
+    components: TrainingComponents, demonstrations_by_context: DemonstrationsByContext, first_step: int
+) -> AsyncGenerator[tuple[int, list[TrainingSample]], None]:
+    """Yield each step's number (from 0) and samples; the next samples are drawn while the current ones are trained."""
+    settings, seed = components.recipe.sft, components.recipe.seed
 
-    def share(number: int) -> float:
-        return 1.0 if number < round(settings.practice_first * settings.steps) else settings.practice
+    def compute_auxiliary_fraction(step: int) -> float:
+        return 1.0 if step < round(settings.auxiliary_warmup * settings.steps) else settings.auxiliary_fraction
 
-    def begin(number: int) -> "asyncio.Task[list[Sample]]":
-        return asyncio.create_task(draw(stage, found, settings, seed_of(seed, "sft", number), practice=share(number)))
+    def start_drawing(step: int) -> "asyncio.Task[list[TrainingSample]]":
+        return asyncio.create_task(
+            draw_samples(
+                components,
+                demonstrations_by_context,
+                settings,
+                derive_seed(seed, "sft", step),
+                auxiliary_fraction=compute_auxiliary_fraction(step),
+            )
+        )
 
-    waiting = begin(first)
+    next_samples = start_drawing(first_step)
     try:
-        for number in range(first, settings.steps):
-            samples = await waiting
-            if number + 1 < settings.steps:
-                waiting = begin(number + 1)
-            yield number, samples
+        for step in range(first_step, settings.steps):
+            samples = await next_samples
+            if step + 1 < settings.steps:
+                next_samples = start_drawing(step + 1)
+            yield step, samples
     finally:
-        waiting.cancel()
+        next_samples.cancel()
 
 
-async def draw(stage: Stage, found: Scenes, settings: Sft, seed: int, *, practice: float) -> list[Sample]:
-    """The conversations of scenes drawn at random, up to `settings.per_scene` of each, until a step's tokens are full.
+async def draw_samples(
+    components: TrainingComponents,
+    demonstrations_by_context: DemonstrationsByContext,
+    settings: SftConfig,
+    seed: int,
+    *,
+    auxiliary_fraction: float,
+) -> list[TrainingSample]:
+    """Draw random contexts, up to `settings.samples_per_context` demonstrations of each, for one step's tokens.
 
-    A share `practice` of the scenes is of those for practice, where there are any. Tokens are counted as packed, so
-    that a shared prefix counts once.
+    A fraction `auxiliary_fraction` of the contexts is auxiliary, if there are any. Tokens are counted as packed: a
+    shared prefix counts once.
     """
-    rng, context = random.Random(seed), stage.context(seed=seed)
-    whole = [place for place, demos in found.items() if demos[0].main]
-    drills = [place for place, demos in found.items() if not demos[0].main]
-    samples, tokens = list[Sample](), 0
-    while tokens < settings.tokens_per_step:
-        practised = not whole or (drills and rng.random() < practice)
-        scene = found[rng.choice(drills if practised else whole)]
-        fresh: list[Sample] = []
-        for demo in rng.sample(scene, min(len(scene), settings.per_scene)):
-            fresh += await rehearse(demo, stage.agent, context)
-        tokens += sum(tree.tokens for tree in plant(fresh, settings.row_tokens))
-        samples += fresh
+    rng, rollout_context = random.Random(seed), components.build_context(seed=seed)
+    main = [key for key, group in demonstrations_by_context.items() if not group[0].is_auxiliary]
+    auxiliary = [key for key, group in demonstrations_by_context.items() if group[0].is_auxiliary]
+    samples, num_tokens = list[TrainingSample](), 0
+    while num_tokens < settings.tokens_per_step:
+        is_auxiliary = not main or (auxiliary and rng.random() < auxiliary_fraction)
+        group = demonstrations_by_context[rng.choice(auxiliary if is_auxiliary else main)]
+        new_samples: list[TrainingSample] = []
+        for demonstration in rng.sample(group, min(len(group), settings.samples_per_context)):
+            new_samples += await replay_demonstration(
+                demonstration, components.environments(demonstration.task), rollout_context
+            )
+        num_tokens += sum(tree.num_tokens for tree in build_prefix_trees(new_samples, settings.pack_length))
+        samples += new_samples
     return samples
 
 
-def learn(stage: Stage, samples: Sequence[Sample], settings: Sft, optimizer: Optimizer) -> StepReport:
-    """One update on the mean negative log-likelihood of all tokens to be learned."""
-    batches = pack(
-        samples,
-        positions=stage.backbone.renderer.positions,
-        row_tokens=settings.row_tokens,
-        rows_per_pass=settings.rows_per_pass,
-        side_by_side=stage.backbone.side_by_side,
-    )
+def update_model(
+    components: TrainingComponents, samples: Sequence[TrainingSample], settings: SftConfig, optimizer: Optimizer
+) -> StepReport:
+    """Take one optimizer step on the mean negative log-likelihood of all trained tokens."""
+    batches = pack_samples(components.backbone, samples, settings)
     count = sum(len(batch.token_N) for batch in batches)
 
-    def loss(_: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def compute_loss(_: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         return -logp_N.sum() / count, {"tokens": torch.tensor(float(len(logp_N)))}
 
     with torch.enable_grad():
-        return step(stage.backbone, optimizer, batches, loss, pixels=stage.media.pixels)
+        return train_step(
+            components.backbone, optimizer, batches, compute_loss, load_pixels=components.media.load_pixels
+        )
 
 
-def _metrics(report: StepReport, settings: Sft, number: int, drawing: float, training: float) -> dict[str, float]:
+def _compute_metrics(
+    report: StepReport, settings: SftConfig, step: int, draw_seconds: float, train_seconds: float
+) -> dict[str, float]:
     return {
-        "step": number + 1,
+        "step": step + 1,
         "loss": report.loss,
         "entropy": report.entropy,
         "grad_norm": report.grad_norm,
-        "lr": rate(settings.optim, number, settings.steps),
-        "tokens": report.tokens,
+        "lr": compute_learning_rate(settings.optim, step, settings.steps),
+        "packed_tokens": report.packed_tokens,
         "trained_tokens": report.trained_tokens,
-        "tokens_per_second": report.tokens / (drawing + training),
-        "seconds/draw": drawing,
-        "seconds/train": training,
+        "tokens_per_second": report.packed_tokens / (draw_seconds + train_seconds),
+        "seconds/draw": draw_seconds,
+        "seconds/train": train_seconds,
     }

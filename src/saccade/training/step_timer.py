@@ -1,78 +1,82 @@
-"""What a step costs: seconds by stage, tokens per second, memory."""
+"""Measure the cost of a step: seconds per phase, tokens per second, memory."""
 
 import resource
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
-from saccade.protocols import Scorer, Settled
-from saccade.types import Episode, Task
-from saccade.waiting import settled
+from saccade.protocols import ScoreFn, ScoreResult
+from saccade.types import Episode
 
 
-class Clock:
-    """Seconds by stage of a step; `score` is the stage's own scorer, watched.
+class StepTimer:
+    """Measures the seconds per phase of a step; its `score_fn` wraps the given one to measure the reward's.
 
-    Rollouts and rewards run together: the time in which anybody waits for a score is the reward's, however many wait,
-    and the rest of that stage is the rollout's. So the stages add up to the step. Where rolling out is `overlapped` by
-    learning, the rollout's is what the trainer waited for, and the reward's is no part of the sum.
+    Rollouts and rewards run concurrently: time in which at least one episode waits for its score counts as reward, the
+    rest of the phase as rollout, so the phases add up to the step. If rollouts overlap training (`is_overlapped`), the
+    rollout phase is the time that the trainer waited for a batch, and the reward's time is not part of the sum.
     """
 
-    def __init__(self, score: Scorer, *, overlapped: bool = False) -> None:
-        self.score = _Watched(score)
-        self._overlapped = overlapped
-        self._last = 0.0
-        self._laps: dict[str, float] = {}
-        self.begin()
+    def __init__(self, score_fn: ScoreFn, *, is_overlapped: bool = False) -> None:
+        self.score_fn = _TimedScoreFn(score_fn)
+        self._is_overlapped = is_overlapped
+        self._phase_start = 0.0
+        self._phase_seconds: dict[str, float] = {}
+        self.start_step()
 
-    def begin(self) -> None:
-        """A step begins now."""
-        self._last, self._laps = time.perf_counter(), {}
+    def start_step(self) -> None:
+        """Start measuring a step."""
+        self._phase_start, self._phase_seconds = time.perf_counter(), {}
 
-    def lap(self, name: str) -> None:
-        """The stage `name` ends now."""
+    def end_phase(self, phase: str) -> None:
+        """End the current phase, under this name, and start the next one."""
         now = time.perf_counter()
-        self._laps[f"seconds/{name}"] = now - self._last
-        if name == "rollout":
-            waited, self.score.seconds = self.score.seconds, 0.0
-            self._laps["seconds/reward"] = waited
-            self._laps["seconds/rollout"] -= 0.0 if self._overlapped else waited
-        self._last = now
+        self._phase_seconds[f"seconds/{phase}"] = now - self._phase_start
+        if phase == "rollout":
+            reward_seconds, self.score_fn.seconds = self.score_fn.seconds, 0.0
+            self._phase_seconds["seconds/reward"] = reward_seconds
+            self._phase_seconds["seconds/rollout"] -= 0.0 if self._is_overlapped else reward_seconds
+        self._phase_start = now
 
-    def metrics(self, device: torch.device, sampled: int) -> dict[str, float]:
-        """The laps, tokens per second of rollout (0 where a step rolled nothing out), and peak memory so far (GiB).
+    def compute_metrics(self, device: torch.device, num_sampled_tokens: int) -> dict[str, float]:
+        """Return the phases' seconds, sampled tokens per second (0 if none were sampled), and peak memory (GiB).
 
-        Where learning overlaps it, rolling out may take all of the step.
+        Tokens per second are relative to the rollout phase, or to the whole step if rollouts overlap training.
         """
-        whole = sum(self._laps.values()) - self._laps["seconds/reward"]
-        spent = whole if self._overlapped else self._laps["seconds/rollout"]
-        return {**self._laps, "tokens_per_second": sampled / spent if sampled else 0.0, **memory(device)}
+        step_seconds = sum(self._phase_seconds.values()) - self._phase_seconds["seconds/reward"]
+        rollout_seconds = step_seconds if self._is_overlapped else self._phase_seconds["seconds/rollout"]
+        return {
+            **self._phase_seconds,
+            "tokens_per_second": num_sampled_tokens / rollout_seconds if num_sampled_tokens else 0.0,
+            **measure_peak_memory(device),
+        }
 
 
-class _Watched:
-    """A scorer that counts the seconds in which it is waited for; waits that overlap count once."""
+class _TimedScoreFn:
+    """A score function that sums the seconds in which callers wait for it; overlapping waits count once."""
 
-    def __init__(self, score: Scorer) -> None:
+    def __init__(self, score_fn: ScoreFn) -> None:
         self.seconds = 0.0
-        self._score, self._waiting, self._since = score, 0, 0.0
+        self._score_fn, self._num_waiting, self._wait_start = score_fn, 0, 0.0
 
-    async def __call__(self, episode: Episode, task: Task) -> Settled:
-        if not self._waiting:
-            self._since = time.perf_counter()
-        self._waiting += 1
+    async def __call__(self, episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+        if not self._num_waiting:
+            self._wait_start = time.perf_counter()
+        self._num_waiting += 1
         try:
-            return await settled(self._score(episode, task))
+            return await self._score_fn(episodes)
         finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self.seconds += time.perf_counter() - self._since
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self.seconds += time.perf_counter() - self._wait_start
 
 
-def memory(device: torch.device) -> dict[str, float]:
-    """The most memory that this process has held so far, in GiB: `memory_gib`, and `memory_device_gib` on a GPU."""
-    unit = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB
-    found = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+def measure_peak_memory(device: torch.device) -> dict[str, float]:
+    """Return this process's peak memory so far in GiB: `memory_gib`, and `memory_device_gib` on a GPU."""
+    unit = 1 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes on macOS, in KiB on Linux
+    metrics = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
     if device.type == "cuda":
-        found["memory_device_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return found
+        metrics["memory_device_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return metrics

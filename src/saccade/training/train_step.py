@@ -1,4 +1,4 @@
-"""One forward, backward and optimiser step over packed batches; it knows no algorithm's name.
+"""Run forward, backward and one optimizer step over packed batches, for any loss.
 
 Axis letters: B rows, T tokens, N trained tokens.
 """
@@ -12,152 +12,172 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from saccade.algorithms.losses import merge_stats
-from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
-from saccade.training.optim import Optimizer
-from saccade.training.pack import Batch
+from saccade.algorithms.policy_loss import merge_stats
+from saccade.config.schema import RlConfig, SftConfig
+from saccade.models.backbone import Backbone, LoadPixels, VisionFeatures, compute_logprobs
+from saccade.training.optimizer import Optimizer
+from saccade.training.packing import Batch, pack
+from saccade.types import TrainingSample
 
-LOGITS = 2**27  # of one piece of the trained tokens: half a GiB in float32
-Loss = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
+MAX_LOGITS_PER_CHUNK = 2**27  # half a GiB in float32
+LossFn = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a step measured: the loss, mean entropy (nats), the gradient's norm, tokens, the loss's own statistics."""
+    """Measurements of a training step."""
 
     loss: float
-    entropy: float
-    grad_norm: float
-    tokens: int
+    entropy: float  # mean over the trained tokens, in nats
+    grad_norm: float  # before clipping
+    packed_tokens: int  # without padding
     trained_tokens: int
-    stats: Mapping[str, float]
+    stats: Mapping[str, float]  # of the loss function
 
 
-def forward(backbone: Backbone, batch: Batch, *, pixels: Pixels, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs [N] and entropies [N] (detached) of the trained tokens under the distribution that is sampled from."""
+def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig) -> list[Batch]:
+    """Pack samples into micro-batches of the recipe's size."""
+    return pack(
+        samples,
+        compute_positions=backbone.renderer.compute_position_ids,
+        pack_length=settings.pack_length,
+        micro_batch_size=settings.micro_batch_size,
+        num_parallel_micro_batches=backbone.num_parallel_micro_batches,
+    )
+
+
+def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
     device = backbone.device
-    hidden = backbone.hidden(
+    hidden = backbone.compute_hidden_states(
         torch.from_numpy(batch.ids_BT).to(device),
         torch.from_numpy(batch.positions_3BT).to(device),
-        visible(torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)),
-        features=_features(backbone, batch, pixels),
+        tree_attention_mask(torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)),
+        features=_encode_images(backbone, batch, load_pixels),
     )
-    chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.at_N).to(device)]
+    chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.predictor_N).to(device)]
     token_N = torch.from_numpy(batch.token_N).to(device)
-    size = max(1, LOGITS // backbone.vocabulary)
-    pieces = list(zip(torch.split(chosen_ND, size), torch.split(token_N, size), strict=True))
-    if len(pieces) == 1:
-        return _score(backbone, chosen_ND, token_N, temperature)
-    # Logits of a large vocabulary are made again in the backward pass, one piece at a time, rather than all kept.
-    scored = [checkpoint(_score, backbone, *piece, temperature, use_reentrant=False) for piece in pieces]
-    logp, entropy = zip(*scored, strict=True)
+    chunk_size = max(1, MAX_LOGITS_PER_CHUNK // backbone.vocab_size)
+    chunks = list(zip(torch.split(chosen_ND, chunk_size), torch.split(token_N, chunk_size), strict=True))
+    if len(chunks) == 1:
+        return _compute_logprobs_and_entropies(backbone, chosen_ND, token_N, temperature)
+    # Large logits are recomputed in the backward pass, one chunk at a time, to bound memory.
+    outputs = [
+        checkpoint(_compute_logprobs_and_entropies, backbone, *chunk, temperature, use_reentrant=False)
+        for chunk in chunks
+    ]
+    logp, entropy = zip(*outputs, strict=True)
     return torch.cat(logp), torch.cat(entropy)
 
 
-def visible(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
-    """Which tokens of its row each token sees (see `pack`): bool [B, T, T]."""
+def tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
+    """Return the tree attention mask of packed rows (see `pack`), bool [B, query T, key T]."""
     T = tree_BT.shape[1]
-    # In place: a row of 20,000 tokens has a mask of 400 MB.
-    seen_BTT = tree_BT[:, :, None] == tree_BT[:, None, :]
-    seen_BTT &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
-    return seen_BTT.logical_and_(torch.ones(T, T, dtype=torch.bool, device=tree_BT.device).tril())
+    # In place: the mask of a row of 20,000 tokens takes 400 MB.
+    mask_BTT = tree_BT[:, :, None] == tree_BT[:, None, :]
+    mask_BTT &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
+    return mask_BTT.logical_and_(torch.ones(T, T, dtype=torch.bool, device=tree_BT.device).tril())
 
 
-def _score(backbone: Backbone, hidden_ND: Tensor, token_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logp_NV = log_probabilities(backbone.logits(hidden_ND), temperature)
+def _compute_logprobs_and_entropies(
+    backbone: Backbone, hidden_ND: Tensor, token_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logp_NV = compute_logprobs(backbone.compute_logits(hidden_ND), temperature)
     with torch.no_grad():
         entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
     return logp_NV.gather(1, token_N[:, None])[:, 0], entropy_N
 
 
-def _features(backbone: Backbone, batch: Batch, pixels: Pixels) -> Features | None:
-    """Each distinct picture goes through the vision tower once, however often the batch shows it."""
-    unique = {picture.key: picture for picture in batch.pictures}
+def _encode_images(backbone: Backbone, batch: Batch, load_pixels: LoadPixels) -> VisionFeatures | None:
+    """Encode each distinct image once, however often the batch contains it."""
+    unique = {image.key: image for image in batch.images}
     if not unique:
         return None
-    found = dict(zip(unique, backbone.features(list(unique.values()), pixels), strict=True))
-    return Features.cat([found[picture.key] for picture in batch.pictures])
+    features = dict(zip(unique, backbone.encode_images(list(unique.values()), load_pixels), strict=True))
+    return VisionFeatures.cat([features[image.key] for image in batch.images])
 
 
-def step(
+def train_step(
     backbone: Backbone,
     optimizer: Optimizer,
     batches: Sequence[Batch],
-    loss: Loss,
+    loss_fn: LossFn,
     *,
-    pixels: Pixels,
+    load_pixels: LoadPixels,
     temperature: float = 1.0,
 ) -> StepReport:
-    """Accumulate gradients over the micro-batches, then one update. The losses of the batches add up."""
+    """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step."""
     backbone.model.train()
 
-    def score(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
-        logp_N, entropy_N = forward(backbone, batch, pixels=pixels, temperature=temperature)
-        value, measured = loss(batch, logp_N)
-        return value, float(entropy_N.sum()), measured
+    def compute_loss(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
+        logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
+        loss, stats = loss_fn(batch, logp_N)
+        return loss, float(entropy_N.sum()), stats
 
-    if backbone.side_by_side > 1 and len(batches) > 1:
-        found = _together(backbone, batches, score)
+    if backbone.num_parallel_micro_batches > 1 and len(batches) > 1:
+        results = _run_in_parallel(backbone, batches, compute_loss)
     else:
-        found = []
+        results = []
         for batch in batches:
-            value, entropy, measured = score(batch)
-            torch.autograd.backward(value)
-            found.append((float(value.detach()), entropy, measured))
-    norm = optimizer.step()
+            loss, entropy, batch_stats = compute_loss(batch)
+            torch.autograd.backward(loss)
+            results.append((float(loss.detach()), entropy, batch_stats))
+    grad_norm = optimizer.step()
     backbone.model.eval()
-    values, entropies, stats = zip(*found, strict=True)
-    trained = sum(len(batch.token_N) for batch in batches)
+    losses, entropies, stats = zip(*results, strict=True)
+    trained_tokens = sum(len(batch.token_N) for batch in batches)
     return StepReport(
-        loss=sum(values),
-        entropy=sum(entropies) / max(trained, 1),
-        grad_norm=norm,
-        tokens=sum(int((batch.tree_BT >= 0).sum()) for batch in batches),
-        trained_tokens=trained,
+        loss=sum(losses),
+        entropy=sum(entropies) / max(trained_tokens, 1),
+        grad_norm=grad_norm,
+        packed_tokens=sum(int((batch.tree_BT >= 0).sum()) for batch in batches),
+        trained_tokens=trained_tokens,
         stats=merge_stats(stats),
     )
 
 
-Measured = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
+MicroBatchResult = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
 
 
-def _together(
-    backbone: Backbone, batches: Sequence[Batch], score: Callable[[Batch], tuple[Tensor, float, Mapping[str, Tensor]]]
-) -> list[Measured]:
-    """The same with a thread per micro-batch in place of threads within each operation, which wait for each other.
+def _run_in_parallel(
+    backbone: Backbone,
+    batches: Sequence[Batch],
+    compute_loss: Callable[[Batch], tuple[Tensor, float, Mapping[str, Tensor]]],
+) -> list[MicroBatchResult]:
+    """Run one thread per micro-batch instead of several threads per operation, which scale worse.
 
-    Gradients are added in the order of the micro-batches, so that a run is the same every time.
+    Gradients are added in the order of the micro-batches, so that runs are reproducible.
     """
-    many, parameters = backbone.side_by_side, backbone.parameters
+    num_threads, parameters = backbone.num_parallel_micro_batches, backbone.trainable_parameters
 
-    def work(batch: Batch) -> tuple[Measured, tuple[Tensor | None, ...]]:
-        with torch.enable_grad():  # a thread's own setting
-            value, entropy, measured = score(batch)
-            gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-        return (float(value.detach()), entropy, measured), gradients
+    def compute_gradients(batch: Batch) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
+        with torch.enable_grad():  # gradient mode is set per thread
+            loss, entropy, stats = compute_loss(batch)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return (float(loss.detach()), entropy, stats), gradients
 
-    found: list[Measured] = []
-    waves = [batches[start : start + many] for start in range(0, len(batches), many)]
-    with _lone_threads(many) as pool:
-        for wave in waves:  # no more gradients are held at once than threads
-            for scored, gradients in pool.map(work, wave):
-                found.append(scored)
-                _add(parameters, gradients)
-    return found
+    results: list[MicroBatchResult] = []
+    waves = [batches[start : start + num_threads] for start in range(0, len(batches), num_threads)]
+    with _open_single_threaded_pool(num_threads) as pool:
+        for wave in waves:  # bounds memory: at most one set of gradients per thread
+            for result, gradients in pool.map(compute_gradients, wave):
+                results.append(result)
+                _add_gradients(parameters, gradients)
+    return results
 
 
 @contextlib.contextmanager
-def _lone_threads(many: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads whose operations have no threads of their own."""
+def _open_single_threaded_pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool in which each PyTorch operation runs on one thread."""
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(many, thread_name_prefix="saccade-batch") as pool:
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
             yield pool
     finally:
-        torch.set_num_threads(many)
+        torch.set_num_threads(num_threads)
 
 
-def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+def _add_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

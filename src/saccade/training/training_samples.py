@@ -1,71 +1,72 @@
-"""From scored groups to samples: which conversations are trained, and the tokens their advantage lies on."""
+"""Convert scored groups to training samples: select the conversations, and assign advantages to their tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from saccade.algorithms.anchoring import structural
-from saccade.types import Episode, Group, Sample, Scored
-
-Decode = Callable[[Sequence[int]], str]
-Credits = Sequence[NDArray[np.float64]]  # one array [G] of advantages per group
+from saccade.algorithms.credit import Decode, span_token_mask
+from saccade.algorithms.group_advantages import GroupAdvantages
+from saccade.types import Episode, Group, Span, TrainingSample
 
 
-def samples_of(
+def build_samples(
     groups: Sequence[Group],
-    credits: Credits,
-    children: Literal["none", "shared"],
+    advantages: Sequence[GroupAdvantages],
+    sub_agent_credit: Literal["none", "shared"],
     *,
-    anchors: Credits | None = None,
     decode: Decode | None = None,
-    leave_out: Callable[[Scored, float], bool] = lambda member, advantage: False,
-) -> list[Sample]:
-    """One sample per conversation that is trained.
+    masks: Sequence[Sequence[bool]] | None = None,
+) -> list[TrainingSample]:
+    """Return one sample per trained conversation of the episodes that `masks` select (None: all).
 
-    Each episode's own conversation is trained, and with `children="shared"` its sub-agents' too, with the advantage of
-    their parent. `credits` lie on every token that was sampled, `anchors` on top of them on structural tokens (see
-    `algorithms.anchoring`; `decode` tells them), and nothing lies on anything else. Members of which `leave_out(member,
-    advantage of its structural tokens)` is true are not trained.
+    Each episode's main conversation is trained, and with `sub_agent_credit="shared"` its sub-agents' too, with the
+    parent's advantage. The advantages of spans are added on their tokens, which `decode` identifies; turns and calls
+    are those of the main conversation.
     """
-    anchors = [np.zeros_like(values) for values in credits] if anchors is None else anchors
-    return [
-        sample_of(conversation, value, anchor=anchor, decode=decode)
-        for group, values, tops in zip(groups, credits, anchors, strict=True)
-        for member, value, anchor in zip(group.members, _plain(values), _plain(tops), strict=True)
-        if not leave_out(member, value + anchor)
-        for conversation in _trained(member.episode, children)
-    ]
+    masks = [[True] * len(group.episodes) for group in groups] if masks is None else masks
+    samples = []
+    for group, group_advantages, mask in zip(groups, advantages, masks, strict=True):
+        rows = zip(group.episodes, group_advantages.every_token_G.tolist(), mask, strict=True)
+        for index, (scored, advantage, is_kept) in enumerate(rows):
+            by_span = {span: float(value_G[index]) for span, value_G in group_advantages.by_span.items()}
+            tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
+            children = list(scored.episode.walk())[1:] if sub_agent_credit == "shared" else []
+            for conversation in [scored.episode, *children] if is_kept else []:
+                if conversation.ledger.sampled_tokens():
+                    own = by_span if conversation is scored.episode else tags
+                    samples.append(build_sample(conversation, advantage, by_span=own, decode=decode))
+    return samples
 
 
-def _plain(values: NDArray[np.float64]) -> list[float]:
-    return [float(value) for value in values]
+def build_sample(
+    episode: Episode, advantage: float, *, by_span: Mapping[Span, float] | None = None, decode: Decode | None = None
+) -> TrainingSample:
+    """Return an episode's main conversation: `advantage` on every sampled token, plus those of spans on their tokens.
 
-
-def _trained(episode: Episode, children: str) -> list[Episode]:
-    conversations = list(episode.walk()) if children == "shared" else [episode]
-    return [conversation for conversation in conversations if conversation.ledger.sampled_tokens()]
-
-
-def sample_of(episode: Episode, advantage: float, *, anchor: float = 0.0, decode: Decode | None = None) -> Sample:
-    """An episode's own conversation: `advantage` on every sampled token, plus `anchor` on structural ones.
-
-    ValueError for an anchor without a `decode` that tells which those are.
+    Raises ValueError for an advantage of a span without `decode`, which identifies its tokens.
     """
-    if anchor and decode is None:
-        raise ValueError("an anchor needs to know how tokens are spelled")
-    return Sample(ledger=episode.ledger, advantages=tuple(_laid(episode, advantage, anchor, decode)))
+    credited = {span: value for span, value in (by_span or {}).items() if value}
+    if credited and decode is None:
+        raise ValueError(f"by_span={credited} needs decode to find the tokens; got None")
+    return TrainingSample(
+        ledger=episode.ledger, advantages=tuple(_compute_token_advantages(episode, advantage, credited, decode))
+    )
 
 
-def _laid(episode: Episode, advantage: float, anchor: float, decode: Decode | None) -> Iterator[float]:
-    # A reply over new weights has a segment per version; its tags are those of the whole reply.
-    for sampled, run in groupby(episode.ledger.segments, key=lambda segment: segment.sampled):
-        tokens = [token for segment in run for token in segment.expanded()]
-        if not sampled:
-            yield from (0.0 for _ in tokens)
-        elif anchor and decode is not None:
-            yield from (advantage + anchor * marked for marked in structural(tuple(tokens), decode))
-        else:
-            yield from (advantage for _ in tokens)
+def _compute_token_advantages(
+    episode: Episode, advantage: float, by_span: Mapping[Span, float], decode: Decode | None
+) -> Iterator[float]:
+    turn = 0
+    # A reply sampled by several weight versions has one segment per version; tags may cross these.
+    for is_sampled, segments in groupby(episode.ledger.segments, key=lambda segment: segment.is_sampled):
+        tokens = tuple(token for segment in segments for token in segment.input_ids())
+        values = np.full(len(tokens), advantage if is_sampled else 0.0)
+        if is_sampled:
+            reply = episode.turns[turn].reply if turn < len(episode.turns) else None
+            for span, value in by_span.items() if decode else ():
+                assert decode is not None
+                values += value * np.array(span_token_mask(span, tokens, decode, turn=turn, reply=reply), dtype=bool)
+            turn += 1
+        yield from values.tolist()

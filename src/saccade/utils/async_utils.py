@@ -1,4 +1,4 @@
-"""Waiting: for several at once, for what may or may not have to be waited for, for a thread, and only so long."""
+"""Async helpers: gathering with cancellation, background threads, and timeouts by a clock that can be paused."""
 
 import asyncio
 import contextlib
@@ -12,101 +12,118 @@ from typing import Any, Optional, TypeVar
 T = TypeVar("T")
 
 
-async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all at once, results in order; the first failure is raised and cancels the rest."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
+    """Await all concurrently and return their results in order.
+
+    The first failure cancels the others and is raised when all of them have ended.
+    """
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:  # `gather` alone would let the others run on
-            task.cancel()
+        for task in tasks:  # `asyncio.gather` alone would leave the others running
+            if (
+                not isinstance(task, asyncio.Task) or not task.cancelling()
+            ):  # a second cancellation would interrupt a task's cleanup
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Work until it is done, or until `enough` is set: then it is cancelled, has ended on return, and gives None."""
-    running, signal = asyncio.ensure_future(work), asyncio.ensure_future(enough.wait())
+async def run_until(stop_event: asyncio.Event, coroutine: Coroutine[Any, Any, T]) -> T | None:
+    """Run a coroutine to its end, or until `stop_event` is set: then cancel it, wait for its end and return None."""
+    running, signal = asyncio.ensure_future(coroutine), asyncio.ensure_future(stop_event.wait())
     try:
         await asyncio.wait((running, signal), return_when=asyncio.FIRST_COMPLETED)
         return await running if running.done() else None
     finally:
-        for each in (running, signal):
-            each.cancel()
+        running.cancel()
+        signal.cancel()
         await asyncio.gather(running, signal, return_exceptions=True)
 
 
-def apart(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """The result of work in a thread of its own, a daemon: nobody has to wait for it, nor does Python at its end."""
+@contextlib.asynccontextmanager
+async def cancel_on_exit(task: "asyncio.Task[Any]") -> AsyncIterator[None]:
+    """Cancel a task at the end of the block, and wait for its end."""
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run a function in a new daemon thread, which Python doesn't join at exit; return a future of its result."""
     future = Future[T]()
-    future.set_running_or_notify_cancel()  # from here on nobody but the thread settles it
+    future.set_running_or_notify_cancel()  # from here on only the thread sets its result
 
     def run() -> None:
         try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 (raised where the future is awaited)
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return asyncio.wrap_future(future)
 
 
-async def settled(value: T | Awaitable[T]) -> T:
-    """A value, waited for where it has to be."""
+async def maybe_await(value: T | Awaitable[T]) -> T:
+    """Return a value, awaiting it first if it is awaitable."""
     if inspect.isawaitable(value):
         return await value
     return value
 
 
 class PausableClock:
-    """The event loop's clock, less the time in which it was paused; what it bounds isn't charged for that time."""
+    """The event loop's clock minus the time in which it was paused; paused time doesn't count toward its timeouts."""
 
     def __init__(self) -> None:
-        self._limits: dict[asyncio.Timeout, float] = {}  # when each passes, by this clock
-        self._paused, self._since = 0.0, 0.0
-        self._pauses = 0  # that are open
+        self._timeouts: dict[asyncio.Timeout, float] = {}  # when each expires, by this clock
+        self._paused_seconds, self._paused_since = 0.0, 0.0
+        self._num_pauses = 0  # pauses may be nested or overlap
 
     def time(self) -> float:
-        """Seconds, as of the running loop."""
-        return (self._since if self._pauses else asyncio.get_running_loop().time()) - self._paused
+        """Return the seconds of the running loop's clock, minus paused time."""
+        return (self._paused_since if self._num_pauses else asyncio.get_running_loop().time()) - self._paused_seconds
 
     @contextlib.asynccontextmanager
     async def timeout_at(self, when: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """As `asyncio.timeout_at`, by this clock; None is never."""
+        """Bound the block like `asyncio.timeout_at`, by this clock; None means no timeout."""
         async with asyncio.timeout(None) as limit:
             if when is not None:
-                self._limits[limit] = when
-                self._schedule(limit)
-            known = _BOUNDING.set(self)
+                self._timeouts[limit] = when
+                self._reschedule(limit)
+            token = _ACTIVE_CLOCK.set(self)
             try:
                 yield limit
             finally:
-                _BOUNDING.reset(known)
-                self._limits.pop(limit, None)
+                _ACTIVE_CLOCK.reset(token)
+                self._timeouts.pop(limit, None)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """The clock stands still inside, where no limit passes."""
-        self._since = self._since if self._pauses else asyncio.get_running_loop().time()
-        self._pauses += 1
-        self._schedule(*self._limits)
+    def pause(self) -> Iterator[None]:
+        """Pause the clock inside the block; no timeout expires meanwhile."""
+        self._paused_since = self._paused_since if self._num_pauses else asyncio.get_running_loop().time()
+        self._num_pauses += 1
+        self._reschedule(*self._timeouts)
         try:
             yield
         finally:
-            self._pauses -= 1
-            self._paused += 0.0 if self._pauses else asyncio.get_running_loop().time() - self._since
-            self._schedule(*self._limits)
+            self._num_pauses -= 1
+            self._paused_seconds += 0.0 if self._num_pauses else asyncio.get_running_loop().time() - self._paused_since
+            self._reschedule(*self._timeouts)
 
-    def _schedule(self, *limits: asyncio.Timeout) -> None:
-        for limit in limits:
+    def _reschedule(self, *timeouts: asyncio.Timeout) -> None:
+        for limit in timeouts:
             if not limit.expired():
-                limit.reschedule(None if self._pauses else self._limits[limit] + self._paused)
+                limit.reschedule(None if self._num_pauses else self._timeouts[limit] + self._paused_seconds)
 
 
-_BOUNDING: ContextVar[Optional["PausableClock"]] = ContextVar("bounding", default=None)
+_ACTIVE_CLOCK: ContextVar[Optional["PausableClock"]] = ContextVar("active_clock", default=None)
 
 
 @contextlib.contextmanager
-def uncharged() -> Iterator[None]:
-    """Inside, the clock that bounds whoever is here stands still, if there is one."""
-    clock = _BOUNDING.get()
-    with clock.paused() if clock else contextlib.nullcontext():
+def pause_active_clock() -> Iterator[None]:
+    """Pause the clock whose timeout bounds the caller, if there is one, inside the block."""
+    clock = _ACTIVE_CLOCK.get()
+    with clock.pause() if clock else contextlib.nullcontext():
         yield

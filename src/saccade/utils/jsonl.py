@@ -1,7 +1,7 @@
-"""Nouns on disk: one JSON line per task, episode, group or any other frozen type, read back identical.
+"""Read and write JSON Lines: one line per task, episode, group or other frozen dataclass, read back equal.
 
-Values without a type of their own (`Task.extras`, `Call.arguments`) must be JSON-like: a tuple in them comes back as
-a list. Infinite and not-a-number floats survive.
+Untyped values (`Task.extras`, `Call.arguments`) must be JSON-like: a tuple in them is read back as a list. Infinities
+and NaN are preserved.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,35 +17,35 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import DataError
-from saccade.ledger import Picture
-from saccade.types import Media
+from saccade.utils.files import write_text
 
-Noun = TypeVar("Noun")
+ItemT = TypeVar("ItemT")
 
 
 def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
-    """Write one line per item. The file appears complete or not at all."""
-    with whole(Path(path)) as partial, partial.open("wb") as file:
-        file.writelines(line(item) for item in items)
+    """Write one line per item, atomically."""
+    with atomic_write(Path(path)) as partial, partial.open("wb") as file:
+        file.writelines(encode_json_line(item) for item in items)
 
 
-def need_file(path: str | os.PathLike[str]) -> None:
-    """Raises DataError, which says why, where a path isn't that of a file that can be read."""
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Raise DataError, with the path as key, unless it is a readable file."""
+    key = os.fspath(path)
     try:
-        folder = stat.S_ISDIR(os.stat(path).st_mode)
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: there is no such file") from None
+        raise DataError(f"{path}: there is no such file", key=key) from None
     except OSError as error:
-        raise DataError(f"{path} can't be read: {(error.strerror or str(error)).lower()}") from error
-    if folder:
-        raise DataError(f"{path} is a folder; name a file")
+        raise DataError(f"{path} can't be read: {(error.strerror or str(error)).lower()}", key=key) from error
+    if is_folder:
+        raise DataError(f"{path} is a folder; name a file", key=key)
     if not os.access(path, os.R_OK):
-        raise DataError(f"{path} can't be read: permission denied")
+        raise DataError(f"{path} can't be read: permission denied", key=key)
 
 
 @contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """A path to write, which becomes `target` where nothing fails and is deleted where something does."""
+def atomic_write(target: Path) -> Iterator[Path]:
+    """Yield a temporary path that is renamed to `target` on success and deleted on failure."""
     partial = target.with_name(target.name + ".part")
     try:
         yield partial
@@ -54,102 +54,113 @@ def whole(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def plain(item: Any) -> Any:
-    """A noun as JSON has it: mappings, lists, texts, numbers."""
-    return json.loads(line(item))
+def to_jsonable(item: Any) -> Any:
+    """Return an item as plain JSON values: mappings, lists, strings, numbers."""
+    return json.loads(encode_json_line(item))
 
 
-def append(path: str | os.PathLike[str], item: Any) -> None:
-    """Add one line; a line that an interruption had left torn at the end is cut off first."""
-    with Path(path).open("a+b") as file:
-        _mend(file)
-        file.write(line(item))
+def write_json(path: Path, value: Any) -> Path:
+    """Write a value, such as a frozen dataclass, as a JSON file, atomically. Raises RunError with the path as key."""
+    return write_text(path, json.dumps(value, default=_convert_for_json, indent=1) + "\n")
 
 
-def read_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool = False) -> list[Noun]:
-    """Every item of the file, typed; `torn_end` passes over a last line that was cut off while it was written.
-
-    Raises DataError, naming file, line and field, for anything that isn't a `kind`.
+def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
+    """Return the item of a JSON file. Raises DataError, with the path as key and the hint at its end, if it is invalid
+    or can't be read.
     """
-    return list(iterate_jsonl(path, kind, torn_end=torn_end))
+    try:
+        return validate_as(json.loads(path.read_bytes()), item_type, str(path))
+    except (DataError, OSError, ValueError) as error:
+        reason = str(error) if isinstance(error, DataError) else f"{path} can't be read: {error}"
+        raise DataError(f"{reason}; {hint}", key=str(path)) from error
 
 
-def iterate_jsonl(path: str | os.PathLike[str], kind: type[Noun], *, torn_end: bool = False) -> Iterator[Noun]:
-    """Like `read_jsonl`, one item at a time."""
+def append_jsonl(path: str | os.PathLike[str], item: Any) -> None:
+    """Append one line; remove a truncated last line first."""
+    with Path(path).open("a+b") as file:
+        _repair_last_line(file)
+        file.write(encode_json_line(item))
+
+
+def read_jsonl(
+    path: str | os.PathLike[str], item_type: type[ItemT], *, skip_truncated_line: bool = False
+) -> list[ItemT]:
+    """Return every item of the file, typed; `skip_truncated_line` ignores a last line that an interruption truncated.
+
+    Raises DataError, which names file and line and has the field as key, for a line that isn't an `item_type`.
+    """
+    return list(iterate_jsonl(path, item_type, skip_truncated_line=skip_truncated_line))
+
+
+def iterate_jsonl(
+    path: str | os.PathLike[str], item_type: type[ItemT], *, skip_truncated_line: bool = False
+) -> Iterator[ItemT]:
+    """Yield what `read_jsonl` returns, one item at a time."""
     source = Path(path)
-    need_file(source)
+    require_file(source)
     with source.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip() or (torn_end and _torn(line)):
+            if not line.strip() or (skip_truncated_line and _is_truncated(line)):
                 continue
-            yield _parse(line, kind, f"{source}, line {number}")
+            yield _parse_line(line, item_type, f"{source}, line {number}")
 
 
-def relocated(item: Noun, change: Callable[[str], str]) -> Noun:
-    """A noun with the path of every file and picture in it changed."""
-    changed: Any = item
-    if isinstance(item, Media | Picture):
-        changed = dataclasses.replace(item, path=change(item.path))
-    elif isinstance(item, tuple) and item and dataclasses.is_dataclass(item[0]):
-        changed = tuple(relocated(each, change) for each in item)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        parts = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        changed = dataclasses.replace(item, **{name: relocated(part, change) for name, part in parts.items()})
-    return cast(Noun, changed)
+def relativize_path(folder: Path, file: str, root: Path | None) -> str:
+    """Return the path by which files in `folder` refer to `file`: relative if it is inside `root`, else absolute.
 
-
-def seen_from(folder: Path, file: str, root: Path | None) -> str:
-    """How what lies in `folder` names a file: as seen from there where it lies below `root`, else absolute.
-
-    So a run may be moved as a whole. `os.path.normpath(folder / name)` finds the file again.
+    A run can thus be moved as a whole. `os.path.normpath(folder / path)` is the file.
     """
-    whole = os.path.abspath(file)
-    below = root is not None and Path(whole).is_relative_to(os.path.abspath(root))
-    return os.path.relpath(whole, os.path.abspath(folder)) if below else whole
+    absolute = os.path.abspath(file)
+    is_inside = root is not None and Path(absolute).is_relative_to(os.path.abspath(root))
+    return os.path.relpath(absolute, os.path.abspath(folder)) if is_inside else absolute
 
 
-def line(item: Any) -> bytes:
-    """A noun as a line of JSON."""
-    # Python's own JSON keeps what pydantic's loses: infinities, lone surrogates.
-    return json.dumps(item, default=_plain, separators=(",", ":")).encode() + b"\n"
+def encode_json_line(item: Any) -> bytes:
+    """Encode an item as one line of JSON."""
+    # Python's JSON keeps infinities and lone surrogates, which pydantic's loses.
+    return json.dumps(item, default=_convert_for_json, separators=(",", ":")).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: dataclasses and mappings as objects (tuples are lists, enums their values)."""
+def _convert_for_json(value: Any) -> Any:
+    """Convert dataclasses and mappings to objects (tuples become lists, enums their values)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = {field.name: (getattr(value, field.name), field.metadata) for field in dataclasses.fields(value)}
+        return {name: item for name, (item, meta) in fields.items() if item is not None or not meta.get("omit_none")}
     if isinstance(value, Mapping):
         return dict(value)
-    raise DataError(f"a {type(value).__name__} can't be written as JSON; use plain values")
+    raise DataError(f"a {type(value).__name__} can't be written as JSON; use plain values", value=value)
 
 
-def _parse(line: bytes, kind: type[Noun], where: str) -> Noun:
+def _parse_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
     try:
         value = json.loads(line)
+    except RecursionError as error:
+        raise DataError(f"{location}: the JSON is nested too deeply to read", key=location) from error
     except ValueError as error:
         ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
-        raise DataError(f"{where}: not valid JSON{ending}: {error}") from error
-    return typed(value, kind, where)
+        raise DataError(f"{location}: not valid JSON{ending}: {error}", key=location) from error
+    return validate_as(value, item_type, location)
 
 
-def typed(value: Any, kind: type[Noun], where: str) -> Noun:
-    """A plain value as a noun. Raises DataError, naming `where` and the field, for anything that isn't a `kind`."""
+def validate_as(value: Any, item_type: type[ItemT], location: str) -> ItemT:
+    """Convert a plain value to `item_type`. Raises DataError, which names `location` and has the field as key."""
     try:
-        item: Noun = _adapter(cast(Hashable, kind)).validate_python(value)
+        item: ItemT = _get_type_adapter(cast(Hashable, item_type)).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole line"
-        raise DataError(f"{where}, field {field}: {first['msg']} (read as {kind.__name__})") from error
+        message = f"{location}, field {field}: {first['msg']} (read as {item_type.__name__})"
+        raise DataError(message, key=field, value=first["input"]) from error
     return item
 
 
 @cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(cast(type[Any], kind))
+def _get_type_adapter(item_type: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast(type[Any], item_type))
 
 
-def _mend(file: Any) -> None:
-    """Leave the end of an open file at a line end: complete a whole last line, cut off a torn one."""
+def _repair_last_line(file: Any) -> None:
+    """Make an open file end with a line end: complete a valid last line, remove a truncated one."""
     size = file.seek(0, os.SEEK_END)
     if not size:
         return
@@ -158,18 +169,20 @@ def _mend(file: Any) -> None:
         return
     file.seek(0)
     last = file.read().rpartition(b"\n")[2]
-    if _torn(last):
+    if _is_truncated(last):
         file.truncate(size - len(last))
     else:
         file.write(b"\n")
 
 
-def _torn(line: bytes) -> bool:
-    """Whether a line, the last of its file, was cut off while it was written."""
+def _is_truncated(line: bytes) -> bool:
+    """Return whether the last line of a file is truncated."""
     if line.endswith(b"\n"):
         return False
     try:
         json.loads(line)
+    except RecursionError:  # reading the line reports it
+        return False
     except ValueError:
         return True
     return False

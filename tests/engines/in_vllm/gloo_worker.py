@@ -1,6 +1,6 @@
-"""What a real vLLM without GPUs is started with so that it takes weights as others do by NCCL: a backend by gloo.
+"""A gloo backend for vLLM's weight transfer, so that a vLLM without GPUs receives weights as others do by NCCL.
 
-vLLM imports this in each worker, as the home of a `--worker-extension-cls`. All but the transport is vLLM's own.
+vLLM imports this module in each worker because of `--worker-extension-cls`. Only the transport differs from vLLM's own.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WAIT = timedelta(seconds=60)
 
 
 @dataclass
-class Invitation(WeightTransferInitInfo):
+class InitInfo(WeightTransferInitInfo):
     master_address: str
     master_port: int
     rank_offset: int
@@ -24,7 +24,7 @@ class Invitation(WeightTransferInitInfo):
 
 
 class Gloo(NCCLWeightTransferEngine):
-    init_info_cls = Invitation
+    init_info_cls = InitInfo
 
     def init_transfer_engine(self, init_info):
         rank = init_info.rank_offset + self.parallel_config.rank
@@ -44,7 +44,7 @@ class Gloo(NCCLWeightTransferEngine):
 
 
 class Extension:
-    """Adds nothing to the worker; that it lives here is what brings the backend in."""
+    """Adds nothing to the worker; importing it registers the backend."""
 
 
 WeightTransferEngineFactory.register_engine("gloo", Gloo)

@@ -1,4 +1,4 @@
-"""Parts of benchmarks and several attempts: even over the strata, problems whole, metrics per attempt."""
+"""Subsets of benchmarks and several samples: even over strata, problems whole, metrics per sample."""
 
 from collections import Counter
 
@@ -6,8 +6,9 @@ import pytest
 from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Answer, Mark, Result, report
-from saccade.evaluation.portions import Portion
+from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmarks.base import UNPARSED, Answer, Grade, GradedAnswer
+from saccade.evaluation.subset import Subset
 
 
 @pytest.mark.slow
@@ -22,19 +23,19 @@ from saccade.evaluation.portions import Portion
     ],
 )
 def test_a_benchmark_is_spread_over_its_own_strata(tmp_path, name, stratum, limit, each):
-    benchmark = plugins.bind("evaluation.benchmarks", name, {})()
-    tasks = benchmark.tasks(write_copy(name, tmp_path))
-    few = Portion(limit=limit, strata=tuple(benchmark.strata.values()), unit=benchmark.together).of(tasks)
+    benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
+    tasks = benchmark.load_tasks(write_copy(name, tmp_path))
+    few = Subset(limit=limit, strata=tuple(benchmark.strata.values()), joint_key=benchmark.joint_key).select(tasks)
     held = Counter(benchmark.strata[stratum](one) for one in few)
     assert set(held.values()) == {each}
     assert set(held) == {benchmark.strata[stratum](one) for one in tasks}
 
 
 @pytest.mark.slow
-def test_problems_of_several_steps_stay_whole(tmp_path):
-    benchmark = plugins.bind("evaluation.benchmarks", "wemath", {})()
-    tasks = benchmark.tasks(write_copy("wemath", tmp_path))
-    few = Portion(limit=35, strata=tuple(benchmark.strata.values()), unit=benchmark.together).of(tasks)
+def test_problems_stay_whole(tmp_path):
+    benchmark = plugins.resolve("evaluation.benchmarks", "wemath", {})()
+    tasks = benchmark.load_tasks(write_copy("wemath", tmp_path))
+    few = Subset(limit=35, strata=tuple(benchmark.strata.values()), joint_key=benchmark.joint_key).select(tasks)
     whole = Counter(each.extras["problem"] for each in tasks)
     held = Counter(each.extras["problem"] for each in few)
     assert 30 < len(few) <= 35
@@ -42,26 +43,26 @@ def test_problems_of_several_steps_stay_whole(tmp_path):
 
 
 def results(tasks, values):
-    """Results of tasks with these values, those of one task being its attempts; None: nothing could be read."""
+    """Return results of tasks with these values, several of one task being its samples; None: unparsed."""
     seen, found = Counter(), []
     for task, value in zip(tasks, values, strict=True):
-        mark = UNPARSED if value is None else Mark(read="C", value=value)
-        found.append(Result(task=task, answer=Answer(text="C"), mark=mark, attempt=seen[task.id]))
+        mark = UNPARSED if value is None else Grade(extracted="C", value=value)
+        found.append(GradedAnswer(task=task, answer=Answer(text="C"), grade=mark, sample_index=seen[task.id]))
         seen[task.id] += 1
     return found
 
 
-def test_attempts_are_averaged_and_not_mixed(tmp_path):
-    """Of two variants of a seed each attempt solves one: in no attempt is the seed solved, although both once were."""
-    benchmark = plugins.bind("evaluation.benchmarks", "dynamath", {})()
+def test_metrics_are_averaged_over_samples(tmp_path):
+    """Each sample solves one of a seed's two variants, so no sample solves the seed."""
+    benchmark = plugins.resolve("evaluation.benchmarks", "dynamath", {})()
     rows = [row for row in MAKERS["dynamath"]() if row["key"] == "1"][:2]
-    one, two = benchmark.tasks(write_copy("dynamath", tmp_path, rows), subset=True)
-    found = report(benchmark, results([one, two, one, two], [1, 0, 0, 1]))
-    assert (found.n, found.errors, found.unparsed) == (2, 0, 0)
+    one, two = benchmark.load_tasks(write_copy("dynamath", tmp_path, rows), allow_incomplete=True)
+    found = build_plain_scorecard(benchmark, results([one, two, one, two], [1, 0, 0, 1]))
+    assert (found.num_tasks, found.errors, found.unparsed) == (2, 0, 0)
     assert found.metrics == {"average": 50, "worst_case": 0}
     assert found.at_k == {"avg@2": 50, "pass@2": 100}
-    found = report(benchmark, results([one, one, two, two], [1, 0, 1, None]))
+    found = build_plain_scorecard(benchmark, results([one, one, two, two], [1, 0, 1, None]))
     assert found.metrics == {"average": 50, "worst_case": 50}
-    assert (found.n, found.unparsed) == (2, 1)
+    assert (found.num_tasks, found.unparsed) == (2, 1)
     assert {cell.n for cell in found.strata["variant"].values()} == {1}
-    assert report(benchmark, results([one, two], [1, 1])).at_k == {}
+    assert build_plain_scorecard(benchmark, results([one, two], [1, 1])).at_k == {}

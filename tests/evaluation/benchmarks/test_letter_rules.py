@@ -1,14 +1,14 @@
-"""What the official rule of each multiple choice makes of twenty-five kinds of answer, and why; the gold is C."""
+"""Strict rules of each multiple-choice benchmark on twenty-five kinds of answer, with reasons; C is right."""
 
 import pytest
 from toy_rows import OPTIONS, write_copy
 
 from saccade import plugins
-from saccade.evaluation.benchmarks._benchmark import Answer, grade
-from saccade.evaluation.verdicts import Verdict, decided
-from saccade.types import Kind
+from saccade.evaluation.benchmarks.base import Answer, grade
+from saccade.evaluation.judge_results import JudgeVerdict, apply_verdicts_to_answers
+from saccade.types import AnswerType
 
-# kind: what the model said, and what a person reads in it (the tolerant rule of every benchmark)
+# kind: the answer, and its value as a person reads it (the lenient rule of every benchmark)
 SAID = {
     "plain letter": ("C", 1),
     "another letter": ("B", 0),
@@ -37,7 +37,7 @@ SAID = {
     "denial": ("not C", None),
 }
 
-# benchmark: kind -> the official value (None: nothing is read), and why; what isn't named is 1, as it is for a person
+# benchmark: kind -> the strict value (None: unparsed), and why; kinds that are missing have the value 1
 FIRST_LETTER = {
     "another letter": (0, "B is the first of A-D"),
     "lower case": (None, "only capitals are looked for"),
@@ -51,7 +51,7 @@ FIRST_LETTER = {
     "option text": (None, "texts of options are not known"),
     "denial": (1, "a denial is not read"),
 }
-OFFICIAL = {
+STRICT_VALUES = {
     "videomme": {**FIRST_LETTER, "best option": (0, "a missing comma: the phrase stays, and its B is first")},
     "longvideobench": {**FIRST_LETTER, "label": (0, "'Answer:' is not deleted, and its A is first")},
     "lvbench": {
@@ -178,46 +178,46 @@ OFFICIAL = {
 
 
 def choice_task(name, folder):
-    """The benchmark's first multiple choice of which C is right."""
-    benchmark = plugins.bind("evaluation.benchmarks", name, {})()
-    tasks = benchmark.tasks(write_copy(name, folder))
-    return benchmark, next(task for task in tasks if task.kind is Kind.CHOICE and task.gold == "C")
+    """Return the benchmark and its first multiple-choice task with the answer C."""
+    benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
+    tasks = benchmark.load_tasks(write_copy(name, folder))
+    return benchmark, next(task for task in tasks if task.answer_type == AnswerType.CHOICE and task.ground_truth == "C")
 
 
-def value(benchmark, task, text, extractor):
-    (result,) = grade(benchmark, [task], {task.id: Answer(text=text)}, extractor=extractor)
-    return None if result.unparsed else result.mark.value
+def value(benchmark, task, text, scoring):
+    (result,) = grade(benchmark, [task], {task.id: Answer(text=text)}, scoring=scoring)
+    return None if result.is_unparsed else result.grade.value
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_the_official_rule(name, tmp_path):
+@pytest.mark.parametrize("name", STRICT_VALUES)
+def test_strict_rule(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
-    assert task.choices[:3] == OPTIONS[:3]
+    assert task.options[:3] == OPTIONS[:3]
     for kind, (text, _) in SAID.items():
-        expected, why = OFFICIAL[name].get(kind, (1, "it names C"))
-        assert value(benchmark, task, text, "official") == expected, f"{kind}: {why}"
+        expected, why = STRICT_VALUES[name].get(kind, (1, "it names C"))
+        assert value(benchmark, task, text, "strict") == expected, f"{kind}: {why}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_the_tolerant_rule(name, tmp_path):
+@pytest.mark.parametrize("name", STRICT_VALUES)
+def test_lenient_rule(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
     for kind, (text, expected) in SAID.items():
-        found = value(benchmark, task, text, "tolerant")
-        # MathVision's answers may be the option's value instead of its letter, so that any text is an answer
+        found = value(benchmark, task, text, "lenient")
+        # MathVision accepts the option's value instead of its letter, so any text is an answer.
         assert found == expected or (name == "mathvision" and expected is None and found == 0), kind
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_nothing_said_is_an_error_and_never_marked(name, tmp_path):
+@pytest.mark.parametrize("name", STRICT_VALUES)
+def test_missing_answer_is_an_error(name, tmp_path):
     benchmark, task = choice_task(name, tmp_path)
     for answers in ({}, {task.id: Answer(text=" \n")}, {task.id: Answer(text="C", error="the server died")}):
         (result,) = grade(benchmark, [task], answers)
         assert result.answer.error
         assert result.value == 0
-        assert not result.unparsed
+        assert not result.is_unparsed
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_nothing_said_is_an_error_and_never_marked(name, tmp_path):
     ],
 )
 def test_mlvu_reads_before_the_first_bracket(said, expected, why, tmp_path):
-    assert value(*choice_task("mlvu", tmp_path), said, "official") == expected, why
+    assert value(*choice_task("mlvu", tmp_path), said, "strict") == expected, why
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_mlvu_reads_before_the_first_bracket(said, expected, why, tmp_path):
     ],
 )
 def test_wemath_reads_after_the_last_answer(said, expected, why, tmp_path):
-    assert value(*choice_task("wemath", tmp_path), said, "official") == expected, why
+    assert value(*choice_task("wemath", tmp_path), said, "strict") == expected, why
 
 
 @pytest.mark.parametrize(
@@ -258,21 +258,21 @@ def test_wemath_reads_after_the_last_answer(said, expected, why, tmp_path):
     ],
 )
 def test_hrbench_matches_words(said, expected, why, tmp_path):
-    assert value(*choice_task("hrbench", tmp_path), said, "official") == expected, why
+    assert value(*choice_task("hrbench", tmp_path), said, "strict") == expected, why
 
 
-def test_longvideobench_draws_an_option_only_when_asked(tmp_path):
+def test_longvideobench_random_fallback(tmp_path):
     _, task = choice_task("longvideobench", tmp_path)
-    drawing = plugins.bind("evaluation.benchmarks", "longvideobench", {"random_fallback": True})()
-    first, second = (grade(drawing, [task], {task.id: Answer(text="none")})[0].mark for _ in range(2))
+    drawing = plugins.resolve("evaluation.benchmarks", "longvideobench", {"random_fallback": True})()
+    first, second = (grade(drawing, [task], {task.id: Answer(text="none")})[0].grade for _ in range(2))
     assert first == second
-    assert first.read in "ABCD"
+    assert first.extracted in "ABCD"
 
 
-def test_mmvu_leaves_to_a_judge_what_names_no_letter(tmp_path):
+def test_mmvu_answer_without_a_letter_is_undecided(tmp_path):
     benchmark, task = choice_task("mmvu", tmp_path)
     (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")})
-    assert result.mark.value is None
-    said = [Verdict(task=task.id, answer="the hat, I suppose", value=1.0)]
-    (result,) = decided([result], said, benchmark.official)
-    assert result.mark.value == 1.0
+    assert result.grade.value is None
+    said = [JudgeVerdict(task_id=task.id, answer="the hat, I suppose", value=1.0)]
+    (result,) = apply_verdicts_to_answers([result], said, benchmark.grade_strict)
+    assert result.grade.value == 1.0

@@ -1,25 +1,27 @@
-"""Metrics against numbers worked out by hand; denominators that nothing changes."""
+"""Metrics against hand-computed numbers, and fixed denominators."""
 
 import pytest
+from error_cases import raises
 from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
 from saccade.errors import DataError
-from saccade.evaluation.benchmarks._benchmark import Answer, grade, report
-from saccade.evaluation.verdicts import Verdict, decided
+from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmarks.base import Answer, grade
+from saccade.evaluation.judge_results import JudgeVerdict, apply_verdicts_to_answers
 
 
 def tasks_of(name, folder, rows=None, **settings):
-    benchmark = plugins.bind("evaluation.benchmarks", name, settings)()
-    return benchmark, benchmark.tasks(write_copy(name, folder, rows), subset=rows is not None)
+    benchmark = plugins.resolve("evaluation.benchmarks", name, settings)()
+    return benchmark, benchmark.load_tasks(write_copy(name, folder, rows), allow_incomplete=rows is not None)
 
 
-def reported(benchmark, tasks, says, extractor="official"):
+def reported(benchmark, tasks, says, extractor="strict"):
     answers = {task.id: said if isinstance(said := says(task), Answer) else Answer(text=said) for task in tasks}
-    return report(benchmark, grade(benchmark, tasks, answers, extractor=extractor), extractor=extractor)
+    return build_plain_scorecard(benchmark, grade(benchmark, tasks, answers, scoring=extractor), scoring=extractor)
 
 
-def test_what_fails_stays_in_the_denominator(tmp_path):
+def test_failures_stay_in_the_denominator(tmp_path):
     benchmark, tasks = tasks_of("videomme", tmp_path)
     broken = {task.id for task in tasks[:300]}
     unread = {task.id for task in tasks[300:600]}
@@ -30,7 +32,7 @@ def test_what_fails_stays_in_the_denominator(tmp_path):
         return "no idea" if task.id in unread else "C"
 
     found = reported(benchmark, tasks, says)
-    assert (found.n, found.errors, found.unparsed, found.undecided) == (2700, 300, 300, 0)
+    assert (found.num_tasks, found.errors, found.unparsed, found.undecided) == (2700, 300, 300, 0)
     assert found.score == pytest.approx(100 * 2100 / 2700)
     assert found.metrics["accuracy_of_answered"] == 100  # as the published script has it
     assert {name: cell.n for name, cell in found.strata["duration"].items()} == {
@@ -42,11 +44,11 @@ def test_what_fails_stays_in_the_denominator(tmp_path):
 
 
 def test_a_report_needs_results(tmp_path):
-    with pytest.raises(DataError, match="there is no result"):
-        report(plugins.bind("evaluation.benchmarks", "mlvu", {})(), [])
+    with raises(DataError, key="mlvu"):
+        build_plain_scorecard(plugins.resolve("evaluation.benchmarks", "mlvu", {})(), [])
 
 
-def test_lvbench_counts_a_question_in_each_capability_and_the_whole_once(tmp_path):
+def test_lvbench_counts_a_question_in_each_capability(tmp_path):
     benchmark, tasks = tasks_of("lvbench", tmp_path)
     found = reported(benchmark, tasks, lambda task: "C" if "Sum" in task.extras["capabilities"] else "A")
     assert sum(cell.n for cell in found.strata["capability"].values()) == 2094
@@ -54,7 +56,7 @@ def test_lvbench_counts_a_question_in_each_capability_and_the_whole_once(tmp_pat
     assert found.score == pytest.approx(100 * 58 / 1549)
 
 
-def test_mlvu_means_tasks_not_questions(tmp_path):
+def test_mlvu_averages_tasks(tmp_path):
     benchmark, tasks = tasks_of("mlvu", tmp_path)
     found = reported(benchmark, tasks, lambda task: "C" if task.extras["task"] == "plotQA" else "A")
     assert found.score == pytest.approx(100 / 7)
@@ -69,7 +71,7 @@ def test_charades_recall_is_at_least_the_threshold(tmp_path):
     assert found.metrics == pytest.approx({"r1@0.3": 75, "r1@0.5": 50, "r1@0.7": 25, "miou": 37.5})
 
 
-def test_vsibench_averages_levels_first_and_takes_subsets(tmp_path):
+def test_vsibench_averages_levels_first(tmp_path):
     benchmark, tasks = tasks_of("vsibench", tmp_path)
     easy = "object_rel_direction_easy"
     found = reported(benchmark, tasks, lambda task: "C" if task.extras["question_type"] == easy else "none")
@@ -81,29 +83,33 @@ def test_vsibench_averages_levels_first_and_takes_subsets(tmp_path):
     assert reported(benchmark, tasks, lambda task: "C").score == 100
 
 
-def test_hrbench_means_rotations_and_is_not_all_or_nothing(tmp_path):
+def test_hrbench_averages_rotations(tmp_path):
     benchmark, tasks = tasks_of("hrbench", tmp_path)
-    found = reported(benchmark, tasks, lambda task: "A" if task.extras["rotation"] == "0" else task.gold)
+    found = reported(benchmark, tasks, lambda task: "A" if task.extras["rotation"] == "0" else task.ground_truth)
     assert found.metrics == pytest.approx({"average": 75, "fsp": 75, "fcp": 75, "mean_of_rows": 75})
-    found = reported(benchmark, tasks, lambda task: task.gold if task.extras["category"] == "single" else "none")
+    found = reported(
+        benchmark, tasks, lambda task: task.ground_truth if task.extras["category"] == "single" else "none"
+    )
     assert found.metrics == pytest.approx({"average": 50, "fsp": 100, "fcp": 0, "mean_of_rows": 50})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mmvu", "mathverse"])
-def test_what_only_a_judge_can_say_bounds_the_score(name, tmp_path):
+def test_undecided_answers_bound_the_score(name, tmp_path):
     benchmark, tasks = tasks_of(name, tmp_path)
-    undecided = [task for task in tasks if task.gold in ("Dolly Zoom", "14")]
-    found = reported(benchmark, tasks, lambda task: task.gold if task not in undecided else "hm")
+    undecided = [task for task in tasks if task.ground_truth in ("Dolly Zoom", "14")]
+    found = reported(benchmark, tasks, lambda task: task.ground_truth if task not in undecided else "hm")
     assert found.undecided == len(undecided)
     assert found.score == pytest.approx(100 * (1 - len(undecided) / len(tasks)))
-    assert found.at_most[found.headline] == 100
-    answers = {task.id: Answer(text=str(task.gold) if task not in undecided else "hm") for task in tasks}
+    assert found.upper_bounds[found.primary_metric] == 100
+    answers = {task.id: Answer(text=str(task.ground_truth) if task not in undecided else "hm") for task in tasks}
     verdicts = {task.id: float(at % 2) for at, task in enumerate(undecided)}
-    said = [Verdict(task=name, answer="hm", value=value) for name, value in verdicts.items()]
-    found = report(benchmark, decided(grade(benchmark, tasks, answers), said, benchmark.official))
+    said = [JudgeVerdict(task_id=name, answer="hm", value=value) for name, value in verdicts.items()]
+    found = build_plain_scorecard(
+        benchmark, apply_verdicts_to_answers(grade(benchmark, tasks, answers), said, benchmark.grade_strict)
+    )
     assert found.undecided == 0
-    assert found.metrics == found.at_most
+    assert found.metrics == found.upper_bounds
     right = len(tasks) - len(undecided) + sum(verdicts.values())
     assert found.score == pytest.approx(100 * right / len(tasks))
 
@@ -113,11 +119,11 @@ WEMATH = [
     ("2steps_1", (1, 1), 1),  # complete mastery
     ("2steps_2", (1, 0), 1),  # rote if strict, mastery if loose
     ("2steps_3", (0, 0), 1),  # rote
-    ("2steps_4", (1, 1), 0),  # inadequate generalisation
+    ("2steps_4", (1, 1), 0),  # inadequate generalization
     ("2steps_5", (1, 0), 0),  # insufficient knowledge
     ("2steps_6", (0, 0), 0),  # insufficient knowledge
     ("3steps_1", (1, 1, 0), 1),  # rote if strict, mastery if loose
-    ("3steps_2", (1, 1, 1), 0),  # inadequate generalisation
+    ("3steps_2", (1, 1, 1), 0),  # inadequate generalization
 ]
 
 
@@ -133,12 +139,12 @@ def test_wemath_four_dimensions(tmp_path):
     found = reported(benchmark, tasks, lambda task: "B" if right[task.id] else "A").metrics
     # of 8: IK 2, IG 2; strict CM 1, RM 3; loose CM 3, RM 1
     assert found["insufficient_knowledge"] == 25
-    assert found["inadequate_generalisation"] == 25
+    assert found["inadequate_generalization"] == 25
     assert found["complete_mastery_strict"] == 12.5
-    assert found["rote_memorisation_strict"] == 75
+    assert found["rote_memorization_strict"] == 75
     assert found["score_strict"] == pytest.approx(100 * (8 - 1 - 3 - 2) / 8)
     assert found["complete_mastery_loose"] == 37.5
-    assert found["rote_memorisation_loose"] == 25
+    assert found["rote_memorization_loose"] == 25
     assert found["score_loose"] == pytest.approx(100 * (8 - 1 - 1 - 2) / 8)
     assert found["two-step"] == 50
 
@@ -148,14 +154,14 @@ def test_dynamath_worst_case_is_over_seeds(tmp_path):
 
     def says(task):  # variant 3 of all but the first 100 seeds is wrong
         wrong = task.extras["variant"] == "3" and int(task.extras["seed"]) > 100
-        return '{"short answer": "no"}' if wrong else f'{{"short answer": "{task.gold}"}}'
+        return '{"short answer": "no"}' if wrong else f'{{"short answer": "{task.ground_truth}"}}'
 
     found = reported(benchmark, tasks, says)
     assert found.metrics["average"] == pytest.approx(100 * (5010 - 401) / 5010)
     assert found.metrics["worst_case"] == pytest.approx(100 * 100 / 501)
 
 
-def test_tirbench_means_samples_not_tasks(tmp_path):
+def test_tirbench_averages_samples(tmp_path):
     benchmark, tasks = tasks_of("tirbench", tmp_path)
     found = reported(benchmark, tasks, lambda task: "4 3 1 2" if task.extras["task"] == "jigsaw" else "?")
     assert found.strata["task"]["jigsaw"].value == 50

@@ -1,4 +1,4 @@
-"""The report over a run's benchmarks: whole in three formats, hostile text inert, others' values with their sources."""
+"""The benchmark report of a run: complete in three formats, hostile text inert, published values with sources."""
 
 import itertools
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from test_scorecard import NASTY, attempt, card_of, results_file, some
 
-from saccade.evaluation import published as file
-from saccade.evaluation.published import WARNING, published
-from saccade.evaluation.report import inert
-from saccade.evaluation.scoreboard import grids, grids_of, write_scores
-from saccade.evaluation.scorecard import keep, read_cards
-from saccade.types import End, Usage
-from saccade.view.plots import Point, points
+from saccade.evaluation import reference_scores as file
+from saccade.evaluation.benchmark_result import read_scorecards, write_scorecard
+from saccade.evaluation.reference_scores import COMPARABILITY_WARNING, get_reference_scores
+from saccade.metrics.tables import escape_markdown
+from saccade.reporting.benchmark_report import build_evaluation_tables, build_overview_tables, write_benchmark_report
+from saccade.reporting.plots import Point, plot_points
+from saccade.types import EpisodeStatus, Usage
 
 VARIANTS = [
     *((name, {}) for name in ("longvideobench", "lvbench", "mlvu", "mmvu", "charades_sta", "vsibench", "vstar")),
@@ -27,21 +27,29 @@ VARIANTS = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with two evaluations, one of them of nothing but hostile text."""
+    """Return a run with three evaluations, one of them with hostile text only."""
     folder = tmp_path_factory.mktemp("scores") / "run <b>"
     for at, name in enumerate(("videomme", "vsibench")):
         benchmark, tasks = some(name, folder / "copies" / name, 24)
         usage = Usage(prompt_tokens=900 + at * 20_000, sampled_tokens=50, visual_tokens=800 + at * 19_000, seconds=2.0)
         scored = [
-            attempt(task, str(task.gold) if i % 4 else "no", calls=1, usage=usage) for i, task in enumerate(tasks)
+            attempt(task, str(task.ground_truth) if i % 4 else "no", calls=1, usage=usage)
+            for i, task in enumerate(tasks)
         ]
-        keep(results_file(folder, name), card_of(benchmark, scored, known={"temperature": "0.7", NASTY: NASTY}))
+        write_scorecard(
+            results_file(folder, name), card_of(benchmark, scored, conditions={"temperature": "0.7", NASTY: NASTY})
+        )
     nasty = [
-        attempt(hostile(task), NASTY, end=End.ABORTED if i % 2 else End.ANSWERED, error=NASTY if i % 2 else None)
+        attempt(
+            hostile(task),
+            NASTY,
+            end=EpisodeStatus.ABORTED if i % 2 else EpisodeStatus.ANSWERED,
+            error=NASTY if i % 2 else None,
+        )
         for i, task in enumerate(tasks)
     ]
-    keep(results_file(folder, "vsibench, hostile"), card_of(benchmark, nasty))
-    write_scores(folder, facts={NASTY: NASTY})
+    write_scorecard(results_file(folder, "vsibench, hostile"), card_of(benchmark, nasty))
+    write_benchmark_report(folder, metadata={NASTY: NASTY})
     return folder
 
 
@@ -50,8 +58,8 @@ def hostile(task):
         id=NASTY + task.id,
         question=NASTY,
         media=task.media,
-        kind=task.kind,
-        gold=task.gold,
+        answer_type=task.answer_type,
+        ground_truth=task.ground_truth,
         extras={**task.extras, "dataset": NASTY},
     )
 
@@ -90,7 +98,7 @@ def test_the_page_is_well_formed_and_hostile_text_stays_text(run):
 
 
 @pytest.mark.slow
-def test_everything_that_is_asked_for_stands_in_all_three(run):
+def test_report_contents_in_all_formats(run):
     place = run / "evaluations"
     whole = json.loads((place / "benchmarks.json").read_text())
     card = whole["evaluations"]["videomme"]
@@ -106,34 +114,38 @@ def test_everything_that_is_asked_for_stands_in_all_three(run):
     assert "<svg" in page
     assert (place / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
     assert "| temperature | 0.7 |" in text
-    assert WARNING in text
-    assert "By duration" in page
+    assert COMPARABILITY_WARNING in text
+    assert "videomme, by duration" in page
 
 
 @pytest.mark.slow
-def test_what_several_attempts_a_judge_and_errors_leave_on_a_card_stands_on_the_page_too(tmp_path):
+def test_report_shows_samples_judge_and_errors(tmp_path):
     benchmark, tasks = some("vstar", tmp_path / "copy", 6)
     scored = [attempt(task, "A") for task in tasks]
-    scored += [attempt(task, "", end=End.ABORTED, error="the <disk> is gone") for task in tasks]
+    scored += [attempt(task, "", end=EpisodeStatus.ABORTED, error="the <disk> is gone") for task in tasks]
     card = card_of(benchmark, scored, judge="a <judge>")
     assert card.at_k.keys() == {"avg@2", "pass@2"}
-    keep(results_file(tmp_path, "vstar, twice"), card)
-    page = write_scores(tmp_path).read_text(encoding="utf-8")
+    write_scorecard(results_file(tmp_path, "vstar, twice"), card)
+    page = write_benchmark_report(tmp_path).read_text(encoding="utf-8")
     text = (tmp_path / "evaluations" / "benchmarks.md").read_text(encoding="utf-8")
     for whole in (page, text):
         for said in (*card.at_k, f"{card.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
             assert said in whole, said
-    assert "6 of 12 answers are errors" in page
-    own = grids_of("vstar, twice", card, {})
-    assert all(grid in grids({"vstar, twice": card}, {}) for grid in own)
+    own = build_evaluation_tables("vstar, twice", card, {})
+    assert dict(own[1].rows)["answers"] == "12"
+    assert dict(own[1].rows)["errors, counted as wrong"] == "6"
     assert ("avg@2", f"{card.at_k['avg@2']:.2f}") in own[0].rows
 
 
 @pytest.mark.slow
 def test_every_row_of_a_table_has_as_many_cells_as_its_header(run):
-    cards = read_cards(run)
-    others = {card.benchmark: published(card.benchmark) for card in cards.values()}
-    for grid in grids(cards, others):
+    cards = read_scorecards(run)
+    others = {card.benchmark: get_reference_scores(card.benchmark) for card in cards.values()}
+    grids = build_overview_tables(cards, others)
+    for grid in [
+        *grids,
+        *(grid for name, card in cards.items() for grid in build_evaluation_tables(name, card, others)),
+    ]:
         assert {len(row) for row in grid.rows} == {len(grid.header)}, grid.title
     lines = (run / "evaluations" / "benchmarks.md").read_text(encoding="utf-8").splitlines()
     tables = [line for line in lines if line.startswith("|")]
@@ -145,18 +157,18 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_header(run):
 
 @pytest.mark.parametrize("text", [NASTY, "a|b", "[x](javascript:alert(1))", "![x](http://x)", "line\nline", "\\|"])
 def test_text_in_markdown_is_inert(text):
-    said = inert(text)
+    said = escape_markdown(text)
     assert "\n" not in said
     assert "<" not in said
     assert not re.search(r"(?<!\\)(?:\\\\)*[|`*\[\]]", said)
 
 
 @pytest.mark.slow
-def test_published_values_speak_of_benchmarks_and_metrics_that_there_are(tmp_path):
+def test_reference_scores_name_existing_metrics(tmp_path):
     known = 0
     for at, (name, settings) in enumerate(VARIANTS):
         benchmark, tasks = some(name, tmp_path / str(at), 30, **settings)
-        found = published(benchmark.name)
+        found = get_reference_scores(benchmark.name)
         metrics = card_of(benchmark, [attempt(task, "x") for task in tasks[:3]]).metrics
         assert {each.metric for each in found} <= metrics.keys()
         assert all(0 < each.value < 100 and "arXiv" in each.source for each in found)
@@ -166,12 +178,12 @@ def test_published_values_speak_of_benchmarks_and_metrics_that_there_are(tmp_pat
 
 
 @pytest.mark.slow
-def test_points_share_a_colour_by_group_and_any_number_can_be_drawn():
+def test_points_share_a_color_by_group():
     def point(x, group="a", name="a"):
         return Point(name=name, group=group, x=x, y=40.0, low=30.0, high=50.0)
 
-    assert points([], across="tokens", unit="%") is None
-    svg = points([point(0.0), point(9.0, "b", "<b>$x$"), point(1e6, "a")], across="tokens", unit="%").decode()
+    assert plot_points([], x_label="tokens", y_label="%") is None
+    svg = plot_points([point(0.0), point(9.0, "b", "<b>$x$"), point(1e6, "a")], x_label="tokens", y_label="%").decode()
     assert "<b>" not in svg
     assert svg.count("#d55e00") < svg.count("#0072b2")
-    assert points([point(0.0)], across="tokens", unit="%") is not None
+    assert plot_points([point(0.0)], x_label="tokens", y_label="%") is not None

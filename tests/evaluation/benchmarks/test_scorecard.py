@@ -1,4 +1,4 @@
-"""Scorecards: intervals over units, costs by hand, answers to look at; what is kept is read back the same."""
+"""Scorecards: clustered intervals, costs by hand, examples, and a file round trip."""
 
 import json
 import random
@@ -6,38 +6,38 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from error_cases import raises
 from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
-from saccade.config import load_recipe
+from saccade.config.load import load_recipe
 from saccade.errors import DataError
-from saccade.evaluation.benchmarks._benchmark import Answer, Mark, Result, accuracy, grade
-from saccade.evaluation.benchmarks._episodes import results_of
-from saccade.evaluation.intervals import estimate
-from saccade.evaluation.scorecard import (
-    RESAMPLES,
-    SHOWN,
-    SORTS,
-    conditions,
-    costs_of,
-    intervals,
-    keep,
-    read_cards,
-    scorecard,
-    shown,
+from saccade.evaluation.benchmark_result import (
+    ANSWER_CATEGORIES,
+    NUM_EXAMPLES,
+    NUM_RESAMPLES,
+    build_scorecard,
+    compute_costs,
+    compute_intervals,
+    describe_conditions,
+    read_scorecards,
+    select_examples,
+    write_scorecard,
 )
+from saccade.evaluation.benchmarks.base import Answer, Grade, GradedAnswer, compute_accuracy, grade, grade_episodes
+from saccade.metrics.statistics import bootstrap_mean
 from saccade.types import (
+    AnswerType,
     Block,
     BlockKind,
     Call,
-    End,
+    CallFormat,
     Episode,
-    Form,
-    Kind,
+    EpisodeStatus,
     Ledger,
     Reply,
     Score,
-    Scored,
+    ScoredEpisode,
     Task,
     Turn,
     Usage,
@@ -47,58 +47,58 @@ NASTY = "</style></script><script>alert('x')</script><img src=x onerror=alert(1)
 
 
 def bound(name, **settings):
-    return plugins.bind("evaluation.benchmarks", name, settings)()
+    return plugins.resolve("evaluation.benchmarks", name, settings)()
 
 
 def some(name, folder, count, **settings):
-    """A benchmark and the tasks of a copy of its first rows."""
+    """Return a benchmark and the tasks of a copy of its first rows."""
     benchmark = bound(name, **settings)
     rows = [row for _, row in zip(range(count), MAKERS[name](), strict=False)]
-    return benchmark, benchmark.tasks(write_copy(name, folder, rows), subset=True)
+    return benchmark, benchmark.load_tasks(write_copy(name, folder, rows), allow_incomplete=True)
 
 
 def card_of(benchmark, scored, **given):
-    return scorecard(benchmark, scored, results_of(benchmark, scored), **given)
+    return build_scorecard(benchmark, scored, grade_episodes(benchmark, scored), **given)
 
 
 def results_file(folder, name):
     return folder / "evaluations" / f"{name}.jsonl"
 
 
-def attempt(task, said, *, calls=0, end=End.ANSWERED, error=None, usage=None):
-    """A scored episode that answers after a turn of calls, if any."""
-    call = Call(name="crop_video", arguments={}, form=Form.TRAINED)
-    look = Reply(text="", blocks=(Block(kind=BlockKind.CALL, body="", closed=True, call=call),) * calls)
-    last = Reply(text=said, blocks=(Block(kind=BlockKind.TEXT, body=said, closed=True),))
+def attempt(task, said, *, calls=0, end=EpisodeStatus.ANSWERED, error=None, usage=None):
+    """Return a scored episode that answers after a turn of calls, if any."""
+    call = Call(name="crop_video", arguments={}, call_format=CallFormat.NATIVE)
+    look = Reply(text="", blocks=(Block(kind=BlockKind.CALL, body="", is_closed=True, call=call),) * calls)
+    last = Reply(text=said, blocks=(Block(kind=BlockKind.TEXT, body=said, is_closed=True),))
     turns = tuple(Turn(reply=reply) for reply in ([look, last] if calls else [last]))
-    episode = Episode(task=task, agent="parallel", ledger=Ledger(), turns=turns, end=end, error=error)
-    return Scored(episode=replace(episode, usage=usage or Usage()), score=Score(value=0.0, parts={}))
+    episode = Episode(task=task, environment="parallel", ledger=Ledger(), turns=turns, status=end, error=error)
+    return ScoredEpisode(episode=replace(episode, usage=usage or Usage()), score=Score(value=0.0, parts={}))
 
 
 def question(name, value):
-    task = Task(id=name, question="?", media=(), kind=Kind.OPEN, gold="")
-    return Result(task=task, answer=Answer(text="a"), mark=Mark(read="a", value=value))
+    task = Task(id=name, question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="")
+    return GradedAnswer(task=task, answer=Answer(text="a"), grade=Grade(extracted="a", value=value))
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_of_a_mean_is_that_of_the_metrics_module():
+def test_interval_of_a_mean_equals_bootstrap_mean():
     draw = random.Random(0)
     results = [question(str(i), float(draw.random() < 0.4)) for i in range(60)]
     units = [f"v{i // 3:02}" for i in range(60)]
-    plain = estimate([100 * each.value for each in results], units, resamples=RESAMPLES)
-    assert intervals(results, units, accuracy)["accuracy"] == pytest.approx((plain.low, plain.high))
+    plain = bootstrap_mean([100 * each.value for each in results], units, num_resamples=NUM_RESAMPLES)
+    assert compute_intervals(results, units, compute_accuracy)["accuracy"] == pytest.approx((plain.low, plain.high))
 
 
-def test_questions_of_one_video_are_one_piece_of_evidence():
+def test_questions_of_one_video_form_one_cluster():
     values = [float(i % 2) for i in range(20)]
     alone = [question(str(i), value) for i, value in enumerate(values)]
     thrice = [question(f"{i}-{copy}", value) for i, value in enumerate(values) for copy in range(3)]
     units = [f"v{i // 3:02}" for i in range(60)]
-    wide = intervals(alone, [f"v{i:02}" for i in range(20)], accuracy)
-    assert intervals(thrice, units, accuracy) == wide
-    low, high = intervals(thrice, [each.task.id for each in thrice], accuracy)["accuracy"]
+    wide = compute_intervals(alone, [f"v{i:02}" for i in range(20)], compute_accuracy)
+    assert compute_intervals(thrice, units, compute_accuracy) == wide
+    low, high = compute_intervals(thrice, [each.task.id for each in thrice], compute_accuracy)["accuracy"]
     assert wide["accuracy"][0] < low
     assert high < wide["accuracy"][1]
 
@@ -107,63 +107,69 @@ def test_questions_of_one_video_are_one_piece_of_evidence():
 @pytest.mark.parametrize(
     ("name", "metric", "rows"), [("dynamath", "worst_case", 5010), ("wemath", "score_strict", 1740)]
 )
-def test_a_unit_that_is_drawn_twice_counts_twice(name, metric, rows, tmp_path):
+def test_cluster_drawn_twice_counts_twice(name, metric, rows, tmp_path):
     benchmark, tasks = some(name, tmp_path, rows)
-    chosen = sorted({benchmark.unit(task) for task in tasks})[:3]
-    tasks = [task for task in tasks if benchmark.unit(task) in chosen]
-    # of three problems one is all wrong, so the metric is a multiple of a third in every resample
-    said = {task.id: Answer(text="no" if benchmark.unit(task) == chosen[0] else str(task.gold)) for task in tasks}
-    results = grade(benchmark, tasks, said, extractor="tolerant")
+    chosen = sorted({benchmark.cluster_key(task) for task in tasks})[:3]
+    tasks = [task for task in tasks if benchmark.cluster_key(task) in chosen]
+    # One of three problems is all wrong, so the metric is a multiple of a third in every resample.
+    said = {
+        task.id: Answer(text="no" if benchmark.cluster_key(task) == chosen[0] else str(task.ground_truth))
+        for task in tasks
+    }
+    results = grade(benchmark, tasks, said, scoring="lenient")
     seen = set()
 
     def watched(sample):
-        found = benchmark.metrics(sample)
+        found = benchmark.compute_metrics(sample)
         seen.add(round(found[metric], 6))
         return found
 
-    assert intervals(results, [benchmark.unit(each.task) for each in results], watched)[metric] == (0, 100)
+    assert compute_intervals(results, [benchmark.cluster_key(each.task) for each in results], watched)[metric] == (
+        0,
+        100,
+    )
     assert seen == {0, round(100 / 3, 6), round(200 / 3, 6), 100}
 
 
-def test_a_number_that_few_units_have_is_of_the_resamples_that_have_it():
+def test_rare_metric_skips_resamples_without_it():
     def statistic(sample):
         b = [100 * each.value for each in sample if each.task.id.startswith("b")]
-        return {**accuracy(sample), **({"b": sum(b) / len(b)} if b else {})}
+        return {**compute_accuracy(sample), **({"b": sum(b) / len(b)} if b else {})}
 
     results = [*(question(f"a{i}", 0.0) for i in range(9)), question("b", 1.0)]
-    found = intervals(results, [each.task.id for each in results], statistic)
+    found = compute_intervals(results, [each.task.id for each in results], statistic)
     assert found["b"] == (100, 100)
     assert found["accuracy"][0] == 0 < found["accuracy"][1]
 
 
-def test_no_whole_problem_is_no_mastery(tmp_path):
+def test_no_complete_problem_is_no_mastery(tmp_path):
     benchmark, tasks = some("wemath", tmp_path, 20)  # steps alone
     assert card_of(benchmark, [attempt(task, "C") for task in tasks]).score == 0
 
 
 def test_one_question_is_a_point():
-    assert intervals([question("a", 1.0)], ["a"], accuracy) == {"accuracy": (100, 100)}
+    assert compute_intervals([question("a", 1.0)], ["a"], compute_accuracy) == {"accuracy": (100, 100)}
 
 
-# ---- attempts ------------------------------------------------------------------------------------------------------
+# ---- samples -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_several_attempts_at_a_problem_are_each_a_problem(tmp_path):
+def test_samples_of_a_problem_are_separate_problems(tmp_path):
     benchmark, tasks = some("wemath", tmp_path, 1740)
-    whole = [task for task in tasks if benchmark.unit(task) == benchmark.unit(tasks[0])]
-    scored = [attempt(task, said) for said in (str(whole[0].gold), "no", "no") for task in whole]
-    results = results_of(benchmark, scored)
-    assert sorted({each.attempt for each in results}) == [0, 1, 2]
-    assert benchmark.metrics(results)["score_strict"] == pytest.approx(100 / 3)
+    whole = [task for task in tasks if benchmark.cluster_key(task) == benchmark.cluster_key(tasks[0])]
+    scored = [attempt(task, said) for said in (str(whole[0].ground_truth), "no", "no") for task in whole]
+    results = grade_episodes(benchmark, scored)
+    assert sorted({each.sample_index for each in results}) == [0, 1, 2]
+    assert benchmark.compute_metrics(results)["score_strict"] == pytest.approx(100 / 3)
     card = card_of(benchmark, scored)
-    assert (card.attempts, card.n, card.units) == (3 * len(whole), len(whole), 1)
+    assert (card.num_answers, card.num_tasks, card.num_clusters) == (3 * len(whole), len(whole), 1)
 
 
 @pytest.mark.slow
-def test_rates_are_averaged_over_attempts_and_never_pooled(tmp_path):
+def test_rates_are_averaged_over_samples(tmp_path):
     benchmark, tasks = some("videomme", tmp_path, 8)
-    gold = [f"<answer>{task.gold}</answer>" for task in tasks]
+    gold = [f"<answer>{task.ground_truth}</answer>" for task in tasks]
     first = [attempt(task, said if i < 1 else "no") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
     second = [attempt(task, said if i < 4 else "D") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
     single = [card_of(benchmark, each).metrics["accuracy_of_answered"] for each in (first, second)]
@@ -171,89 +177,97 @@ def test_rates_are_averaged_over_attempts_and_never_pooled(tmp_path):
     card = card_of(benchmark, [*first, *second])
     assert card.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
     assert card.metrics["accuracy"] == pytest.approx(100 * 5 / 16)
-    # a resample averages alike: with one unit each of them is the whole
-    both = results_of(benchmark, [*first, *second])
-    assert intervals(both, ["v"] * 16, benchmark.metrics)["accuracy_of_answered"] == pytest.approx((75, 75))
+    # A resample averages the same way: with one cluster each resample is the full set.
+    both = grade_episodes(benchmark, [*first, *second])
+    assert compute_intervals(both, ["v"] * 16, benchmark.compute_metrics)["accuracy_of_answered"] == pytest.approx(
+        (75, 75)
+    )
 
 
-# ---- what it holds -------------------------------------------------------------------------------------------------
+# ---- contents ------------------------------------------------------------------------------------------------------
 
 
-def test_costs_are_means_over_everything_that_was_tried():
+def test_costs_are_means_over_all_episodes():
     task = question("a", 1.0).task
     usage = Usage(prompt_tokens=1000, sampled_tokens=100, visual_tokens=800, seconds=3.0)
-    found = costs_of([attempt(task, "x", calls=2, usage=usage), attempt(task, "x", end=End.ABORTED)])
-    assert (found.calls, found.tool_share, found.turns) == (1, 0.5, 1.5)
-    assert (found.visual_tokens, found.text_tokens, found.seconds) == (400, 150, 1.5)
+    found = compute_costs([attempt(task, "x", calls=2, usage=usage), attempt(task, "x", end=EpisodeStatus.ABORTED)])
+    expected = {"calls": 1, "frac_with_tool_call": 0.5, "turns": 1.5, "visual_tokens": 400, "text_tokens": 150}
+    assert found == {**expected, "seconds": 1.5}
 
 
 def graded(count, sort):
     marks = {
-        "wrong": Mark(read="B", value=0.0),
-        "right": Mark(read="A", value=1.0),
-        "partly": Mark(read="A", value=0.5),
+        "wrong": Grade(extracted="B", value=0.0),
+        "right": Grade(extracted="A", value=1.0),
+        "partly": Grade(extracted="A", value=0.5),
     }
-    marks |= {"unparsed": Mark(read=None, value=0.0), "undecided": Mark(read="x", value=None)}
+    marks |= {"unparsed": Grade(extracted=None, value=0.0), "undecided": Grade(extracted="x", value=None)}
     marks |= {"error": marks["unparsed"]}
     error = "the video can't be decoded" if sort == "error" else None
     for at in range(count):
-        task = Task(id=f"{sort}-{at}", question="q" * 1000, media=(), kind=Kind.OPEN, gold="A")
-        yield Result(task=task, answer=Answer(text="<think>B?</think> said", error=error), mark=marks[sort])
+        task = Task(id=f"{sort}-{at}", question="q" * 1000, media=(), answer_type=AnswerType.OPEN, ground_truth="A")
+        yield GradedAnswer(task=task, answer=Answer(text="<think>B?</think> said", error=error), grade=marks[sort])
 
 
-def test_a_few_answers_of_each_sort_are_shown_whatever_their_order():
-    results = [each for sort in SORTS for each in graded(9, sort)]
-    found = shown(results)
-    assert [each.sort for each in found] == [sort for sort in SORTS for _ in range(SHOWN)]
-    assert all(each.id.startswith(each.sort) for each in found)
-    assert found[0].said == "the video can't be decoded"
-    assert found[-1].said == "said"
+def test_examples_per_category_are_independent_of_order():
+    results = [each for sort in ANSWER_CATEGORIES for each in graded(9, sort)]
+    found = select_examples(results)
+    assert [each.category for each in found] == [sort for sort in ANSWER_CATEGORIES for _ in range(NUM_EXAMPLES)]
+    assert all(each.task_id.startswith(each.category) for each in found)
+    assert found[0].response == "the video can't be decoded"
+    assert found[-1].response == "said"
     assert all(len(each.question) < 500 for each in found)
     mixed = results[:]
     random.Random(1).shuffle(mixed)
-    assert shown(mixed) == found
+    assert select_examples(mixed) == found
 
 
-def test_fixed_denominators_and_rounds_through_a_file(tmp_path):
+def test_fixed_denominators_and_file_round_trip(tmp_path):
     benchmark, tasks = some("videomme", tmp_path / "copy", 30)
     scored = [attempt(task, "<answer>C</answer>") for task in tasks[:10]]
-    scored += [attempt(task, "<answer>C</answer>", end=End.ABORTED, error=NASTY) for task in tasks[10:20]]
+    scored += [attempt(task, "<answer>C</answer>", end=EpisodeStatus.ABORTED, error=NASTY) for task in tasks[10:20]]
     scored += [attempt(task, NASTY.lower()) for task in tasks[20:]]
-    card = card_of(benchmark, scored, known={"tools": "off"})
-    assert (card.n, card.attempts, card.units, card.errors, card.unparsed) == (30, 30, 10, 10, 10)
+    card = card_of(benchmark, scored, conditions={"tools": "off"})
+    assert (card.num_tasks, card.num_answers, card.num_clusters, card.errors, card.unparsed) == (30, 30, 10, 10, 10)
     assert card.score == pytest.approx(100 / 3)
     assert card.interval[0] < card.score < card.interval[1]
-    assert card.bounds["duration"].keys() == card.strata["duration"].keys()
-    assert card.interval == pytest.approx(card.bounds["duration"]["short"])  # all of them are short
-    keep(results_file(tmp_path, "videomme"), card)
-    assert read_cards(tmp_path) == {"videomme": card}
+    assert card.stratum_intervals["duration"].keys() == card.strata["duration"].keys()
+    assert card.interval == pytest.approx(card.stratum_intervals["duration"]["short"])  # all of them are short
+    write_scorecard(results_file(tmp_path, "videomme"), card)
+    assert read_scorecards(tmp_path) == {"videomme": card}
 
 
-def test_conditions_are_those_of_the_evaluation():
-    settings = ["temperature=0.7", "frames=[8,16]", "tools=false", "limit=9", "agent.max_turns=9"]
+def test_conditions_describe_the_evaluation():
+    settings = [
+        "temperature=0.7",
+        "frame_budgets=[8,16]",
+        "use_tools=false",
+        "limit=9",
+        "environment_settings.max_turns=9",
+    ]
     settings = [f"evaluation.{each}" for each in settings]
-    recipe = load_recipe("tiny/para_grpo", [*settings, "agent.settings.max_turns=2"])
-    found = conditions(recipe, None)
-    assert found["agent"] == "parallel"
-    assert found["agent's max_turns"] == "9"
+    recipe = load_recipe("tiny/para_grpo", [*settings, "environment.settings.max_turns=2"])
+    found = describe_conditions(recipe, None)
+    assert found["environment"] == "parallel_crop"
+    assert found["environment.max_turns"] == "9"
     assert (found["tools"], found["temperature"], found["frames"]) == ("off", "0.7", "8, 16")
     assert found["at most"] == "9 questions"
-    assert not {"attempts", "options"} & found.keys()
-    several = conditions(
-        load_recipe("tiny/para_grpo", ["evaluation.repeat=4", "evaluation.shuffle_options=true"]), None
+    assert not {"samples", "options"} & found.keys()
+    several = describe_conditions(
+        load_recipe("tiny/para_grpo", ["evaluation.num_samples=4", "evaluation.shuffle_options=true"]), None
     )
-    assert (several["attempts"], several["options"]) == ("4 at each question", "in another order for each attempt")
-    assert conditions(recipe, Path("runs/a/rl/00004"))["model"] == "runs/a/rl/00004"
+    assert (several["samples"], several["options"]) == ("4 per question", "shuffled for each sample")
+    assert describe_conditions(recipe, Path("runs/a/rl/00004"))["model"] == "runs/a/rl/00004"
 
 
-def test_a_card_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"holds no evaluation on a benchmark; make one with `saccade eval"):
-        read_cards(tmp_path)
-    path = tmp_path / "evaluations" / "mlvu.report.json"
+def test_unreadable_scorecard_raises(tmp_path):
+    with raises(DataError, key=str(tmp_path)):
+        read_scorecards(tmp_path)
+    path = tmp_path / "evaluations" / "mlvu.scorecard.json"
     path.parent.mkdir()
     path.write_text("{")
-    with pytest.raises(DataError, match=r"mlvu\.report\.json can't be read: .*; delete it and evaluate again"):
-        read_cards(tmp_path)
+    with raises(DataError, key=str(path)):
+        read_scorecards(tmp_path)
     path.write_text(json.dumps({"benchmark": "mlvu"}))
-    with pytest.raises(DataError, match=r"mlvu\.report\.json, field extractor: .*; delete it and evaluate again"):
-        read_cards(tmp_path)
+    with raises(DataError, key=str(path)):
+        read_scorecards(tmp_path)

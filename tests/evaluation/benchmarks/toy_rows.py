@@ -1,4 +1,4 @@
-"""Made-up rows in the form of each data set, as many as a whole copy has, and where a copy keeps them."""
+"""Synthetic rows in the format of each dataset, as many as a complete copy has, and the files they belong in."""
 
 import json
 from itertools import count

@@ -1,4 +1,4 @@
-"""Trackers: told of every step, waited for by nobody, and never the end of a run."""
+"""Loggers: they get every step, never block training, and never fail a run."""
 
 import contextlib
 import importlib.util
@@ -8,22 +8,23 @@ import time
 
 import pytest
 from commands import RL, SFT, WORLD, bad, good
+from error_cases import raises
 
 from saccade import plugins
-from saccade.config import load_recipe
+from saccade.config.load import load_recipe
 from saccade.errors import ConfigError
-from saccade.runlog import Run
-from saccade.trackers import _tell
-from saccade.trackers._tell import check_trackers, telling
+from saccade.reporting.loggers import dispatch
+from saccade.reporting.loggers.dispatch import check_loggers, open_loggers
+from saccade.runs.run_folder import Run
 
-LISTENER = """
+LOGGER = """
 import json
 
 class {name}:
     package = ""
 
-    def __init__(self, run):
-        self.path = run.path / "{name}.jsonl"
+    def __init__(self, folder, recipe):
+        self.path = folder / "{name}.jsonl"
         {opening}
 
     def log(self, stage, step, values):
@@ -41,91 +42,95 @@ def needs(package):
     return pytest.mark.skipif(missing, reason=f"{package} is missing: pip install 'saccade[track]'")
 
 
-def listener(folder, name="listener", opening="pass", logging="pass", closing="pass"):
+def recorder(folder, name="recorder", opening="pass", logging="pass", closing="pass"):
     path = folder / f"{name}.py"
-    path.write_text(LISTENER.format(name=name, opening=opening, logging=logging, closing=closing))
+    path.write_text(LOGGER.format(name=name, opening=opening, logging=logging, closing=closing))
     return str(path)
 
 
-def begun(folder, *names) -> Run:
-    return Run.create(folder, load_recipe("tiny/base", [f"track={json.dumps(names)}"]))
+def create_run(folder, *names) -> Run:
+    return Run.create(folder, load_recipe("tiny/base", [f"loggers={json.dumps(names)}"]))
 
 
-def told(run):
-    path = run.path / "listener.jsonl"
+def read_recorded(run):
+    path = run.path / "recorder.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_nobody_is_told_by_default(tmp_path):
-    assert load_recipe("tiny/para_grpo").track == ()
-    with telling(begun(tmp_path / "run")) as tell:
-        tell("rl", 1, {"reward": 1.0})
+def test_no_loggers_by_default(tmp_path):
+    assert load_recipe("tiny/para_grpo").loggers == ()
+    with open_loggers(tmp_path / "run", load_recipe("tiny/base")) as log_step:
+        log_step("rl", 1, {"reward": 1.0})
 
 
-def test_numbers_are_told_in_order(tmp_path):
-    run = begun(tmp_path / "run", listener(tmp_path))
-    with telling(run) as tell:
+def test_finite_numbers_are_logged_in_order(tmp_path):
+    run = create_run(tmp_path / "run", recorder(tmp_path))
+    with open_loggers(run.path, run.recipe) as log_step:
         for step in (1, 2, 3):
-            tell("rl", step, {"reward": step / 2, "loss": None, "ratio": float("nan"), "note": "text", "kept": 3})
-    assert told(run) == [["rl", step, {"reward": step / 2, "kept": 3.0}] for step in (1, 2, 3)]
+            log_step("rl", step, {"reward": step / 2, "loss": None, "ratio": float("nan"), "note": "text", "kept": 3})
+    assert read_recorded(run) == [["rl", step, {"reward": step / 2, "kept": 3.0}] for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("where", ["opening", "logging", "closing"])
-def test_a_tracker_that_fails_warns_once_and_stops_nothing(tmp_path, caplog, where):
-    broken = listener(tmp_path, "broken", **{where: "raise ConnectionError('no route to host')"})
-    run = begun(tmp_path / "run", broken, listener(tmp_path))
-    with caplog.at_level(logging.WARNING), telling(run) as tell:
+def test_failing_logger_warns_once(tmp_path, caplog, where):
+    broken = recorder(tmp_path, "broken", **{where: "raise ConnectionError('no route to host')"})
+    run = create_run(tmp_path / "run", broken, recorder(tmp_path))
+    with caplog.at_level(logging.WARNING), open_loggers(run.path, run.recipe) as log_step:
         for step in range(1, 6):
-            tell("sft", step, {"loss": 1.0})
+            log_step("sft", step, {"loss": 1.0})
     assert [record.message for record in caplog.records] == [
-        f"the tracker {broken} failed: no route to host; it is told nothing more, and metrics.jsonl goes on"
+        f"the logger {broken} failed: no route to host; it gets no more steps, and metrics.jsonl continues"
     ]
-    assert [step for _, step, _ in told(run)] == [1, 2, 3, 4, 5]  # the other one heard all
+    assert [step for _, step, _ in read_recorded(run)] == [1, 2, 3, 4, 5]  # the other logger got all steps
 
 
-def test_training_waits_for_no_tracker(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(_tell, "CLOSING", 0.2)
-    slow = listener(tmp_path, "slow", logging="__import__('time').sleep(60)")
+def test_slow_logger_does_not_block_training(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(dispatch, "CLOSE_TIMEOUT", 0.2)
+    slow = recorder(tmp_path, "slow", logging="__import__('time').sleep(60)")
     begin = time.monotonic()
-    with caplog.at_level(logging.WARNING), telling(begun(tmp_path / "run", slow)) as tell:
+    run = create_run(tmp_path / "run", slow)
+    with caplog.at_level(logging.WARNING), open_loggers(run.path, run.recipe) as log_step:
         for step in range(100):
-            tell("rl", step, {"reward": 0.0})
+            log_step("rl", step, {"reward": 0.0})
     assert time.monotonic() - begin < 5
-    assert "slow.py is not done yet and is left behind; metrics.jsonl is whole" in caplog.text
+    assert "slow.py is still busy and is abandoned" in caplog.text
 
 
-def test_what_stops_training_passes_through(tmp_path):
-    run = begun(tmp_path / "run", listener(tmp_path))
-    with contextlib.suppress(KeyboardInterrupt), telling(run) as tell:
-        tell("rl", 1, {"reward": 1.0})
+def test_interrupt_passes_through(tmp_path):
+    run = create_run(tmp_path / "run", recorder(tmp_path))
+    with contextlib.suppress(KeyboardInterrupt), open_loggers(run.path, run.recipe) as log_step:
+        log_step("rl", 1, {"reward": 1.0})
         raise KeyboardInterrupt
-    assert len(told(run)) == 1
+    assert len(read_recorded(run)) == 1
 
 
-def test_a_missing_package_is_one_sentence_before_anything_is_made(tmp_path, monkeypatch):
+def test_missing_package_is_one_error(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
-    with pytest.raises(ConfigError, match=r"wandb needs the package wandb; pip install 'saccade\[track\]'"):
-        check_trackers(["wandb"])
-    assert "needs the package wandb" in bad("recipes", "check", "tiny/base", "track=[wandb]")
-    assert "did you mean 'tensorboard'" in bad("recipes", "check", "tiny/base", "track=[tensorbord]")
+    with raises(ConfigError, key="loggers", value="wandb"):
+        check_loggers(["wandb"])
+    for name in ("wandb", "tensorbord"):
+        assert name in bad("recipes", "check", "tiny/base", f"loggers=[{name}]")
 
 
-def test_every_tracker_says_what_it_needs():
-    assert {plugins.load("trackers", name).package for name in plugins.names("trackers")} == {"tensorboard", "wandb"}
+def test_every_logger_names_its_package():
+    assert {plugins.load("reporting.loggers", name).package for name in plugins.list_plugins("reporting.loggers")} == {
+        "tensorboard",
+        "wandb",
+    }
 
 
-def test_who_watches_may_change_with_a_resume(tmp_path):
-    begun(tmp_path / "run")
-    again = Run.create(tmp_path / "run", load_recipe("tiny/base", ["track=[tensorboard]"]), resume=True)
-    assert again.recipe.track == ("tensorboard",)
+def test_loggers_may_change_on_resume(tmp_path):
+    create_run(tmp_path / "run")
+    again = Run.create(tmp_path / "run", load_recipe("tiny/base", ["loggers=[tensorboard]"]), resume=True)
+    assert again.recipe.loggers == ("tensorboard",)
 
 
-# ---- the real ones -------------------------------------------------------------------------------------------------
+# ---- packaged loggers ----------------------------------------------------------------------------------------------
 
 
 def scalars(folder):
-    """Per tag the steps and values that TensorBoard itself would show."""
+    """Return the steps and values by tag that TensorBoard would show."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
@@ -134,44 +139,55 @@ def scalars(folder):
 
 
 @needs("tensorboard")
-def test_tensorboard_shows_each_stage_and_a_step_done_again_once(tmp_path):
-    run = begun(tmp_path / "run", "tensorboard")
-    with telling(run) as tell:
+def test_tensorboard_shows_a_repeated_step_once(tmp_path):
+    run = create_run(tmp_path / "run", "tensorboard")
+    with open_loggers(run.path, run.recipe) as log_step:
         for step in (1, 2, 3):
-            tell("sft", step, {"loss": 1.0 / step})
-            tell("rl", step, {"reward": 0.5, "seconds/rollout": 2.0})
-    with telling(run) as tell:  # gone on with from the checkpoint of step 1
-        tell("sft", 2, {"loss": 0.25})
+            log_step("sft", step, {"loss": 1.0 / step})
+            log_step("rl", step, {"reward": 0.5, "seconds/rollout": 2.0})
+    with open_loggers(run.path, run.recipe) as log_step:  # resumed from the checkpoint of step 1
+        log_step("sft", 2, {"loss": 0.25})
     assert scalars(run.path / "tensorboard/sft") == {"loss": [(1, 1.0), (2, 0.25)]}
     found = scalars(run.path / "tensorboard/rl")
     assert found == {"reward": [(1, 0.5), (2, 0.5), (3, 0.5)], "seconds/rollout": [(1, 2.0), (2, 2.0), (3, 2.0)]}
 
 
 @needs("wandb")
-def test_wandb_goes_on_with_its_run(tmp_path, monkeypatch, caplog):
+def test_wandb_resumes_its_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = begun(tmp_path / "run", "wandb")
+    run = create_run(tmp_path / "run", "wandb")
     for steps in ((1, 2), (3,)):
-        with caplog.at_level(logging.WARNING, logger="saccade"), telling(run) as tell:
+        with caplog.at_level(logging.WARNING, logger="saccade"), open_loggers(run.path, run.recipe) as log_step:
             for step in steps:
-                tell("rl", step, {"reward": 0.5})
+                log_step("rl", step, {"reward": 0.5})
     assert caplog.text == ""
-    own = run.read_json("wandb.json")["id"]
-    kept = sorted(path.name for path in (run.path / "wandb").glob("offline-run-*"))
-    assert len(kept) >= 1
-    assert all(name.endswith(own) for name in kept)
+    run_id = run.read_json("wandb.json")["id"]
+    names = sorted(path.name for path in (run.path / "wandb").glob("offline-run-*"))
+    assert len(names) >= 1
+    assert all(name.endswith(run_id) for name in names)
 
 
 @pytest.mark.slow
 @needs("tensorboard")
-def test_a_whole_run_is_told(tmp_path):
-    world, model, folder = tmp_path / "world", tmp_path / "model", tmp_path / "run"
-    good("data", "world", world, *WORLD)
+def test_whole_run_is_logged(tmp_path):
+    data, model, folder = tmp_path / "data", tmp_path / "model", tmp_path / "run"
+    good("data", "synth", data, *WORLD)
     good("model", "tiny", model)
-    tracked = ["tiny/para_grpo", *SFT, *RL, "track=[tensorboard]", "--world", world, "--model", model, "--out", folder]
-    good("sft", *tracked)
-    good("train", *tracked, "--resume")
+    arguments = [
+        "tiny/para_grpo",
+        *SFT,
+        *RL,
+        "loggers=[tensorboard]",
+        "--data",
+        data,
+        "--model",
+        model,
+        "--out",
+        folder,
+    ]
+    good("sft", *arguments)
+    good("train", *arguments, "--resume")
     for stage, name in (("sft", "loss"), ("rl", "reward")):
-        lines = {line["step"]: line[name] for line in Run.open(folder).metrics(stage)}
+        lines = {line["step"]: line[name] for line in Run.open(folder).read_metrics(stage)}
         shown = dict(scalars(folder / "tensorboard" / stage)[name])
         assert shown == pytest.approx(lines, rel=1e-6)

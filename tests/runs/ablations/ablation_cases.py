@@ -1,40 +1,51 @@
-"""A set so small that it is run in seconds, and exams written by hand."""
+"""An ablation that runs in seconds, and hand-written results of evaluations."""
 
 SET = """
 title: A miniature
 claim: nothing is claimed
-asks: whether a lab works
+hypothesis: whether an ablation works
 steps: 4
 baseline: plain
 settings: [rl.save_every=1]
-starts:
+initial_checkpoints:
   usual: {steps: 4}
-  other: {after: usual, steps: 2, leaked: 0.5, open_think: 0.5, direct: 1.0}
+  other:
+    continues_from: usual
+    steps: 2
+    python_style_fraction: 0.5
+    unclosed_think_fraction: 0.5
+    direct_fraction: 1.0
 conditions:
-  one: {about: the first, arms: [plain, hot]}
-  two: {about: "another start, and an arm that can't find what to learn from", start: other, arms: [stuck]}
-arms:
+  one: {description: the first, variants: [plain, hot]}
+  two: {description: another checkpoint without trainable groups, initial_checkpoint: other, variants: [stuck]}
+variants:
   plain: {recipe: tiny/para_grpo}
-  hot: {about: "<b>a fast one</b>", settings: [rl.optim.lr=1e-2]}
-  stuck: {settings: [rl.select.min_spread=9, rl.select.on_short=stop]}
-exams: [greedy, tools_off]
+  hot: {description: "<b>a fast one</b>", settings: [rl.optim.lr=1e-2]}
+  stuck: {settings: [rl.filters.reward_std.above=9, rl.selection.on_underfilled=stop]}
+evaluations: [greedy, tools_off]
 tables:
-  - {exam: greedy, measure: accuracy}
-  - {exam: greedy, measure: sampled_tokens}
-  - {exam: greedy, less: tools_off, measure: accuracy, by: frames}
+  - {evaluation: greedy, metric: accuracy}
+  - {evaluation: greedy, metric: sampled_tokens}
+  - {evaluation: greedy, minus: tools_off, metric: accuracy, group_by: frame_budget}
 curves: [accuracy, entropy]
-late: [accuracy, calls]
-quick: {steps: 2, start_steps: 4, tests: 1, conditions: [one], arms: [plain, hot]}
+final_metrics: [accuracy, calls]
+quick: {steps: 2, initial_checkpoint_steps: 4, test_videos: 1, conditions: [one], variants: [plain, hot]}
 """
 SMALL = [
-    *["world.train=3", "world.test=2", "world.tasks_per_video=2", "sft.tokens_per_step=500", "sft.optim.warmup=1"],
-    *["rl.prompts=2", "rl.group=2", "sampling.max_tokens=12"],
+    *[
+        "synthetic.train=3",
+        "synthetic.test=2",
+        "synthetic.tasks_per_video=2",
+        "sft.tokens_per_step=500",
+        "sft.optim.warmup_steps=1",
+    ],
+    *["rl.prompts_per_step=2", "rl.group_size=2", "sampling.max_tokens=12"],
 ]
 
 
-def exam(**columns):
-    """An exam of one attempt per task; what isn't given is zero."""
+def build_columns(**columns):
+    """Return an evaluation's columns with one episode per task; columns not given are zero."""
     count = len(next(iter(columns.values())))
-    usual = {"task": [f"t{i}" for i in range(count)], "frames": [4] * count, "question": ["at"] * count}
-    measures = dict.fromkeys(("accuracy", "compliance", "calls", "seconds"), [0.0] * count)
-    return {**usual, "overview": ["shown"] * count, **measures, **columns}
+    slices = {"task": [f"t{i}" for i in range(count)], "frame_budget": [4] * count, "question_type": ["at"] * count}
+    metrics = dict.fromkeys(("accuracy", "format_compliance", "calls", "seconds"), [0.0] * count)
+    return {**slices, "overview": ["shown"] * count, **metrics, **columns}

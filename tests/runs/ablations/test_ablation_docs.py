@@ -1,4 +1,4 @@
-"""docs/lab: every set stands there; figures stand there only with the report that they come from."""
+"""docs/experiments: has a section for every packaged ablation; results only with their report."""
 
 import json
 import re
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from saccade.lab.design import set_names
+from saccade.runs.ablations.spec import list_spec_names
 
-DOCS = Path(__file__).parents[2] / "docs" / "lab"
+DOCS = Path(__file__).parents[3] / "docs" / "experiments"
 SECTIONS = dict(re.findall(r"^## (\w+): [^\n]*\n(.*?)(?=^## |\Z)", (DOCS / "README.md").read_text(), re.M | re.S))
 
 
-@pytest.mark.parametrize("name", set_names())
-def test_a_set_is_expected_and_seen_or_not_run_yet(name):
-    text = SECTIONS[name]
+@pytest.mark.parametrize("name", list_spec_names())
+def test_ablation_has_expectation_and_result(name):
+    text = " ".join(SECTIONS[name].split())
     assert "Expected:" in text
     if (DOCS / name).exists():
         assert f"({name}/report.md)" in text
@@ -25,14 +25,14 @@ def test_a_set_is_expected_and_seen_or_not_run_yet(name):
 
 
 @pytest.mark.parametrize("folder", sorted(path for path in DOCS.iterdir() if path.is_dir()), ids=lambda path: path.name)
-def test_a_committed_report_is_whole_and_small(folder):
+def test_committed_report_is_complete_and_small(folder):
     text = (folder / "report.md").read_text()
-    named = set(re.findall(r"\(plots/([\w.-]+)\)", text))
-    there = {path.name for path in (folder / "plots").iterdir()}
-    assert named == there
-    for picture in (folder / "plots").iterdir():
-        assert picture.stat().st_size < 60_000, picture
-    assert ("QUICK" in text) == ("evidence of nothing" in " ".join(SECTIONS[folder.name].split())), (
-        "a quick run is called one"
+    linked = set(re.findall(r"\(plots/([\w.-]+)\)", text))
+    stored = {path.name for path in (folder / "plots").iterdir()}
+    assert linked == stored
+    for plot in (folder / "plots").iterdir():
+        assert plot.stat().st_size < 60_000, plot
+    assert ("QUICK" in text) == ("no interval over seeds" in " ".join(SECTIONS[folder.name].split())), (
+        "a quick run must be labeled as one"
     )
-    assert json.loads((folder / "results.json").read_text())["lab"]["name"] == folder.name
+    assert json.loads((folder / "results.json").read_text())["ablation"]["name"] == folder.name

@@ -1,44 +1,45 @@
-"""`saccade lab` with what it can't use: one sentence each, and nothing is made."""
+"""`saccade ablate` with invalid input: one line each, and nothing is written."""
 
 import pytest
-from commands import bad, good
+from commands import fail, good
 
-from saccade.lab.design import set_names
+from saccade.errors import ConfigError, RunError
+from saccade.runs.ablations.spec import list_spec_names
 
 
 @pytest.mark.slow
-def test_without_a_set_the_sets_are_listed():
-    output = good("lab")
-    for name in set_names():
+def test_lists_the_sets():
+    output = good("ablate")
+    for name in list_spec_names():
         assert name in output
 
 
-def test_a_plan_makes_nothing(tmp_path):
-    output = good("lab", "anchoring", "--plan", "--out", tmp_path / "out")
+def test_plan_writes_nothing(tmp_path):
+    output = good("ablate", "anchoring", "--plan", "--out", tmp_path / "out")
     assert "about" in output
     assert "minutes" in output
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "key", "suggestion"),
     [
-        (["anchorin"], "did you mean 'anchoring'"),
-        (["nowhere.yaml"], "there is no set file"),
-        (["gating", "--seeds", 0], "--seeds can't be 0"),
-        (["gating", "--condition", "usal"], "did you mean 'usual'"),
-        (["gating", "rl.stepz=3"], "rl.steps"),
-        (["gating", "rl.steps=many"], "rl.steps can't be 'many'"),
-        (["gating", "agent.settings.max_turn=3"], "max_turns"),
+        (["anchorin"], "ablation", "'anchoring'"),
+        (["nowhere.yaml"], "nowhere.yaml", ""),
+        (["gating", "--seeds", 0], "--seeds", "1"),
+        (["gating", "--condition", "usal"], "--condition", "'usual'"),
+        (["gating", "rl.stepz=3"], "rl.stepz", "rl.steps"),
+        (["gating", "rl.steps=many"], "rl.steps", ""),
+        (["gating", "environment.settings.max_turn=3"], "environment.settings.max_turn", "'max_turns'"),
     ],
 )
-def test_what_can_not_be_used_is_named(words, said, tmp_path):
-    assert said in bad("lab", *words, "--out", tmp_path / "out")
+def test_invalid_argument_is_named(arguments, key, suggestion, tmp_path):
+    assert suggestion in fail(ConfigError, "ablate", *arguments, "--out", tmp_path / "out", key=key)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
+def test_other_folder_is_left_unchanged(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for more in ([], ["--resume"]):
-        assert "is not empty and holds no lab" in bad("lab", "gating", "--out", tmp_path, *more)
+        fail(RunError, "ablate", "gating", "--out", tmp_path, *more, key=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -1,38 +1,38 @@
-"""Reports of what jobs left, written by hand: numbers, warnings, and what is missing."""
+"""Reports of hand-written results: numbers, warnings, and missing seeds."""
 
 import json
 
 import pytest
-from lab_cases import SET, exam
+from ablation_cases import SET, build_columns
 
-from saccade.lab.plan import Lab
-from saccade.lab.report import parts_of, title_of_curve, write_report
-from saccade.lab.run import note_start, planned
+from saccade.runs.ablations.report import describe_components, format_curve_title, write_report
+from saccade.runs.ablations.run import format_plan, record_invocation
+from saccade.runs.ablations.schedule import Ablation
 
 
 @pytest.fixture
-def lab_of(tmp_path):
+def build_ablation(tmp_path):
     def make(**settings):
         (tmp_path / "mine.yaml").write_text(SET)
-        lab = Lab.of(str(tmp_path / "mine.yaml"), **settings)
-        note_start(tmp_path, "saccade lab mine.yaml")
-        return lab
+        ablation = Ablation.from_spec(str(tmp_path / "mine.yaml"), **settings)
+        record_invocation(tmp_path, "saccade ablate mine.yaml")
+        return ablation
 
     return make
 
 
-def left(folder, name, rows=(), **exams):
-    """What a job leaves."""
+def write_results(folder, name, rows=(), **evaluations):
+    """Write the results of a job."""
     (folder / name).mkdir(parents=True)
-    (folder / name / "facts.json").write_text(json.dumps(exams))
+    (folder / name / "results.json").write_text(json.dumps(evaluations))
     lines = [json.dumps({"stage": "rl", "step": step, **row}) for step, row in enumerate(rows, 1)]
     (folder / name / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
-def exams(right, tokens=5):
-    """Greedy and without tools, of four tasks with two frame budgets each."""
-    found = exam(accuracy=right, frames=[4, 4, 32, 32], sampled_tokens=[tokens] * 4)
-    return {"greedy": found, "tools_off": {**found, "accuracy": [0.0, 0.0, 1.0, 0.0]}}
+def build_evaluations(accuracy, tokens=5):
+    """Return evaluations with and without tools of four tasks with two frame budgets."""
+    columns = build_columns(accuracy=accuracy, frame_budget=[4, 4, 32, 32], sampled_tokens=[tokens] * 4)
+    return {"greedy": columns, "tools_off": {**columns, "accuracy": [0.0, 0.0, 1.0, 0.0]}}
 
 
 def read(folder):
@@ -40,14 +40,18 @@ def read(folder):
 
 
 @pytest.mark.slow
-def test_numbers_stand_as_they_were_measured(lab_of, tmp_path):
-    lab = lab_of(conditions=["one"], seeds=2)
+def test_numbers_match_the_results(build_ablation, tmp_path):
+    ablation = build_ablation(conditions=["one"], seeds=2)
     rows = [{"accuracy": 0.25, "calls": 1.0}, {"accuracy": 0.5, "calls": 2.0}, {"accuracy": 0.75, "calls": 3.0}]
     for seed in (0, 1):
-        left(tmp_path, lab.before("one", "plain", seed), **exams([0.0, 0.0, 1.0, 0.0]))
-        left(tmp_path, f"seed-{seed}/one/plain", rows, **exams([1.0, 0.0, 1.0, 0.0]))
-        left(tmp_path, f"seed-{seed}/one/hot", rows, **exams([1.0, 1.0, 1.0, float(seed)]))
-    page, tables = write_report(tmp_path, lab, {})
+        write_results(
+            tmp_path,
+            ablation.initial_evaluation_folder("one", "plain", seed),
+            **build_evaluations([0.0, 0.0, 1.0, 0.0]),
+        )
+        write_results(tmp_path, f"seed-{seed}/one/plain", rows, **build_evaluations([1.0, 0.0, 1.0, 0.0]))
+        write_results(tmp_path, f"seed-{seed}/one/hot", rows, **build_evaluations([1.0, 1.0, 1.0, float(seed)]))
+    page, tables = write_report(tmp_path, ablation, {})
     by_title = {table.title: table for table in tables}
     plain, hot = by_title["Accuracy, greedy: one"].rows
     assert by_title["Accuracy, greedy: one"].header[4] == "after, minus plain"
@@ -56,9 +60,9 @@ def test_numbers_stand_as_they_were_measured(lab_of, tmp_path):
     assert hot[2].startswith("0.88 [")
     assert hot[4].startswith("+0.38 [")
     assert "{-1.21, +1.96}" in hot[4]
-    found = {(row["table"], row["arm"], row.get("slice")): row for row in read(tmp_path)["tables"]}
-    assert found["Accuracy, greedy", "hot", None]["after"]["each"] == [0.75, 1.0]
-    assert found["Accuracy, greedy", "hot", None]["against_baseline"]["each"] == [0.25, 0.5]
+    found = {(row["table"], row["variant"], row.get("slice")): row for row in read(tmp_path)["tables"]}
+    assert found["Accuracy, greedy", "hot", None]["after"]["seed_means"] == [0.75, 1.0]
+    assert found["Accuracy, greedy", "hot", None]["against_baseline"]["seed_means"] == [0.25, 0.5]
     assert "against_baseline" not in found["Accuracy, greedy", "plain", None]
     assert found["Accuracy, greedy", "plain", None]["gain"]["mean"] == 0.25
     less = "Accuracy, greedy minus greedy, tools off, by frames in the overview"
@@ -69,51 +73,51 @@ def test_numbers_stand_as_they_were_measured(lab_of, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_arm_that_left_nothing_is_named_and_stops_nobody(lab_of, tmp_path):
-    lab = lab_of(seeds=2)
-    left(tmp_path, "seed-0/one/plain", [{"accuracy": 0.5}], **exams([1.0, 0.0, 1.0, 0.0]))
-    write_report(tmp_path, lab, {"seed-1/one/plain": "the <disk> is full"})
-    text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+def test_variant_without_results_is_named(build_ablation, tmp_path):
+    ablation = build_ablation(seeds=2)
+    write_results(tmp_path, "seed-0/one/plain", [{"accuracy": 0.5}], **build_evaluations([1.0, 0.0, 1.0, 0.0]))
+    write_report(tmp_path, ablation, {"seed-1/one/plain": "the <disk> is full"})
+    text, page = ((tmp_path / f"report.{end}").read_text().replace("\\", "") for end in ("md", "html"))
     assert "plain in one (1), hot in one (0), stuck in two (0)" in text
-    assert "seed-1/one/plain failed: the <disk> is full" in text
+    assert "seed-1/one/plain failed: the &lt;disk&gt; is full" in text
     assert "&lt;disk&gt;" in page
     assert "| plain | – | 0.50 [" in text
 
 
-def test_a_report_of_nothing_is_a_report(lab_of, tmp_path):
-    write_report(tmp_path, lab_of(), {})
-    assert "Not every arm has all 3 seeds" in (tmp_path / "report.md").read_text()
+def test_report_without_results(build_ablation, tmp_path):
+    write_report(tmp_path, build_ablation(), {})
+    assert "Not every variant has all 3 seeds" in (tmp_path / "report.md").read_text()
     assert list((tmp_path / "plots").iterdir()) == []
 
 
-def test_quick_says_so_everywhere(lab_of, tmp_path):
-    lab = lab_of(quick=True)
-    assert planned(lab).startswith("QUICK (no evidence): ")
-    write_report(tmp_path, lab, {})
+def test_quick_is_labeled_everywhere(build_ablation, tmp_path):
+    ablation = build_ablation(quick=True)
+    assert format_plan(ablation).startswith("QUICK (no evidence): ")
+    write_report(tmp_path, ablation, {})
     for name in ("report.md", "report.html", "results.json"):
         assert "QUICK" in (tmp_path / name).read_text()
-        assert "No figure here is evidence" in (tmp_path / name).read_text()
+        assert "Draw no conclusion" in (tmp_path / name).read_text()
 
 
-def test_the_report_says_how_it_came_about(lab_of, tmp_path):
-    lab = lab_of(seeds=2, settings=["rl.prompts=3"])
-    write_report(tmp_path, lab, {})
-    facts = read(tmp_path)["facts"]
-    assert facts["seeds"] == "0, 1"
-    assert facts["command"] == "saccade lab mine.yaml"
-    assert facts["RL"] == "4 steps of 3 groups of 8"
-    assert facts["held-out tasks"] == "192 per seed, on 24 clips"
-    assert "saccade" in facts["versions"]
-    assert "planned" in facts["time"]
+def test_report_has_metadata(build_ablation, tmp_path):
+    ablation = build_ablation(seeds=2, settings=["rl.prompts_per_step=3"])
+    write_report(tmp_path, ablation, {})
+    metadata = read(tmp_path)["metadata"]
+    assert metadata["seeds"] == "0, 1"
+    assert metadata["command"] == "saccade ablate mine.yaml"
+    assert metadata["RL"] == "4 steps of 3 groups of 8"
+    assert metadata["held-out tasks"] == "192 per seed, on 24 clips"
+    assert "saccade" in metadata["versions"]
+    assert "planned" in metadata["time"]
 
 
-def test_the_report_names_every_start_the_ones_that_others_go_on_from_too(lab_of):
-    found = {name: settings for name, _, settings in parts_of(lab_of(conditions=["two"]))}
-    assert "after: usual" in found["start: other"]
-    assert found["start: usual"] == "4 steps of SFT"
+def test_report_names_every_initial_checkpoint(build_ablation):
+    rows = {name: settings for name, _, settings in describe_components(build_ablation(conditions=["two"]))}
+    assert "continues_from: usual" in rows["initial checkpoint: other"]
+    assert rows["initial checkpoint: usual"] == "4 steps of SFT"
 
 
-def test_curves_have_titles():
-    assert title_of_curve("call_gain/K=32") == "Reward of calling over skipping, K=32"
-    assert title_of_curve("punished") == "Correct episodes with a negative advantage, share"
-    assert title_of_curve("whatever") == "whatever"
+def test_curve_titles():
+    assert format_curve_title("call_gain/K=32") == "Reward with calls minus without, K=32"
+    assert format_curve_title("frac_correct_negative") == "Correct episodes with a negative advantage, share"
+    assert format_curve_title("whatever") == "whatever"

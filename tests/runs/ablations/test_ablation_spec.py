@@ -1,17 +1,18 @@
-"""Sets: every packaged one can be run in its time; mistakes in one are named."""
+"""Specs: every packaged one fits its time; mistakes are named."""
 
 import pytest
-from lab_cases import SET
+from ablation_cases import SET
+from error_cases import raises
 
 from saccade.errors import ConfigError
-from saccade.lab.design import read_set, set_names
-from saccade.lab.plan import Lab, minutes
+from saccade.runs.ablations.schedule import Ablation, estimate_minutes
+from saccade.runs.ablations.spec import list_spec_names, load_spec
 
-WANTED = {"anchoring", "gating", "collapse", "selection", "dispatch", "prior", "turns", "off_policy"}
+EXPECTED = {"anchoring", "gating", "collapse", "selection", "dispatch", "prior", "turns", "off_policy"}
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_spec(tmp_path):
     def write(text):
         (tmp_path / "mine.yaml").write_text(text)
         return str(tmp_path / "mine.yaml")
@@ -19,58 +20,58 @@ def written(tmp_path):
     return write
 
 
-def test_the_sets_are_there():
-    assert set(set_names()) >= WANTED
+def test_packaged_specs():
+    assert set(list_spec_names()) >= EXPECTED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", set_names())
-def test_a_packaged_set_fits_its_time_and_varies_its_conditions(name):
-    whole, quick = Lab.of(name), Lab.of(name, quick=True)
-    assert whole.seeds == 3
+@pytest.mark.parametrize("name", list_spec_names())
+def test_packaged_spec_fits_its_time_and_has_conditions(name):
+    full, quick = Ablation.from_spec(name), Ablation.from_spec(name, quick=True)
+    assert full.seeds == 3
     assert quick.seeds == 1
-    assert minutes(whole.jobs()) <= 60
-    assert minutes(quick.jobs()) <= 10
-    assert len(whole.conditions) >= 2
-    assert {"accuracy"} <= {table.measure for table in whole.set.tables}
-    assert whole.set.claim
-    assert whole.set.asks
+    assert estimate_minutes(full.build_jobs()) <= 60
+    assert estimate_minutes(quick.build_jobs()) <= 10
+    assert len(full.conditions) >= 2
+    assert {"accuracy"} <= {table.metric for table in full.spec.tables}
+    assert full.spec.claim
+    assert full.spec.hypothesis
 
 
-def test_an_unknown_set_names_the_nearest():
-    with pytest.raises(ConfigError, match="no set 'anchorin'; did you mean 'anchoring'"):
-        read_set("anchorin")
-    with pytest.raises(ConfigError, match=r"there is no set file nowhere\.yaml"):
-        read_set("nowhere.yaml")
+def test_unknown_spec_suggests_the_nearest():
+    with raises(ConfigError, key="ablation", value="anchorin") as caught:
+        load_spec("anchorin")
+    assert "did you mean 'anchoring'" in str(caught.value)
+    with raises(ConfigError, key="nowhere.yaml"):
+        load_spec("nowhere.yaml")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "key", "value"),
     [
-        ("baseline: plain", "baseline: plan", "no 'plan' among its arms; did you mean 'plain'"),
-        ("arms: [stuck]", "arms: [stick]", "no 'stick' among its arms"),
-        ("start: other", "start: others", "no 'others' among its starts"),
-        ("after: usual", "after: other", "can't go on from 'other'"),
-        ("exam: greedy, less: tools_off", "exam: greedy, less: alone", "no 'alone' among its exams"),
-        ("steps: 4\nbaseline", "steps: 0\nbaseline", "steps can't be used"),
-        ("asks: whether a lab works", "ask: whether a lab works", "there is no key 'ask'; did you mean 'asks'?"),
-        ("asks: whether a lab works", "", "the key 'asks' is missing"),
-        ("leaked: 0.5", "leaks: 0.5", "no key 'starts.other.leaks'"),
-        ("  hot: {", "  a/b: {", "'a/b' can't be a folder's name"),
-        ("  one: {", "  world: {", "no condition can be called 'world'"),
-        ("title: A miniature", "title: [", "isn't valid YAML"),
-        (SET, "- a", "must be a mapping"),
+        ("baseline: plain", "baseline: plan", "variants", "plan"),
+        ("variants: [stuck]", "variants: [stick]", "variants", "stick"),
+        ("checkpoint: other", "checkpoint: others", "initial_checkpoints", "others"),
+        ("continues_from: usual", "continues_from: other", "continues_from", "other"),
+        ("minus: tools_off", "minus: sampled", "evaluations", "sampled"),
+        ("steps: 4\nbaseline", "steps: 0\nbaseline", "steps", 0),
+        ("hypothesis: whether", "hypotesis: whether", "hypotesis", "whether an ablation works"),
+        ("hypothesis: whether an ablation works", "", "hypothesis", None),
+        ("python_style_fraction: 0.5", "python_style: 0.5", "initial_checkpoints.other.python_style", 0.5),
+        ("  hot: {", "  a/b: {", "variants", "a/b"),
+        ("  one: {", "  data: {", "conditions", "data"),
+        ("title: A miniature", "title: [", "{path}", None),
+        (SET, "- a", "the ablation file {path}", ["a"]),
     ],
 )
-def test_a_mistake_is_said_in_one_sentence(written, old, new, said):
+def test_mistake_has_its_key_and_value(write_spec, old, new, key, value):
     assert old in SET
-    with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
-        read_set(written(SET.replace(old, new)))
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+    path = write_spec(SET.replace(old, new))
+    with raises(ConfigError, key=key.format(path=path), value=value):
+        load_spec(path)
 
 
-def test_a_set_that_is_no_text_is_refused(tmp_path):
+def test_binary_file_is_rejected(tmp_path):
     (tmp_path / "mine.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="can't be read"):
-        read_set(str(tmp_path / "mine.yaml"))
+    with raises(ConfigError, key=str(tmp_path / "mine.yaml")):
+        load_spec(str(tmp_path / "mine.yaml"))

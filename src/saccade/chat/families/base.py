@@ -1,47 +1,47 @@
-"""What a model family is: the scaffold of its chat template, as pieces."""
+"""Define the interface of a model family: its chat template as pieces of text, tags and images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from saccade.chat.families._vision import Vision
-from saccade.ledger import Picture
+from saccade.chat.families.vision_geometry import VisionGeometry
+from saccade.ledger import ImageRef
 from saccade.types import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Scaffold:
-    """The template's own text: every added token in it is meant as one."""
+class TemplateText:
+    """Text of the template: it may contain any added token."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """Text in the model's own voice: structural tags are their tokens; turn and vision marks are plain text."""
+class ModelText:
+    """Text of the model: structural tags become their tokens; turn and vision tokens stay plain text."""
 
     text: str
 
 
-Piece = Scaffold | Spoken | str | Picture  # a bare str is somebody's text: never a special token
+Piece = TemplateText | ModelText | str | ImageRef  # a str is text of users or tools and never becomes a special token
 
 
 class Family(Protocol):
-    """A chat template as functions of what is new, and the names of the tokens that matter."""
+    """A chat template as functions of the new messages, and the family's special tokens."""
 
     name: str  # config.json's `model_type`
     turn_end: str  # the token that ends a turn
-    turn_gap: str  # what the template writes between `turn_end` and the next turn
-    reply: Scaffold  # what opens the assistant's turn
-    placeholder: str  # the token that stands for a picture
-    stops: tuple[str, ...]
-    forbidden: tuple[str, ...]  # tokens that a model may never sample
+    turn_separator: str  # the template's text between `turn_end` and the next turn
+    generation_prompt: TemplateText  # opens the assistant's turn
+    image_token: str  # the placeholder of an image
+    stop_tokens: tuple[str, ...]
+    forbidden_tokens: tuple[str, ...]  # never sampled
 
-    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
-        """A conversation's first messages, with the system prompt that the template adds."""
+    def render_start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+        """Render a conversation's first messages, with the system prompt that the template adds."""
 
-    def turns(self, messages: Sequence[Message]) -> list[Piece]:
-        """Further messages, each as a closed turn."""
+    def render_turns(self, messages: Sequence[Message]) -> list[Piece]:
+        """Render further messages, each as a closed turn."""
 
-    def vision(self, folder: str) -> Vision:
-        """How the checkpoint in `folder` sees pictures."""
+    def load_vision_geometry(self, folder: str) -> VisionGeometry:
+        """Load the geometry of the vision tower of the checkpoint in `folder`."""

@@ -1,4 +1,4 @@
-"""Qwen3-VL (dense): no system message of its own, think and tool tags are single tokens."""
+"""Define Qwen3-VL (dense): it has no default system prompt; think and tool tags are single tokens."""
 
 from saccade.chat.families._qwen import QwenFamily
 

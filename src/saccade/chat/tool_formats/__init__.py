@@ -1,1 +1,1 @@
-"""How published systems write their calls: one file and one pure function per surface syntax."""
+"""Parse the tool calls of published systems: one file and one pure function per syntax."""

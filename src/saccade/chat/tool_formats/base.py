@@ -1,8 +1,8 @@
-"""What the readers of foreign syntaxes share: a reply's calls put as calls of our tools, and times in every spelling.
+"""Share code among tool formats: translate external calls into calls of Saccade's tools, and parse times.
 
-A syntax is a pure function `read(text, forced_length=0) -> Reply` that never raises. The calls of the reply bear the
-names and arguments of Saccade's tools; what was written stays in the reply's text. A call that has no counterpart, or
-can't be read, is a `Call` with an `error` in words for the model.
+A tool format is a pure function `parse(text, prefill_length=0) -> Reply` that never raises. The calls of the reply have
+the names and arguments of Saccade's tools; the reply's text is unchanged. A call without a counterpart, or one that
+can't be parsed, is a `Call` with an `error` that the model reads.
 """
 
 import re
@@ -10,54 +10,54 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from saccade.chat.parse import bad_call
-from saccade.types import Call, Form, Reply
+from saccade.chat.parser import build_invalid_call
+from saccade.types import Call, CallFormat, Reply
 
-_MOST = 1e9  # seconds; beyond it, and for NaN, there is no such time
-_CLOCK = re.compile(
+_MAX_SECONDS = 1e9  # seconds; larger values, and NaN, are rejected
+_TIME_PATTERN = re.compile(
     r"(?:(?:(\d{1,3}):)?(\d{1,4}):)?(\d{1,9}(?:[.,]\d{1,9})?)\s*(?:s|secs?|seconds?)?", re.ASCII | re.IGNORECASE
 )
 
 
-def translated(reply: Reply, rule: Callable[[Call], Call]) -> Reply:
-    """The reply with each readable call as `rule` puts it; the words of a ValueError become the call's `error`."""
+def translate_calls(reply: Reply, convert: Callable[[Call], Call]) -> Reply:
+    """Return the reply with `convert` applied to each valid call; the text of a ValueError becomes the call's error."""
 
-    def put(call: Call | None) -> Call | None:
+    def translate(call: Call | None) -> Call | None:
         if call is None or not call.ok:
             return call
         try:
-            return rule(call)
+            return convert(call)
         except ValueError as error:
-            return bad_call(str(error), call.form)
+            return build_invalid_call(str(error), call.call_format)
 
-    return replace(reply, blocks=tuple(replace(block, call=put(block.call)) for block in reply.blocks))
-
-
-def foreign(name: str, arguments: Mapping[str, Any]) -> Call:
-    """A call of one of our tools that was written in another system's syntax."""
-    return Call(name=name, arguments=dict(arguments), form=Form.FOREIGN)
+    return replace(reply, blocks=tuple(replace(block, call=translate(block.call)) for block in reply.blocks))
 
 
-def window(start: Any, end: Any) -> dict[str, float]:
-    """Two times as the arguments that our tools of windows take. Raises ValueError."""
-    return {"start_time": seconds(start), "end_time": seconds(end)}
+def build_external_call(name: str, arguments: Mapping[str, Any]) -> Call:
+    """Return a call of a Saccade tool that was written in another system's syntax."""
+    return Call(name=name, arguments=dict(arguments), call_format=CallFormat.EXTERNAL)
 
 
-def seconds(value: Any) -> float:
-    """A time in seconds from a number, or from text: `12.5`, `12.5s`, `mm:ss`, `hh:mm:ss.f`. Raises ValueError.
+def parse_window(start: Any, end: Any) -> dict[str, float]:
+    """Parse two times into the arguments of Saccade's window tools. Raises ValueError."""
+    return {"start_time": parse_seconds(start), "end_time": parse_seconds(end)}
 
-    >>> seconds(3), seconds("01:02:03,5"), seconds("90 s")
+
+def parse_seconds(value: Any) -> float:
+    """Parse a time into seconds, from a number or a text such as `12.5s`, `mm:ss`, `hh:mm:ss.f`. Raises ValueError.
+
+    >>> parse_seconds(3), parse_seconds("01:02:03,5"), parse_seconds("90 s")
     (3.0, 3723.5, 90.0)
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_SECONDS:
         return float(value)
-    found = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    match = _TIME_PATTERN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
         raise ValueError(f"a time must be seconds or hh:mm:ss, not {value!r:.40}")
-    hours, minutes, rest = found.groups(default="0")
+    hours, minutes, rest = match.groups(default="0")
     return int(hours) * 3600 + int(minutes) * 60 + float(rest.replace(",", "."))
 
 
-def first_of(arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The argument under the first of these names that was given, else None."""
+def get_first(arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the first of these arguments that is given and not None, else None."""
     return next((arguments[name] for name in names if arguments.get(name) is not None), None)

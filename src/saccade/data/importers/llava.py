@@ -1,26 +1,35 @@
-"""LLaVA and ShareGPT: conversations beside the files that they are about."""
+"""Import LLaVA and ShareGPT rows: conversations about images and videos."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from saccade.data.raw import Row
-from saccade.data.talks import demos, extras_of, messages
-from saccade.types import Demo, MediaKind
+from pydantic import AliasChoices, Field
 
-FILES = {
-    **dict.fromkeys(("image", "images"), MediaKind.IMAGE),
-    **dict.fromkeys(("video", "videos"), MediaKind.VIDEO),
-}
+from saccade.data.conversations import Messages, build_demonstrations, collect_extras
+from saccade.data.source_row import Images, RowModel, SourceRow, Videos
+from saccade.types import Demonstration
 
 
-def llava(row: Row, *, wrap: bool = True) -> Iterator[Demo]:
-    """A demonstration per question of `conversations` (or `messages`), about `image`, `images`, `video` or `videos`.
+class LlavaRow(RowModel):
+    """The fields of a row."""
 
-    Turns of an `observation`, or a user's that begin with `<interpreter>`, are what a tool answered.
+    messages: Messages = Field(validation_alias=AliasChoices("conversations", "messages"))
+    image: Images = ()
+    images: Images = ()
+    video: Videos = ()
+    videos: Videos = ()
+
+
+def llava(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstration]:
+    """Yield a demonstration per question of `conversations` (or `messages`), with the row's images and videos.
+
+    Messages of the role `observation`, and a user's that begin with `<interpreter>`, are tool responses.
     """
-    name = "conversations" if row.has("conversations") else "messages"
-    talk = messages(row, name)
-    media = tuple(each for field, kind in FILES.items() if row.has(field) for each in row.media(field, kind))
-    rest = extras_of(row, name, *FILES)
-    for demo in demos(row, talk, media=media, wrap=wrap, where=name):
-        yield replace(demo, task=replace(demo.task, extras={**rest, **demo.task.extras}))
+    values, name = row.parse(LlavaRow), "conversations" if row.has("conversations") else "messages"
+    yield from build_demonstrations(
+        row,
+        values.messages,
+        media=(*values.image, *values.images, *values.video, *values.videos),
+        extras=collect_extras(row, name, "image", "images", "video", "videos"),
+        wrap_answer=wrap_answer,
+        field_name=name,
+    )

@@ -1,46 +1,61 @@
-"""ParaVT-Parquet, rows for RL: `prompt` with `<video>` placeholders, `videos`, `extra_info` in JSON."""
+"""Import RL rows of ParaVT-Parquet: `prompt` with `<video>` placeholders, `videos`, `extra_info` as JSON."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from saccade.data.answers import judged
-from saccade.data.raw import Row
-from saccade.data.talks import asked, messages
-from saccade.types import MediaKind, Task
+from pydantic import AliasChoices, Field
+
+from saccade.data.conversations import Messages, add_system_prompt, build_task
+from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
+from saccade.types import Task
 
 
-def paravt_rl(row: Row) -> Iterator[Task]:
-    """One task: `extra_info` holds its `answer` and its `question_type` (mcq, tvg, or open by default)."""
-    talk = messages(row, "prompt")
-    info = row.mapping("extra_info")
-    users = [said for said in talk if said.role == "user"]
-    media = sum((said.media for said in users), ())
-    for name, kind in (("videos", MediaKind.VIDEO), ("images", MediaKind.IMAGE)):
-        files = row.media(name, kind) if row.has(name) else ()
-        marks = sum(said.text.count(f"<{kind.value}>") for said in users)
-        if marks not in (0, len(files)):
-            raise row.wrong(name, f"there are {len(files)} files for {marks} <{kind.value}> in the prompt")
+class ParavtExtraInfo(RowModel):
+    """The answer, and what kind of question it answers."""
+
+    answer: Any
+    question_type: Text = "oe"  # mcq, tvg, or open
+    options: tuple[Text, ...] = Field(default=(), validation_alias=AliasChoices("options", "choices"))
+
+
+class ParavtRlRow(RowModel):
+    """The fields of a row."""
+
+    prompt: Messages
+    extra_info: ParavtExtraInfo
+    videos: Videos = ()
+    images: Images = ()
+
+
+def paravt_rl(row: SourceRow) -> Iterator[Task]:
+    """Yield one task; `extra_info` holds its `answer` and its `question_type` (mcq, tvg, or open by default)."""
+    values = row.parse(ParavtRlRow)
+    user_messages = [message for message in values.prompt if message.role == "user"]
+    media = sum((message.media for message in user_messages), ())
+    for name, kind, files in (("videos", "video", values.videos), ("images", "image", values.images)):
+        placeholders = sum(message.text.count(f"<{kind}>") for message in user_messages)
+        if placeholders not in (0, len(files)):
+            problem = f"it has {len(files)} files for {placeholders} <{kind}> placeholders in the prompt"
+            raise row.field_error(name, problem, value=len(files))
         media += files
     if not media:
-        raise row.wrong("videos", "the row names no file")
-    answer = info.get("answer")
-    if answer in (None, "", [], {}):
-        raise row.wrong("extra_info.answer", "it is missing or empty")
-    question = "\n".join(filter(None, map(asked, users)))
+        raise row.field_error("videos", "the row names no media file")
+    question = "\n".join(message.question for message in user_messages if message.question)
     if not question:
-        raise row.wrong("prompt", "its question has no words")
-    options = info.get("options") or info.get("choices") or ()
-    if not isinstance(options, list | tuple):
-        raise row.wrong("extra_info.options", f"they should be a list, not {options!r}")
-    declared = str(info.get("question_type") or "oe")
-    found = judged(row, question, answer, where="extra_info.answer", declared=declared, choices=tuple(options))
-    extras = {name: value for name, value in info.items() if name not in ("answer", "options", "choices")}
-    system = "\n".join(said.text for said in talk if said.role == "system")
-    yield Task(
-        id=row.id,
-        question=found.question,
-        media=media,
-        kind=found.kind,
-        gold=found.gold,
-        choices=found.choices,
-        extras={**extras, **({"system": system} if system else {})},
+        raise row.field_error("prompt", "its question has no text")
+    info = values.extra_info
+    extras = {
+        name: value
+        for name, value in row.get_mapping("extra_info").items()
+        if name not in ("answer", "options", "choices")
+    }
+    yield build_task(
+        row,
+        question,
+        info.answer,
+        media,
+        field_name="extra_info.answer",
+        declared_type=info.question_type,
+        option_texts=info.options,
+        extras=add_system_prompt(extras, values.prompt),
     )

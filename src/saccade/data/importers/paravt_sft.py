@@ -1,19 +1,27 @@
-"""ParaVT-Parquet, rows for SFT: OpenAI's messages with media parts, tool calls and tool responses."""
+"""Import SFT rows of ParaVT-Parquet: OpenAI messages with media parts, tool calls and tool responses."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from saccade.data.raw import Row
-from saccade.data.talks import demos, extras_of, messages
-from saccade.types import Demo
+from saccade.data.conversations import Messages, build_demonstrations, collect_extras
+from saccade.data.source_row import RowModel, SourceRow
+from saccade.types import Demonstration
 
 
-def paravt_sft(row: Row, *, wrap: bool = True) -> Iterator[Demo]:
-    """A demonstration per question of `messages` (a list, or JSON): tool responses are what the sub-agents say.
+class ParavtSftRow(RowModel):
+    """The fields of a row."""
 
-    Pictures in a tool's response are left out: the tool shows its own when the demonstration is rehearsed.
+    messages: Messages
+
+
+def paravt_sft(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstration]:
+    """Yield a demonstration per question of `messages` (a list or JSON); tool responses become sub-agent replies.
+
+    Images in a tool response are dropped: the tool returns its own when the demonstration is replayed.
     """
-    talk = messages(row, "messages")
-    rest = extras_of(row, "messages")
-    for demo in demos(row, talk, media=(), wrap=wrap, where="messages"):
-        yield replace(demo, task=replace(demo.task, extras={**rest, **demo.task.extras}))
+    yield from build_demonstrations(
+        row,
+        row.parse(ParavtSftRow).messages,
+        extras=collect_extras(row, "messages"),
+        wrap_answer=wrap_answer,
+        field_name="messages",
+    )

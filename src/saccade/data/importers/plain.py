@@ -1,74 +1,100 @@
-"""A plain table of files, questions and answers: CSV, TSV, JSONL, JSON or Parquet, with column names of your own."""
+"""Import a table of media files, questions and answers (CSV, TSV, JSONL, JSON or Parquet) with any column names."""
 
-import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
 
-from saccade.data.answers import judged
-from saccade.data.raw import LETTERS, Row
-from saccade.data.talks import PLACEHOLDER, extras_of
-from saccade.types import Kind, MediaKind, Task
+from pydantic import AfterValidator, BeforeValidator
+
+from saccade.data.conversations import MEDIA_PLACEHOLDER_PATTERN, build_task, collect_extras
+from saccade.data.source_row import OPTION_LETTERS, MediaFile, RowModel, SourceRow, Text, list_values
+from saccade.errors import DataError
+from saccade.rewards.answer_types.base import find_plugin
+from saccade.types import MediaKind, Task
+
+
+def _split_values(value: Any, separator_pattern: str = r"\|") -> list[Any]:
+    if isinstance(value, str) and not value.strip().endswith("]"):
+        return [part.strip() for part in re.split(separator_pattern, value) if part.strip()]
+    return list_values(value)
+
+
+def _list_options(value: Any) -> list[Any]:
+    """Return options given as a list, a separated text, or a mapping by letter, without blank options at the end."""
+    options = [*value.values()] if isinstance(value, Mapping) else _split_values(value, r"\||;(?=\s*[A-J][.)])")
+    while options and (options[-1] is None or not str(options[-1]).strip()):
+        options.pop()
+    return options
+
+
+def _require_answer_type(name: str) -> str:
+    try:
+        find_plugin(name)
+    except DataError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+DeclaredType = Annotated[str, AfterValidator(_require_answer_type)]
+
+
+class PlainRow(RowModel):
+    """The fields of a row; their columns may have other names."""
+
+    media: Annotated[tuple[MediaFile, ...], BeforeValidator(_split_values)]
+    question: Text
+    answer: Any
+    options: Annotated[tuple[Text, ...], BeforeValidator(_list_options)] = ()
+    answer_type: Text | None = None
+    id: Text = ""
+    environment: Text | None = None
 
 
 def plain(
-    row: Row,
+    row: SourceRow,
     *,
     media: str = "media",
     question: str = "question",
     answer: str = "answer",
-    choices: str = "choices",
-    kind: str = "kind",
+    options: str = "choices",
+    answer_type: str = "kind",
     id: str = "id",
-    judge: Kind | None = None,
-    first: int | None = None,
+    environment: str = "environment",
+    default_answer_type: DeclaredType | None = None,
+    index_base: int | None = None,
     media_kind: MediaKind | None = None,
 ) -> Iterator[Task]:
-    """One task. The first six settings are names of columns; only file, question and answer must be there.
+    """Yield one task. The first seven settings are column names; media, question and answer are required.
 
-    Several files are a JSON list, or stand with `|` between them; so do `choices`. `judge` is the kind of every row
-    that names none; `first` says that answers count the choices from it (0 or 1); `media_kind` is what all files are.
+    Several media files, and several options, are a JSON list or separated by `|`. `default_answer_type` applies to rows
+    that name none; with `index_base` (0 or 1) answers are option numbers that count from it; `media_kind` applies to
+    every media file.
     """
-    choice_list = _choices(row, choices) if row.has(choices) else ()
-    said: Any = row.get(answer)
-    if first is not None:
-        said = _counted(row, answer, first, len(choice_list))
-    declared = row.text(kind) if row.has(kind) else judge and judge.value
-    asked = PLACEHOLDER.sub("", row.text(question)).strip()
-    found = judged(row, asked, said, where=answer, declared=declared, choices=choice_list)
-    yield Task(
-        id=row.text(id) if row.has(id) else row.id,
-        question=found.question,
-        media=tuple(row.medium(each, media, media_kind) for each in _listed(row, media, r"\|")),
-        kind=found.kind,
-        gold=found.gold,
-        choices=found.choices,
-        extras=extras_of(row, media, question, answer, choices, kind, id),
+    columns = {"media": media, "question": question, "answer": answer, "options": options, "answer_type": answer_type}
+    columns |= {"id": id, "environment": environment}
+    values = row.parse(PlainRow, columns)
+    answer_value = values.answer
+    if index_base is not None:
+        answer_value = _resolve_numbered_option(row, answer, index_base, len(values.options))
+    yield build_task(
+        row,
+        MEDIA_PLACEHOLDER_PATTERN.sub("", values.question).strip(),
+        answer_value,
+        tuple(replace(item, kind=media_kind or item.kind) for item in values.media),
+        field_name=answer,
+        declared_type=values.answer_type or default_answer_type,
+        option_texts=values.options,
+        extras=collect_extras(row, *columns.values()),
+        id=values.id,
+        environment=values.environment,
     )
 
 
-def _choices(row: Row, name: str) -> tuple[str, ...]:
-    """A list of choices, texts with marks between them, or choices by letter; blank ones at the end are none."""
-    found = row.get(name)
-    listed = tuple(found.values()) if isinstance(found, dict) else _listed(row, name, r"\||;(?=\s*[A-J][.)])")
-    while listed and (listed[-1] is None or not str(listed[-1]).strip()):
-        listed = listed[:-1]
-    return tuple(row.as_text(each, name) for each in listed)
-
-
-def _listed(row: Row, name: str, between: str) -> tuple[Any, ...]:
-    value = row.get(name)
-    if isinstance(value, str) and not value.strip().endswith("]"):
-        return tuple(part.strip() for part in re.split(between, value) if part.strip())
-    return tuple(row.list(name))
-
-
-def _counted(row: Row, name: str, first: int, choices: int) -> str:
-    """The letter that a number stands for."""
-    try:
-        place = int(json.loads(row.text(name))) - first
-    except (ValueError, TypeError):
-        place = -1
-    if not 0 <= place < min(choices, len(LETTERS)):
-        raise row.wrong(name, f"{row.values[name]!r} should count one of {choices} choices from {first}")
-    return LETTERS[place]
+def _resolve_numbered_option(row: SourceRow, name: str, index_base: int, num_options: int) -> str:
+    """Return the letter of a numbered option."""
+    index = row.get_number(name) - index_base
+    if index not in range(min(num_options, len(OPTION_LETTERS))):
+        problem = f"{row.get(name)!r} should be the number of one of {num_options} options, counted from {index_base}"
+        raise row.field_error(name, problem, value=row.get(name))
+    return OPTION_LETTERS[int(index)]

@@ -1,40 +1,69 @@
-"""PyVision-RL, rows for training: `prompt`, `reward_model`, `extra_info`, `mm_hint`, and where they come from."""
+"""Import training rows of PyVision-RL: `prompt`, `reward_model`, `extra_info`, `mm_hint`, and their origin."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-from saccade.data.answers import judged
-from saccade.data.raw import Row
-from saccade.data.sources._pyvision import declared
-from saccade.data.talks import asked, messages
+from saccade.data.conversations import Messages, build_task
+from saccade.data.source_row import MediaFiles, RowModel, SourceRow, Text
 from saccade.types import MediaKind, Task
 
 
-def pyvision_rl(row: Row) -> Iterator[Task]:
-    """One task: the question of `extra_info` (else the prompt's words), the file of `mm_hint`, the true answer."""
-    info = row.mapping("extra_info") if row.has("extra_info") else {}
-    hint, model = row.mapping("mm_hint"), row.mapping("reward_model")
-    kinds = {"image": MediaKind.IMAGE, "video": MediaKind.VIDEO}
-    kind = kinds.get(str(hint.get("hint_type")))
-    if kind is None:
-        raise row.wrong("mm_hint.hint_type", f"it should be image or video, not {hint.get('hint_type')!r}")
-    paths = hint.get("hint_path")
-    if not paths:
-        raise row.wrong("mm_hint.hint_path", "it is missing or empty")
-    listed = paths if isinstance(paths, list | tuple) else [paths]
-    media = tuple(row.medium(path, "mm_hint.hint_path", kind) for path in listed)
-    said = "\n".join(asked(each) for each in messages(row, "prompt") if each.role == "user")
-    question = row.as_text(info.get("question") or said, "extra_info.question")
-    answer = model.get("ground_truth")
-    if answer in (None, "", [], {}):
-        raise row.wrong("reward_model.ground_truth", "it is missing or empty")
-    found = judged(row, question, answer, where="reward_model.ground_truth", declared=declared(row))
-    kept = {name: row.values[name] for name in ("data_source", "ability", "env_name") if row.has(name)}
-    yield Task(
-        id=row.id,
-        question=found.question,
-        media=media,
-        kind=found.kind,
-        gold=found.gold,
-        choices=found.choices,
-        extras={**kept, **{name: value for name, value in info.items() if name not in ("question", "answer")}},
+class RewardModel(RowModel):
+    """The ground truth."""
+
+    ground_truth: Any
+
+
+class MediaHint(RowModel):
+    """The media files, all of one kind."""
+
+    hint_path: MediaFiles
+    hint_type: MediaKind
+
+
+class PyvisionExtraInfo(RowModel):
+    """The question without the prompt's instructions."""
+
+    question: Text = ""
+
+
+class PyvisionRlRow(RowModel):
+    """The fields of a row."""
+
+    prompt: Messages
+    reward_model: RewardModel
+    mm_hint: MediaHint
+    extra_info: PyvisionExtraInfo = PyvisionExtraInfo()
+    data_source: Text = ""
+    ability: Text = ""
+    env_name: Text | None = None
+
+
+def pyvision_rl(row: SourceRow, *, use_env_name: bool = False) -> Iterator[Task]:
+    """Yield one task: the question of `extra_info` (or the prompt's text), the media of `mm_hint`, the ground truth.
+
+    With `use_env_name`, `env_name` selects the recipe's environment of that name.
+    """
+    values = row.parse(PyvisionRlRow)
+    prompt = "\n".join(message.question for message in values.prompt if message.role == "user")
+    info = row.get_mapping("extra_info") if row.has("extra_info") else {}
+    origin = {name: row.values[name] for name in ("data_source", "ability", "env_name") if row.has(name)}
+    yield build_task(
+        row,
+        row.parse_text(values.extra_info.question or prompt, "extra_info.question"),
+        values.reward_model.ground_truth,
+        tuple(replace(media, kind=values.mm_hint.hint_type) for media in values.mm_hint.hint_path),
+        field_name="reward_model.ground_truth",
+        declared_type=find_declared_type(values.data_source, values.ability),
+        extras={**origin, **{name: value for name, value in info.items() if name not in ("question", "answer")}},
+        environment=values.env_name if use_env_name else None,
     )
+
+
+def find_declared_type(data_source: str, ability: str) -> str | None:
+    """Return the answer type that a row's origin implies; None if it depends on the answer."""
+    source = data_source.lower()
+    if source == "vsi_numerical" or source.endswith("_rule_verifiable"):
+        return "number"
+    return "math" if "math" in ability.lower() else None

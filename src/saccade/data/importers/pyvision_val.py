@@ -1,28 +1,37 @@
-"""PyVision-RL, validation rows: `question`, `answer`, and `image_path` or `video_path`."""
+"""Import validation rows of PyVision-RL: `question`, `answer`, and `image_path` or `video_path`."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from saccade.data.answers import judged
-from saccade.data.raw import Row
-from saccade.data.sources._pyvision import declared
-from saccade.data.talks import extras_of
-from saccade.types import MediaKind, Task
-
-FILES = {"image_path": MediaKind.IMAGE, "video_path": MediaKind.VIDEO}
+from saccade.data.conversations import build_task, collect_extras
+from saccade.data.importers.pyvision_rl import find_declared_type
+from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
+from saccade.types import Task
 
 
-def pyvision_val(row: Row) -> Iterator[Task]:
-    """One task; one that lists options and is answered by one of them is a choice, else its origin says what it is."""
-    media = tuple(each for name, kind in FILES.items() if row.has(name) for each in row.media(name, kind))
+class PyvisionValRow(RowModel):
+    """The fields of a row."""
+
+    question: Text
+    answer: Any
+    image_path: Images = ()
+    video_path: Videos = ()
+    data_source: Text = ""
+    ability: Text = ""
+
+
+def pyvision_val(row: SourceRow) -> Iterator[Task]:
+    """Yield one task: CHOICE if its answer is one of the question's options, else the type that its origin implies."""
+    values = row.parse(PyvisionValRow)
+    media = values.image_path + values.video_path
     if not media:
-        raise row.wrong("image_path", "neither it nor video_path names a file")
-    found = judged(row, row.text("question"), row.get("answer"), where="answer", declared=declared(row))
-    yield Task(
-        id=row.id,
-        question=found.question,
-        media=media,
-        kind=found.kind,
-        gold=found.gold,
-        choices=found.choices,
-        extras=extras_of(row, "question", "answer", *FILES),
+        raise row.field_error("image_path", "neither image_path nor video_path names a file")
+    yield build_task(
+        row,
+        values.question,
+        values.answer,
+        media,
+        field_name="answer",
+        declared_type=find_declared_type(values.data_source, values.ability),
+        extras=collect_extras(row, "question", "answer", "image_path", "video_path"),
     )

@@ -1,17 +1,14 @@
-"""The native format, so that files of tasks or demonstrations can be joined, moved, or turned into Parquet and back."""
+"""Import our own format, so that files of tasks or demonstrations can be merged, moved, or converted to Parquet."""
 
 from collections.abc import Iterator
 
-from saccade.data import native
-from saccade.data.raw import Row
-from saccade.data.rows import problem_of
-from saccade.types import Demo, Task
+from saccade.data.dataset import get_task, parse_item, require_gradable
+from saccade.data.source_row import SourceRow
+from saccade.types import Demonstration, Task
 
 
-def tasks(row: Row) -> Iterator[Task | Demo]:
-    """What the row says, as it says it."""
-    item = native.of_row(row, Demo) if "replies" in row.values else native.of_row(row, Task)
-    problem = problem_of(item.task if isinstance(item, Demo) else item)
-    if problem is not None:
-        raise row.wrong("gold", problem)
+def tasks(row: SourceRow) -> Iterator[Task | Demonstration]:
+    """Yield the task or demonstration of a row unchanged."""
+    item = parse_item(row, Demonstration) if "replies" in row.values else parse_item(row, Task)
+    require_gradable(get_task(item), f"{row.file}, row {row.number}")
     yield item

@@ -1,58 +1,64 @@
-"""Needle worlds: generated videos with short events at known times, or pictures with small cards at known places, and
-questions with exact labels.
+"""Synthetic needle-in-a-haystack datasets with exact labels.
+
+Videos show short events at known times, images show small cards at known positions; tasks ask about them.
 """
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from saccade.data.world import check, make, phrases, sheet
-from saccade.data.world.check import WorldReport
-from saccade.data.world.folder import medium
-from saccade.data.world.make import FRAME_BUDGETS, Progress
-from saccade.data.world.still import check as still_check
-from saccade.data.world.still import make as still_make
-from saccade.data.world.still import phrases as still_phrases
-from saccade.sections import World
+from saccade.config.schema import SyntheticConfig
+from saccade.data.synthetic import contact_sheet, text_templates
+from saccade.data.synthetic.dataset import ProgressCallback, ValidationReport, read_media_kind
+from saccade.data.synthetic.generate import FRAME_BUDGETS, VideoDataset
+from saccade.data.synthetic.image import text_templates as image_text_templates
+from saccade.data.synthetic.image.generate import ImageDataset
 
 
-def make_world(
+def generate_dataset(
     folder: str | os.PathLike[str],
-    world: World,
+    config: SyntheticConfig,
     *,
     seed: int,
-    budgets: Sequence[int] = FRAME_BUDGETS,
-    progress: Progress | None = None,
+    frame_budgets: Sequence[int] = FRAME_BUDGETS,
+    progress: ProgressCallback | None = None,
 ) -> None:
-    """Make the world in `folder`, or go on where an interrupted one stopped; the same seed gives the same files.
+    """Generate a dataset in `folder`, or resume an interrupted call; the same seed gives the same files.
 
-    `budgets` are those of the overviews in the traces of videos. `progress(split, done, total)` is told of every video
-    or picture. Raises ConfigError for settings that can't be met, DataError for a folder that holds another world.
+    `frame_budgets` are those of the overviews in demonstrations about videos. `progress(split, done, total)` is called
+    after every video or image. Raises ConfigError for impossible settings, DataError for a folder with another dataset.
     """
-    if world.media == "video":
-        make.make_world(folder, world, seed=seed, budgets=budgets, progress=progress)
-    else:
-        still_make.make_stills(folder, world, seed=seed, progress=progress)
+    dataset: VideoDataset | ImageDataset = (
+        VideoDataset(config, seed=seed, frame_budgets=frame_budgets)
+        if config.media == "video"
+        else ImageDataset(config, seed=seed)
+    )
+    dataset.generate(Path(folder), progress)
 
 
-def check_world(folder: str | os.PathLike[str]) -> WorldReport:
-    """Whether nothing leaks between the splits of a world, and every answer follows from its labels.
+def validate_dataset(folder: str | os.PathLike[str]) -> ValidationReport:
+    """Check that nothing leaks between the splits of a dataset, and that every answer follows from its labels.
 
     Raises DataError for missing files.
     """
-    return still_check.check_stills(folder) if medium(folder) == "image" else check.check_world(folder)
+    kind = ImageDataset if read_media_kind(folder) == "image" else VideoDataset
+    return kind.validate(Path(folder))
 
 
-def contact_sheet(folder: str | os.PathLike[str], out_png: str | os.PathLike[str]) -> None:
-    """Draw some of a world's videos or pictures, with what is in them."""
-    if medium(folder) == "image":
-        still_check.still_sheet(folder, out_png)
-    else:
-        sheet.contact_sheet(folder, out_png)
+def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> None:
+    """Draw some of a dataset's videos or images with their labels."""
+    is_image = read_media_kind(folder) == "image"
+    draw = contact_sheet.draw_image_contact_sheet if is_image else contact_sheet.draw_video_contact_sheet
+    draw(folder, out_path)
 
 
-def pieces(world: World) -> tuple[str, ...]:
-    """What a tiny tokenizer should have as one token each: the fixed parts of all that is said in the world."""
-    if world.media == "image":
-        return still_phrases.PIECES
-    code = (*phrases.CODE, *phrases.code_pieces(world.fps)) if world.traces == "code" else ()
-    return (*phrases.PIECES, *code)
+def build_tokenizer_pieces(config: SyntheticConfig) -> tuple[str, ...]:
+    """Return the fixed parts of questions and replies, which a tiny tokenizer should have as one token each."""
+    if config.media == "image":
+        return image_text_templates.TOKENIZER_PIECES
+    code = (
+        (*text_templates.CODE_DELIMITERS, *text_templates.build_code_pieces(config.fps))
+        if config.demonstrations == "python"
+        else ()
+    )
+    return (*text_templates.TOKENIZER_PIECES, *code)

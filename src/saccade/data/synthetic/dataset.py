@@ -1,60 +1,272 @@
-"""The folder of a world, of either medium: whose it is, and its JSON files."""
+"""What synthetic video and image datasets share: splits without duplicates, resuming, files, validation.
+
+```
+folder/dataset.json                   settings, seed, versions
+folder/{train,validation,test}/
+    clips/00000.mp4 …                 the videos (pictures/00000.png … of an image dataset)
+    events.json                       per file: its digest, and what it shows (objects.json of an image dataset)
+    tasks.jsonl                       `Task` rows (see questions.py for their extras)
+    demonstrations.jsonl              only in train: `Demonstration` rows
+```
+"""
 
 import json
 import os
-from collections.abc import Mapping
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import saccade
-from saccade.errors import DataError
+from saccade.config.schema import SyntheticConfig
+from saccade.data.constant_baseline import compute_constant_baselines
+from saccade.data.dataset import load_tasks, write_items
+from saccade.data.synthetic.questions import AnswerBalancer
+from saccade.errors import ConfigError, DataError
+from saccade.media import hashing
+from saccade.types import Demonstration, Task
+from saccade.utils.hashing import derive_seed
+from saccade.utils.jsonl import atomic_write, write_jsonl
 
 SPLITS = ("train", "validation", "test")
-FORMAT = 2
+FORMAT_VERSION = 2
+MAX_DRAWS = 200  # to sample content that no other file shows
+
+ProgressCallback = Callable[[str, int, int], None]  # split, number of files done, number of files
 
 
-def claim(root: Path, given: Mapping[str, Any], packages: tuple[str, ...]) -> None:
-    """Write world.json, or make sure that the one there is this world's; `packages` are those its files depend on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationReport:
+    """The counts, baselines and problems of a dataset; a valid one has no `problems`."""
 
-    Raises DataError for a folder that holds another world, or something else.
-    """
-    identity = {"format": FORMAT, **given}
-    path = root / "world.json"
-    if path.exists():
-        there = read_json(path)
-        changed = [key for key, value in identity.items() if there.get(key) != value]
-        if changed:
-            raise DataError(f"{root} holds another world (its {', '.join(changed)} differ); give a new folder")
-        return
-    # Never write into a folder that is something else.
-    if root.exists() and any(root.iterdir()):
-        raise DataError(f"{root} is not empty and holds no world; give a new folder")
-    root.mkdir(parents=True, exist_ok=True)
-    versions = {"saccade": saccade.__version__, **{package: version(package) for package in packages}}
-    write_json(path, {**identity, "versions": versions})
+    num_media: dict[str, int]  # videos or images per split
+    num_tasks: dict[str, int]
+    constant_baselines: dict[str, dict[str, float]]  # score of the best constant answer per split and question kind
+    problems: tuple[str, ...] = ()
 
 
-def medium(folder: str | os.PathLike[str]) -> str:
-    """What the world in a folder is made of: "video" or "image"."""
-    settings = read_json(Path(folder) / "world.json").get("settings")
-    # Worlds of videos don't say so: they are as they were before there were others.
+class Content(Protocol):
+    """What a media file shows: a dataclass whose fields are its labels."""
+
+    @property
+    def signature(self) -> str:
+        """A digest that is equal for contents with the same answers."""
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The labels in the extras of the file's tasks, as JSON values."""
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> Self:
+        """Parse the labels of a file."""
+
+
+ContentT = TypeVar("ContentT", bound=Content)
+
+
+class SyntheticDataset(ABC, Generic[ContentT]):
+    """A kind of dataset; everything in it follows from the settings and the seed."""
+
+    media_folder: str  # of each split
+    suffix: str  # of a media file
+    labels_filename: str
+    contents_seed: str  # part of the seeds of contents; frozen, as the files depend on it
+    noun: str  # of what a file shows, such as "events"
+    count_key: str  # the recipe's key of how many of them a file shows
+    packages: tuple[str, ...]  # that the files depend on
+    content_type: type[ContentT]
+    sample_content: Callable[[Any, random.Random], ContentT]  # (settings, rng)
+    sample_tasks: Callable[..., list[Task]]  # (settings, content, balancer, rng, *, path, task_id_prefix)
+    compute_ground_truth: Callable[[Task, ContentT], Any]
+
+    def __init__(self, config: SyntheticConfig, settings: Any, *, seed: int) -> None:
+        self.config, self.settings, self.seed = config, settings, seed
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the settings on which the files depend, for the manifest."""
+
+    @abstractmethod
+    def build_demonstrations(self, tasks: Sequence[Task], contents: list[ContentT]) -> list[Demonstration]:
+        """Build the demonstrations of the training split; auxiliary ones may append their files to `contents`."""
+
+    @abstractmethod
+    def write_media(self, path: Path, content: ContentT, split: str, index: int) -> dict[str, Any]:
+        """Write a media file unless it exists, and return its labels."""
+
+    # ---- generation ----
+
+    def sample_contents(self) -> dict[str, list[ContentT]]:
+        """Sample the content of every file of every split; no two files have the same signature.
+
+        Raises ConfigError if no new content can be sampled.
+        """
+        # Shared by all splits: no test file may occur in training.
+        seen: set[str] = set()
+
+        def sample_unique(rng: random.Random) -> ContentT:
+            for _ in range(MAX_DRAWS):
+                content = self.sample_content(self.settings, rng)
+                if content.signature not in seen:
+                    seen.add(content.signature)
+                    return content
+            problem = f"so few {self.noun} fit into a file that files would repeat; increase {self.count_key}"
+            raise ConfigError(problem, key=self.count_key)
+
+        sizes = {"train": self.config.train, "validation": self.config.validation, "test": self.config.test}
+        contents = {}
+        for split in reversed(SPLITS):  # test first, so that it doesn't depend on the size of the training split
+            seeds = (derive_seed(self.contents_seed, self.seed, split, index) for index in range(sizes[split]))
+            contents[split] = [sample_unique(random.Random(seed)) for seed in seeds]
+        return contents
+
+    def build_tasks(self, contents: Sequence[ContentT], split: str) -> list[Task]:
+        """Build the tasks of a split, with answers balanced over all its files."""
+        rng = random.Random(derive_seed("questions", self.seed, split))
+        balancer = AnswerBalancer(rng)
+        tasks: list[Task] = []
+        for index, content in enumerate(contents):
+            path, prefix = f"{self.media_folder}/{self.format_name(index)}", f"{split}-{index:05d}"
+            tasks += self.sample_tasks(self.settings, content, balancer, rng, path=path, task_id_prefix=prefix)
+        if not tasks:
+            key, questions = f"{self.count_key.rpartition('.')[0]}.questions", self.settings.questions
+            problem = f"no file of the split {split} allows such a question; increase {self.count_key}"
+            raise ConfigError(f"{key}={list(questions)}: {problem}", key=key, value=questions)
+        return tasks
+
+    @classmethod
+    def format_name(cls, index: int) -> str:
+        """Return the name of a media file."""
+        return f"{index:05d}{cls.suffix}"
+
+    def generate(self, root: Path, progress: ProgressCallback | None = None) -> None:
+        """Generate the dataset in a folder, or resume an interrupted call; the same settings give the same files.
+
+        Raises ConfigError for impossible settings, DataError for a folder with another dataset.
+        """
+        # before anything is written, so that the same command works with other settings
+        contents = self.sample_contents()
+        tasks = {split: self.build_tasks(contents[split], split) for split in SPLITS}
+        demonstrations = self.build_demonstrations(tasks["train"], contents["train"])
+        self._write_or_check_manifest(root)
+        for split in SPLITS:
+            folder = root / split / self.media_folder
+            folder.mkdir(parents=True, exist_ok=True)
+            entries = {}
+            for index, content in enumerate(contents[split]):
+                path = folder / self.format_name(index)
+                labels = self.write_media(path, content, split, index)
+                entries[path.name] = {"digest": hashing.compute_file_digest(str(path)), **labels}
+                if progress:
+                    progress(split, index + 1, len(contents[split]))
+            # Rows are cheap and follow from the seed: every call writes them again.
+            _write_json(root / split / self.labels_filename, entries)
+            if split == "train":
+                write_jsonl(root / split / "demonstrations.jsonl", demonstrations)
+            write_items(root / split / "tasks.jsonl", tasks[split])  # last: a split with tasks is complete
+
+    def _write_or_check_manifest(self, root: Path) -> None:
+        """Write dataset.json, or raise DataError for a folder with another dataset or with other files."""
+        identity = {"format": FORMAT_VERSION, "seed": self.seed, **self.describe()}
+        path = root / "dataset.json"
+        if path.exists():
+            existing = read_json(path)
+            changed = [key for key, value in identity.items() if existing.get(key) != value]
+            if changed:
+                problem = f"{root} holds another dataset (different {', '.join(changed)})"
+                raise DataError(f"{problem}; choose a new folder", key=str(root), value=tuple(changed))
+            return
+        # Never write into a folder with other files.
+        if root.exists() and any(root.iterdir()):
+            raise DataError(f"{root} is not empty and holds no dataset; choose a new folder", key=str(root))
+        root.mkdir(parents=True, exist_ok=True)
+        versions = {"saccade": saccade.__version__, **{package: version(package) for package in self.packages}}
+        _write_json(path, {**identity, "versions": versions})
+
+    # ---- validation ----
+
+    @classmethod
+    def read_labels(cls, root: str | os.PathLike[str], split: str) -> dict[str, tuple[str, ContentT]]:
+        """Read the digest and the content of every file of a split, by file name. Raises DataError."""
+        entries = read_json(Path(root) / split / cls.labels_filename).items()
+        return {name: (entry["digest"], cls.content_type.parse(entry)) for name, entry in entries}
+
+    @classmethod
+    def validate(cls, root: Path) -> ValidationReport:
+        """Check that nothing leaks between the splits of a dataset, and that every answer follows from its labels.
+
+        Raises DataError for missing files.
+        """
+        labels = {split: cls.read_labels(root, split) for split in SPLITS}
+        tasks = {split: load_tasks(root / split / "tasks.jsonl") for split in SPLITS}
+        problems = cls.find_leaks(root, labels)
+        for split in SPLITS:
+            for name, (digest, _) in labels[split].items():
+                path = root / split / cls.media_folder / name
+                if not path.is_file() or hashing.compute_file_digest(str(path)) != digest:
+                    file = path.relative_to(root).as_posix()
+                    problems.append(f"{file}: missing, or not the file that the labels were made for")
+            for task in tasks[split]:
+                problems += [f"task {task.id}: {problem}" for problem in cls._find_task_problems(task, labels[split])]
+        return ValidationReport(
+            num_media={split: len(labels[split]) for split in SPLITS},
+            num_tasks={split: len(tasks[split]) for split in SPLITS},
+            constant_baselines={split: compute_constant_baselines(tasks[split]) for split in SPLITS},
+            problems=tuple(problems),
+        )
+
+    @classmethod
+    def find_leaks(cls, root: Path, labels: Mapping[str, Mapping[str, tuple[str, ContentT]]]) -> list[str]:
+        """Find files and contents that occur in more than one split."""
+        files_by_key: dict[str, list[str]] = {}
+        for split, entries in labels.items():
+            for name, (digest, content) in entries.items():
+                for key in (f"file {digest}", f"{cls.noun} {content.signature}"):
+                    files_by_key.setdefault(key, []).append(f"{split}/{cls.media_folder}/{name}")
+        # Equal content within one split is a duplicate, not a leak.
+        shared = {key: names for key, names in files_by_key.items() if len({name.split("/")[0] for name in names}) > 1}
+        return [
+            f"{', '.join(names)}: the same {key.split()[0]} in more than one split" for key, names in shared.items()
+        ]
+
+    @classmethod
+    def _find_task_problems(cls, task: Task, labels: Mapping[str, tuple[str, ContentT]]) -> list[str]:
+        """Compare a task with the labels of its file."""
+        name = Path(task.media[0].path).name
+        if name not in labels:
+            return [f"its file {name} has no labels"]
+        content = labels[name][1]
+        problems, expected = [], cls.compute_ground_truth(task, content)
+        if any(task.extras[key] != value for key, value in content.extras.items()):
+            problems.append(f"its {cls.noun} differ from those of its file")
+        if expected != task.ground_truth:
+            problems.append(f"ground truth {task.ground_truth!r}, but the labels give {expected!r}")
+        return problems
+
+
+def read_media_kind(folder: str | os.PathLike[str]) -> str:
+    """Return the media kind of the dataset in a folder: "video" or "image"."""
+    settings = read_json(Path(folder) / "dataset.json").get("settings")
+    # The manifests of video datasets have no `media`.
     return str(settings.get("media", "video")) if isinstance(settings, dict) else "video"
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON object as a file; it appears complete or not at all."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a world. Raises DataError."""
+    """Read the JSON object of a file in a dataset folder. Raises DataError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} can't be read; is the world complete? Make it again in the same folder") from error
+        raise DataError(
+            f"{path} can't be read; if the dataset is incomplete, generate it again in the same folder", key=str(path)
+        ) from error
     if not isinstance(value, dict):
-        raise DataError(f"{path} is not a JSON object")
+        raise DataError(f"{path} is not a JSON object", key=str(path), value=value)
     return value

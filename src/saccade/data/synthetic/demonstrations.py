@@ -1,30 +1,26 @@
-"""What a perfect agent would say, in both roles, as text: the traces of the SFT cold start.
+"""Build demonstrations for the SFT cold start on videos: the replies of a perfect main agent and its sub-agents.
 
-The main agent answers at once where the overview is enough (sometimes); otherwise it calls, all windows in parallel:
-for `at` the window of that second, for every other question four windows that cover the clip. A sub-agent sees one
-window and is asked for just what the main agent will copy.
+If the overview is sufficient, a share of the demonstrations answer directly; all others call the tool for several
+windows in parallel: for `at` the window of that second, for every other question four windows that cover the clip. A
+sub-agent sees one window and answers just what the main agent copies.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from saccade.data.world import phrases
-from saccade.data.world.events import COLOURS, Event, within
-from saccade.data.world.questions import events_of, visible
-from saccade.media.picks import uniform_times
-from saccade.types import Demo, Kind, Task
+from saccade.data.synthetic import text_templates
+from saccade.data.synthetic.events import COLORS, Event, find_events_within
+from saccade.data.synthetic.questions import parse_events
+from saccade.data.visibility import is_answerable
+from saccade.types import AnswerType, Demonstration, Task
 
-WINDOWS = 4  # that cover a clip
+NUM_WINDOWS = 4  # per clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One call and its answer: the window (seconds), the sub-question, what the sub-agent says.
-
-    >>> Ask(start=0, end=16, question="Which colours?", reply="red blue").reply
-    'red blue'
-    """
+class SubAgentCall:
+    """One call of a sub-agent: the window (seconds), the sub-question and the reply."""
 
     start: float
     end: float
@@ -32,203 +28,211 @@ class Ask:
     reply: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """One attempt: the overview's times, what is thought before the calls ("" without calls), calls, then the end.
+def build_demonstration(
+    task: Task, overview_times: Sequence[float], rng: random.Random, *, direct_share: float = 0.4
+) -> Demonstration:
+    """Build a correct demonstration for a task whose overview shows frames at `overview_times` (seconds).
 
-    >>> Trace(task="w-1", times=(8.0, 24.0), plan="", asks=(), think="I see: red", answer="red").direct
-    True
+    If the overview is sufficient, it answers directly with probability `direct_share`, from those frames alone.
     """
-
-    task: str  # its id
-    times: tuple[float, ...]
-    plan: str
-    asks: tuple[Ask, ...]
-    think: str
-    answer: str
-
-    @property
-    def direct(self) -> bool:
-        """Whether it answers without a call."""
-        return not self.asks
-
-
-def trace(task: Task, times: Sequence[float], rng: random.Random, *, direct: float = 0.4) -> Trace:
-    """A right attempt at a task whose overview shows frames at `times`.
-
-    Where the overview is enough, the attempt answers at once with probability `direct`, from what is seen there alone.
-    """
-    times = tuple(times)
-    # Labels of a direct answer come from the frames that are seen, never from the clip's whole truth.
-    wanted = _wanted(task)
-    # A frame shows that something is there, not when it begins and ends.
-    if task.extras["question"] != "when" and visible(task, times) and rng.random() < direct:
-        seen = [event for event in wanted if any(event.holds(time) for time in times)]
-        return _end(task, times, (), seen)
-    asks = tuple(ask(task, start, end) for start, end in windows(task))
-    return _end(task, times, asks, wanted)
-
-
-def demo(task: Task, found: Trace) -> Demo:
-    """A trace as a demonstration: what the main agent says in each turn, what the sub-agents of its calls say."""
-    end = phrases.answering(found.think, found.answer)
-    frames = len(found.times)
-    if found.direct:
-        return Demo(task=task, frames=frames, replies=(end,))
-    look = phrases.calling(found.plan, [(each.start, each.end, each.question) for each in found.asks])
-    return Demo(task=task, frames=frames, replies=(look, end), children=(tuple(each.reply for each in found.asks),))
-
-
-def practice(task: Task, rng: random.Random, *, dense: float = 0.8) -> Demo:
-    """Drills as a demonstration with one frame, to be learned from its sub-agents alone: one window, or moments."""
-    asks = rng.choice((drills, glances))(task, rng, dense)
-    found = Trace(task=task.id, times=uniform_times(task.extras["seconds"], 1), plan="", asks=asks, think="", answer="")
-    return replace(demo(task, found), main=False)
-
-
-def coded(task: Task, fps: float) -> Demo:
-    """A right attempt by code, for a prompt that shows no frame: a coarse look that code takes, then a few frames.
-
-    What is shown at a second needs no search.
-    """
-    second, events = task.extras["second"], events_of(task)
-    shown = [second] if second is not None else begins(events, task.extras["seconds"])
-    looks = [phrases.finely(shown, fps)] if shown else []
-    looks = looks if second is not None else [phrases.coarsely(fps), *looks]
-    end = _end(task, (), (), _wanted(task))
-    replies = [phrases.coding(phrases.LOOK, code) for code in looks]
-    return Demo(task=task, frames=None, replies=(*replies, phrases.answering(end.think, end.answer)))
-
-
-def drilled(task: Task, rng: random.Random, fps: float | None, *, dense: float = 0.8) -> Demo:
-    """What colour is at each of five moments of the task's clip: a question for learning to see, never asked.
-
-    By code, of a clip of so many frames per second; without `fps` from the dense overview of `seen`. A moment shows an
-    event with probability `dense`.
-    """
-    events, seconds = events_of(task), _moments(task, rng, dense)
-    shown = [next((event.colour for event in events if event.holds(at)), phrases.NOTHING) for at in seconds]
-    said = " ".join(shown)
-    asked = replace(
-        task, id=f"{task.id}-drill", question=phrases.drill(seconds), kind=Kind.OPEN, gold=said, choices=(), extras={}
+    # A direct answer mentions only events in the overview's frames, never the clip's complete labels.
+    relevant = _find_relevant_events(task)
+    # A frame shows that an event is visible, not when it begins and ends.
+    if task.extras["question"] != "when" and is_answerable(task, overview_times) and rng.random() < direct_share:
+        seen = [event for event in relevant if any(event.is_visible_at(time) for time in overview_times)]
+        replies: tuple[str, ...] = (_format_answer_reply(task, seen),)
+        return Demonstration(task=task, frame_budget=len(overview_times), replies=replies)
+    kind, target = task.extras["question"], task.extras["target"]
+    calls = [_build_window_call(task, kind, target, start, end) for start, end in find_windows(task)]
+    return Demonstration(
+        task=task,
+        frame_budget=len(overview_times),
+        replies=(_format_call_reply(text_templates.LOOK_CLOSER, calls), _format_answer_reply(task, relevant)),
+        children=(tuple(call.reply for call in calls),),
     )
-    looks = () if fps is None else (phrases.coding(phrases.LOOK, phrases.finely(seconds, fps)),)
-    frames = _each_second(task) if fps is None else None
-    return Demo(task=asked, frames=frames, replies=(*looks, phrases.answering(f"I see: {said}", said)))
 
 
-def begins(events: Sequence[Event], seconds: float) -> list[float]:
-    """The whole seconds at which something is shown and a second before nothing was: what the coarse look prints."""
-    lit = [any(event.holds(t) for event in events) for t in range(round(seconds))]
-    return [float(t) for t, on in enumerate(lit) if on and not (t and lit[t - 1])]
+def build_auxiliary_demonstration(task: Task, rng: random.Random, *, event_share: float = 0.8) -> Demonstration:
+    """Build an auxiliary demonstration with one overview frame, of which only the sub-agents are trained."""
+    calls = rng.choice((build_window_calls, build_second_calls))(task, rng, event_share)
+    return Demonstration(
+        task=task,
+        frame_budget=1,
+        replies=(_format_call_reply("", calls), text_templates.format_answer_reply("", "")),
+        children=(tuple(call.reply for call in calls),),
+        is_auxiliary=True,
+    )
 
 
-def seen(task: Task) -> Demo:
-    """An attempt that only reads a dense overview, one frame per second: what looking closer is measured against."""
-    frames = _each_second(task)
-    end = _end(task, uniform_times(task.extras["seconds"], frames), (), _wanted(task))
-    return Demo(task=task, frames=frames, replies=(phrases.answering(end.think, end.answer),))
+def _format_call_reply(thinking: str, calls: Sequence[SubAgentCall]) -> str:
+    return text_templates.format_tool_call_reply(thinking, [(call.start, call.end, call.question) for call in calls])
 
 
-def _each_second(task: Task) -> int:
+def build_python_demonstration(task: Task, fps: float) -> Demonstration:
+    """Build a demonstration that uses Python, for a prompt without frames: code scans the clip, then shows some frames.
+
+    A question about a given second needs no scan.
+    """
+    second, events = task.extras["second"], parse_events(task)
+    shown_seconds = [second] if second is not None else find_event_onsets(events, task.extras["seconds"])
+    snippets = [text_templates.format_show_frames_code(shown_seconds, fps)] if shown_seconds else []
+    snippets = snippets if second is not None else [text_templates.format_coarse_scan_code(fps), *snippets]
+    replies = [text_templates.format_code_reply(text_templates.LOOK_CLOSER, code) for code in snippets]
+    answer_reply = _format_answer_reply(task, _find_relevant_events(task))
+    return Demonstration(task=task, frame_budget=None, replies=(*replies, answer_reply))
+
+
+def build_perception_demonstration(
+    task: Task, rng: random.Random, fps: float | None, *, event_share: float = 0.8
+) -> Demonstration:
+    """Build a demonstration that names the color at each of five seconds of the clip; it trains perception only.
+
+    With `fps` (of the clip) the frames are shown by code; without it they are in a dense overview, one frame per
+    second. A second shows an event with probability `event_share`.
+    """
+    events, seconds = parse_events(task), _sample_seconds(task, rng, event_share)
+    colors = [
+        next((event.color for event in events if event.is_visible_at(second)), text_templates.NONE_TEXT)
+        for second in seconds
+    ]
+    answer = " ".join(colors)
+    perception_task = replace(
+        task,
+        id=f"{task.id}-drill",
+        question=text_templates.format_perception_question(seconds),
+        answer_type=AnswerType.OPEN,
+        ground_truth=answer,
+        options=(),
+        extras={},
+    )
+    answer_reply = text_templates.format_answer_reply(f"I see: {answer}", answer)
+    if fps is None:
+        return Demonstration(task=perception_task, frame_budget=_count_whole_seconds(task), replies=(answer_reply,))
+    code = text_templates.format_show_frames_code(seconds, fps)
+    code_reply = text_templates.format_code_reply(text_templates.LOOK_CLOSER, code)
+    return Demonstration(task=perception_task, frame_budget=None, replies=(code_reply, answer_reply))
+
+
+def find_event_onsets(events: Sequence[Event], seconds: float) -> list[float]:
+    """Return the whole seconds at which an event is visible and none was a second before: the coarse scan's output."""
+    is_visible = [any(event.is_visible_at(t) for event in events) for t in range(round(seconds))]
+    return [float(t) for t, visible in enumerate(is_visible) if visible and not (t and is_visible[t - 1])]
+
+
+def build_direct_demonstration(task: Task) -> Demonstration:
+    """Build a demonstration that only reads a dense overview, one frame per second: the baseline for looking closer."""
+    answer_reply = _format_answer_reply(task, _find_relevant_events(task))
+    return Demonstration(task=task, frame_budget=_count_whole_seconds(task), replies=(answer_reply,))
+
+
+def _count_whole_seconds(task: Task) -> int:
     return max(1, round(task.extras["seconds"]))
 
 
-def _end(task: Task, times: tuple[float, ...], asks: tuple[Ask, ...], seen: Sequence[Event]) -> Trace:
-    think = phrases.sees(task.extras["question"], seen)
-    plan = phrases.LOOK if asks else ""
-    return Trace(task=task.id, times=times, plan=plan, asks=asks, think=think, answer=answer_text(task))
+def _format_answer_reply(task: Task, shown_events: Sequence[Event]) -> str:
+    thinking = text_templates.format_observation(task.extras["question"], shown_events)
+    return text_templates.format_answer_reply(thinking, format_answer(task))
 
 
-def answer_text(task: Task) -> str:
-    """The gold answer as the model should write it: of a choice the option's text, which is copied, not looked up."""
-    if task.choices:
-        return task.choices["ABCDEFGHIJ".index(str(task.gold))]
-    if isinstance(task.gold, tuple):
-        return phrases.span(*task.gold)
-    return phrases.number(task.gold) if task.kind is Kind.NUMBER and isinstance(task.gold, float) else str(task.gold)
+def format_answer(task: Task) -> str:
+    """Return the ground truth as the model should write it; for a choice that is the option's text, not its letter."""
+    if task.options:
+        return task.options["ABCDEFGHIJ".index(str(task.ground_truth))]
+    if isinstance(task.ground_truth, tuple):
+        return text_templates.format_span(*task.ground_truth)
+    return (
+        text_templates.format_number(task.ground_truth)
+        if task.answer_type == AnswerType.NUMBER and isinstance(task.ground_truth, float)
+        else str(task.ground_truth)
+    )
 
 
-def windows(task: Task) -> list[tuple[float, float]]:
-    """The windows (seconds) that the question is worth looking at."""
+def find_windows(task: Task) -> list[tuple[float, float]]:
+    """Return the windows (seconds) to inspect for a question."""
     if task.extras["question"] == "at":
-        return [moment(task.extras["second"])]
-    return parts(task.extras["seconds"], WINDOWS)
+        return [build_second_window(task.extras["second"])]
+    return split_into_windows(task.extras["seconds"], NUM_WINDOWS)
 
 
-def moment(second: float) -> tuple[float, float]:
-    """The window of one second that begins at `second`: its start is copied from the question, digit for digit."""
+def build_second_window(second: float) -> tuple[float, float]:
+    """Return the window of one second from `second` on, whose start the model copies from the question."""
     return second, second + 1
 
 
-def parts(seconds: float, count: int) -> list[tuple[float, float]]:
-    """Equal windows that cover a clip.
+def split_into_windows(seconds: float, count: int) -> list[tuple[float, float]]:
+    """Split a clip into equal windows.
 
-    >>> parts(64, 4)[1]
+    >>> split_into_windows(64, 4)[1]
     (16.0, 32.0)
     """
     return [(i * seconds / count, (i + 1) * seconds / count) for i in range(count)]
 
 
-def ask(task: Task, start: float, end: float) -> Ask:
-    """The call for one window, and what a sub-agent that sees well says."""
-    kind, target = task.extras["question"], task.extras["target"]
-    return _ask(task, kind, target, start, end)
+def _build_window_call(task: Task, kind: str, target: str | None, start: float, end: float) -> SubAgentCall:
+    """Build the call for one window, with the reply of a perfect sub-agent."""
+    relevant = _filter_events(kind, target, parse_events(task))
+    visible = list(find_events_within(relevant, start, end))
+    reply = (
+        text_templates.format_time_scan(visible, start, task.extras["event_seconds"])
+        if kind == "when"
+        else text_templates.format_sub_agent_reply(visible)
+    )
+    return SubAgentCall(
+        start=start, end=end, question=text_templates.format_sub_agent_question(kind, target), reply=reply
+    )
 
 
-def _ask(task: Task, kind: str, target: str | None, start: float, end: float) -> Ask:
-    wanted = _asked_for(kind, target, events_of(task))
-    shown = list(within(wanted, start, end))
-    reply = phrases.scans(shown, start, task.extras["event_seconds"]) if kind == "when" else phrases.says(shown)
-    return Ask(start=start, end=end, question=phrases.asks(kind, target), reply=reply)
-
-
-def _wanted(task: Task) -> list[Event]:
-    """The events that bear on the question, in order."""
+def _find_relevant_events(task: Task) -> list[Event]:
+    """Return the events that the question is about, in order of time."""
     kind, second = task.extras["question"], task.extras["second"]
-    events = events_of(task)
+    events = parse_events(task)
     if kind == "at":
-        return [event for event in events if event.holds(second)]
-    return _asked_for(kind, task.extras["target"], events)
+        return [event for event in events if event.is_visible_at(second)]
+    return _filter_events(kind, task.extras["target"], events)
 
 
-def _asked_for(kind: str, target: str | None, events: Sequence[Event]) -> list[Event]:
+def _filter_events(kind: str, target: str | None, events: Sequence[Event]) -> list[Event]:
     if kind in ("count", "when") and target is not None:
-        return [event for event in events if event.colour == target]
+        return [event for event in events if event.color == target]
     return list(events)
 
 
-def drills(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
-    """Every kind of sub-question about one window of the task's clip, for sub-agents to practise on.
+def build_window_calls(task: Task, rng: random.Random, event_share: float) -> tuple[SubAgentCall, ...]:
+    """Build sub-questions of every kind about one window of the clip, as auxiliary training for sub-agents.
 
-    With probability `dense` the window shows an event. Colours that it shows, and one that it does not (where there is
-    one), are asked for.
+    With probability `event_share` the window shows an event. The questions ask for colors in the window and for one
+    that is absent, if there is one.
     """
-    events, seconds, length = events_of(task), task.extras["seconds"], task.extras["event_seconds"]
-    # Short windows come first to a learner: few frames, and a time that is easy to find.
-    options = parts(seconds, WINDOWS if rng.random() < 0.5 else max(WINDOWS, round(seconds / (2 * length))))
-    busy = [window for window in options if any(within(events, *window))]
-    start, end = rng.choice(busy if busy and rng.random() < dense else options)
-    shown = list(dict.fromkeys(event.colour for event in within(events, start, end)))
-    missing = [colour for colour in COLOURS if colour not in shown]
-    absent = [rng.choice(missing)] if missing else []
+    events, seconds, length = parse_events(task), task.extras["seconds"], task.extras["event_seconds"]
+    # Short windows are easier to learn: they have few frames.
+    windows = split_into_windows(
+        seconds, NUM_WINDOWS if rng.random() < 0.5 else max(NUM_WINDOWS, round(seconds / (2 * length)))
+    )
+    with_events = [window for window in windows if any(find_events_within(events, *window))]
+    start, end = rng.choice(with_events if with_events and rng.random() < event_share else windows)
+    shown = list(dict.fromkeys(event.color for event in find_events_within(events, start, end)))
+    not_shown = [color for color in COLORS if color not in shown]
+    absent = [rng.choice(not_shown)] if not_shown else []
     rng.shuffle(shown)
     kinds = [("order", None), ("count", rng.choice([*shown, *absent]))]
-    kinds += [("when", colour) for colour in (*absent, *shown[:2])]
-    return tuple(_ask(task, kind, target, start, end) for kind, target in kinds)
+    kinds += [("when", color) for color in (*absent, *shown[:2])]
+    return tuple(_build_window_call(task, kind, target, start, end) for kind, target in kinds)
 
 
-def glances(task: Task, rng: random.Random, dense: float) -> tuple[Ask, ...]:
-    """What colour is at each of five moments; each shows an event with probability `dense`.
+def build_second_calls(task: Task, rng: random.Random, event_share: float) -> tuple[SubAgentCall, ...]:
+    """Build sub-questions about five windows of one second; each shows an event with probability `event_share`.
 
-    A single frame is where seeing is learned first.
+    Perception is learned first on single frames.
     """
-    return tuple(_ask(task, "at", None, *moment(second)) for second in _moments(task, rng, dense))
+    return tuple(
+        _build_window_call(task, "at", None, *build_second_window(second))
+        for second in _sample_seconds(task, rng, event_share)
+    )
 
 
-def _moments(task: Task, rng: random.Random, dense: float) -> list[float]:
-    """Five whole seconds of the task's clip, each within an event with probability `dense`."""
-    events, length = events_of(task), max(1, int(task.extras["event_seconds"]))
+def _sample_seconds(task: Task, rng: random.Random, event_share: float) -> list[float]:
+    """Draw five whole seconds of the clip, each within an event with probability `event_share`."""
+    events, length = parse_events(task), max(1, int(task.extras["event_seconds"]))
     seconds = [rng.choice(events).start + rng.randrange(length) for _ in range(5)]
     elsewhere = [float(rng.randrange(max(1, int(task.extras["seconds"])))) for _ in seconds]
-    return [at if rng.random() < dense else other for at, other in zip(seconds, elsewhere, strict=True)]
+    return [second if rng.random() < event_share else other for second, other in zip(seconds, elsewhere, strict=True)]

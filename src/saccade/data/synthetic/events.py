@@ -1,11 +1,13 @@
-"""Needles: short visual events at known times, drawn for one clip."""
+"""Sample the needles of one clip: short visual events at known times."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
-from saccade.config import World
+from saccade.config.schema import SyntheticConfig
 from saccade.errors import ConfigError
+from saccade.utils.hashing import compute_digest
 
 # Far apart in RGB, so that they survive compression and very small frames.
 PALETTE = {
@@ -16,99 +18,126 @@ PALETTE = {
     "purple": (186, 46, 214),
     "cyan": (44, 216, 222),
 }
-COLOURS = tuple(PALETTE)
+COLORS = tuple(PALETTE)
 SHAPES = ("disc", "square", "card")
-REPEATS = 0.6  # share of clips with three or more needles in which one colour comes more than once
+REPEATED_COLOR_SHARE = 0.6  # of the clips with three or more events, in which one color repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A needle: shown from `start` (included) to `end` (excluded), seconds; place and size are shares of the picture.
-
-    >>> Event(start=36, end=38, colour="red").holds(37.5)
-    True
-    """
+    """An event: visible in [start, end) seconds; center and size are fractions of the frame."""
 
     start: float
     end: float
-    colour: str  # a distractor: "white"
-    shape: str = "disc"  # a distractor: the digit on its card
+    color: str  # of a distractor: "white"
+    shape: str = "disc"  # of a distractor: the digit on its card
     x: float = 0.5
     y: float = 0.5
     size: float = 0.6
 
-    def holds(self, time: float) -> bool:
-        """Whether the event is shown at this time."""
+    def is_visible_at(self, time: float) -> bool:
+        """Whether the event is visible at a time (seconds)."""
         return self.start <= time < self.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """What is shown in one clip: its needles and its distractors, both in order of time."""
+    """The events and distractors of one clip, both in order of time."""
 
     seconds: float
     events: tuple[Event, ...]
     distractors: tuple[Event, ...] = ()
 
+    @property
+    def signature(self) -> str:
+        """A digest of times and colors, without shapes and background: equal for clips with the same answers."""
+        return compute_digest([(event.start, event.color) for event in self.events])
 
-def draw_labels(world: World, rng: random.Random) -> Labels:
-    """Draw what one clip shows.
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The labels in the extras of tasks."""
+        return {"events": [[event.start, event.end, event.color] for event in self.events]}
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> Self:
+        """Parse the labels of a clip from its entry in events.json."""
+        events, distractors = (tuple(Event(**event) for event in entry[key]) for key in ("events", "distractors"))
+        return cls(seconds=entry["seconds"], events=events, distractors=distractors)
+
+
+def sample_labels(config: SyntheticConfig, rng: random.Random) -> Labels:
+    """Sample the events of one clip.
 
     Starts are multiples of the event length and at least two event lengths apart, distractors included, so that no
-    look at a moment ever shows two events. Raises ConfigError where they can't all fit.
+    frame shows two events. Raises ConfigError if the events don't fit.
     """
-    # Between two frames an event would be in the labels and in no picture.
-    if world.event_seconds * world.fps < 1 - 1e-9:
+    # An event between two frames would be in the labels but in no frame.
+    if config.event_seconds * config.fps < 1 - 1e-9:
         raise ConfigError(
-            f"events of {world.event_seconds:g} s can fall between frames at {world.fps:g} fps and never be shown; "
-            "give world.event_seconds or world.fps more"
+            f"synthetic.event_seconds={config.event_seconds:g}: at {config.fps:g} fps an event can fall between two "
+            "frames; increase synthetic.event_seconds or synthetic.fps",
+            key="synthetic.event_seconds",
+            value=config.event_seconds,
         )
-    least, most = world.events
-    if not 1 <= least <= most:
-        raise ConfigError(f"world.events {list(world.events)}: give least and most needles per clip, at least one")
-    count = rng.randint(least, most)
-    # Needles and distractors share one set of starts, so that they never meet either.
-    starts = _starts(world, count + world.distractors, rng)
-    needles = sorted(rng.sample(range(len(starts)), count))
-    colours = iter(_colours(count, rng))
-    length = world.event_seconds
+    minimum, maximum = config.events
+    if not 1 <= minimum <= maximum:
+        raise ConfigError(
+            f"synthetic.events={list(config.events)} should be the minimum (at least 1) and maximum of events per clip",
+            key="synthetic.events",
+            value=config.events,
+        )
+    count = rng.randint(minimum, maximum)
+    # Events and distractors share one set of starts, so that they never overlap.
+    starts = _sample_starts(config, count + config.distractors, rng)
+    event_indices = sorted(rng.sample(range(len(starts)), count))
+    colors = iter(_sample_colors(count, rng))
+    length = config.event_seconds
     events = tuple(
-        Event(start=starts[i], end=starts[i] + length, colour=next(colours), shape=rng.choice(SHAPES), **_place(rng))
-        for i in needles
+        Event(
+            start=starts[i],
+            end=starts[i] + length,
+            color=next(colors),
+            shape=rng.choice(SHAPES),
+            **_sample_placement(rng),
+        )
+        for i in event_indices
     )
     distractors = tuple(
-        Event(start=start, end=start + length, colour="white", shape=str(rng.randint(0, 9)), **_place(rng))
+        Event(start=start, end=start + length, color="white", shape=str(rng.randint(0, 9)), **_sample_placement(rng))
         for i, start in enumerate(starts)
-        if i not in needles
+        if i not in event_indices
     )
-    return Labels(seconds=world.seconds, events=events, distractors=distractors)
+    return Labels(seconds=config.clip_seconds, events=events, distractors=distractors)
 
 
-def _starts(world: World, count: int, rng: random.Random) -> list[float]:
-    """Slots of one event length, no two of them neighbours: choose from the slots left over, then spread apart."""
-    # With `count` slots chosen out of slots - count + 1, adding 0, 1, 2, ... leaves a free one between any two.
-    slots = int(world.seconds / world.event_seconds + 1e-9)
+def _sample_starts(config: SyntheticConfig, count: int, rng: random.Random) -> list[float]:
+    """Draw start times (seconds) on a grid of event lengths, no two of them in adjacent slots."""
+    # Adding 0, 1, 2, ... to `count` sorted slots out of slots - count + 1 leaves a free slot between any two.
+    slots = int(config.clip_seconds / config.event_seconds + 1e-9)
     if slots < 2 * count - 1:
         raise ConfigError(
-            f"{count} events of {world.event_seconds:g} s don't fit {world.seconds:g} s; give world.seconds more"
+            f"synthetic.clip_seconds={config.clip_seconds:g}: {count} events of {config.event_seconds:g} s don't fit; "
+            "increase synthetic.clip_seconds",
+            key="synthetic.clip_seconds",
+            value=config.clip_seconds,
         )
     chosen = sorted(rng.sample(range(slots - count + 1), count))
-    return [(slot + i) * world.event_seconds for i, slot in enumerate(chosen)]
+    return [(slot + i) * config.event_seconds for i, slot in enumerate(chosen)]
 
 
-def _colours(count: int, rng: random.Random) -> list[str]:
-    """Mostly distinct colours; often one of them repeated, never all the same where there are three or more."""
-    times = 1
-    if count >= 3 and rng.random() < REPEATS:
-        times = rng.choices(range(2, count), weights=range(2, count))[0]
-    first, *others = rng.sample(COLOURS, len(COLOURS))
-    rest = [others[i % len(others)] for i in range(count - times)]
-    colours = [first] * times + rest
-    rng.shuffle(colours)
-    return colours
+def _sample_colors(count: int, rng: random.Random) -> list[str]:
+    """Draw mostly distinct colors; often one repeats, but three or more events never all have the same color."""
+    repetitions = 1
+    if count >= 3 and rng.random() < REPEATED_COLOR_SHARE:
+        repetitions = rng.choices(range(2, count), weights=range(2, count))[0]
+    first, *others = rng.sample(COLORS, len(COLORS))
+    rest = [others[i % len(others)] for i in range(count - repetitions)]
+    colors = [first] * repetitions + rest
+    rng.shuffle(colors)
+    return colors
 
 
-def _place(rng: random.Random) -> dict[str, float]:
+def _sample_placement(rng: random.Random) -> dict[str, float]:
     return {
         "x": round(rng.uniform(0.38, 0.62), 3),
         "y": round(rng.uniform(0.38, 0.62), 3),
@@ -116,6 +145,6 @@ def _place(rng: random.Random) -> dict[str, float]:
     }
 
 
-def within(events: Sequence[Event], start: float, end: float) -> Iterator[Event]:
-    """The events of which a window [start, end) shows something."""
+def find_events_within(events: Sequence[Event], start: float, end: float) -> Iterator[Event]:
+    """Yield the events that are visible within [start, end) seconds."""
     return (event for event in events if event.start < end and event.end > start)

@@ -1,19 +1,18 @@
-"""Every word of the needle world: questions, what the main agent asks and thinks, what a sub-agent says.
+"""All texts of the synthetic video dataset: questions, the main agent's thoughts and calls, sub-agents' replies.
 
-To try another way of writing, change it here and nowhere else. Short texts and plain copying are on purpose: a model
-of a million parameters learns them from nothing in minutes.
+The texts are short and copy their inputs, so that a model of a million parameters learns them from scratch in minutes.
 """
 
 import json
 import math
 from collections.abc import Sequence
 
-from saccade.data.world.events import Event
+from saccade.data.synthetic.events import Event
 
-NOTHING = "none"
-LOOK = "I look closer."  # what the main agent thinks before it calls
+NONE_TEXT = "none"
+LOOK_CLOSER = "I look closer."  # the main agent's thought before a call
 
-QUESTIONS = {
+QUESTION_TEMPLATES = {
     "at": "What colour is shown at second {second}?",
     "after": "Which colour comes right after {target}?",
     "before": "Which colour comes right before {target}?",
@@ -24,9 +23,9 @@ QUESTIONS = {
 }
 
 
-# What a tiny tokenizer should have as one token each: the fixed parts of all that is said here.
-PIECES = (
-    LOOK,
+# The fixed parts of these texts, which a tiny tokenizer should have as one token each.
+TOKENIZER_PIECES = (
+    LOOK_CLOSER,
     " so ",
     "What colour is shown at second ",
     "Which colour comes right after ",
@@ -47,142 +46,142 @@ PIECES = (
 )
 
 
-def question(kind: str, *, target: str | None, second: float | None) -> str:
-    """The question of a task.
+def format_question(kind: str, *, target: str | None, second: float | None) -> str:
+    """Format the question of a task.
 
-    >>> question("at", target=None, second=37)
+    >>> format_question("at", target=None, second=37)
     'What colour is shown at second 37?'
     """
     name = "total" if kind == "count" and target is None else kind
-    return QUESTIONS[name].format(target=target, second="" if second is None else number(second))
+    return QUESTION_TEMPLATES[name].format(target=target, second="" if second is None else format_number(second))
 
 
-def number(value: float) -> str:
-    """A number as short as it goes: 37, 0.5."""
+def format_number(value: float) -> str:
+    """Format a number with as few digits as possible: 37, 0.5."""
     return f"{value:g}"
 
 
-def span(start: float, end: float) -> str:
-    """A stretch of time: 40-42."""
-    return f"{number(start)}-{number(end)}"
+def format_span(start: float, end: float) -> str:
+    """Format a time span: 40-42."""
+    return f"{format_number(start)}-{format_number(end)}"
 
 
-def asks(kind: str, target: str | None) -> str:
-    """What the main agent asks a sub-agent about a window, for a task of this kind.
+def format_sub_agent_question(kind: str, target: str | None) -> str:
+    """Format the main agent's question to a sub-agent about a window.
 
-    >>> asks("order", None), asks("count", "red"), asks("when", "red")
-    ('Which colours?', 'Which red?', 'When red?')
+    >>> [format_sub_agent_question(*given) for given in (("order", None), ("count", "red"), ("when", "red"))]
+    ['Which colours?', 'Which red?', 'When red?']
     """
     if kind == "when":
         return f"When {target}?"
     return f"Which {target}?" if kind == "count" and target else "Which colours?"
 
 
-def says(events: Sequence[Event]) -> str:
-    """What a sub-agent answers: the colours of the events that it was asked for, in order.
+def format_sub_agent_reply(events: Sequence[Event]) -> str:
+    """Format a sub-agent's reply: the colors of the requested events, in order.
 
-    >>> red = Event(start=40, end=42, colour="red")
-    >>> says([red, red]), says([])
+    >>> red = Event(start=40, end=42, color="red")
+    >>> format_sub_agent_reply([red, red]), format_sub_agent_reply([])
     ('red red', 'none')
     """
-    return " ".join(event.colour for event in events) or NOTHING
+    return " ".join(event.color for event in events) or NONE_TEXT
 
 
-def scans(events: Sequence[Event], start: float, length: float) -> str:
-    """What a sub-agent answers when it is asked for a time: moment by moment from `start` on, up to the first event.
+def format_time_scan(events: Sequence[Event], start: float, step_seconds: float) -> str:
+    """Format a sub-agent's reply to `When ...?`: every step from `start` up to the first event, then its span.
 
-    Reading the time of a frame that was found is hard for a small model; finding the frame of a time is easy.
+    A small model finds the frame of a given time easily, but hardly reads the time of a given frame.
 
-    >>> scans([Event(start=40, end=42, colour="red")], 36, 2)
+    >>> format_time_scan([Event(start=40, end=42, color="red")], 36, 2)
     '36 38 40 so 40-42'
     """
     if not events:
-        return NOTHING
+        return NONE_TEXT
     first = events[0]
-    # The first moment at which it is shown; one that began before the window is shown at once.
-    steps = max(0, math.ceil((first.start - start) / length - 1e-9))
-    moments = [number(start + i * length) for i in range(steps + 1)]
-    return f"{' '.join(moments)} so {span(first.start, first.end)}"
+    # Steps until the event is visible; 0 for an event that began before the window.
+    steps = max(0, math.ceil((first.start - start) / step_seconds - 1e-9))
+    times = [format_number(start + i * step_seconds) for i in range(steps + 1)]
+    return f"{' '.join(times)} so {format_span(first.start, first.end)}"
 
 
-def sees(kind: str, events: Sequence[Event]) -> str:
-    """What the main agent thinks before its answer: all that it was told or sees itself, copied in order.
+def format_observation(kind: str, events: Sequence[Event]) -> str:
+    """Format the main agent's thought before its answer: the observed or reported events, in order.
 
-    >>> sees("order", [Event(start=40, end=42, colour="red")])
+    >>> format_observation("order", [Event(start=40, end=42, color="red")])
     'I see: red'
     """
-    shown = [span(event.start, event.end) if kind == "when" else event.colour for event in events]
-    return f"I see: {' '.join(shown) or NOTHING}"
+    shown = [format_span(event.start, event.end) if kind == "when" else event.color for event in events]
+    return f"I see: {' '.join(shown) or NONE_TEXT}"
 
 
-# ---- looking by code ------------------------------------------------------------------------------------------------
+# ---- Python --------------------------------------------------------------------------------------------------------
 
-COARSE = (
+COARSE_SCAN_CODE = (
     "frames = video_clue_0.get_batch(range(0, len(video_clue_0), {step})).asnumpy().astype(int)\n"
     "glow = (frames.max(3) - frames.min(3)).max((1, 2)) > {glow}\n"
     "print(*[t for t in range(len(glow)) if glow[t] and not (t and glow[t - 1])])"
 )
-FINE = ("for t in [", "]:\n    Image.fromarray(video_clue_0[t * {step}].asnumpy()).show()")
-GLOW = 90  # how far the channels of a needle's colour lie apart, and those of a background don't
-CODE = ("<code>\n```python\n", "\n```\n</code>")  # around code
+SHOW_FRAMES_CODE = ("for t in [", "]:\n    Image.fromarray(video_clue_0[t * {step}].asnumpy()).show()")
+COLOR_THRESHOLD = 90  # range of RGB channels that separates event colors from nearly gray backgrounds
+CODE_DELIMITERS = ("<code>\n```python\n", "\n```\n</code>")  # around code
 
 
-def code_pieces(fps: float) -> tuple[str, ...]:
-    """The fixed parts of the code about videos of so many frames per second."""
+def build_code_pieces(fps: float) -> tuple[str, ...]:
+    """Return the fixed parts of the code for videos with `fps` frames per second."""
     step = round(fps)
-    coarse = COARSE.format(step=step, glow=GLOW).splitlines(keepends=True)
-    return (*coarse, FINE[0], FINE[1].format(step=step), "Which colours at ")
+    coarse = COARSE_SCAN_CODE.format(step=step, glow=COLOR_THRESHOLD).splitlines(keepends=True)
+    return (*coarse, SHOW_FRAMES_CODE[0], SHOW_FRAMES_CODE[1].format(step=step), "Which colours at ")
 
 
-def drill(seconds: Sequence[float]) -> str:
-    """A question about some moments, for practice.
+def format_perception_question(seconds: Sequence[float]) -> str:
+    """Format a question about the colors at some seconds, for auxiliary demonstrations.
 
-    >>> drill([3, 36])
+    >>> format_perception_question([3, 36])
     'Which colours at 3 36?'
     """
-    return f"Which colours at {' '.join(map(number, seconds))}?"
+    return f"Which colours at {' '.join(map(format_number, seconds))}?"
 
 
-def coarsely(fps: float) -> str:
-    """Code that looks at a frame of every second, and prints those at which something colourful begins."""
-    return COARSE.format(step=round(fps), glow=GLOW)
+def format_coarse_scan_code(fps: float) -> str:
+    """Format code that checks one frame per second, and prints the seconds at which a color appears."""
+    return COARSE_SCAN_CODE.format(step=round(fps), glow=COLOR_THRESHOLD)
 
 
-def finely(seconds: Sequence[float], fps: float) -> str:
-    r"""Code that shows the frames at these seconds.
+def format_show_frames_code(seconds: Sequence[float], fps: float) -> str:
+    r"""Format code that shows the frames at these seconds.
 
-    >>> finely([12, 36], 4)
+    >>> format_show_frames_code([12, 36], 4)
     'for t in [12, 36]:\n    Image.fromarray(video_clue_0[t * 4].asnumpy()).show()'
     """
-    return f"{FINE[0]}{', '.join(map(number, seconds))}{FINE[1].format(step=round(fps))}"
+    return f"{SHOW_FRAMES_CODE[0]}{', '.join(map(format_number, seconds))}{SHOW_FRAMES_CODE[1].format(step=round(fps))}"
 
 
-def coding(think: str, code: str) -> str:
-    """A reply that runs code."""
-    return f"<think>\n{think}</think>{CODE[0]}{code}{CODE[1]}"
+def format_code_reply(thinking: str, code: str) -> str:
+    """Format a reply that runs code."""
+    return f"<think>\n{thinking}</think>{CODE_DELIMITERS[0]}{code}{CODE_DELIMITERS[1]}"
 
 
-# ---- the shape of a reply --------------------------------------------------------------------------------------------
+# ---- replies -------------------------------------------------------------------------------------------------------
 
 
-def calling(think: str, calls: Sequence[tuple[float, float, str]]) -> str:
-    r"""A reply that looks again: (start, end, question) per call.
+def format_tool_call_reply(thinking: str, calls: Sequence[tuple[float, float, str]]) -> str:
+    r"""Format a reply that calls crop_video: (start, end, question) per call.
 
-    >>> calling("Hm.", [(0.0, 16.0, "When red?")])[:60]
+    >>> format_tool_call_reply("Hm.", [(0.0, 16.0, "When red?")])[:60]
     '<think>\nHm.</think><tool_call>{"name": "crop_video", "argume'
     """
-    return f"<think>\n{think}</think>" + "".join(_call(*each) for each in calls)
+    return f"<think>\n{thinking}</think>" + "".join(_format_tool_call(*call) for call in calls)
 
 
-def _call(start: float, end: float, question: str) -> str:
-    arguments = {"start_time": _whole(start), "end_time": _whole(end), "question": question}
+def _format_tool_call(start: float, end: float, question: str) -> str:
+    arguments = {"start_time": _simplify_number(start), "end_time": _simplify_number(end), "question": question}
     return f"<tool_call>{json.dumps({'name': 'crop_video', 'arguments': arguments})}</tool_call>"
 
 
-def _whole(value: float) -> float:
+def _simplify_number(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def answering(think: str, answer: str) -> str:
-    """A reply that ends the attempt."""
-    return f"<think>\n{think}</think><answer>{answer}</answer>"
+def format_answer_reply(thinking: str, answer: str) -> str:
+    """Format a reply that ends the episode."""
+    return f"<think>\n{thinking}</think><answer>{answer}</answer>"

@@ -1,1 +1,1 @@
-"""The parts of the local engine: keys and values, what is kept of them, and the scheduler."""
+"""The parts of the local engine: KV cache, prefix cache, scheduler."""

@@ -1,8 +1,8 @@
-"""Keys and values of ragged rows, and what is kept of them between turns.
+"""The KV cache of the running rows, and the prefix cache between turns.
 
 Axis letters: L layers, H key-value heads, B rows, S positions, D head size. One tensor [L, 2, B, H, S, D] holds the
-rows in flight. A finished stretch of a conversation is kept as a block [L, 2, H, n, D]; conversations that share a
-prefix share its blocks.
+running rows. The prefix cache stores finished parts of a conversation as blocks [L, 2, H, n, D]; conversations with a
+common prefix share its blocks.
 """
 
 import sys
@@ -14,53 +14,53 @@ import torch
 from torch import Tensor
 
 
-class Rows:
-    """The rows in flight: `lengths[b]` positions of row b are filled.
+class KVCache:
+    """The keys and values of the running rows; `lengths[b]` positions of row b are filled.
 
-    It begins empty and grows with what is asked of it; where it would then hold more than `most` positions, it lets go
-    of rows and positions that are no longer asked for. A forward pass writes T new positions into each of the first
-    `count` rows, behind what is there; positions behind a row's length are garbage that the mask hides.
+    It starts empty and grows on demand; if it would exceed `max_positions`, it drops unused rows and positions. A
+    forward pass appends T new positions to each of the first `num_rows` rows; positions beyond a row's length are
+    garbage that the mask hides.
     """
 
     def __init__(
-        self, *, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, most: int = sys.maxsize
+        self, *, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, max_positions: int = sys.maxsize
     ) -> None:
         layers, heads, dim = shape
-        self._most = most
+        self._max_positions = max_positions
         self.data = torch.zeros(layers, 2, 0, heads, 0, dim, dtype=dtype, device=device)
         self.lengths = torch.zeros(0, dtype=torch.long, device=device)
-        self.count = 0
-        self.extent = 0
-        self._at: Tensor | None = None
+        self.num_rows = 0
+        self.key_length = 0
+        self._write_positions: Tensor | None = None
 
-    def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for `rows` rows of `capacity` positions; none beyond them may be in use.
+    def reserve(self, num_rows: int, capacity: int) -> None:
+        """Make room for `num_rows` rows of `capacity` positions; none beyond them may be in use.
 
-        Grows by a quarter at least, so that growing is rare.
+        Grow by at least a quarter, so that growing is rare.
         """
         layers, two, held_rows, heads, held, dim = self.data.shape
-        if rows <= held_rows and capacity <= held:
+        if num_rows <= held_rows and capacity <= held:
             return
-        grown = _grown(held_rows, rows), _grown(held, capacity)
-        if grown[0] * grown[1] > self._most:  # many rows were short, now few are long, or the other way round
-            spare, room = capacity // 4, self._most // rows - capacity
-            grown = rows, capacity + (spare if room < 0 else min(spare, room))
-        rows, capacity = grown
-        # Zeros, not whatever memory holds: a masked key weighs nothing, but nothing times NaN is NaN.
-        data, both = self.data.new_zeros(layers, two, rows, heads, capacity, dim), min(held, capacity)
-        data[:, :, :held_rows, :, :both] = self.data[:, :, :rows, :, :both]
-        lengths = self.lengths.new_zeros(rows)
-        lengths[:held_rows] = self.lengths[:rows]
+        grown = _grow_size(held_rows, num_rows), _grow_size(held, capacity)
+        if grown[0] * grown[1] > self._max_positions:  # from many short rows to few long ones, or vice versa
+            spare, room = capacity // 4, self._max_positions // num_rows - capacity
+            grown = num_rows, capacity + (spare if room < 0 else min(spare, room))
+        num_rows, capacity = grown
+        # Zeros, not uninitialized memory: a masked key has weight 0, but 0 times NaN is NaN.
+        data, common = self.data.new_zeros(layers, two, num_rows, heads, capacity, dim), min(held, capacity)
+        data[:, :, :held_rows, :, :common] = self.data[:, :, :num_rows, :, :common]
+        lengths = self.lengths.new_zeros(num_rows)
+        lengths[:held_rows] = self.lengths[:num_rows]
         self.data, self.lengths = data, lengths
 
-    def shrink(self, most: int) -> None:
-        """Let go of the memory, none of it being in use, where it is more than `most` bytes."""
-        if self.data.nbytes > most:
+    def shrink(self, max_bytes: int) -> None:
+        """Free the memory if it is more than `max_bytes`; none of it may be in use."""
+        if self.data.nbytes > max_bytes:
             layers, two, _, heads, _, dim = self.data.shape
             self.data = self.data.new_zeros(layers, two, 0, heads, 0, dim)
             self.lengths = self.lengths.new_zeros(0)
 
-    def load(self, row: int, blocks: Sequence[Tensor]) -> None:
+    def load_row(self, row: int, blocks: Sequence[Tensor]) -> None:
         """Fill a row from the blocks of its conversation."""
         start = 0
         for block in blocks:
@@ -68,96 +68,97 @@ class Rows:
             start += block.shape[3]
         self.lengths[row] = start
 
-    def move(self, source: int, target: int) -> None:
-        """Copy a row over another, so that the rows in flight stay together at the front."""
+    def move_row(self, source: int, target: int) -> None:
+        """Copy a row over another, so that the running rows stay contiguous at the front."""
         length = int(self.lengths[source])
         self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
         self.lengths[target] = length
 
-    def block(self, row: int, start: int, stop: int) -> Tensor:
-        """A copy of positions [start, stop) of a row: [L, 2, H, n, D]."""
+    def copy_block(self, row: int, start: int, stop: int) -> Tensor:
+        """Copy positions [start, stop) of a row: [L, 2, H, n, D]."""
         return self.data[:, :, row, :, start:stop].clone()
 
-    def prepare(self, count: int, tokens: int, longest: int) -> None:
-        """Announce a forward pass over the first `count` rows with `tokens` new positions each.
+    def prepare(self, num_rows: int, num_new_tokens: int, max_length: int) -> None:
+        """Prepare a forward pass over the first `num_rows` rows with `num_new_tokens` new positions each.
 
-        `longest` is the largest length of these rows before the pass.
+        `max_length` is the largest length of these rows before the pass.
         """
-        self.count, self.extent = count, longest + tokens
-        self.reserve(count, self.extent)
-        self._at = self.lengths[:count, None] + torch.arange(tokens, device=self.lengths.device)
+        self.num_rows, self.key_length = num_rows, max_length + num_new_tokens
+        self.reserve(num_rows, self.key_length)
+        self._write_positions = self.lengths[:num_rows, None] + torch.arange(num_new_tokens, device=self.lengths.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [B, H, T, D]; returns all of them [B, H, S, D]."""
-        assert self._at is not None
-        rows = torch.arange(self.count, device=self._at.device)[:, None]
-        held = self.data[layer, :, : self.count]
-        held[0][rows, :, self._at] = key.transpose(1, 2)
-        held[1][rows, :, self._at] = value.transpose(1, 2)
-        return held[0, :, :, : self.extent], held[1, :, :, : self.extent]
+        """Store new keys and values [B, H, T, D]; return all of them [B, H, S, D]."""
+        assert self._write_positions is not None
+        rows = torch.arange(self.num_rows, device=self._write_positions.device)[:, None]
+        held = self.data[layer, :, : self.num_rows]
+        held[0][rows, :, self._write_positions] = key.transpose(1, 2)
+        held[1][rows, :, self._write_positions] = value.transpose(1, 2)
+        return held[0, :, :, : self.key_length], held[1, :, :, : self.key_length]
 
-    def mask(self) -> Tensor:
-        """Which positions each new token sees [B, T, S]: all before it, and itself."""
-        assert self._at is not None
-        seen: Tensor = torch.arange(self.extent, device=self._at.device) <= self._at[..., None]
-        return seen
+    def build_mask(self) -> Tensor:
+        """Return which positions each new token attends to [B, T, S]: all before it, and itself."""
+        assert self._write_positions is not None
+        positions = torch.arange(self.key_length, device=self._write_positions.device)
+        mask: Tensor = positions <= self._write_positions[..., None]
+        return mask
 
 
-def _grown(held: int, wanted: int) -> int:
-    return held if wanted <= held else max(wanted, held + held // 4)
+def _grow_size(current: int, required: int) -> int:
+    return current if required <= current else max(required, current + current // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A conversation up to some point: its blocks, how many tokens they cover, and the last hidden state [D].
+class CachedPrefix:
+    """A prefix of a conversation: its blocks, how many tokens they cover, and the last hidden state [D].
 
-    After a prefill the whole ledger is covered and `last` predicts its continuation. After sampling the newest token
-    has not been through the model yet: one token less is covered, and there is no `last`.
+    After a prefill they cover the whole ledger, and `last_hidden` predicts its continuation. After sampling, the newest
+    token has not been through the model yet: they cover one token less, and `last_hidden` is None.
     """
 
     blocks: tuple[Tensor, ...]
-    length: int
-    last: Tensor | None
+    num_tokens: int
+    last_hidden: Tensor | None
 
 
-class Prefixes:
-    """Conversations kept by ledger key, least recently used dropped first, within a budget of tokens."""
+class PrefixCache:
+    """An LRU cache of conversations by prefix hash, within a budget of tokens."""
 
-    def __init__(self, tokens: int) -> None:
-        self._budget = tokens
-        self._held = 0
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._users: Counter[int] = Counter()  # how many conversations hold each block
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._entries: OrderedDict[str, CachedPrefix] = OrderedDict()
+        self._ref_counts: Counter[int] = Counter()  # how many conversations hold each block
 
-    def put(self, key: str, kept: Kept) -> None:
-        """Keep a conversation; a block counts against the budget once, whoever shares it."""
-        self._drop(key)
-        self._kept[key] = kept
-        # A block lives as long as any conversation holds it, even where its own entry is gone.
-        for block in kept.blocks:
-            self._held += 0 if self._users[id(block)] else block.shape[3]
-            self._users[id(block)] += 1
-        while self._held > self._budget and len(self._kept) > 1:
-            self._drop(next(iter(self._kept)))
+    def put(self, key: str, prefix: CachedPrefix) -> None:
+        """Store a conversation; a shared block counts once against the budget."""
+        self._evict(key)
+        self._entries[key] = prefix
+        # A block lives as long as any conversation holds it, even if its own entry was evicted.
+        for block in prefix.blocks:
+            self._num_tokens += 0 if self._ref_counts[id(block)] else block.shape[3]
+            self._ref_counts[id(block)] += 1
+        while self._num_tokens > self._max_tokens and len(self._entries) > 1:
+            self._evict(next(iter(self._entries)))
 
-    def _drop(self, key: str) -> None:
-        kept = self._kept.pop(key, None)
-        for block in kept.blocks if kept else ():
-            self._users[id(block)] -= 1
-            if not self._users[id(block)]:
-                del self._users[id(block)]
-                self._held -= block.shape[3]
+    def _evict(self, key: str) -> None:
+        entry = self._entries.pop(key, None)
+        for block in entry.blocks if entry else ():
+            self._ref_counts[id(block)] -= 1
+            if not self._ref_counts[id(block)]:
+                del self._ref_counts[id(block)]
+                self._num_tokens -= block.shape[3]
 
-    def longest(self, keys: Sequence[str]) -> Kept | None:
-        """What is kept of the longest prefix among a ledger's keys."""
+    def find_longest(self, keys: Sequence[str]) -> CachedPrefix | None:
+        """Return the longest stored prefix among a ledger's prefix hashes, None if there is none."""
         for key in reversed(keys):
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key]
         return None
 
     def clear(self) -> None:
-        """Forget everything, as new weights demand."""
-        self._kept.clear()
-        self._users.clear()
-        self._held = 0
+        """Remove all entries; required after a weight update."""
+        self._entries.clear()
+        self._ref_counts.clear()
+        self._num_tokens = 0

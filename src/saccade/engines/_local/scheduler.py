@@ -1,15 +1,16 @@
-"""Continuous batching in this process: whatever waits is taken together, main agents and sub-agents alike.
+"""Continuous batching in this process: all waiting requests form one batch, of episodes and sub-agents alike.
 
-    agent --generate--> waiting --admit--> rows in flight --stop id / length--> future --> agent
-                          |                    |   ^
-                          |  prefill: one per  |   | one forward pass per token for all rows together
-                          |  distinct ledger   |   |
-                          +--> kept prefixes <-+---+ a finished row is kept for the episode's next turn
+    rollout --generate--> waiting --admit--> running rows --stop id / length--> future --> rollout
+                            |                    |   ^
+                            |  prefill: one per  |   | one forward pass per token for all rows
+                            |  distinct ledger   |   |
+                            +--> prefix cache <--+---+ a finished row is cached for the episode's next turn
 
-Who waits for whom: an agent waits for its future, set when its row ends, when it is cancelled or when the engine fails.
-The loop runs while anything waits or is in flight, on the event loop's own thread: the order of events, and with it a
-run, is the same every time. Between passes it yields, so that agents whose futures are set can act, run their tools
-and come back with the next request. A result depends on its own ledger, sampling and seed alone.
+A rollout waits for its future, which is set when its row ends, when the request is cancelled, or when the engine fails.
+The loop runs while there are requests, on the event loop's thread, so the order of events is deterministic, and with it
+the run. Between passes it yields, so that rollouts whose futures are set can run their tools and submit their next
+requests. A result depends on its own ledger, sampling parameters and seed, and on the rest of the batch only through
+floating-point rounding.
 """
 
 import asyncio
@@ -21,62 +22,51 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engines._local.keyvalues import Kept, Prefixes, Rows
+from saccade.engines._local.kv_cache import CachedPrefix, KVCache, PrefixCache
 from saccade.errors import EngineError, MediaError, SaccadeError, boundary
-from saccade.ledger import Ledger, Picture
-from saccade.media.cache import Lru
-from saccade.model.backbone import Backbone, Features, Pixels, log_probabilities
-from saccade.types import Completion, Sampling, Stop
+from saccade.ledger import ImageRef, Ledger
+from saccade.media.cache import LRUCache
+from saccade.models.backbone import Backbone, LoadPixels, VisionFeatures, compute_logprobs
+from saccade.types import Completion, FinishReason, SamplingParams
 
-_IDLE_BYTES = 2**30  # of keys and values that an idle engine may hold on to
+_MAX_IDLE_CACHE_BYTES = 2**30  # of KV cache that an idle engine may hold
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """A ledger that waits for, or is in, a row."""
+    """A ledger to continue; it waits for a row or runs in one."""
 
     ledger: Ledger
-    length: int  # of the ledger, in expanded tokens
-    sampling: Sampling
+    length: int  # of the ledger, in tokens with expanded images
+    sampling: SamplingParams
     future: "asyncio.Future[Completion]"
-    keys: tuple[str, ...]
-    started: float
+    prefix_hashes: tuple[str, ...]
+    start_time: float
     uniforms: np.ndarray  # one number per token, from the request's own seed
-    prefix: Kept | None = None
+    prefix: CachedPrefix | None = None
     position: int = 0  # of the next token, on all three axes
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def new(self) -> int:
-        """How many of the ledger's tokens have no keys and values yet."""
-        return self.length - (self.prefix.length if self.prefix else 0)
+    def num_new_tokens(self) -> int:
+        """Return how many of the ledger's tokens are not in the KV cache yet."""
+        return self.length - (self.prefix.num_tokens if self.prefix else 0)
 
     @property
-    def most(self) -> int:
-        """How long its row may become."""
+    def max_length(self) -> int:
+        """Return the largest length that its row may reach."""
         return self.length + self.sampling.max_tokens
 
-    def pictures(self) -> list[Picture]:
-        """The ledger's pictures, in order, that have no keys and values yet."""
-        start = self.prefix.length if self.prefix else 0
-        return [slot.picture for slot in self.ledger.slots() if slot.at >= start]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the engine may hold at once; see `local`."""
-
-    rows: int
-    flight_tokens: int
-    kept_tokens: int
-    pass_tokens: int
-    feature_bytes: int
+    def uncached_images(self) -> list[ImageRef]:
+        """Return the ledger's images, in order, that are not in the KV cache yet."""
+        start = self.prefix.num_tokens if self.prefix else 0
+        return [slot.image for slot in self.ledger.slots() if slot.index >= start]
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
-    """What the engine has done since it began: tokens that were new to it, tokens sampled, and the seconds of both."""
+class SchedulerStats:
+    """Counts and seconds since the start: prefilled tokens (without cached ones) and sampled tokens."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -84,304 +74,335 @@ class Work:
     decode_seconds: float = 0.0
 
 
-class Scheduler:
-    """Batches requests over one backbone. See the drawing above."""
+class BatchScheduler:
+    """Batches requests over one backbone; see the drawing above, and `local` for the limits."""
 
-    def __init__(self, backbone: Backbone, pixels: Pixels, limits: Limits) -> None:
-        self._backbone, self._pixels, self._limits = backbone, pixels, limits
-        self._rows = self._new_rows(limits.flight_tokens)
-        self._prefixes = Prefixes(limits.kept_tokens)
-        self._features: Lru[str, Features] = Lru(limits.feature_bytes)
+    def __init__(
+        self,
+        backbone: Backbone,
+        load_pixels: LoadPixels,
+        *,
+        max_num_seqs: int,
+        kv_cache_tokens: int,
+        prefix_cache_tokens: int,
+        max_num_batched_tokens: int,
+        vision_cache_bytes: int,
+    ) -> None:
+        self._backbone, self._load_pixels = backbone, load_pixels
+        self._max_num_seqs, self._kv_cache_tokens = max_num_seqs, kv_cache_tokens
+        self._max_num_batched_tokens, self._vision_cache_bytes = max_num_batched_tokens, vision_cache_bytes
+        self._kv_cache = self._create_kv_cache(kv_cache_tokens)
+        self._prefix_cache = PrefixCache(prefix_cache_tokens)
+        self._vision_cache: LRUCache[str, VisionFeatures] = LRUCache(vision_cache_bytes)
         self._waiting: list[Request] = []
-        self._active: list[Request] = []
-        self._loop: asyncio.Task[None] | None = None
+        self._running: list[Request] = []
+        self._loop_task: asyncio.Task[None] | None = None
         self.version = 0
-        self.work = Work()
+        self.stats = SchedulerStats()
 
-    def _new_rows(self, most: int) -> Rows:
+    def _create_kv_cache(self, max_positions: int) -> KVCache:
         backbone = self._backbone
-        return Rows(shape=backbone.cache_shape, dtype=backbone.model.dtype, device=backbone.device, most=most)
+        return KVCache(
+            shape=backbone.kv_cache_shape,
+            dtype=backbone.model.dtype,
+            device=backbone.device,
+            max_positions=max_positions,
+        )
 
-    # ---- what the engine calls -------------------------------------------------------------------------------------
+    # ---- called by the engine --------------------------------------------------------------------------------------
 
-    async def submit(self, ledger: Ledger, sampling: Sampling) -> Completion:
-        """Wait for a continuation; cancelling frees the row at the next pass."""
+    async def submit(self, ledger: Ledger, sampling: SamplingParams) -> Completion:
+        """Sample a continuation; cancelling frees the row at the next pass."""
         request = Request(
             ledger=ledger,
             length=len(ledger),
             sampling=sampling,
             future=asyncio.get_running_loop().create_future(),
-            keys=ledger.keys(),
-            started=time.perf_counter(),
+            prefix_hashes=ledger.prefix_hashes(),
+            start_time=time.perf_counter(),
             uniforms=np.random.default_rng(sampling.seed).random(sampling.max_tokens),
         )
         self._waiting.append(request)
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._run())
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = asyncio.create_task(self._run_loop())
         return await request.future
 
-    def forget(self) -> None:
-        """Drop all that was computed from old weights. Nothing may be in flight but what was cancelled."""
+    def clear_caches(self) -> None:
+        """Empty the caches computed with the old weights. Raises EngineError if requests are running."""
         self._drop_cancelled()
-        if self._active:
-            raise EngineError(f"{len(self._active)} requests are in flight; new weights can be taken when they end")
-        self._prefixes.clear()
-        self._features = Lru(self._limits.feature_bytes)
+        if self._running:
+            raise EngineError(
+                f"{len(self._running)} requests are running; the weights can be updated only when all have ended",
+                value=len(self._running),
+            )
+        self._prefix_cache.clear()
+        self._vision_cache = LRUCache(self._vision_cache_bytes)
 
     async def close(self) -> None:
-        """Abort what waits and what is in flight."""
-        for request in (*self._waiting, *self._active):
+        """Abort all requests."""
+        for request in (*self._waiting, *self._running):
             request.future.cancel()
-        if self._loop is not None:
-            await self._loop
+        if self._loop_task is not None:
+            await self._loop_task
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def _run_loop(self) -> None:
         try:
             with boundary(EngineError, "the local engine failed"):
-                while self._waiting or self._active:
-                    await self._settle()
-                    self._advance()
-                self._rows.shrink(_IDLE_BYTES)  # who shares the device may need it now
+                while self._waiting or self._running:
+                    await self._wait_for_requests()
+                    self._step()
+                self._kv_cache.shrink(_MAX_IDLE_CACHE_BYTES)  # the trainer may need the memory now
         except SaccadeError as error:
-            for request in (*self._waiting, *self._active):
+            for request in (*self._waiting, *self._running):
                 if not request.future.done():
                     request.future.set_exception(EngineError(str(error)))
             self._waiting.clear()
-            self._active.clear()
+            self._running.clear()
 
-    @torch.inference_mode()  # never around a wait: whoever acts in it may want gradients
-    def _advance(self) -> None:
+    @torch.inference_mode()  # never around an await: other tasks may compute gradients
+    def _step(self) -> None:
         self._drop_cancelled()
         self._admit()
         self._decode()
 
-    async def _settle(self) -> None:
-        """Let agents act until no new request comes: batches are then full, and the same every time."""
-        seen, quiet = len(self._waiting), 0
-        while quiet < (1 if self._active and not self._waiting else 4):
+    async def _wait_for_requests(self) -> None:
+        """Yield until no new request arrives, so that batches are full and deterministic."""
+        num_waiting, num_idle_yields = len(self._waiting), 0
+        while num_idle_yields < (1 if self._running and not self._waiting else 4):
             await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == seen else 0
-            seen = len(self._waiting)
+            num_idle_yields = num_idle_yields + 1 if len(self._waiting) == num_waiting else 0
+            num_waiting = len(self._waiting)
 
     def _drop_cancelled(self) -> None:
         self._waiting = [request for request in self._waiting if not request.future.done()]
-        for row in reversed(range(len(self._active))):
-            if self._active[row].future.done():
+        for row in reversed(range(len(self._running))):
+            if self._running[row].future.done():
                 self._release(row)
 
     def _admit(self) -> None:
-        room = self._room()
-        begun = time.perf_counter()
-        admitted = self._prefill(self._waiting[:room])
+        num_admissible = self._count_admissible()
+        started = time.perf_counter()
+        admitted = self._prefill(self._waiting[:num_admissible])
         if not admitted:
-            return  # nobody has room, or no picture of theirs can be read: those were told, and go with the cancelled
-        first = len(self._active)
-        everyone = (*self._active, *admitted)
-        self._rows.reserve(len(everyone), max(request.length + len(request.tokens) for request in everyone) + 1)
+            return  # no room, or no images could be loaded: those futures are set, and are dropped with the cancelled
+        first = len(self._running)
+        rows = (*self._running, *admitted)
+        self._kv_cache.reserve(len(rows), max(request.length + len(request.tokens) for request in rows) + 1)
         for row, request in enumerate(admitted, start=first):
             assert request.prefix is not None
-            self._rows.load(row, request.prefix.blocks)
-        # Not before: if anything above fails, they must be among those that are told.
-        self._waiting = self._waiting[room:]
-        self._active += admitted
-        lasts = [request.prefix.last for request in admitted if request.prefix is not None]
-        self._take(torch.stack([last for last in lasts if last is not None]), first)
-        self.work.prefill_seconds += time.perf_counter() - begun
+            self._kv_cache.load_row(row, request.prefix.blocks)
+        # Only now: if anything above fails, their futures must still receive the error.
+        self._waiting = self._waiting[num_admissible:]
+        self._running += admitted
+        hidden = [request.prefix.last_hidden for request in admitted if request.prefix is not None]
+        self._sample_next(torch.stack([state for state in hidden if state is not None]), first)
+        self.stats.prefill_seconds += time.perf_counter() - started
 
-    def _room(self) -> int:
-        """How many of those that wait can have a row, in order; one at least where none is in flight."""
-        longest = max((request.most for request in self._active), default=0)
+    def _count_admissible(self) -> int:
+        """Return how many waiting requests get a row, in order; at least one if none is running."""
+        max_length = max((request.max_length for request in self._running), default=0)
         for count, request in enumerate(self._waiting):
-            rows, longest = len(self._active) + count + 1, max(longest, request.most)
+            rows, max_length = len(self._running) + count + 1, max(max_length, request.max_length)
             # All rows are as wide as the longest may become.
-            if rows > self._limits.rows or (rows > 1 and rows * longest > self._limits.flight_tokens):
+            if rows > self._max_num_seqs or (rows > 1 and rows * max_length > self._kv_cache_tokens):
                 return count
         return len(self._waiting)
 
     def _decode(self) -> None:
-        """One forward pass: the newest token of every row in flight."""
-        if not self._active:
+        """Run one forward pass over the newest token of every running row."""
+        if not self._running:
             return
-        begun = time.perf_counter()
-        count, device = len(self._active), self._backbone.device
-        longest = max(request.prefix.length + len(request.tokens) for request in self._active if request.prefix) - 1
-        self._rows.prepare(count, 1, longest)
-        ids = torch.tensor([[request.tokens[-1]] for request in self._active], device=device)
-        at = torch.tensor([[request.position] for request in self._active], device=device)
-        hidden = self._backbone.hidden(ids, at.expand(3, -1, -1), self._rows.mask(), store=self._rows)
-        self._rows.lengths[:count] += 1
-        for request in self._active:
+        started = time.perf_counter()
+        count, device = len(self._running), self._backbone.device
+        lengths = [request.prefix.num_tokens + len(request.tokens) for request in self._running if request.prefix]
+        self._kv_cache.prepare(count, 1, max(lengths) - 1)
+        ids = torch.tensor([[request.tokens[-1]] for request in self._running], device=device)
+        positions = torch.tensor([[request.position] for request in self._running], device=device)
+        hidden = self._backbone.compute_hidden_states(
+            ids, positions.expand(3, -1, -1), self._kv_cache.build_mask(), kv_store=self._kv_cache
+        )
+        self._kv_cache.lengths[:count] += 1
+        for request in self._running:
             request.position += 1
-        self._take(hidden[:, 0], 0)
-        # Taking tokens waits for the device, so the clock tells its time too.
-        self.work.decode_seconds += time.perf_counter() - begun
-        self.work.decode_tokens += count
+        self._sample_next(hidden[:, 0], 0)
+        # Reading the tokens synchronizes with the device, so its time is included.
+        self.stats.decode_seconds += time.perf_counter() - started
+        self.stats.decode_tokens += count
 
-    def _take(self, hidden_BD: Tensor, first: int) -> None:
-        """Sample the next token of rows `first`, `first + 1`, …; release those that end."""
-        requests = self._active[first:]
-        tokens, logprobs = draw(
-            self._backbone.logits(hidden_BD),
+    def _sample_next(self, hidden_BD: Tensor, first_row: int) -> None:
+        """Sample the next token of rows `first_row`, `first_row + 1`, …; release those that end."""
+        requests = self._running[first_row:]
+        tokens, logprobs = sample_tokens(
+            self._backbone.compute_logits(hidden_BD),
             [request.sampling.temperature for request in requests],
             [float(request.uniforms[len(request.tokens)]) for request in requests],
         )
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             request.tokens.append(token)
             request.logprobs.append(logprob)
-        for row in reversed(range(first, len(self._active))):
-            request = self._active[row]
-            stop = request.tokens[-1] in request.sampling.stop_ids
-            if stop or len(request.tokens) == request.sampling.max_tokens:
-                self._finish(row, Stop.STOP if stop else Stop.LENGTH)
+        for row in reversed(range(first_row, len(self._running))):
+            request = self._running[row]
+            has_stop_id = request.tokens[-1] in request.sampling.stop_ids
+            if has_stop_id or len(request.tokens) == request.sampling.max_tokens:
+                self._finish(row, FinishReason.STOP if has_stop_id else FinishReason.LENGTH)
 
-    def _finish(self, row: int, stop: Stop) -> None:
-        request = self._active[row]
+    def _finish(self, row: int, finish_reason: FinishReason) -> None:
+        request = self._running[row]
         tokens, logprobs = tuple(request.tokens), tuple(request.logprobs)
         assert request.prefix is not None
-        covered = request.prefix.length + len(tokens) - 1
-        block = self._rows.block(row, request.prefix.length, covered)
+        num_cached = request.prefix.num_tokens + len(tokens) - 1
+        block = self._kv_cache.copy_block(row, request.prefix.num_tokens, num_cached)
         blocks = (*request.prefix.blocks, block) if block.shape[3] else request.prefix.blocks
-        after = request.ledger.act(tokens, logprobs=logprobs, version=self.version)
-        self._prefixes.put(after.keys()[-1], Kept(blocks=blocks, length=covered, last=None))
+        ledger = request.ledger.append_completion(tokens, logprobs=logprobs, version=self.version)
+        self._prefix_cache.put(
+            ledger.prefix_hashes()[-1], CachedPrefix(blocks=blocks, num_tokens=num_cached, last_hidden=None)
+        )
         if not request.future.done():
-            seconds = time.perf_counter() - request.started
+            seconds = time.perf_counter() - request.start_time
             request.future.set_result(
-                Completion(tokens=tokens, logprobs=logprobs, version=self.version, stop=stop, seconds=seconds)
+                Completion(
+                    tokens=tokens, logprobs=logprobs, version=self.version, finish_reason=finish_reason, seconds=seconds
+                )
             )
         self._release(row)
 
     def _release(self, row: int) -> None:
-        last = len(self._active) - 1
+        last = len(self._running) - 1
         if row != last:
-            self._rows.move(last, row)
-            self._active[row] = self._active[last]
-        self._active.pop()
+            self._kv_cache.move_row(last, row)
+            self._running[row] = self._running[last]
+        self._running.pop()
 
     # ---- prefill ---------------------------------------------------------------------------------------------------
 
     def _prefill(self, requests: Sequence[Request]) -> list[Request]:
-        """Give every request its prefix; each distinct ledger goes through the model once, and only what is new.
+        """Compute the prefix of every request: only new tokens, and each distinct ledger once.
 
-        Returns those that have one: a request whose pictures can't be read fails alone.
+        Returns the requests that succeeded: one whose images can't be loaded fails alone.
         """
-        work: dict[str, Request] = {}
+        distinct: dict[str, Request] = {}
         for request in requests:
-            request.prefix = self._prefixes.longest(request.keys)
-            if request.prefix is None or request.prefix.last is None or request.new:
-                work.setdefault(request.keys[-1], request)
-        self.work.prefill_tokens += sum(request.new for request in work.values())
-        done: dict[str, Request] = {}
-        lost: dict[str, MediaError] = {}
-        for batch in self._passes(work.values()):
-            held, unread = self._read(batch)
-            lost |= unread
-            readable = [request for request in batch if request.keys[-1] not in unread]
-            if readable:
-                self._forward(readable, held)
-            done.update({request.keys[-1]: request for request in readable})
-        found = [request for request in requests if request.keys[-1] not in lost]
-        for request in found:
-            twin = done.get(request.keys[-1])
-            request.prefix = twin.prefix if twin else request.prefix
-            request.position = twin.position if twin else self._next_position(request)
+            request.prefix = self._prefix_cache.find_longest(request.prefix_hashes)
+            if request.prefix is None or request.prefix.last_hidden is None or request.num_new_tokens:
+                distinct.setdefault(request.prefix_hashes[-1], request)
+        self.stats.prefill_tokens += sum(request.num_new_tokens for request in distinct.values())
+        computed: dict[str, Request] = {}
+        failed: dict[str, MediaError] = {}
+        for batch in self._split_into_passes(distinct.values()):
+            pixels, errors = self._load_images(batch)
+            failed |= errors
+            loaded = [request for request in batch if request.prefix_hashes[-1] not in errors]
+            if loaded:
+                self._forward(loaded, pixels)
+            computed.update({request.prefix_hashes[-1]: request for request in loaded})
+        succeeded = [request for request in requests if request.prefix_hashes[-1] not in failed]
+        for request in succeeded:
+            same = computed.get(request.prefix_hashes[-1])
+            request.prefix = same.prefix if same else request.prefix
+            request.position = same.position if same else self._compute_next_position(request)
         for request in requests:
-            if request.keys[-1] in lost and not request.future.done():
-                request.future.set_exception(EngineError(str(lost[request.keys[-1]])))
-        return found
+            error = failed.get(request.prefix_hashes[-1])
+            if error is not None and not request.future.done():
+                request.future.set_exception(EngineError(str(error), key=error.key, value=error.value))
+        return succeeded
 
-    def _read(self, batch: Sequence[Request]) -> tuple[dict[str, np.ndarray], dict[str, MediaError]]:
-        """Pixels of the pictures that the vision tower has yet to see, by key; why a ledger's can't be read, by its."""
-        held: dict[str, np.ndarray] = {}
-        lost: dict[str, MediaError] = {}
+    def _load_images(self, batch: Sequence[Request]) -> tuple[dict[str, np.ndarray], dict[str, MediaError]]:
+        """Load the images without cached features: pixels by image key, and errors by the ledger's last hash."""
+        pixels: dict[str, np.ndarray] = {}
+        errors: dict[str, MediaError] = {}
         for request in batch:
-            unseen = {each.key: each for each in request.pictures() if self._features.get(each.key) is None}
+            images = {image.key: image for image in request.uncached_images()}
+            missing = {key: image for key, image in images.items() if self._vision_cache.get(key) is None}
             try:
-                held |= {key: self._pixels(picture) for key, picture in unseen.items() if key not in held}
-            except MediaError as error:  # a clip may have changed or gone
-                lost[request.keys[-1]] = error
-        return held, lost
+                pixels |= {key: self._load_pixels(image) for key, image in missing.items() if key not in pixels}
+            except MediaError as error:  # the file may have changed or been deleted
+                errors[request.prefix_hashes[-1]] = error
+        return pixels, errors
 
-    def _next_position(self, request: Request) -> int:
-        return int(self._backbone.renderer.positions(request.ledger)[:, -1].max()) + 1
+    def _compute_next_position(self, request: Request) -> int:
+        return int(self._backbone.renderer.compute_position_ids(request.ledger)[:, -1].max()) + 1
 
-    def _passes(self, requests: Iterable[Request]) -> list[list[Request]]:
-        """Split into passes of similar lengths, each within the token budget when padded.
+    def _split_into_passes(self, requests: Iterable[Request]) -> list[list[Request]]:
+        """Split requests into passes of similar lengths, each within the token budget when padded.
 
-        The past that a pass works on is copied beside it, and may be four times as much.
+        A pass also copies the cached tokens that it attends to; with these it may be four times as large.
         """
         batches: list[list[Request]] = []
-        budget = self._limits.pass_tokens
-        for request in sorted(requests, key=lambda request: request.new, reverse=True):
+        budget = self._max_num_batched_tokens
+        for request in sorted(requests, key=lambda request: request.num_new_tokens, reverse=True):
             batch = batches[-1] if batches else []
-            size, longest = len(batch) + 1, max(each.length for each in (*batch, request))
-            if batch and size * batch[0].new <= budget and size * longest <= 4 * budget:
+            size, max_length = len(batch) + 1, max(member.length for member in (*batch, request))
+            if batch and size * batch[0].num_new_tokens <= budget and size * max_length <= 4 * budget:
                 batch.append(request)
             else:
                 batches.append([request])
         return batches
 
     def _forward(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> None:
-        """One padded pass over the new tokens of several ledgers; keeps the results."""
+        """Run one padded pass over the new tokens of several ledgers; cache the results."""
         device = self._backbone.device
-        starts = [request.prefix.length if request.prefix else 0 for request in batch]
-        news = [request.ledger.expanded()[start:] for request, start in zip(batch, starts, strict=True)]
-        width = max(len(new) for new in news)
+        starts = [request.prefix.num_tokens if request.prefix else 0 for request in batch]
+        new_ids = [request.ledger.input_ids()[start:] for request, start in zip(batch, starts, strict=True)]
+        width = max(len(new) for new in new_ids)
         ids = torch.zeros(len(batch), width, dtype=torch.long)
         positions = torch.zeros(3, len(batch), width, dtype=torch.long)
-        scratch = self._new_rows(len(batch) * (max(starts) + width))
+        scratch = self._create_kv_cache(len(batch) * (max(starts) + width))
         scratch.reserve(len(batch), max(starts) + width)
-        for row, (request, start, new) in enumerate(zip(batch, starts, news, strict=True)):
+        for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
             ids[row, : len(new)] = torch.tensor(new)
-            where = self._backbone.renderer.positions(request.ledger)
-            positions[:, row, : len(new)] = torch.from_numpy(where[:, start:])
-            request.position = int(where[:, -1].max()) + 1
-            scratch.load(row, request.prefix.blocks if request.prefix else ())
+            position_ids = self._backbone.renderer.compute_position_ids(request.ledger)
+            positions[:, row, : len(new)] = torch.from_numpy(position_ids[:, start:])
+            request.position = int(position_ids[:, -1].max()) + 1
+            scratch.load_row(row, request.prefix.blocks if request.prefix else ())
         scratch.prepare(len(batch), width, max(starts))
-        features = self._gather(batch, pixels)
-        hidden = self._backbone.hidden(
-            ids.to(device), positions.to(device), scratch.mask(), features=features, store=scratch
+        features = self._gather_features(batch, pixels)
+        hidden = self._backbone.compute_hidden_states(
+            ids.to(device), positions.to(device), scratch.build_mask(), features=features, kv_store=scratch
         )
-        for row, (request, start, new) in enumerate(zip(batch, starts, news, strict=True)):
+        for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
             past = request.prefix.blocks if request.prefix else ()
-            block = scratch.block(row, start, start + len(new))
+            block = scratch.copy_block(row, start, start + len(new))
             last = hidden[row, len(new) - 1].clone()
-            request.prefix = Kept(blocks=(*past, block), length=start + len(new), last=last)
-            self._prefixes.put(request.keys[-1], request.prefix)
+            request.prefix = CachedPrefix(blocks=(*past, block), num_tokens=start + len(new), last_hidden=last)
+            self._prefix_cache.put(request.prefix_hashes[-1], request.prefix)
 
-    def _gather(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> Features | None:
-        """The features of the new pictures of all rows, each picture through the vision tower once."""
-        pictures = [picture for request in batch for picture in request.pictures()]
-        if not pictures:
+    def _gather_features(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> VisionFeatures | None:
+        """Return the features of the new images of all rows; encode each image once. None if there are no images."""
+        images = [image for request in batch for image in request.uncached_images()]
+        if not images:
             return None
-        found: dict[str, Features] = {}
-        missing: dict[str, Picture] = {}
-        for picture in pictures:
-            held = self._features.get(picture.key)
-            if held is None:
-                missing[picture.key] = picture
+        features: dict[str, VisionFeatures] = {}
+        missing: dict[str, ImageRef] = {}
+        for image in images:
+            cached = self._vision_cache.get(image.key)
+            if cached is None:
+                missing[image.key] = image
             else:
-                found[picture.key] = held
-        seen = self._backbone.features(list(missing.values()), lambda picture: pixels[picture.key])
-        for key, feature in zip(missing, seen, strict=True):
-            found[key] = feature
-            self._features.put(key, feature, feature.bytes)
-        return Features.cat([found[picture.key] for picture in pictures])
+                features[image.key] = cached
+        encoded = self._backbone.encode_images(list(missing.values()), lambda image: pixels[image.key])
+        for key, feature in zip(missing, encoded, strict=True):
+            features[key] = feature
+            self._vision_cache.put(key, feature, feature.nbytes)
+        return VisionFeatures.cat([features[image.key] for image in images])
 
 
-def draw(logits_BV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-    """One token per row and its logprob; row b is drawn by inverting its distribution at `uniforms[b]`, or greedily.
+def sample_tokens(
+    logits_BV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Sample one token per row; return the tokens and their logprobs.
 
-    A token of probability 0 is never drawn. The sum runs in float64, so that the tail is not lost.
+    Row b is sampled by inverting its cumulative distribution at `uniforms[b]`, or greedily at temperature 0. A token of
+    probability 0 is never sampled. The cumulative sum is in float64, so that the tail is not lost to rounding.
     """
     scale = torch.tensor([temperature or 1.0 for temperature in temperatures], device=logits_BV.device)
-    logp = log_probabilities(logits_BV / scale[:, None], 1.0)
+    logp = compute_logprobs(logits_BV / scale[:, None], 1.0)
     cumulative = logp.double().exp().cumsum(dim=-1)
     points = torch.tensor(uniforms, dtype=torch.float64, device=logits_BV.device)[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
-    greedy = torch.tensor([temperature == 0 for temperature in temperatures], device=logits_BV.device)
-    tokens = torch.where(greedy, logp.argmax(dim=-1), drawn)
-    picked: list[float] = logp.gather(1, tokens[:, None])[:, 0].tolist()
-    chosen: list[int] = tokens.tolist()
-    return chosen, picked
+    sampled = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
+    is_greedy = torch.tensor([temperature == 0 for temperature in temperatures], device=logits_BV.device)
+    tokens_B = torch.where(is_greedy, logp.argmax(dim=-1), sampled)
+    logprobs: list[float] = logp.gather(1, tokens_B[:, None])[:, 0].tolist()
+    tokens: list[int] = tokens_B.tolist()
+    return tokens, logprobs

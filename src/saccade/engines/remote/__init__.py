@@ -1,1 +1,1 @@
-"""The parts of engines whose servers are asked over HTTP: the pool, the greeting, weights; what vLLM and SGLang say."""
+"""Engines behind HTTP servers: server pool, handshake, weight sync, and the APIs of vLLM and SGLang."""

@@ -1,162 +1,204 @@
-"""What engines with servers share: requests that find a server, and new weights that find all of them.
+"""The base of engines with servers: route each request to one server, and each weight sync to all of them.
 
-    rollouts ──generate──> a server of the pool ──> reply ──compared with the ledger──> Completion
-    trainer ───publish───> every server of the pool, in one transaction
+    rollouts ──generate────────> a server of the pool ──> reply ──compared with the ledger──> Completion
+    trainer ───sync_weights────> every server of the pool, in one transaction
 
-A request waits for its server, or for one to be up (`pool.py` draws who wakes whom); publishing waits for the servers,
-while new requests wait for it and replies under way end, or stand still (`weights.py`). A server that comes back is
-greeted and given the published weights before anybody asks it for anything.
+A request waits for its server, or until any server is up (drawn in `pool.py`). A weight sync waits for the servers; new
+requests wait for it, and unfinished replies finish first or are paused (`weight_sync.py`). A server that reconnects
+passes the handshake and loads the current weights before it receives a request.
 """
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-
-from saccade.engines._distribution import check_neutral
-from saccade.engines._served import files, greeting, wire
-from saccade.engines._served.pool import Pool
-from saccade.engines._served.server import Busy, Cut, Dialect, Orders, Pause, Server, Trouble, check_servers
-from saccade.engines._served.transfer import Sender, Transfer, orders_for
-from saccade.engines._served.visit import visit
-from saccade.engines._served.weights import Make, Weights
-from saccade.engines._urls import Urls
+from saccade.config.schema import Fraction, NonNegativeInt, PositiveFloat
+from saccade.engines.image_urls import ImageUrls
+from saccade.engines.remote import handshake
+from saccade.engines.remote.broadcast import BroadcastTransport, WeightSyncMode, resolve_transfer_api
+from saccade.engines.remote.pool import MAX_BACKOFF, Pool
+from saccade.engines.remote.server import (
+    SERVERS_KEY,
+    InFlightPolicy,
+    RequestAborted,
+    Server,
+    ServerApi,
+    ServerBusy,
+    ServerError,
+    WeightTransferApi,
+    require_servers,
+)
+from saccade.engines.remote.weight_sync import DiskTransport, WeightSync
+from saccade.engines.sampling_filters import check_neutral
 from saccade.errors import ConfigError, EngineError
-from saccade.ledger import Ledger
-from saccade.model.backbone import Backbone
-from saccade.protocols import MediaLibrary, Needs
-from saccade.sections import Positive, Share, Whole
-from saccade.types import Completion, Sampling
+from saccade.protocols import EngineRequirements, MediaLoader, Renderer, WeightSource
+from saccade.types import Completion, GenerationRequest
+from saccade.utils.http_client import compute_backoff
 
 _logger = logging.getLogger("saccade")
 
 
-class Served:
-    """Samples from servers that hold the weights of `backbone`, in conversations of up to `context` tokens.
+class RemoteEngine:
+    """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
-    `seconds` bound one attempt at a request, `retries` how often it is tried again, `patience` (seconds) how long
-    no server may be up before the run stops, `wait` the first pause before a server is asked again. `transfer` is
-    how new weights are handed over: as "files", in a `folder` that the servers see, too ("": memory), or from GPU to
-    GPU ("nccl"; not run on GPUs yet; "gloo" is the same between CPUs, for servers of one's own that know it). `pause`
-    is what replies under way do then: "wait": end first, or begin anew with the new weights where they would take
-    longer than `drain` seconds; "keep": go on with the new weights. `top_p`, `top_k` (0: all) and
-    `repetition_penalty` are for evaluation: publishing, and so training, refuses them. `parity` compares a server's
-    weights with the backbone's when it is first met; after new weights that is always done.
+    - `request_timeout` (seconds) bounds one HTTP request, which is retried up to `max_retries` times; `retry_backoff`
+      (seconds) is the first pause, doubled each time. The run stops if no server is up for `down_timeout` seconds.
+    - `weight_sync` is how servers receive new weights: "files" in `weight_dir`, which the servers must be able to read
+      ("": shared memory if there is room), "nccl" from GPU to GPU (not run on GPUs yet), or "gloo", the same between
+      CPUs, for servers that implement it.
+    - `in_flight` is what happens to unfinished replies during a weight sync: "drain" lets them finish, and restarts
+      with the new weights those that take longer than `drain_timeout` seconds; "continue" pauses them and continues
+      with the new weights.
+    - `top_p`, `top_k` (0: all) and `repetition_penalty` are for evaluation only: `sync_weights` refuses them.
+    - `verify_weights` compares a server's weights with those of `load_weights`, if given, at the first handshake; after
+      a weight sync they are always compared.
     """
 
-    own_weights = True
-    dialect: Dialect  # of the class
-    orders: Orders | None = None  # of the class: how its servers take weights that are no files, if they do
+    has_separate_weights = True
+    api: ServerApi  # set by the subclass
+    transfer_api: WeightTransferApi | None = None  # set by the subclass if its servers support weight broadcast
 
     @classmethod
-    async def visit(
-        cls, needs: Needs, /, *, servers: Sequence[str], transfer: Transfer = "files", **_: Any
+    async def probe(
+        cls,
+        requirements: EngineRequirements,
+        /,
+        *,
+        servers: Sequence[str],
+        weight_sync: WeightSyncMode = "files",
+        **_: Any,
     ) -> Mapping[str, str | Exception]:
-        """What each server is, or why it can't be used; see protocols.Remote. Raises ConfigError without any."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return await visit(cls.dialect, needs, servers, orders_for(transfer, cls.orders, cls.dialect.WORDS, device))
+        """Describe each server, or why it is unusable; see protocols.ProbeableEngine. Raises ConfigError if none."""
+        return await handshake.probe(
+            cls.api,
+            requirements,
+            servers,
+            resolve_transfer_api(weight_sync, cls.transfer_api, cls.api.MESSAGES),
+        )
 
     def __init__(
         self,
-        backbone: Backbone,
-        media: MediaLibrary,
-        context: int = 0,
+        renderer: Renderer,
+        media: MediaLoader,
+        context_length: int = 0,
+        load_weights: Callable[[], WeightSource] | None = None,
         *,
         servers: tuple[str, ...] = ("http://127.0.0.1:8000",),
-        seconds: Positive = 900.0,
-        retries: Whole = 4,
-        patience: Positive = 900.0,
-        wait: Positive = 0.5,
-        transfer: Transfer = "files",
-        folder: str = "",
-        pause: Pause = "wait",
-        drain: Positive = 60.0,
-        top_p: Share = 1.0,
-        top_k: Whole = 0,
-        repetition_penalty: Positive = 1.0,
-        parity: bool = True,
+        request_timeout: PositiveFloat = 900.0,
+        max_retries: NonNegativeInt = 4,
+        down_timeout: PositiveFloat = 900.0,
+        retry_backoff: PositiveFloat = 0.5,
+        weight_sync: WeightSyncMode = "files",
+        weight_dir: str = "",
+        in_flight: InFlightPolicy = "drain",
+        drain_timeout: PositiveFloat = 60.0,
+        top_p: Fraction = 1.0,
+        top_k: NonNegativeInt = 0,
+        repetition_penalty: PositiveFloat = 1.0,
+        verify_weights: bool = True,
     ) -> None:
-        check_servers(servers, self.dialect.WORDS)
-        self._backbone, self._renderer = backbone, backbone.renderer
-        self._context, self._retries, self._wait, self._meets = context, retries, wait, parity
+        require_servers(servers, self.api.MESSAGES)
+        self._renderer, self._context_length = renderer, context_length
+        self._retries, self._retry_backoff = max_retries, retry_backoff
+        self._load_weights = functools.cache(load_weights) if load_weights and verify_weights else None
+        self._source: WeightSource | None = None  # of the last weight sync
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
-        self._urls = Urls(media)
-        self._parity = greeting.Parity(backbone)
-        orders = orders_for(transfer, self.orders, self.dialect.WORDS, backbone.device)
-        if orders is not None and folder:
-            raise ConfigError("engine.settings.folder is for transfer=files; leave out one of the two")
-        self._sender = Sender(backbone, orders, transfer, pause, seconds) if orders and transfer != "files" else None
-        make: Make = self._sender.edition if self._sender else files.Writer(backbone, folder, pause).write
-        self._weights = Weights(make, self._parity, pause, drain)
-        found = [Server(url, seconds, self.dialect) for url in dict.fromkeys(each.rstrip("/") for each in servers)]
-        self._pool = Pool(found, self._greet, patience=patience, wait=wait)
+        self._image_urls = ImageUrls(media)
+        self._logprob_check = handshake.LogprobCheck(renderer)
+        transfer_api = resolve_transfer_api(weight_sync, self.transfer_api, self.api.MESSAGES)
+        if transfer_api is not None and weight_dir:
+            raise ConfigError(
+                f"engine.settings.weight_dir={weight_dir!r} is only used with weight_sync=files, not with "
+                f"weight_sync={weight_sync}; remove one of the two",
+                key="engine.settings.weight_dir",
+                value=weight_dir,
+            )
+        self._broadcaster = (
+            BroadcastTransport(transfer_api, weight_sync, in_flight, request_timeout)
+            if transfer_api and weight_sync != "files"
+            else None
+        )
+        transport = self._broadcaster or DiskTransport(weight_dir, in_flight)
+        self._weight_sync = WeightSync(transport.create_version, self._logprob_check, in_flight, drain_timeout)
+        urls = dict.fromkeys(url.rstrip("/") for url in servers)
+        self._pool = Pool(
+            [Server(url, request_timeout, self.api) for url in urls],
+            self._handshake,
+            down_timeout=down_timeout,
+            retry_backoff=retry_backoff,
+        )
 
     @property
     def version(self) -> int:
-        """The version that was published last; 0 before."""
-        return self._weights.version
+        """Return the current weight version; 0 before the first weight sync."""
+        return self._weight_sync.version
 
-    async def generate(self, ledger: Ledger, sampling: Sampling) -> Completion:
+    async def generate(self, request: GenerationRequest) -> Completion:
         """Sample a continuation; see protocols.Engine.
 
-        Raises BrokenEngineError, which stops a run, where server and ledger disagree or no server can be used.
+        Raises BrokenEngineError, which stops a run, if server and ledger disagree or no server is usable.
         """
+        ledger, sampling = request.ledger, request.sampling
         if not ledger.segments:
-            raise EngineError("an empty ledger can't be continued; render a prompt first")
-        forbidden = [self._renderer.decode([each]) for each in sampling.forbidden_ids]
-        urls = [self._urls(picture) for picture in ledger.pictures()]
-        body = self.dialect.request(ledger, sampling, urls=urls, forbidden=forbidden, filters=self._filters)
-        group, started = ledger.fork(1).keys()[0], time.perf_counter()
-        failed = 0
+            raise EngineError("the ledger is empty; render a prompt first")
+        forbidden = [self._renderer.decode([token]) for token in sampling.forbidden_ids]
+        urls = [self._image_urls(image) for image in ledger.images()]
+        group, started = ledger.prefix(1).prefix_hashes()[0], time.perf_counter()
+        num_failures = 0
         while True:
             try:
-                async with self._pool.lend(group) as server:
-                    server.check_room(len(ledger) + sampling.max_tokens)
-                    said = await server.post(self.dialect.GENERATE, body)
-                    return wire.completion(said, ledger, sampling, server=server, seconds=time.perf_counter() - started)
-            except Cut:  # at most once for each new version
+                async with self._pool.acquire(group) as server:
+                    server.check_context_length(len(ledger) + sampling.max_tokens)
+                    completion, _ = await server.generate(
+                        ledger, sampling, image_urls=urls, forbidden_texts=forbidden, filters=self._filters
+                    )
+                    return replace(completion, seconds=time.perf_counter() - started)
+            except RequestAborted:  # at most once per weight sync
                 continue
-            except Trouble as error:
-                failed += 1
-                # A proxy says that it is busy where there is no server behind it.
-                if failed > self._retries and (not isinstance(error, Busy) or await self._pool.well(server)):
-                    raise EngineError(f"{error} ({failed} attempts)") from error
-            await asyncio.sleep(self._wait * 2 ** min(failed - 1, self._retries))
+            except ServerError as error:
+                num_failures += 1
+                # A proxy without a server behind it reports that it is busy, too.
+                if num_failures > self._retries and (
+                    not isinstance(error, ServerBusy) or await self._pool.check_health(server)
+                ):
+                    raise EngineError(f"{error} ({num_failures} tries)", key=SERVERS_KEY, value=server.url) from error
+            await asyncio.sleep(compute_backoff(self._retry_backoff, num_failures, at_most=MAX_BACKOFF))
 
-    async def _greet(self, server: Server) -> None:
-        await greeting.look(server, self._renderer)
-        server.check_room(self._context)
+    async def _handshake(self, server: Server) -> None:
+        await handshake.check_tokenizer(server, self._renderer)
+        server.check_context_length(self._context_length)
         while True:
-            edition = await self._weights.give(server)
-            label = await greeting.listen(server, self._renderer)
-            if edition is None:
-                server.versions = {label: self.version}
-            if edition is not self._weights.current:
-                continue  # there are newer ones already
-            if self._meets or edition is not None:
-                await self._parity.check(server, edition.label if edition else "")
-            if edition is self._weights.current:
+            loaded = await self._weight_sync.load_current(server)
+            label = await handshake.check_logprobs(server, self._renderer)
+            if loaded is None:
+                self._weight_sync.require_unrevoked(server, label)
+                server.version_by_label = {label: self.version}
+            if loaded is not self._weight_sync.current:
+                continue  # a newer version was created meanwhile
+            if source := self._source if loaded else self._load_weights and self._load_weights():
+                await self._logprob_check.check(server, source, loaded.label if loaded else "")
+            if loaded is self._weight_sync.current:
                 break
-        if not server.greeted and (caution := greeting.seeds(server)):
-            _logger.warning("%s: %s", server.url, caution)
-        # And the server is up before anything else happens.
+        if not server.generation and (warning := handshake.check_seeds(server)):
+            _logger.warning("%s: %s", server.url, warning)
+        # No await from here on: the pool marks the server up before the current version can change.
 
-    async def publish(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Hand the backbone's weights to the servers, after these were loaded into it (None: it has them already).
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
+        """Send the source's weights to the servers; see `WeightSync.sync_weights`.
 
-        See `weights.Weights.publish`; ConfigError for settings that training can't account for.
+        Raises ConfigError for sampling filters, which training can't account for.
         """
         check_neutral(self._filters)
-        if weights is not None:
-            self._backbone.model.load_state_dict(weights)
-        await self._weights.publish(self._pool, version)
+        self._source = source
+        await self._weight_sync.sync_weights(self._pool, source, version)
 
     async def close(self) -> None:
-        """Stop; what is in flight fails. The servers go on, with the weights that they have."""
+        """Stop; unfinished requests fail. The servers keep running with their weights."""
         await self._pool.close()
-        self._weights.drop()
-        if self._sender is not None:
-            self._sender.close()
+        self._weight_sync.release()
+        if self._broadcaster is not None:
+            self._broadcaster.close()

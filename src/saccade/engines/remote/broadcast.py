@@ -1,152 +1,239 @@
-"""New weights without files: layer by layer, through a group of processes, into the memory of servers.
+"""Weight sync without files: broadcast layer by layer, through a process group, into the servers' memory.
 
-    trainer ──copied──> Copy ──a layer: broadcast──────────────> the server's processes ──> loaded
-                         └────the same: "expect these" (HTTP)───────┘
+    trainer ──copy──> MemoryWeightVersion ──one layer: broadcast────────> the server's workers ──> loaded
+                        └───its names and shapes: receive_tensors (HTTP)────┘
 
-A server has a group of its own: the trainer, and those of its processes that hold weights. So one that dies in the
-middle holds up nobody else, and one that comes back needs nobody else. Its group is made when it is first given
-weights, and anew after a failure or where its label says that it isn't as we left it. Sender and server wait for each
-other; whichever fails ends the other's waiting, and so does the clock.
+Each server has its own group: the trainer and the server's workers. A server that dies midway therefore blocks no other
+server, and one that reconnects needs no other. The group is created at the first weight sync, and again after a failure
+or if the server's label differs from the one it was left with. Trainer and server wait for each other; a failure of
+either side, or the timeout, ends the wait.
 
-What was published is kept as a copy in this machine's memory, since the trainer's own weights move on: it is what a
-server gets that comes back, and what all get again where new weights are taken back. While new weights are published
-there are two.
+The current version is kept as a copy in this machine's memory, because training changes the original: servers that
+reconnect receive the copy, and so do all servers on a rollback. During a weight sync there are two copies.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from saccade.engines._served.groups import Group, open_group
-from saccade.engines._served.server import Orders, Pause, Server, Trouble, Words
+from saccade.engines.remote.server import InFlightPolicy, Server, ServerError, ServerMessages, WeightTransferApi
 from saccade.errors import ConfigError, EngineError, boundary
-from saccade.model import layerwise
-from saccade.model.backbone import Backbone
-from saccade.waiting import apart, together
+from saccade.protocols import WeightSource
+from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 
-Transfer = Literal["files", "nccl", "gloo"]
+WeightSyncMode = Literal["files", "nccl", "gloo"]
 _logger = logging.getLogger("saccade")
 
 
-def orders_for(transfer: Transfer, orders: Orders | None, words: Words, device: torch.device) -> Orders | None:
-    """The orders by which weights are transferred to servers; None for files. `device` is the trainer's.
+def resolve_transfer_api(
+    weight_sync: WeightSyncMode, transfer_api: WeightTransferApi | None, messages: ServerMessages
+) -> WeightTransferApi | None:
+    """Return the server API for broadcasting weights; None for files.
 
-    Raises ConfigError where such servers, or this trainer, can't do it.
+    Raises ConfigError if the servers or this machine don't support it.
     """
-    if transfer == "files":
+    if weight_sync == "files":
         return None
-    setting = f"engine.settings.transfer={transfer}"
-    if orders is None:
-        raise ConfigError(f"the engine {words.name.lower()} takes new weights as files alone, and not by {setting}")
-    if transfer == "nccl" and device.type != "cuda":
-        raise ConfigError(f"{setting} takes a trainer on a GPU: set model.device=cuda, or leave transfer at files")
-    return orders
+    key = "engine.settings.weight_sync"
+    if transfer_api is None:
+        raise ConfigError(
+            f"{key}={weight_sync} is not supported by the engine {messages.name.lower()}; set {key}=files",
+            key=key,
+            value=weight_sync,
+        )
+    if weight_sync == "nccl" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"{key}={weight_sync} needs a trainer on a GPU, but torch finds none here; set {key}=files",
+            key=key,
+            value=weight_sync,
+        )
+    return transfer_api
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """An edition of the weights in memory, by the names of a checkpoint; see weights.Edition."""
+class MemoryWeightVersion:
+    """A weight version in memory, by the tensor names of a checkpoint; see weight_sync.WeightVersion."""
 
     version: int
     label: str
     layers: tuple[Mapping[str, Tensor], ...]
-    sender: "Sender"
+    device: torch.device  # of the trainer
+    transport: "BroadcastTransport"
 
-    async def load(self, server: Server) -> None:
-        """See weights.Edition."""
-        await self.sender.send(server, self)
+    async def load_into(self, server: Server) -> None:
+        """See weight_sync.WeightVersion."""
+        await self.transport.send(server, self)
 
-    def drop(self) -> None:
-        """Nothing: the memory is free when nobody holds it."""
+    def release(self) -> None:
+        """Do nothing: the memory is freed with the last reference."""
 
 
-class Sender:
-    """Gives copies of a backbone's weights to servers; `seconds` bound each layer's way, and the making of a group."""
+class BroadcastTransport:
+    """Broadcasts copies of a trainer's weights to servers; `timeout` (seconds) bounds each layer and each join."""
 
     def __init__(
-        self, backbone: Backbone, orders: Orders, kind: Literal["nccl", "gloo"], pause: Pause, seconds: float
+        self,
+        transfer_api: WeightTransferApi,
+        backend: Literal["nccl", "gloo"],
+        in_flight: InFlightPolicy,
+        timeout: float,
     ) -> None:
-        self._backbone, self._orders, self._pause, self._seconds = backbone, orders, pause, seconds
-        self._open = partial(open_group, kind, seconds=seconds, device=backbone.device)
-        self._groups: dict[Server, tuple[Group, str]] = {}  # and the label that the server was left with
+        self._transfer_api, self._in_flight, self._timeout = transfer_api, in_flight, timeout
+        self._open_group = partial(_open_group, backend, timeout=timeout)
+        self._groups: dict[Server, tuple[BroadcastGroup, str]] = {}  # with the label that the server was left with
 
-    def edition(self, version: int, label: str) -> Copy:
-        """The backbone's weights as they are now. Raises EngineError where there is no room for them."""
+    def create_version(self, source: WeightSource, version: int, label: str) -> MemoryWeightVersion:
+        """Copy the source's current weights to the CPU. Raises EngineError if there is no room for them."""
         with boundary(EngineError, "the weights can't be copied for the servers"):
-            layers = layerwise.copied(self._backbone.model)
-        return Copy(version=version, label=label, layers=layers, sender=self)
+            layers = source.copy_layers_to_cpu()
+        return MemoryWeightVersion(version=version, label=label, layers=layers, device=source.device, transport=self)
 
-    async def send(self, server: Server, edition: Copy) -> None:
-        """Let a server take a copy. Raises Trouble or EngineError; ConfigError where the transport is missing.
+    async def send(self, server: Server, weight_version: MemoryWeightVersion) -> None:
+        """Send a weight version to a server. Raises ServerError or EngineError; ConfigError if NCCL is missing.
 
-        Cancelled, it goes on until that has ended well or badly: a server with a part of the weights would be lost.
+        When cancelled, wait for the transfer to end first: a server with partial weights would have to be restarted.
         """
-        sending = asyncio.ensure_future(self._send(server, edition))
+        transfer = asyncio.ensure_future(self._send(server, weight_version))
         try:
-            await asyncio.shield(sending)
+            await asyncio.shield(transfer)
         except asyncio.CancelledError:
-            if not sending.done():
-                _logger.warning("Stopping: waiting until %s has taken all of the weights", server.url)
-                await asyncio.wait((sending,))
+            if not transfer.done():
+                _logger.warning("Stopping: waiting until %s has received all weights", server.url)
+                await asyncio.wait((transfer,))
             raise
 
     def close(self) -> None:
-        """Leave all groups."""
+        """Abort all groups."""
         for group, _ in self._groups.values():
-            group.leave()
+            group.abort()
         self._groups.clear()
 
-    async def _send(self, server: Server, edition: Copy) -> None:
-        group = await self._group(server, await self._orders.label(server))
-        sends = partial(self._layers, server, group, edition.layers)
+    async def _send(self, server: Server, weight_version: MemoryWeightVersion) -> None:
+        label = await self._transfer_api.fetch_label(server)
+        group = await self._acquire_group(server, label, weight_version.device)
+        broadcast = partial(self._broadcast_layers, server, group, weight_version.layers)
         try:
-            await self._orders.load(server, edition.label, self._pause, sends)
+            await self._transfer_api.receive_weights(server, weight_version.label, self._in_flight, broadcast)
         except BaseException:
-            group.leave()
+            group.abort()
             raise
-        self._groups[server] = group, edition.label
+        self._groups[server] = group, weight_version.label
 
-    async def _group(self, server: Server, label: str) -> Group:
-        """The server's group, which is ours until it is put back; another one where its label has changed."""
+    async def _acquire_group(self, server: Server, label: str, device: torch.device) -> "BroadcastGroup":
+        """Take the server's group out of `_groups`; create a new one if there is none or the label has changed."""
         if server in self._groups:
-            group, known = self._groups.pop(server)
-            if label == known:
+            group, last_label = self._groups.pop(server)
+            if label == last_label:
                 return group
-            group.leave()
-        await self._orders.check(server)
-        size = 1 + await self._orders.processes(server)
-        group = self._open(size)
+            group.abort()
+        await self._transfer_api.check_transfer_support(server)
+        size = 1 + await self._transfer_api.count_workers(server)
+        group = self._open_group(size, device=device)
         try:
-            await self._meet(server, self._orders.join(server, group.invitation, size), group.join)
+            await self._run_both(server, self._transfer_api.join_group(server, group.init_info, size), group.join)
         except BaseException:
-            group.leave()
+            group.abort()
             raise
         return group
 
-    async def _layers(self, server: Server, group: Group, layers: tuple[Mapping[str, Tensor], ...]) -> None:
-        for values in layers:
-            sends = partial(group.send, tuple(values.values()))
-            await self._meet(server, self._orders.expect(server, values), sends)
+    async def _broadcast_layers(
+        self, server: Server, group: "BroadcastGroup", layers: tuple[Mapping[str, Tensor], ...]
+    ) -> None:
+        for tensors in layers:
+            broadcast = partial(group.broadcast, tuple(tensors.values()))
+            await self._run_both(server, self._transfer_api.receive_tensors(server, tensors), broadcast)
 
-    async def _meet(self, server: Server, asked: Awaitable[None], work: Callable[[], None]) -> None:
-        """A server's part and ours, each of which waits for the other."""
+    async def _run_both(self, server: Server, server_part: Awaitable[None], trainer_part: Callable[[], None]) -> None:
+        """Run the server's part (HTTP) and the trainer's part (blocking) of a collective operation concurrently."""
 
-        async def theirs() -> None:
-            await asked
+        async def run_server_part() -> None:
+            await server_part
 
-        async def ours() -> None:
-            await apart(work, "saccade-transfer")
+        async def run_trainer_part() -> None:
+            await run_in_daemon_thread(trainer_part, "saccade-transfer")
 
         try:
-            async with asyncio.timeout(self._seconds):
-                await together((theirs(), ours()))
+            async with asyncio.timeout(self._timeout):
+                await gather_or_cancel((run_server_part(), run_trainer_part()))
         except TimeoutError:
-            raise Trouble(f"{server.url} took no new weights within {self._seconds:g} seconds") from None
+            raise ServerError(f"{server.url} received no weights within {self._timeout:g} seconds") from None
         except RuntimeError as error:
-            raise Trouble(f"{server.url} can't be sent new weights: {' '.join(str(error).split())}"[:300]) from error
+            reason = " ".join(str(error).split())
+            raise ServerError(f"weights can't be sent to {server.url}: {reason}"[:300]) from error
+
+
+# ---- process groups, independent of torch's default group, which the trainer may use for itself ----------------------
+
+
+class BroadcastGroup(Protocol):
+    """A group of this process (rank 0) and a server's workers. Blocking methods raise RuntimeError on failure."""
+
+    @property
+    def init_info(self) -> Mapping[str, Any]:
+        """Return what the other processes need to join."""
+
+    def join(self) -> None:
+        """Join the group; block until all processes have joined."""
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Broadcast tensors in order; block until all are sent."""
+
+    def abort(self) -> None:
+        """Abort the group: end blocking calls of this process, as far as the transport supports it."""
+
+
+def _open_group(
+    backend: Literal["gloo", "nccl"], world_size: int, *, timeout: float, device: torch.device
+) -> BroadcastGroup:
+    """Create a group of `world_size` processes, this one included.
+
+    `device` is this process's; gloo bounds each wait by `timeout` seconds. Raises ConfigError if NCCL is missing.
+    """
+    if backend == "nccl":
+        from saccade.engines.remote.nccl_group import NcclGroup
+
+        return NcclGroup(world_size, device)
+    return GlooGroup(world_size, timeout)
+
+
+class GlooGroup:
+    """A group on one machine's CPUs."""
+
+    def __init__(self, world_size: int, timeout: float) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._world_size, self._timeout = world_size, timedelta(seconds=timeout)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self._group: Any = None
+
+    @property
+    def init_info(self) -> Mapping[str, Any]:
+        """See BroadcastGroup."""
+        return {"master_address": "127.0.0.1", "master_port": self._store.port}
+
+    def join(self) -> None:
+        """See BroadcastGroup."""
+        from torch.distributed import ProcessGroupGloo
+
+        self._group = ProcessGroupGloo(self._store, 0, self._world_size, self._timeout)
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """See BroadcastGroup."""
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        for tensor in tensors:
+            self._group.broadcast([tensor], options).wait()
+
+    def abort(self) -> None:
+        """See BroadcastGroup. The other processes' connections close; a broadcast in progress runs into its timeout."""
+        if self._group is not None:
+            self._group.abort()

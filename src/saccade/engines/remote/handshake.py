@@ -1,146 +1,229 @@
-"""Making sure of a server before it is used: its context, its vocabulary, its logprobs, its weights."""
+"""The handshake: check a server's context, vocabulary, logprobs and weights before it is used.
 
-import logging
+`probe` makes every check before a run, except the weight comparison, which needs the trainer.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
-from saccade.engines._served import wire
-from saccade.engines._served.server import Server, Trouble
-from saccade.engines._urls import picture_url
-from saccade.errors import BrokenEngineError
-from saccade.ledger import Ledger, Picture
-from saccade.media.image import png
-from saccade.model.backbone import Backbone, log_probabilities
-from saccade.protocols import Renderer
-from saccade.types import Message, Sampling
+from saccade.engines.image_urls import encode_data_url
+from saccade.engines.remote.server import (
+    SERVERS_KEY,
+    Server,
+    ServerApi,
+    ServerError,
+    WeightTransferApi,
+    malformed_boundary,
+    require_servers,
+)
+from saccade.errors import BrokenEngineError, EngineError, SaccadeError
+from saccade.ledger import ImageRef, Ledger
+from saccade.media.image import encode_png
+from saccade.protocols import EngineRequirements, Renderer, WeightSource
+from saccade.types import Message, SamplingParams
 
-_SAMPLES = 61  # ids whose spelling is compared
-_SIDE = 256  # pixels, at least, of the picture that is shown: published processors enlarge smaller ones
-_TOKENS = 16  # that are sampled to compare logprobs
-_BOUNDS = {"float32": 1e-4, "bfloat16": 0.1}  # mean |difference| of logprobs in nats; other weights differ by 1 or so
-_logger = logging.getLogger("saccade")
+_NUM_VOCABULARY_PROBES = 61  # token ids whose text is compared
+_MIN_PROBE_IMAGE_SIDE = 256  # pixels; published image processors enlarge smaller images
+_NUM_PROBE_TOKENS = 16  # sampled to compare logprobs
+# Mean |difference| of logprobs in nats, by dtype; different weights differ by about 1.
+_MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.1}
+_PROBE_TIMEOUT = 60.0  # seconds per request: a server's first one takes longest
+_IGNORED_CONFIG_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
-async def about(server: Server) -> str:
-    """What the server serves, where its context is noted. Raises Trouble or EngineError."""
-    try:
-        return await server.dialect.about(server)
-    except (LookupError, TypeError, ValueError):
-        raise Trouble(f"{server.url} doesn't say what it serves") from None
+async def describe(server: Server) -> str:
+    """Return the served checkpoint; set the server's `max_model_len`. Raises ServerError or EngineError."""
+    with malformed_boundary(f"{server.url} doesn't report which model it serves"):
+        return await server.api.describe(server)
 
 
-async def look(server: Server, renderer: Renderer) -> None:
-    """Note the server's context and compare its vocabulary. Raises BrokenEngineError, Trouble or EngineError."""
-    name = await about(server)
-    marks = (*renderer.stop_ids, *renderer.forbidden_ids)
-    plain = min(marks)  # tokens of text come before those of the scaffold
-    ids = [*range(0, plain, max(plain // _SAMPLES, 1)), *marks]
-    ours = renderer.decode(ids)
-    try:
-        theirs = await server.dialect.spelled(server, ids)
-    except (LookupError, TypeError):
-        raise Trouble(f"{server.url} doesn't say how its tokens are spelled") from None
-    if theirs != ours:
+async def check_tokenizer(server: Server, renderer: Renderer) -> None:
+    """Set the server's context and compare its vocabulary. Raises BrokenEngineError, ServerError or EngineError."""
+    name = await describe(server)
+    special_ids = (*renderer.stop_ids, *renderer.forbidden_ids)
+    num_text_ids = min(special_ids)  # text tokens come before special tokens
+    ids = [*range(0, num_text_ids, max(num_text_ids // _NUM_VOCABULARY_PROBES, 1)), *special_ids]
+    model_text = renderer.decode(ids)
+    with malformed_boundary(f"{server.url} returned no text for /detokenize"):
+        server_text = await server.api.detokenize(server, ids)
+    if server_text != model_text:
         raise BrokenEngineError(
-            f"{server.url} serves {name}, whose vocabulary is another than the model's: it spells {len(ids)} ids as "
-            f"{str(theirs)[:60]!r}…, the model as {ours[:60]!r}…; serve the checkpoint that this run is about"
+            f"{server.url} serves {name}, whose vocabulary differs from the model's: it decodes {len(ids)} ids as "
+            f"{str(server_text)[:60]!r}…, the model as {model_text[:60]!r}…; serve this run's checkpoint",
+            key=SERVERS_KEY,
+            value=server.url,
         )
 
 
-async def listen(server: Server, renderer: Renderer) -> str:
-    """The label of the server's weights. Raises BrokenEngineError where its logprobs are none to learn from, Trouble
-    or EngineError.
+async def check_logprobs(server: Server, renderer: Renderer) -> str:
+    """Return the label of the server's weights.
+
+    Raises BrokenEngineError if its logprobs are not those of the sampling distribution; ServerError or EngineError.
     """
-    try:
-        return await server.dialect.listen(server, renderer)
-    except (LookupError, TypeError, ValueError):
-        raise Trouble(f"{server.url} answered something that is no completion") from None
+    with malformed_boundary(f"{server.url} returned a malformed completion"):
+        return await server.api.check_logprobs(server, renderer)
 
 
-def seeds(server: Server) -> str:
-    """What is to be said of a server whose seeds decide nothing; "" of others."""
-    mend = f"start it with {server.dialect.WORDS.seeds}"
-    return "" if server.seeded else f"seeds decide nothing there, so no reply can be had again ({mend})"
+def check_seeds(server: Server) -> str:
+    """Return a warning if the server ignores seeds, else ""."""
+    hint = f"start it with {server.api.MESSAGES.deterministic_flag}"
+    return "" if server.is_seeded else f"seeds have no effect there, so replies are not reproducible ({hint})"
 
 
-class Parity:
-    """Whether a server's weights are the trainer's: logprobs of a fixed text and a fixed picture, side by side.
+class LogprobCheck:
+    """Compares a server's weights with the trainer's by logprobs after a fixed text and after a fixed image.
 
-    What the trainer says is worked out once per edition of the weights, and kept: a server may come back while the
-    trainer's own ones move on.
+    The trainer's logprobs are computed once per weight version and cached: a server may reconnect when training has
+    already changed the weights.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone, renderer = backbone, backbone.renderer
-        side = -(-_SIDE // renderer.factor) * renderer.factor
-        picture = Picture(path="probe.png", digest="probe", time=None, width=side, height=side)
+    def __init__(self, renderer: Renderer) -> None:
+        side = -(-_MIN_PROBE_IMAGE_SIDE // renderer.factor) * renderer.factor
+        image = ImageRef(path="probe.png", digest="probe", time=None, width=side, height=side)
         ramp = np.linspace(0, 255, side, dtype=np.uint8)
         self._pixels = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[::-1, None]), axis=-1)
-        self._ledgers = [
+        self._probes = [
             Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts),)),))
-            for parts in (("What is shown?",), (picture, "What is shown?"))
+            for parts in (("What is shown?",), (image, "What is shown?"))
         ]
-        self._sampling = Sampling(max_tokens=_TOKENS, seed=1, forbidden_ids=renderer.forbidden_ids)
-        self._forbidden = [renderer.decode([each]) for each in renderer.forbidden_ids]
-        self._known: dict[tuple[str, int], tuple[tuple[int, ...], list[float]]] = {}
+        self._sampling = SamplingParams(max_tokens=_NUM_PROBE_TOKENS, seed=1, forbidden_ids=renderer.forbidden_ids)
+        self._forbidden_texts = [renderer.decode([token]) for token in renderer.forbidden_ids]
+        self._trainer_logprobs: dict[tuple[str, int], tuple[tuple[int, ...], list[float]]] = {}
 
-    async def check(self, server: Server, edition: str = "") -> float:
-        """The mean |difference| in nats; `edition` is the label of published weights, "" for those of before.
+    async def check(self, server: Server, source: WeightSource, weight_label: str = "") -> float:
+        """Return the mean |difference| in nats; `weight_label` is that of a weight sync, "" before the first.
 
-        Raises BrokenEngineError where it is beyond the bound of the dtype, Trouble where nothing can be compared or the
-        server answers from another edition. In bfloat16 the bound is wider than what most updates change: that a server
-        has this edition and not the one before is then known by its label alone.
+        Raises BrokenEngineError if it exceeds the bound of the dtype; ServerError if no token can be compared or the
+        server samples from another weight version. In bfloat16 the bound is larger than the change of most updates:
+        then only the label distinguishes a weight version from the one before.
         """
-        gaps: list[float] = []
-        # Without seeds the likeliest tokens alone are the same from every server.
-        sampling = self._sampling if server.seeded else replace(self._sampling, temperature=0.0)
-        for place, ledger in enumerate(self._ledgers):
-            urls = [picture_url(png(self._pixels)) for _ in ledger.pictures()]
-            body = server.dialect.request(ledger, sampling, urls=urls, forbidden=self._forbidden, filters={})
-            reply = await server.post(server.dialect.GENERATE, body)
-            said = wire.completion(reply, ledger, sampling, server=server, seconds=0.0)
-            if edition and {label for label, _, _ in server.dialect.read(reply).spans} != {edition}:
-                raise Trouble(f"{server.url} answers from other weights than those that it was given last")
-            ours = self._ours(edition, place, said.tokens)
-            gaps += [abs(one - other) for one, other in zip(said.logprobs, ours, strict=False)]
-        if not gaps:
-            raise Trouble(f"{server.url} samples other tokens from the published weights than another server did")
-        gap, bound = sum(gaps) / len(gaps), _BOUNDS[self._backbone.settings.dtype]
-        if not gap <= bound:
-            raise BrokenEngineError(
-                f"{server.url} samples from other weights than the trainer's: their logprobs differ by {gap:.2g} nats "
-                f"on average, more than {bound:g}; serve the checkpoint that this run is about, in its dtype (vLLM on "
-                "a CPU can't take new weights where input and output embeddings are tied)"
+        diffs: list[float] = []
+        # Without seeds only greedy tokens are the same from every server.
+        sampling = self._sampling if server.is_seeded else replace(self._sampling, temperature=0.0)
+        for index, ledger in enumerate(self._probes):
+            urls = [encode_data_url(encode_png(self._pixels)) for _ in ledger.images()]
+            completion, labels = await server.generate(
+                ledger, sampling, image_urls=urls, forbidden_texts=self._forbidden_texts
             )
-        return gap
+            if weight_label and labels != {weight_label}:
+                raise ServerError(f"{server.url} samples from other weights than those that it received last")
+            trainer_logprobs = self._get_trainer_logprobs(source, weight_label, index, completion.tokens)
+            diffs += [
+                abs(server_logprob - trainer_logprob)
+                for server_logprob, trainer_logprob in zip(completion.logprobs, trainer_logprobs, strict=False)
+            ]
+        if not diffs:
+            raise ServerError(f"{server.url} samples other tokens from the current weights than another server did")
+        diff, bound = sum(diffs) / len(diffs), _MAX_LOGPROB_DIFF[source.dtype]
+        if not diff <= bound:
+            raise BrokenEngineError(
+                f"{server.url} has other weights than the trainer: logprobs differ by {diff:.2g} nats on average, more "
+                f"than {bound:g}; serve this run's checkpoint in its dtype (vLLM on a CPU can't load new weights if "
+                "input and output embeddings are tied)",
+                key=SERVERS_KEY,
+                value=server.url,
+            )
+        return diff
 
-    def _ours(self, edition: str, place: int, tokens: tuple[int, ...]) -> list[float]:
-        """The trainer's logprobs of a probe's tokens, as far as they are the tokens that it has been asked about."""
-        known = self._known.get((edition, place)) if edition else None
-        if known is None:
-            # Its weights rest: it waits for its first server to have them, or isn't training.
-            known = tokens, self.score(self._ledgers[place], tokens)
-            recent = dict.fromkeys(label for label, _ in [*self._known, (edition, place)])
-            kept = [*recent][-2:]  # an edition that is refused gives way to the one before
-            self._known = {key: each for key, each in self._known.items() if key[0] in kept}
-            self._known[edition, place] = known
-        asked, ours = known
-        return ours[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, tokens, strict=False)))]
+    def _get_trainer_logprobs(
+        self, source: WeightSource, weight_label: str, probe_index: int, tokens: tuple[int, ...]
+    ) -> list[float]:
+        """Return the trainer's logprobs of `tokens`, as far as they equal the tokens that were scored first."""
+        cached = self._trainer_logprobs.get((weight_label, probe_index)) if weight_label else None
+        if cached is None:
+            # The trainer's weights don't change now: it waits for the first server to load them, or doesn't train.
+            ledger = self._probes[probe_index]
+            cached = tokens, source.compute_token_logprobs(ledger, tokens, lambda image: self._pixels)
+            labels = dict.fromkeys(label for label, _ in [*self._trainer_logprobs, (weight_label, probe_index)])
+            recent = [*labels][-2:]  # the one before is needed after a rollback
+            self._trainer_logprobs = {key: value for key, value in self._trainer_logprobs.items() if key[0] in recent}
+            self._trainer_logprobs[weight_label, probe_index] = cached
+        scored_tokens, logprobs = cached
+        pairs = zip(scored_tokens, tokens, strict=False)
+        return logprobs[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
 
-    @torch.inference_mode()
-    def score(self, ledger: Ledger, tokens: tuple[int, ...]) -> list[float]:
-        """The trainer's logprob of each token after the ledger, at temperature 1."""
-        backbone = self._backbone
-        whole = ledger.act(tokens, logprobs=(0.0,) * len(tokens), version=0)
-        ids = torch.tensor([whole.expanded()], device=backbone.device)
-        at = torch.from_numpy(backbone.renderer.positions(whole))[:, None].to(backbone.device)
-        seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=backbone.device).tril()[None]
-        features = backbone.features(ledger.pictures(), lambda picture: self._pixels)
-        hidden = backbone.hidden(ids, at, seen, features=type(features[0]).cat(features) if features else None)
-        logits = backbone.logits(hidden[0, -len(tokens) - 1 : -1])
-        logp = log_probabilities(logits, 1.0)
-        found: list[float] = logp.gather(1, torch.tensor(tokens, device=backbone.device)[:, None])[:, 0].tolist()
-        return found
+
+# ---- before a run ----------------------------------------------------------------------------------------------------
+
+
+async def probe(
+    api: ServerApi, requirements: EngineRequirements, servers: Sequence[str], transfer_api: WeightTransferApi | None
+) -> Mapping[str, str | Exception]:
+    """Describe each server, by URL, or return the error why it is unusable; it must support `transfer_api`, if given.
+
+    Raises ConfigError if there is no server.
+    """
+    require_servers(servers, api.MESSAGES)
+    return {url: await _probe_server(url, api, requirements, transfer_api) for url in dict.fromkeys(servers)}
+
+
+async def _probe_server(
+    url: str, api: ServerApi, requirements: EngineRequirements, transfer_api: WeightTransferApi | None
+) -> str | Exception:
+    try:
+        server = Server(url, _PROBE_TIMEOUT, api)
+        try:
+            return await _describe_server(server, requirements, transfer_api)
+        finally:
+            await server.close()
+    except ServerError as error:
+        return EngineError(f"{error}; {api.MESSAGES.unreachable_hint}", key=SERVERS_KEY, value=url)
+    except SaccadeError as error:
+        return error
+
+
+async def _describe_server(
+    server: Server, requirements: EngineRequirements, transfer_api: WeightTransferApi | None
+) -> str:
+    name = await describe(server)
+    server.check_context_length(requirements.context_length)
+    if difference := next(_find_config_differences(Path(name), Path(requirements.model_path)), None):
+        raise EngineError(
+            f"{server.url} serves another model, {name}: {difference}; serve this run's checkpoint",
+            key=SERVERS_KEY,
+            value=server.url,
+        )
+    if requirements.is_training:
+        await server.api.check_weight_updates(server)
+        if transfer_api is not None:
+            await transfer_api.check_transfer_support(server)
+    parts = (f"serves {name}, {server.max_model_len} tokens", check_seeds(server))
+    description = "; ".join(filter(None, parts))
+    if requirements.renderer is None:
+        return f"{description}; not compared: there is no local model"
+    await check_tokenizer(server, requirements.renderer)
+    await check_logprobs(server, requirements.renderer)
+    note = "" if _load_flat_config(Path(name)) else "its config is not on this machine and was not compared; "
+    return f"{description}; {note}its weights are compared with the model's when the run starts"
+
+
+def _find_config_differences(served: Path, model: Path) -> Iterator[str]:
+    """Yield the differences of two checkpoints' configs, if both are on this machine."""
+    served_config, model_config = _load_flat_config(served), _load_flat_config(model)
+    if served_config and model_config:
+        for key in sorted({*served_config, *model_config}):
+            if served_config.get(key) != model_config.get(key):
+                yield f"its {key} is {served_config.get(key)}, the model's {model_config.get(key)}"
+
+
+def _load_flat_config(folder: Path) -> dict[str, Any]:
+    """Return the values of a config.json by dotted name, without ignored keys; empty if there is no such file."""
+    try:
+        return dict(_flatten(json.loads((folder / "config.json").read_text(encoding="utf-8")), ""))
+    except (OSError, ValueError):
+        return {}
+
+
+def _flatten(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    for name, inner in value.items():
+        if name not in _IGNORED_CONFIG_KEYS:
+            yield from _flatten(inner, f"{key}.{name}" if key else name)

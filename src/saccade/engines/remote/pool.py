@@ -1,18 +1,19 @@
-"""Servers, and who asks which: sticky by group, else the least loaded, never one that is down.
+"""The server pool: route requests sticky by group, else to the least loaded server, never to one that is down.
 
-    agents ──generate──> lend ──┬── a server is up ──> request ── reply ──> agent
-                          ▲     │                        └── Trouble ──> lose(server) ──> lend again, `retries` times
-                          │     └── none is up: waits, at most `patience` seconds, then BrokenEngineError
-                          │                                                   ▲
-                          └── news <── revive: one task per server that is down: greet it, wait, greet it again …
+    rollouts ──generate──> acquire ──┬── a server is up ──> request ── reply ──> rollout
+                              ▲      │                        └── ServerError ──> mark_down ──> acquire again (retries)
+                              │      └── none is up: wait, at most `down_timeout` seconds, then BrokenEngineError
+                              │                                                   ▲
+                              └── _state_changed <── _reconnect: one task per down server: handshake, back off, retry …
 
-Who waits for whom: an agent waits for its reply, or in `lend` for news and for open doors. New weights shut them;
-whoever wants it `quiet` waits for the replies under way besides, and gives those up that take too long. Nobody who has
-a server waits for doors, so all end. What waits for news isn't charged for it: an attempt has as long as before.
-A watch looks at the health of the servers that are up: one that hangs is lost, and the requests that it has fail.
-Only a revive task makes news: a server that is up again, or a reason why none ever will be (it serves another model).
-Revive tasks wait for servers and for the clock, never for agents; they end when their server is up, when the pool is
-broken and when it is closed. Every server begins as one that is down, so that none is used before it was greeted.
+- A rollout waits for its reply, or in `acquire` for a state change and for the end of a pause (`pause_new`). A weight
+  sync pauses new requests; `drained` also waits for unfinished ones and aborts those that take too long. A request that
+  holds a server never waits for the end of a pause, so there is no deadlock. Waiting for a server pauses the episode's
+  timeout.
+- The health monitor checks servers that are up; one that hangs is marked down, and its requests fail.
+- Only a reconnect task signals a state change: its server is up, or a fatal error (it serves another model). It waits
+  for its server and the clock, never for rollouts, and ends when its server is up, on a fatal error, or on close.
+- Every server starts as down, so that none is used before its handshake.
 """
 
 import asyncio
@@ -20,131 +21,145 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from saccade.engines._served.server import Busy, Cut, Server, Trouble
+from saccade.engines.remote.server import SERVERS_KEY, RequestAborted, Server, ServerBusy, ServerError
 from saccade.errors import BrokenEngineError, EngineError, SaccadeError, boundary
-from saccade.media.cache import Lru
-from saccade.waiting import uncharged
+from saccade.media.cache import LRUCache
+from saccade.utils.async_utils import pause_active_clock
+from saccade.utils.http_client import compute_backoff
 
-_LONGEST = 15.0  # seconds between two greetings
-_LOOK = 30.0  # seconds between two looks at a server's health, and for its answer
-_STICKY = 65536  # groups whose server is remembered
+MAX_BACKOFF = 15.0  # seconds between two tries
+_HEALTH_CHECK_INTERVAL = 30.0  # seconds between two health checks of a server, and the timeout of each
+_MAX_STICKY_GROUPS = 65536  # groups whose server is remembered
 _logger = logging.getLogger("saccade")
 
 
 class Pool:
-    """`greet` makes sure of a server: Trouble lets it try again, any other error breaks the pool for good.
+    """The servers of an engine, and which of them are up.
 
-    `wait` is the first pause between two greetings (seconds); each is twice as long as the one before.
+    `handshake` checks a server before it is used: after a ServerError it is retried, any other error is fatal for the
+    pool. `retry_backoff` (seconds) is the first pause between two handshakes, doubled each time.
     """
 
     def __init__(
-        self, servers: Sequence[Server], greet: Callable[[Server], Awaitable[None]], *, patience: float, wait: float
+        self,
+        servers: Sequence[Server],
+        handshake: Callable[[Server], Awaitable[None]],
+        *,
+        down_timeout: float,
+        retry_backoff: float,
     ) -> None:
-        self.servers, self._greet, self._patience, self._wait = tuple(servers), greet, patience, wait
-        self._homes: Lru[str, Server] = Lru(_STICKY)
-        self._tasks: dict[Server, asyncio.Task[None]] = {}
-        self._news, self._doors, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._doors.set()
-        self._broken: BrokenEngineError | None = None
-        self._dark_since: float | None = None
-        self._told = False
-        self._missed: set[Server] = set()
-        self._limits: dict[asyncio.Timeout, Server] = {}  # of the requests under way
-        self._watching: asyncio.Task[None] | None = None
-        self._words = self.servers[0].dialect.WORDS
+        self.servers, self._handshake, self._down_timeout, self._retry_backoff = (
+            tuple(servers),
+            handshake,
+            down_timeout,
+            retry_backoff,
+        )
+        self._sticky_servers: LRUCache[str, Server] = LRUCache(_MAX_STICKY_GROUPS)
+        self._reconnect_tasks: dict[Server, asyncio.Task[None]] = {}
+        self._state_changed, self._accepting_requests, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._accepting_requests.set()
+        self._fatal_error: BrokenEngineError | None = None
+        self._all_down_since: float | None = None
+        self._outage_reported = False
+        self._reported_down: set[Server] = set()
+        self._request_timeouts: dict[asyncio.Timeout, Server] = {}  # of the unfinished requests
+        self._health_task: asyncio.Task[None] | None = None
+        self._messages = self.servers[0].api.MESSAGES
 
     @property
-    def up(self) -> list[Server]:
-        """The servers that are up, in order."""
-        return [server for server in self.servers if server.up]
+    def servers_up(self) -> list[Server]:
+        """Return the servers that are up, in order."""
+        return [server for server in self.servers if server.is_up]
 
     @contextlib.asynccontextmanager
-    async def lend(self, key: str) -> AsyncIterator[Server]:
-        """A server for a request of the group `key`, counted against its load inside; with Trouble it is lost.
+    async def acquire(self, group_key: str) -> AsyncIterator[Server]:
+        """Choose a server for a request of the group and count it in the server's load; a ServerError marks it down.
 
-        A request that began before the server was greeted anew says nothing of how it is now. Raises BrokenEngineError
-        where no server was up for `patience` seconds, or one can't be used at all, Cut where others want it `quiet`.
+        A failure of a request that started before the server's last handshake is ignored. Raises BrokenEngineError if
+        no server was up for `down_timeout` seconds or one is unusable; RequestAborted if a weight sync aborts it.
         """
-        server = await self._choose(key)
-        server.load += 1
-        known = server.greeted
+        server = await self._choose_server(group_key)
+        server.num_in_flight += 1
+        generation = server.generation
         try:
             async with asyncio.timeout(None) as limit:
-                self._limits[limit] = server
+                self._request_timeouts[limit] = server
                 try:
                     yield server
                 finally:
-                    del self._limits[limit]
+                    del self._request_timeouts[limit]
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise (Cut() if server.up else Trouble(server.reason)) from None
-        except Busy:
+            raise (RequestAborted() if server.is_up else ServerError(server.down_reason)) from None
+        except ServerBusy:
             raise
-        except Trouble as error:
-            if server.greeted == known:
-                self.lose(server, str(error))
+        except ServerError as error:
+            if server.generation == generation:
+                self.mark_down(server, str(error))
             raise
         finally:
-            server.load -= 1
-            if not self._load:
+            server.num_in_flight -= 1
+            if not self._num_in_flight:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def shut(self) -> AsyncIterator[None]:
-        """No request begins inside: new ones wait until the block ends, those under way go on."""
-        self._doors.clear()
+    async def pause_new(self) -> AsyncIterator[None]:
+        """Hold back new requests until the block ends; unfinished ones continue."""
+        self._accepting_requests.clear()
         try:
             yield
         finally:
-            self._doors.set()
+            self._accepting_requests.set()
 
     @contextlib.asynccontextmanager
-    async def quiet(self, seconds: float) -> AsyncIterator[None]:
-        """No request is under way inside: those that were have ended, or were cut after so many seconds; new ones wait
-        until the block ends.
-        """
-        async with self.shut():
-            late = asyncio.get_running_loop().call_later(seconds, self._drained, seconds)
+    async def drained(self, drain_timeout: float) -> AsyncIterator[None]:
+        """Hold back new requests and wait for the unfinished ones, which are aborted after `drain_timeout` seconds."""
+        async with self.pause_new():
+            timer = asyncio.get_running_loop().call_later(drain_timeout, self._abort_stragglers, drain_timeout)
             try:
-                while self._load:
+                while self._num_in_flight:
                     self._idle.clear()
                     await self._idle.wait()
             finally:
-                late.cancel()
+                timer.cancel()
             yield
 
-    def _drained(self, seconds: float) -> None:
-        count = len(self._limits)
-        _logger.warning("%d replies had not ended %g seconds later; they begin anew with new weights", count, seconds)
-        self._cut(self.servers)
+    def _abort_stragglers(self, drain_timeout: float) -> None:
+        count = len(self._request_timeouts)
+        _logger.warning(
+            "%d replies were unfinished after %g seconds; they are restarted with the new weights", count, drain_timeout
+        )
+        self._abort_requests(self.servers)
 
-    def _cut(self, servers: Sequence[Server]) -> None:
+    def _abort_requests(self, servers: Sequence[Server]) -> None:
         now = asyncio.get_running_loop().time()
-        for limit, server in self._limits.items():
+        for limit, server in self._request_timeouts.items():
             if server in servers and not limit.expired():
                 limit.reschedule(now)
 
     @property
-    def _load(self) -> int:
-        return sum(server.load for server in self.servers)
+    def _num_in_flight(self) -> int:
+        return sum(server.num_in_flight for server in self.servers)
 
-    def lose(self, server: Server, why: str) -> None:
-        """Use a server no more until it was greeted anew; whoever is in the middle of a request there finds out."""
-        known, server.up, server.reason = server.up, False, why
-        if self._broken is not None:
+    def mark_down(self, server: Server, reason: str) -> None:
+        """Don't use a server until its next handshake; requests in progress there are not aborted."""
+        was_up, server.is_up, server.down_reason = server.is_up, False, reason
+        if self._fatal_error is not None:
             return
-        if known and self.up:  # where none is, `_tell` says so
-            self._missed.add(server)
-            _logger.warning("%s is out (%s); %d of %d go on", server.url, why, len(self.up), len(self.servers))
-        task = self._tasks.get(server)
+        if was_up and self.servers_up:  # if no server is up, `_report_outage` logs it
+            self._reported_down.add(server)
+            _logger.warning(
+                "%s is down (%s); %d of %d servers are up", server.url, reason, len(self.servers_up), len(self.servers)
+            )
+        task = self._reconnect_tasks.get(server)
         if task is None or task.done():
-            self._tasks[server] = asyncio.create_task(self._revive(server))
+            self._reconnect_tasks[server] = asyncio.create_task(self._reconnect(server))
 
     async def close(self) -> None:
-        """Stop greeting, let go of the servers, and fail whoever waits."""
-        self._break(BrokenEngineError("the engine is closed"))
-        tasks = [*self._tasks.values(), *([self._watching] if self._watching else [])]
+        """Stop reconnecting, close the connections, and fail all waiting requests."""
+        self._fail_permanently(BrokenEngineError("the engine is closed"))
+        tasks = [*self._reconnect_tasks.values(), *([self._health_task] if self._health_task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,119 +167,129 @@ class Pool:
 
     # ---- choosing --------------------------------------------------------------------------------------------------
 
-    async def any_up(self) -> list[Server]:
-        """The servers that are up, of which there is one at least. Raises BrokenEngineError; see `lend`."""
-        if self._watching is None and self._broken is None:
-            self._watching = asyncio.create_task(self._watch())
+    async def wait_for_servers(self) -> list[Server]:
+        """Wait until a server is up; return all that are. Raises BrokenEngineError; see `acquire`."""
+        if self._health_task is None and self._fatal_error is None:
+            self._health_task = asyncio.create_task(self._monitor_health())
             for server in self.servers:
-                self.lose(server, server.reason)
+                self.mark_down(server, server.down_reason)
         while True:
-            if self._broken is not None:
-                raise type(self._broken)(str(self._broken))
-            if up := self.up:
+            if self._fatal_error is not None:
+                error = self._fatal_error  # a new one each time: every waiting request raises it
+                raise BrokenEngineError(str(error), key=error.key, value=error.value)
+            if up := self.servers_up:
                 return up
-            await self._wait_for_news()
+            await self._wait_for_state_change()
 
-    async def _choose(self, key: str) -> Server:
-        up = await self.any_up()
-        while not self._doors.is_set():  # they may be shut again before whoever was woken goes on
-            await self._doors.wait()
-            up = await self.any_up()
-        home = self._homes.get(key)
-        if home is None or not home.up:  # the prefix cache of its home is gone with it
-            home = min(up, key=lambda server: server.load)
-            self._homes.put(key, home)
-        return home
+    async def _choose_server(self, group_key: str) -> Server:
+        up = await self.wait_for_servers()
+        while not self._accepting_requests.is_set():  # the next pause may begin before this task resumes
+            await self._accepting_requests.wait()
+            up = await self.wait_for_servers()
+        sticky = self._sticky_servers.get(group_key)
+        if sticky is None or not sticky.is_up:  # the group's prefix cache is lost with its server
+            sticky = min(up, key=lambda server: server.num_in_flight)
+            self._sticky_servers.put(group_key, sticky)
+        return sticky
 
-    async def _wait_for_news(self) -> None:
-        clock, news = asyncio.get_running_loop().time, self._news
-        if self._dark_since is None:
-            self._dark_since = clock()
-        left = self._dark_since + self._patience - clock()
+    async def _wait_for_state_change(self) -> None:
+        clock, state_changed = asyncio.get_running_loop().time, self._state_changed
+        if self._all_down_since is None:
+            self._all_down_since = clock()
+        remaining = self._all_down_since + self._down_timeout - clock()
         try:
-            with uncharged():
-                async with asyncio.timeout(max(left, 0.0)):
-                    await news.wait()
+            with pause_active_clock():
+                async with asyncio.timeout(max(remaining, 0.0)):
+                    await state_changed.wait()
         except TimeoutError:
             raise BrokenEngineError(
-                f"no {self._words.name} server could be used for {self._patience:g} seconds ({self._reasons()}); "
-                f"{self._words.mend}"
+                f"no {self._messages.name} server was up for {self._down_timeout:g} seconds "
+                f"({self._format_down_reasons()}); {self._messages.unreachable_hint}",
+                key=SERVERS_KEY,
+                value=[server.url for server in self.servers],
             ) from None
 
-    def _reasons(self) -> str:
-        return "; ".join(server.reason for server in self.servers if not server.up)
+    def _format_down_reasons(self) -> str:
+        return "; ".join(server.down_reason for server in self.servers if not server.is_up)
 
-    # ---- going away ------------------------------------------------------------------------------------------------
+    # ---- health ----------------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        silent: set[Server] = set()  # at the last look: a loop that stood still takes its servers for hanging once
+    async def _monitor_health(self) -> None:
+        silent_before: set[Server] = (
+            set()
+        )  # two checks must fail: the first may time out because our own loop was blocked
         while True:
-            await asyncio.sleep(_LOOK)
-            await self._doors.wait()  # who takes new weights may say nothing else meanwhile
-            up = self.up
-            said = await asyncio.gather(*(self.well(server) for server in up))
-            now = {server for server, each in zip(up, said, strict=True) if each is None}
-            for server in now & silent if self._doors.is_set() else ():
-                self.lose(server, f"{server.url} hangs: it said nothing of its health for {2 * _LOOK:g} seconds")
-                self._cut([server])
-            silent = now
+            await asyncio.sleep(_HEALTH_CHECK_INTERVAL)
+            await self._accepting_requests.wait()  # a server that loads new weights may not respond meanwhile
+            up = self.servers_up
+            results = await asyncio.gather(*(self.check_health(server) for server in up))
+            silent = {server for server, is_healthy in zip(up, results, strict=True) if is_healthy is None}
+            for server in silent & silent_before if self._accepting_requests.is_set() else ():
+                seconds = 2 * _HEALTH_CHECK_INTERVAL
+                self.mark_down(server, f"{server.url} hangs: no response to health checks for {seconds:g} seconds")
+                self._abort_requests([server])
+            silent_before = silent
 
-    async def well(self, server: Server) -> bool | None:
-        """Whether a server that is up says that it is well, None where it says nothing; one that isn't is lost."""
-        known = server.greeted
+    async def check_health(self, server: Server) -> bool | None:
+        """Return whether a server is healthy, None if it doesn't respond; mark it down if it is not healthy."""
+        generation = server.generation
         try:
-            async with asyncio.timeout(_LOOK):
+            async with asyncio.timeout(_HEALTH_CHECK_INTERVAL):
                 await server.check_path("/health")
         except TimeoutError:
             return None
-        except EngineError:  # it doesn't know that path
+        except EngineError:  # the server has no such path
             return True
-        except Trouble as error:
-            if server.greeted == known:
-                self.lose(server, str(error))
+        except ServerError as error:
+            if server.generation == generation:
+                self.mark_down(server, str(error))
             return False
         return True
 
-    # ---- coming back -----------------------------------------------------------------------------------------------
+    # ---- reconnecting ----------------------------------------------------------------------------------------------
 
-    async def _revive(self, server: Server) -> None:
-        pause = self._wait
+    async def _reconnect(self, server: Server) -> None:
+        num_failures = 0
         try:
-            with boundary(BrokenEngineError, f"{server.url} can't be greeted"):
-                while not await self._greeted(server):
-                    self._tell()
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST)
+            with boundary(BrokenEngineError, f"the handshake with {server.url} failed"):
+                while not await self._try_handshake(server):
+                    self._report_outage()
+                    num_failures += 1
+                    await asyncio.sleep(compute_backoff(self._retry_backoff, num_failures, at_most=MAX_BACKOFF))
         except SaccadeError as error:
-            # EngineError included: a server that refuses to be greeted will do so the next time.
-            self._break(error if isinstance(error, BrokenEngineError) else BrokenEngineError(str(error)))
+            # EngineError included: a server that refuses the handshake (4xx) will refuse it again.
+            if not isinstance(error, BrokenEngineError):
+                error = BrokenEngineError(str(error), key=error.key, value=error.value)
+            self._fail_permanently(error)
             return
-        server.up, server.greeted, self._dark_since = True, server.greeted + 1, None
-        if self._told or server in self._missed:
-            _logger.warning("%s answers again; the run goes on", server.url)
-            self._told = False
-            self._missed.discard(server)
-        self._spread()
+        server.is_up, server.generation, self._all_down_since = True, server.generation + 1, None
+        if self._outage_reported or server in self._reported_down:
+            _logger.warning("%s is up again; the run continues", server.url)
+            self._outage_reported = False
+            self._reported_down.discard(server)
+        self._notify_waiters()
 
-    async def _greeted(self, server: Server) -> bool:
+    async def _try_handshake(self, server: Server) -> bool:
         try:
-            await self._greet(server)
-        except Trouble as error:
-            server.reason = str(error)
+            await self._handshake(server)
+        except ServerError as error:
+            server.down_reason = str(error)
             return False
         return True
 
-    def _tell(self) -> None:
-        """Say once that nothing goes on, where no server is up and somebody waits for one."""
-        if not self._told and self._dark_since is not None and not self.up:
-            self._told = True
-            name, waits = self._words.name, self._patience
-            _logger.warning("no %s server answers (%s); the run waits up to %g seconds", name, self._reasons(), waits)
+    def _report_outage(self) -> None:
+        """Log once that the run waits, if no server is up and a request waits for one."""
+        if not self._outage_reported and self._all_down_since is not None and not self.servers_up:
+            self._outage_reported = True
+            name, reasons = self._messages.name, self._format_down_reasons()
+            _logger.warning(
+                "no %s server is up (%s); the run waits up to %g seconds", name, reasons, self._down_timeout
+            )
 
-    def _break(self, error: BrokenEngineError) -> None:
-        self._broken = self._broken or error
-        self._spread()
+    def _fail_permanently(self, error: BrokenEngineError) -> None:
+        self._fatal_error = self._fatal_error or error
+        self._notify_waiters()
 
-    def _spread(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _notify_waiters(self) -> None:
+        state_changed, self._state_changed = self._state_changed, asyncio.Event()
+        state_changed.set()

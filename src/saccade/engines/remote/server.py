@@ -1,258 +1,359 @@
-"""One server over HTTP: requests that end in a reply or in words for people."""
+"""One server: its client, validation of its completions, and what each kind of server (vLLM, SGLang) must implement."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
-
-import httpx
 
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import Ledger
 from saccade.protocols import Renderer
-from saccade.types import Sampling
+from saccade.types import Completion, FinishReason, SamplingParams
+from saccade.utils.http_client import HttpClient, RequestFailed
 
-Pause = Literal["keep", "wait"]  # what becomes of replies under way when new weights come: they go on, or end first
-_BUSY = frozenset({408, 425, 429, 503})
-
-
-class Trouble(Exception):
-    """The server failed, not the request: another server, or the same one later, may do better."""
-
-
-class Busy(Trouble):
-    """The server is well and has too much to do."""
+# What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights.
+InFlightPolicy = Literal["drain", "continue"]
+_BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
+SERVERS_KEY = "engine.settings.servers"  # of errors about a server
+_NUM_SHOWN_IDS = 8  # on either side of the first difference of two prompts
 
 
-class Cut(Exception):
-    """The reply was given up so that new weights could come; with them it may begin anew."""
+class ServerError(Exception):
+    """The server failed, not the request: a retry, there or at another server, may succeed."""
+
+
+class ServerBusy(ServerError):
+    """The server is healthy but overloaded."""
+
+
+class RequestAborted(Exception):
+    """The request was aborted for a weight sync; it may be retried with the new weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """What people are told of a kind of server: its `name`, `one` of them, and how to `start` one.
+class ServerMessages:
+    """Texts about one kind of server for error messages.
 
-    `lacks` is the mend where it lacks a path, `seeds` that where seeds decide nothing. A conversation of n tokens wants
-    its `option` to be n + `spare`.
+    `missing_path_hints` holds the fix for each missing path, `deterministic_flag` the flag that makes seeds effective.
+    A conversation of n tokens needs `context_flag` n + `reserved_tokens`.
     """
 
     name: str
-    one: str
-    start: str
-    option: str
-    lacks: Mapping[str, str]
-    spare: int = 0
-    seeds: str = ""
+    description: str
+    start_hint: str
+    context_flag: str
+    missing_path_hints: Mapping[str, str]
+    reserved_tokens: int = 0
+    deterministic_flag: str = ""
 
     @property
-    def mend(self) -> str:
-        """What to do where a server is away."""
-        return f"{self.start}, or name others in engine.settings.servers"
+    def unreachable_hint(self) -> str:
+        """Return what to do if a server is unreachable."""
+        return f"{self.start_hint}, or set engine.settings.servers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A reply as any kind of server says it: the ids that it read and sampled, and a logprob for each of these.
+class ServerReply:
+    """A completion in a format common to all servers: prompt ids, sampled ids, and one logprob per sampled id.
 
-    `spans` are (label of the weights, first token, one past the last); `reason` is why it ends.
+    `version_spans` are (label of the weights, first token, one past the last).
     """
 
-    prompt: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    spans: tuple[tuple[str, int, int], ...]
-    reason: str
+    version_spans: tuple[tuple[str, int, int], ...]
+    finish_reason: str
 
 
-class Dialect(Protocol):
-    """What is particular to one kind of server; a module with these names is one."""
+class ServerApi(Protocol):
+    """The API of one kind of server; a module with these names implements it."""
 
-    WORDS: Words
-    GENERATE: str  # the path that samples
+    MESSAGES: ServerMessages
+    GENERATE_PATH: str  # the path that samples
 
-    def request(
+    def build_request(
         self,
         ledger: Ledger,
-        sampling: Sampling,
+        sampling: SamplingParams,
         *,
-        urls: Sequence[str],
-        forbidden: Sequence[str],
+        image_urls: Sequence[str],
+        forbidden_texts: Sequence[str],
         filters: Mapping[str, float],
     ) -> dict[str, Any]:
-        """The body of a request: compact ids (the server expands them), one URL per picture, and how to sample.
+        """Build the body of a generate request: unexpanded ids, one URL per image, sampling parameters.
 
-        `forbidden` are the texts of `sampling.forbidden_ids`; `filters` what changes the distribution besides the
+        `forbidden_texts` are the texts of `sampling.forbidden_ids`; `filters` change the distribution beyond the
         temperature, such as top_p.
         """
 
-    def read(self, said: Any) -> Reply:
-        """What a server says to a request. Raises LookupError, TypeError or ValueError for what is no such reply."""
+    def parse_reply(self, response: Any) -> ServerReply:
+        """Parse a generate response. Raises LookupError, TypeError or ValueError if it is malformed."""
 
-    async def about(self, server: "Server") -> str:
-        """The checkpoint that is served; notes the server's context, and whether it is seeded.
+    async def describe(self, server: "Server") -> str:
+        """Return the served checkpoint; set the server's `max_model_len` and `is_seeded`.
 
-        Raises LookupError, TypeError or ValueError where it doesn't say, Trouble or EngineError.
+        Raises LookupError, TypeError or ValueError for a malformed response, ServerError or EngineError.
         """
 
-    async def spelled(self, server: "Server", ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included. Raises LookupError or TypeError, Trouble or EngineError."""
+    async def detokenize(self, server: "Server", ids: Sequence[int]) -> str:
+        """Return the text of ids with special tokens. Raises LookupError, TypeError, ServerError or EngineError."""
 
-    async def listen(self, server: "Server", renderer: Renderer) -> str:
-        """The label of the server's weights.
+    async def check_logprobs(self, server: "Server", renderer: Renderer) -> str:
+        """Check that logprobs are those of the sampling distribution; return the label of the server's weights.
 
-        Raises BrokenEngineError where it reports other logprobs than it samples by, or less than must be known;
-        LookupError, TypeError or ValueError for what is no reply; Trouble or EngineError.
+        Raises BrokenEngineError if they are not or a required field is missing; LookupError, TypeError or ValueError
+        for a malformed response; ServerError or EngineError.
         """
 
-    async def check_orders(self, server: "Server") -> None:
-        """See that it takes new weights; nothing of it is changed. Raises Trouble or EngineError."""
+    async def check_weight_updates(self, server: "Server") -> None:
+        """Check that the server accepts new weights, without changing it. Raises ServerError or EngineError."""
 
-    async def load(self, server: "Server", folder: Path, label: str, pause: Pause) -> None:
-        """Let it take weights from a folder, know them by a label, and forget what it made of the old ones.
+    async def load_weights(self, server: "Server", folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+        """Load weights from a folder, label them, and empty the caches computed with the old weights.
 
-        With `pause="wait"` what it is sampling ends first, that of others included if the server is not ours alone.
-        Raises Trouble or EngineError where that fails; then it samples no mixture.
+        With `in_flight="drain"` all unfinished replies end first, those of other clients included. Raises ServerError
+        or EngineError; the server then never samples from a mixture of old and new weights.
         """
 
 
-class Orders(Protocol):
-    """How servers of a kind are told to take weights through a group of processes; a module with these names is one.
+class WeightTransferApi(Protocol):
+    """How one kind of server receives weights through a process group; a module with these names implements it.
 
-    All raise Trouble or EngineError.
+    All methods raise ServerError or EngineError.
     """
 
-    async def check(self, server: "Server") -> None:
-        """See that it was started so that its processes can join a group; nothing of it is changed."""
+    async def check_transfer_support(self, server: "Server") -> None:
+        """Check that the server was started with weight transfer enabled, without changing it."""
 
-    async def label(self, server: "Server") -> str:
-        """The label of its weights. Trouble where they are a part of some and a part of others."""
+    async def fetch_label(self, server: "Server") -> str:
+        """Return the label of its weights. Raises ServerError if they are a mixture of two versions."""
 
-    async def processes(self, server: "Server") -> int:
-        """How many of its processes hold weights."""
+    async def count_workers(self, server: "Server") -> int:
+        """Return how many of its processes hold weights."""
 
-    async def join(self, server: "Server", invitation: Mapping[str, Any], size: int) -> None:
-        """Let these join a group of `size`, all but the first of which are its own; returns when all are there."""
+    async def join_group(self, server: "Server", init_info: Mapping[str, Any], world_size: int) -> None:
+        """Make the server's workers join a group of `world_size` (rank 0 is the trainer); return when all joined."""
 
-    async def expect(self, server: "Server", values: Mapping[str, Any]) -> None:
-        """Let it receive these tensors, in this order; returns when it has them."""
+    async def receive_tensors(self, server: "Server", tensors: Mapping[str, Any]) -> None:
+        """Make the server receive these tensors, in this order; return when it has them."""
 
-    async def load(self, server: "Server", label: str, pause: Pause, send: Callable[[], Awaitable[None]]) -> None:
-        """Let it take all weights while `send` sends them, know them by a label, and forget what it made of the old.
+    async def receive_weights(
+        self, server: "Server", label: str, in_flight: InFlightPolicy, broadcast: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Make the server receive all weights while `broadcast` sends them, label them, and empty stale caches.
 
-        `pause` is that of Dialect.load. Where it fails in the middle the server is known by its label, and not used
-        before it was started again.
+        `in_flight` is as in `ServerApi.load_weights`. A server that fails midway is marked by its label and must be
+        restarted before it is used again.
         """
 
 
-def check_servers(servers: Sequence[str], words: Words) -> None:
-    """Raises ConfigError where there is no server to ask."""
+@contextlib.contextmanager
+def malformed_boundary(problem: str) -> Iterator[None]:
+    """Convert an error in the reading of a malformed response into a ServerError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError):
+        raise ServerError(problem) from None
+
+
+def require_servers(servers: Sequence[str], messages: ServerMessages) -> None:
+    """Raise ConfigError if no server is configured."""
     if not servers:
-        raise ConfigError(f"the engine {words.name.lower()} has no servers; name one in engine.settings.servers")
+        raise ConfigError(
+            f"engine.settings.servers is empty, and the engine {messages.name.lower()} needs a server; "
+            f"{messages.start_hint} and add its address",
+            key=SERVERS_KEY,
+            value=servers,
+        )
 
 
 class Server:
-    """A server at `url`, such as http://127.0.0.1:8000; an attempt as a whole may take `timeout` seconds.
+    """A server at `url`, such as http://127.0.0.1:8000; each HTTP request is bounded by `timeout` seconds.
 
-    `load` is how many requests it has from us, `greeted` how often it came up, `context` how many tokens a conversation
-    may have, `seeded` whether seeds decide what it samples, `versions` the version of ours that each of its labels of
-    weights stands for. The pool and the greeting set them.
+    `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
+    context in tokens, `is_seeded` whether seeds determine its samples, `version_by_label` the weight version of each
+    label that it may report. The pool and the handshake set them.
     """
 
-    def __init__(self, url: str, timeout: float, dialect: Dialect) -> None:
+    def __init__(self, url: str, timeout: float, api: ServerApi) -> None:
         if not url.startswith(("http://", "https://")):
-            name = dialect.WORDS.name
-            raise ConfigError(f"no {name} server can be at {url!r}; give its address, such as http://127.0.0.1:8000")
-        self.url, self._timeout, self.dialect = url.rstrip("/"), timeout, dialect
-        self.up, self.load, self.greeted, self.context = False, 0, 0, 0
-        self.reason, self.seeded = "it was not asked yet", True
-        self.versions: dict[str, int] = {}
-        self._client: httpx.AsyncClient | None = None
-
-    def check_room(self, tokens: int) -> None:
-        """Raises BrokenEngineError where a conversation of so many tokens doesn't fit."""
-        if tokens > self.context:
-            words = self.dialect.WORDS
-            raise BrokenEngineError(
-                f"{self.url} takes {self.context} tokens, and a conversation may have {tokens}; start it with "
-                f"{words.option} {tokens + words.spare}, or lower agent.settings.context_tokens"
+            raise ConfigError(
+                f"engine.settings.servers contains {url!r}, which is not the address of a {api.MESSAGES.name} server; "
+                "give one such as http://127.0.0.1:8000",
+                key=SERVERS_KEY,
+                value=url,
             )
+        self.url, self.api = url.rstrip("/"), api
+        self._client = HttpClient(base_url=self.url, timeout=timeout, keeps_connections=True)
+        self.is_up, self.num_in_flight, self.generation, self.max_model_len = False, 0, 0, 0
+        self.down_reason, self.is_seeded = "no handshake yet", True
+        self.version_by_label: dict[str, int] = {}
+
+    def check_context_length(self, num_tokens: int) -> None:
+        """Raise BrokenEngineError if a conversation of so many tokens exceeds the server's context."""
+        if num_tokens > self.max_model_len:
+            messages = self.api.MESSAGES
+            flag = f"{messages.context_flag} {num_tokens + messages.reserved_tokens}"
+            raise BrokenEngineError(
+                f"{self.url} has a context of {self.max_model_len} tokens, but a conversation may have {num_tokens}; "
+                f"start it with {flag}, or lower environment.settings.max_context_tokens",
+                key="environment.settings.max_context_tokens",
+                value=num_tokens,
+            )
+
+    async def generate(
+        self,
+        ledger: Ledger,
+        sampling: SamplingParams,
+        *,
+        image_urls: Sequence[str],
+        forbidden_texts: Sequence[str],
+        filters: Mapping[str, float] = MappingProxyType({}),
+    ) -> tuple[Completion, frozenset[str]]:
+        """Sample a continuation; return it, and the labels of the weights that sampled it.
+
+        Raises ServerError for a malformed completion or one sampled from weights of an unknown label; BrokenEngineError
+        if the server's prompt differs from the ledger; what `post` raises.
+        """
+        body = self.api.build_request(
+            ledger, sampling, image_urls=image_urls, forbidden_texts=forbidden_texts, filters=filters
+        )
+        response = await self.post(self.api.GENERATE_PATH, body)
+        with malformed_boundary(f"{self.url} returned a malformed completion"):
+            reply = self.api.parse_reply(response)
+        _check_prompt_ids(reply.prompt_ids, ledger.input_ids(), self.url)
+        if reply.finish_reason == "abort":
+            raise ServerError(f"{self.url} aborted a request")
+        has_stop_id = bool(reply.tokens) and reply.tokens[-1] in sampling.stop_ids
+        if problem := _find_problem(reply, sampling, has_stop_id):
+            raise ServerError(f"{self.url} returned a malformed completion: {problem}")
+        versions = _compute_token_versions(reply.version_spans, len(reply.tokens), self.version_by_label, self.url)
+        completion = Completion(
+            tokens=reply.tokens,
+            logprobs=tuple(min(value, 0.0) for value in reply.logprobs),  # rounding may give slightly more than 0
+            version=versions[-1],
+            token_versions=versions if len(set(versions)) > 1 else (),
+            finish_reason=FinishReason.STOP if has_stop_id else FinishReason.LENGTH,
+        )
+        return completion, frozenset(label for label, _, _ in reply.version_spans)
 
     async def get(self, path: str) -> Any:
-        """The JSON at a path; see `post`."""
-        return await self._send("GET", path, None, {})
+        """Return the JSON at a path; errors are those of `post`."""
+        return await self._request("GET", path)
 
-    async def post(self, path: str, body: Any = None, *, empty: bool = False, **query: str) -> Any:
-        """The JSON that is answered, or None where the answer may be `empty`.
+    async def post(self, path: str, body: Any = None, **query: str) -> Any:
+        """Post a request and return the JSON of the response, None if it is empty.
 
-        Raises Trouble where it can't be reached, takes too long, breaks or answers with no JSON, Busy where it asks for
-        patience, EngineError where it refuses the request. A cancelled request is aborted by the server, which sees its
-        connection close.
+        Raises ServerError if the server is unreachable, times out, fails (5xx) or returns no JSON; ServerBusy if it is
+        overloaded; EngineError if it refuses the request (4xx). Cancelling makes the server abort the request.
         """
-        return await self._send("POST", path, body, query, empty)
+        return await self._request("POST", path, body, query)
 
     async def check_path(self, path: str) -> None:
-        """See that orders can be posted to a path: asked to show it, a server says 405, and 404 where it lacks it.
+        """Check that a POST path exists: a GET returns 405 there, and 404 at a missing path.
 
-        Raises Trouble or EngineError.
+        Raises ServerError or EngineError.
         """
-        reply = await self._answer("GET", path, None, {})
-        if reply.status_code not in (200, 405):
-            raise self._refusal(path, reply)
-
-    async def _send(self, method: str, path: str, body: Any, query: Mapping[str, str], empty: bool = False) -> Any:
-        reply = await self._answer(method, path, body, query)
-        if reply.status_code != 200:
-            raise self._refusal(path, reply)
-        if empty and not reply.content:
-            return None
         try:
-            return reply.json()
-        except (ValueError, RecursionError):
-            raise Trouble(f"{self.url} answered {path} with something that is no JSON") from None
+            await self._client.request("GET", path, parse=lambda response: None)
+        except RequestFailed as error:
+            if error.status != 405:
+                raise self._convert_error(path, error) from error
 
-    async def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> httpx.Response:
-        if self._client is None:
-            # As many connections as there are conversations; proxies of the environment are for other machines.
-            self._client = httpx.AsyncClient(
-                timeout=None, limits=httpx.Limits(max_connections=None), trust_env=False, base_url=self.url
+    async def _request(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+        try:
+            return await self._client.request(
+                method, path, body, query=query, parse=lambda response: response.json() if response.content else None
             )
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._client.request(method, path, json=body, params=dict(query))
-        except TimeoutError:
-            raise Trouble(f"{self.url} did not answer within {self._timeout:g} seconds") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise Trouble(f"{self.url} can't be reached: {why}"[:300]) from error
+        except RequestFailed as error:
+            raise self._convert_error(path, error) from error
 
-    def _refusal(self, path: str, reply: httpx.Response) -> Exception:
-        status, said = reply.status_code, _message(reply)
-        if status in _BUSY:
-            return Busy(f"{self.url} is busy ({status}{said})")
-        if status >= 500:
-            return Trouble(f"{self.url} broke: it answered {path} with {status}{said}")
+    def _convert_error(self, path: str, error: RequestFailed) -> Exception:
+        status, message = error.status, f": {error.server_message}" if error.server_message else ""
+        if status in _BUSY_STATUS_CODES:
+            return ServerBusy(f"{self.url} is overloaded ({status}{message})")
         if status in (404, 405):
-            words = self.dialect.WORDS
-            mend = words.lacks.get(path, f"give the address of {words.one}")
-            return EngineError(f"{self.url} doesn't know {path}; {mend}")
-        return EngineError(f"{self.url} refused a request to {path} with {status}{said}")
+            messages = self.api.MESSAGES
+            hint = messages.missing_path_hints.get(path, f"give the address of {messages.description}")
+            return EngineError(f"{self.url} has no {path}; {hint}", key=SERVERS_KEY, value=self.url)
+        if 400 <= status < 500:
+            refusal = f"{self.url} refused a request to {path} with {status}{message}"
+            return EngineError(refusal, key=SERVERS_KEY, value=self.url)
+        if status >= 500:
+            return ServerError(f"{self.url} failed: {path} returned {status}{message}")
+        return ServerError(f"{self.url} {error}")
 
     async def close(self) -> None:
-        """Close the connections; what still waits for an answer fails."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        """Close the connections; unfinished requests fail."""
+        await self._client.close()
 
 
-def _message(reply: httpx.Response) -> str:
-    """What the server says of its refusal, shortened, after a colon; nothing where it says nothing."""
-    try:
-        said = reply.json()
-        error = said.get("error")
-        told = error["message"] if isinstance(error, dict) else error or said.get("detail") or said.get("message")
-        text = str(told or said)
-    except (ValueError, KeyError, AttributeError, RecursionError):
-        text = reply.text
-    text = " ".join(text.split())
-    return f": {text[:300]}" if text else ""
+# ---- parsing and validating completions ------------------------------------------------------------------------------
+
+
+def parse_ids(value: Any) -> tuple[int, ...]:
+    """Parse a JSON list of token ids. Raises TypeError if it is not one."""
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise TypeError
+    return tuple(value)
+
+
+def parse_version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
+    """Parse weight version spans, which vLLM and SGLang write alike. Raises LookupError, TypeError or ValueError."""
+    return tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in value)
+
+
+def _find_problem(reply: ServerReply, sampling: SamplingParams, has_stop_id: bool) -> str | None:
+    """Return what is wrong with a sampled sequence, None if it is valid."""
+    tokens, logprobs = reply.tokens, reply.logprobs
+    if not 1 <= len(tokens) <= sampling.max_tokens:
+        return f"it has {len(tokens)} tokens, not 1 to {sampling.max_tokens}"
+    if len(logprobs) != len(tokens) or not all(-9999 < value <= 1e-4 for value in logprobs if not math.isnan(value)):
+        return "it must have one finite logprob of at most 0 per token"
+    if any(map(math.isnan, logprobs)):
+        return "a logprob is NaN"
+    if not set(sampling.forbidden_ids).isdisjoint(tokens):
+        return "it contains a forbidden id"
+    if not set(sampling.stop_ids).isdisjoint(tokens[:-1]):
+        return "it continues after a stop id"
+    if not has_stop_id and len(tokens) < sampling.max_tokens:
+        return f"it ends ({reply.finish_reason}) after {len(tokens)} tokens, without a stop id"
+    return None
+
+
+def _compute_token_versions(
+    spans: Sequence[tuple[str, int, int]], length: int, version_by_label: Mapping[str, int], url: str
+) -> tuple[int, ...]:
+    """Return the version of every token, from contiguous spans [start, end) that must cover all tokens."""
+    unknown = [label for label, _, _ in spans if label not in version_by_label]
+    if unknown:
+        # ServerError: in the next handshake the server loads this run's weights again.
+        raise ServerError(
+            f"{url} sampled from the weights {unknown[0]!r}: it was restarted, or another run updates its weights"
+        )
+    starts, ends = [start for _, start, _ in spans], [end for _, _, end in spans]
+    if not spans or [*starts, length] != [0, *ends]:
+        raise ServerError(f"{url} returned a malformed completion: its weight versions don't cover the tokens")
+    return tuple(version_by_label[label] for label, start, end in spans for _ in range(start, end))
+
+
+def _check_prompt_ids(server_ids: Sequence[int], ledger_ids: Sequence[int], url: str) -> None:
+    """Raise BrokenEngineError if the server's prompt differs from the ledger; show both around the first difference."""
+    if tuple(server_ids) == tuple(ledger_ids):
+        return
+    pairs = zip(server_ids, ledger_ids, strict=False)
+    shorter = min(len(server_ids), len(ledger_ids))
+    index = next((i for i, (server_id, ledger_id) in enumerate(pairs) if server_id != ledger_id), shorter)
+    window = slice(max(index - _NUM_SHOWN_IDS, 0), index + _NUM_SHOWN_IDS)
+    raise BrokenEngineError(
+        f"the prompt of {url} differs from the ledger from token {index} on: the server has {len(server_ids)} tokens, "
+        f"…{list(server_ids[window])}…, the ledger {len(ledger_ids)}, …{list(ledger_ids[window])}…; training on this "
+        "would be wrong. Serve the checkpoint that is trained, with its own processor, and keep images within its "
+        "pixel bounds",
+        key=SERVERS_KEY,
+        value=url,
+    )

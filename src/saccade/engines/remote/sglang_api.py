@@ -1,4 +1,4 @@
-"""SGLang's words, by the source of its version 0.5.23: /generate, and the orders that its documentation gives to RL."""
+"""The API of SGLang servers, by the source of version 0.5.23: /generate, and the weight update endpoints for RL."""
 
 import asyncio
 import contextlib
@@ -6,43 +6,63 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.engines._distribution import NEUTRAL
-from saccade.engines._served import wire
-from saccade.engines._served.server import Pause, Reply, Server, Trouble, Words
+from saccade.engines.remote.server import (
+    SERVERS_KEY,
+    InFlightPolicy,
+    Server,
+    ServerError,
+    ServerMessages,
+    ServerReply,
+    parse_ids,
+    parse_version_spans,
+)
+from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.errors import BrokenEngineError, EngineError
 from saccade.ledger import Ledger
 from saccade.protocols import Renderer
-from saccade.types import Sampling
+from saccade.types import SamplingParams
 
-GENERATE = "/generate"
-_LOAD = "/update_weights_from_disk"
-_NEWER = "it takes SGLang 0.5.23 or newer"
-_ORDERS = ("/pause_generation", _LOAD, "/continue_generation")
-_LAST_WORD = 5.0  # seconds for what is said to a server by who must go
-_SPARE = 7  # of its context that SGLang keeps for itself
-WORDS = Words(
+GENERATE_PATH = "/generate"
+_LOAD_PATH = "/update_weights_from_disk"
+_VERSION_HINT = "use SGLang 0.5.23 or newer"
+_WEIGHT_UPDATE_PATHS = ("/pause_generation", _LOAD_PATH, "/continue_generation")
+_RESUME_TIMEOUT = 5.0  # seconds for resuming a server when the run is cancelled
+_RESERVED_TOKENS = 7  # of its context that SGLang reserves
+MESSAGES = ServerMessages(
     name="SGLang",
-    one="an SGLang server, 0.5.23 or newer",
-    start="start one with `python -m sglang.launch_server --model-path MODEL`",
-    option="--context-length",
-    lacks=dict.fromkeys(_ORDERS, _NEWER),
-    spare=_SPARE,
-    seeds="--enable-deterministic-inference",
+    description="an SGLang server, 0.5.23 or newer",
+    start_hint="start one with `python -m sglang.launch_server --model-path MODEL`",
+    context_flag="--context-length",
+    missing_path_hints=dict.fromkeys(_WEIGHT_UPDATE_PATHS, _VERSION_HINT),
+    reserved_tokens=_RESERVED_TOKENS,
+    deterministic_flag="--enable-deterministic-inference",
 )
-_NEVER = -1e4  # added to a logit; half precision can hold it
-# Whatever is left out is filled with what the server's operator prefers.
-_PLAIN = {**NEUTRAL, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "min_new_tokens": 0}
-_HEAT, _HEATED = 1e6, 4  # a temperature at which all tokens are equally likely, and how many are sampled at it
+_FORBIDDEN_BIAS = -1e4  # added to a logit; representable in half precision
+# All are sent: omitted parameters are filled from the server's own defaults.
+_DEFAULT_SAMPLING = {
+    **NEUTRAL_VALUES,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "min_new_tokens": 0,
+}
+_PROBE_TEMPERATURE = 1e6  # at which all tokens are equally likely
+_NUM_PROBE_TOKENS = 4  # sampled at that temperature
 
 
-def request(
-    ledger: Ledger, sampling: Sampling, *, urls: Sequence[str], forbidden: Sequence[str], filters: Mapping[str, float]
+def build_request(
+    ledger: Ledger,
+    sampling: SamplingParams,
+    *,
+    image_urls: Sequence[str],
+    forbidden_texts: Sequence[str],
+    filters: Mapping[str, float],
 ) -> dict[str, Any]:
-    """See Dialect."""
-    settings = {**_PLAIN, **filters}
+    """See ServerApi."""
+    settings = {**_DEFAULT_SAMPLING, **filters}
     return {
-        "input_ids": list(ledger.compact()),
-        **({"image_data": list(urls)} if urls else {}),
+        "input_ids": list(ledger.prompt_ids()),
+        **({"image_data": list(image_urls)} if image_urls else {}),
         "return_logprob": True,
         "return_prompt_token_ids": True,
         "sampling_params": {
@@ -52,80 +72,88 @@ def request(
             "temperature": sampling.temperature,
             "sampling_seed": sampling.seed,
             "stop_token_ids": list(sampling.stop_ids),
-            "ignore_eos": not sampling.stop_ids,  # it ignores those above as well
-            "logit_bias": {str(each): _NEVER for each in sampling.forbidden_ids},
+            "ignore_eos": not sampling.stop_ids,  # True would make SGLang ignore `stop_token_ids` as well
+            "logit_bias": {str(token): _FORBIDDEN_BIAS for token in sampling.forbidden_ids},
         },
     }
 
 
-def read(said: Any) -> Reply:
-    """See Dialect."""
-    meta, tokens = said["meta_info"], wire.ids(said["output_ids"])
+def parse_reply(response: Any) -> ServerReply:
+    """See ServerApi."""
+    meta, tokens = response["meta_info"], parse_ids(response["output_ids"])
     logprobs = [(float(logprob), token) for logprob, token, _ in meta["output_token_logprobs"]]
     if [token for _, token in logprobs] != [*tokens]:
-        raise ValueError("logprobs of other tokens than those that were sampled")
-    return Reply(
-        prompt=wire.ids(said["prompt_token_ids"]),
+        raise ValueError("the logprobs are not those of the sampled tokens")
+    return ServerReply(
+        prompt_ids=parse_ids(response["prompt_token_ids"]),
         tokens=tokens,
         logprobs=tuple(logprob for logprob, _ in logprobs),
-        spans=wire.spans(meta["weight_versions"]),
-        reason=str(meta["finish_reason"]["type"]),
+        version_spans=parse_version_spans(meta["weight_versions"]),
+        finish_reason=str(meta["finish_reason"]["type"]),
     )
 
 
-async def about(server: Server) -> str:
-    """See Dialect. Its cache of keys and values may leave less room than its context."""
-    said = await server.get("/server_info")
-    server.context = int(said["max_req_input_len"]) - 1
-    server.seeded = bool(said.get("enable_deterministic_inference"))
-    return str(said["model_path"])
+async def describe(server: Server) -> str:
+    """See ServerApi. Read the maximum request length: the KV cache may be smaller than the context."""
+    info = await server.get("/server_info")
+    server.max_model_len = int(info["max_req_input_len"]) - 1
+    server.is_seeded = bool(info.get("enable_deterministic_inference"))
+    return str(info["model_path"])
 
 
-async def spelled(server: Server, ids: Sequence[int]) -> str:
-    """See Dialect."""
+async def detokenize(server: Server, ids: Sequence[int]) -> str:
+    """See ServerApi."""
     text: str = (await server.post("/detokenize", {"tokens": list(ids), "skip_special_tokens": False}))["text"]
     return text
 
 
-async def listen(server: Server, renderer: Renderer) -> str:
-    """See Dialect. After a great temperature all tokens have one logprob; before it, each has its own."""
-    ledger, hot = Ledger().observe(renderer.encode("a")), Sampling(temperature=_HEAT, max_tokens=_HEATED)
-    said = await server.post(GENERATE, request(ledger, hot, urls=(), forbidden=(), filters={}))
-    if "prompt_token_ids" not in said or "weight_versions" not in said["meta_info"]:
-        raise BrokenEngineError(f"{server.url} doesn't say which ids it read, and with which weights; {_NEWER}")
-    heard = read(said)
-    if max(heard.logprobs) - min(heard.logprobs) > 1e-3:
+async def check_logprobs(server: Server, renderer: Renderer) -> str:
+    """See ServerApi. At a very high temperature all logprobs must be equal; without the temperature they differ."""
+    ledger = Ledger().observe(renderer.encode("a"))
+    sampling = SamplingParams(temperature=_PROBE_TEMPERATURE, max_tokens=_NUM_PROBE_TOKENS)
+    body = build_request(ledger, sampling, image_urls=(), forbidden_texts=(), filters={})
+    response = await server.post(GENERATE_PATH, body)
+    if "prompt_token_ids" not in response or "weight_versions" not in response["meta_info"]:
         raise BrokenEngineError(
-            f"{server.url} reports logprobs of another distribution than it samples from; start it without "
-            "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
+            f"{server.url} doesn't return prompt_token_ids and weight_versions; {_VERSION_HINT}",
+            key=SERVERS_KEY,
+            value=server.url,
         )
-    return heard.spans[0][0]
+    reply = parse_reply(response)
+    if max(reply.logprobs) - min(reply.logprobs) > 1e-3:
+        raise BrokenEngineError(
+            f"{server.url} returns logprobs of another distribution than it samples from; start it without "
+            "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
+            key=SERVERS_KEY,
+            value=server.url,
+        )
+    return reply.version_spans[0][0]
 
 
-async def check_orders(server: Server) -> None:
-    """See Dialect."""
-    for path in _ORDERS:
+async def check_weight_updates(server: Server) -> None:
+    """See ServerApi."""
+    for path in _WEIGHT_UPDATE_PATHS:
         await server.check_path(path)
 
 
-async def load(server: Server, folder: Path, label: str, pause: Pause) -> None:
-    """See Dialect. Unless it is paused, SGLang waits for what is under way before it takes weights."""
+async def load_weights(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+    """See ServerApi. Unless it is paused, SGLang finishes all requests before it loads weights."""
     try:
-        if pause == "keep":
-            await server.post(_ORDERS[0], {"mode": "retract"})  # what is under way gives up its keys and values
-        await _take(server, folder, label)
+        if in_flight == "continue":
+            await server.post(_WEIGHT_UPDATE_PATHS[0], {"mode": "retract"})  # unfinished replies release their KV cache
+        await _update_from_disk(server, folder, label)
     except asyncio.CancelledError:
-        with contextlib.suppress(Trouble, EngineError, TimeoutError):  # it may hang
-            async with asyncio.timeout(_LAST_WORD):
-                await server.post(_ORDERS[2], {})
+        with contextlib.suppress(ServerError, EngineError, TimeoutError):  # the server may hang
+            async with asyncio.timeout(_RESUME_TIMEOUT):
+                await server.post(_WEIGHT_UPDATE_PATHS[2], {})
         raise
-    await server.post(_ORDERS[2], {})
+    await server.post(_WEIGHT_UPDATE_PATHS[2], {})
 
 
-async def _take(server: Server, folder: Path, label: str) -> None:
+async def _update_from_disk(server: Server, folder: Path, label: str) -> None:
     try:
-        await server.post(_LOAD, {"model_path": str(folder), "weight_version": label, "flush_cache": True})
+        await server.post(_LOAD_PATH, {"model_path": str(folder), "weight_version": label, "flush_cache": True})
     except EngineError as error:
-        # It answers with 400 where it failed, too; then it has put back what it had, and what it keeps may go on.
-        await server.post(_ORDERS[2], {})
-        raise Trouble(str(error)) from error
+        # SGLang returns 400 for a failed load, too; it has then restored the old weights, so replies may continue.
+        await server.post(_WEIGHT_UPDATE_PATHS[2], {})
+        raise ServerError(str(error)) from error

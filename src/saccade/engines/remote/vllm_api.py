@@ -1,116 +1,212 @@
-"""vLLM's words: /inference/v1/generate, and the orders of its development mode."""
+"""The API of vLLM servers as of vLLM 0.32: /inference/v1/generate, and the weight updates of the development mode.
 
-from collections.abc import Mapping, Sequence
+During a weight broadcast the server's label ends in a suffix that no complete version has. A server that fails midway
+keeps that label until it is restarted, so every client recognizes it: vLLM reports the failure in no other way, and
+can't complete a failed transfer.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.engines._served import wire
-from saccade.engines._served.server import Pause, Reply, Server, Trouble, Words
-from saccade.errors import BrokenEngineError
+from torch import Tensor
+
+from saccade.engines.remote.server import (
+    SERVERS_KEY,
+    InFlightPolicy,
+    Server,
+    ServerError,
+    ServerMessages,
+    ServerReply,
+    malformed_boundary,
+    parse_ids,
+    parse_version_spans,
+)
+from saccade.errors import BrokenEngineError, EngineError
 from saccade.ledger import Ledger
 from saccade.protocols import Renderer
-from saccade.types import Sampling
+from saccade.types import SamplingParams
 
-GENERATE = "/inference/v1/generate"
-_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
-WORDS = Words(
+GENERATE_PATH = "/inference/v1/generate"
+_INIT_PATH = "/init_weight_transfer_engine"
+_DEV_MODE_HINT = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
+MESSAGES = ServerMessages(
     name="vLLM",
-    one="a vLLM server",
-    start="start one with `saccade serve MODEL`",
-    option="--context",
-    lacks={
-        GENERATE: "start it with vLLM's flag --enable-scale-out, as `saccade serve` does",
-        "/pause": _DEV_MODE,
-        "/is_paused": _DEV_MODE,
-        "/init_weight_transfer_engine": f"it takes vLLM 0.32 or newer; {_DEV_MODE}",
+    description="a vLLM server",
+    start_hint="start one with `saccade serve MODEL`",
+    context_flag="--max-model-len",
+    missing_path_hints={
+        GENERATE_PATH: "start it with vLLM's flag --enable-scale-out, as `saccade serve` does",
+        "/pause": _DEV_MODE_HINT,
+        "/is_paused": _DEV_MODE_HINT,
+        _INIT_PATH: f"use vLLM 0.32 or newer; {_DEV_MODE_HINT}",
     },
 )
-_CACHES = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")  # one forgotten kills the server
+# All three: leaving one out makes the server crash.
+_CACHE_RESET_PATHS = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
+_PAUSE_MODES: Mapping[InFlightPolicy, str] = {"drain": "wait", "continue": "keep"}  # vLLM's own names of the policies
+
+_PARTIAL_SUFFIX = "-partial"  # of a label
+_PARTIAL_HINT = "it holds partial weights and is not used until it is restarted"
+_logger = logging.getLogger("saccade")
 
 
-def request(
-    ledger: Ledger, sampling: Sampling, *, urls: Sequence[str], forbidden: Sequence[str], filters: Mapping[str, float]
+def build_request(
+    ledger: Ledger,
+    sampling: SamplingParams,
+    *,
+    image_urls: Sequence[str],
+    forbidden_texts: Sequence[str],
+    filters: Mapping[str, float],
 ) -> dict[str, Any]:
-    """See Dialect."""
+    """See ServerApi."""
     return {
-        "token_ids": list(ledger.compact()),
-        **({"content_parts": [{"type": "image_url", "url": url} for url in urls]} if urls else {}),
+        "token_ids": list(ledger.prompt_ids()),
+        **({"content_parts": [{"type": "image_url", "url": url} for url in image_urls]} if image_urls else {}),
         "return_token_ids": True,
         "sampling_params": {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
             "stop_token_ids": list(sampling.stop_ids),
-            "ignore_eos": True,  # the ids above are all that ends a reply
-            "bad_words": list(forbidden),
-            "logprobs": 0,  # of the sampled token alone
-            "detokenize": True,  # a server needs words to know which are bad
+            "ignore_eos": True,  # only the ids above end a reply
+            "bad_words": list(forbidden_texts),
+            "logprobs": 0,  # of the sampled token only
+            "detokenize": True,  # vLLM matches bad_words against the text
             "skip_special_tokens": False,
             **filters,
         },
     }
 
 
-def read(said: Any) -> Reply:
-    """See Dialect."""
-    choice = said["choices"][0]
-    return Reply(
-        prompt=wire.ids(said["prompt_token_ids"]),
-        tokens=wire.ids(choice["token_ids"]),
-        logprobs=tuple(float(each["logprob"]) for each in choice["logprobs"]["content"]),
-        spans=wire.spans(choice["weight_versions"]),
-        reason=str(choice["finish_reason"]),
+def parse_reply(response: Any) -> ServerReply:
+    """See ServerApi."""
+    choice = response["choices"][0]
+    return ServerReply(
+        prompt_ids=parse_ids(response["prompt_token_ids"]),
+        tokens=parse_ids(choice["token_ids"]),
+        logprobs=tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"]),
+        version_spans=parse_version_spans(choice["weight_versions"]),
+        finish_reason=str(choice["finish_reason"]),
     )
 
 
-async def about(server: Server) -> str:
-    """See Dialect."""
-    said = (await server.get("/v1/models"))["data"][0]
-    server.context = int(said["max_model_len"])
-    return str(said["root"])
+async def describe(server: Server) -> str:
+    """See ServerApi."""
+    card = (await server.get("/v1/models"))["data"][0]
+    server.max_model_len = int(card["max_model_len"])
+    return str(card["root"])
 
 
-async def spelled(server: Server, ids: Sequence[int]) -> str:
-    """See Dialect."""
+async def detokenize(server: Server, ids: Sequence[int]) -> str:
+    """See ServerApi."""
     text: str = (await server.post("/detokenize", {"tokens": list(ids)}))["prompt"]
     return text
 
 
-async def listen(server: Server, renderer: Renderer) -> str:
-    """See Dialect. Of a distribution in which one token alone is allowed, its logprob is 0; before that, it is not."""
+async def check_logprobs(server: Server, renderer: Renderer) -> str:
+    """See ServerApi. If only one token is allowed, its logprob must be 0; in the unmasked distribution it is not."""
     token = renderer.encode("a")[0]
     sampling = {"max_tokens": 1, "allowed_token_ids": [token], "logprobs": 0, "ignore_eos": True}
-    reply = await server.post(GENERATE, {"token_ids": [token], "sampling_params": sampling})
-    choice = reply["choices"][0]
+    response = await server.post(GENERATE_PATH, {"token_ids": [token], "sampling_params": sampling})
+    choice = response["choices"][0]
     logprob, label = float(choice["logprobs"]["content"][0]["logprob"]), choice["weight_versions"][0]["version"]
     if abs(logprob) > 1e-3:
         raise BrokenEngineError(
-            f"{server.url} reports logprobs of another distribution than it samples from; start it with vLLM's "
-            "--logprobs-mode processed_logprobs, as `saccade serve` does"
+            f"{server.url} returns logprobs of another distribution than it samples from; start it with vLLM's flag "
+            "--logprobs-mode processed_logprobs, as `saccade serve` does",
+            key=SERVERS_KEY,
+            value=server.url,
         )
     return str(label)
 
 
-async def check_orders(server: Server) -> None:
-    """See Dialect."""
+async def check_weight_updates(server: Server) -> None:
+    """See ServerApi."""
     await server.get("/is_paused")
 
 
-async def load(server: Server, folder: Path, label: str, pause: Pause) -> None:
-    """See Dialect. Where it fails the server stays paused."""
-    await server.post("/pause", mode=pause, empty=True)
-    order: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    await server.post("/collective_rpc", order, empty=True)
-    await server.post("/update_weight_version", {"new_version": label}, empty=True)
-    await resume(server, pause)
+async def load_weights(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+    """See ServerApi. If it fails, the server stays paused."""
+    await server.post("/pause", mode=_PAUSE_MODES[in_flight])
+    call: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    await server.post("/collective_rpc", call)
+    await server.post("/update_weight_version", {"new_version": label})
+    await _reset_caches_and_resume(server, in_flight)
 
 
-async def resume(server: Server, pause: Pause) -> None:
-    """Let it forget what it made of the old weights, and go on. Raises Trouble or EngineError; then it stays paused."""
-    for cache in _CACHES:
-        # A kept reply lets go of its keys and values, which are those of the old weights.
-        kept = {"reset_running_requests": "true"} if pause == "keep" and cache == _CACHES[0] else {}
-        done = await server.post(cache, empty=True, **kept)
-        if isinstance(done, dict) and done.get("success") is False:
-            raise Trouble(f"{server.url} could not empty its cache ({cache})")
-    await server.post("/resume", empty=True)
+async def _reset_caches_and_resume(server: Server, in_flight: InFlightPolicy) -> None:
+    """Empty the caches computed with the old weights, then resume. Raises ServerError or EngineError (still paused)."""
+    for path in _CACHE_RESET_PATHS:
+        # An unfinished reply must release its KV cache, which was computed with the old weights.
+        is_first = path == _CACHE_RESET_PATHS[0]
+        query = {"reset_running_requests": "true"} if in_flight == "continue" and is_first else {}
+        reply = await server.post(path, **query)
+        if isinstance(reply, dict) and reply.get("success") is False:
+            raise ServerError(f"{server.url} could not empty its cache ({path})")
+    await server.post("/resume")
+
+
+# ---- weight broadcast ------------------------------------------------------------------------------------------------
+
+
+async def check_transfer_support(server: Server) -> None:
+    """See WeightTransferApi. Post an empty init_info, which no worker accepts: the error shows if it is enabled."""
+    try:
+        await server.post(_INIT_PATH, {"init_info": {}})
+    except ServerError as error:
+        if "not configured" in str(error):
+            raise EngineError(
+                f"{server.url} was started without weight transfer, which engine.settings.weight_sync=nccl needs; "
+                "start it with `saccade serve --weight-sync nccl` or vLLM's flag --weight-transfer-config "
+                '\'{"backend":"nccl"}\', or set engine.settings.weight_sync=files',
+                key="engine.settings.weight_sync",
+                value=server.url,
+            ) from error
+
+
+async def fetch_label(server: Server) -> str:
+    """See WeightTransferApi."""
+    with malformed_boundary(f"{server.url} doesn't report its weight version"):
+        label = str((await server.get("/weight_info"))["weight_version"])
+    if label.endswith(_PARTIAL_SUFFIX):
+        raise ServerError(f"{server.url} can't receive weights: {_PARTIAL_HINT}")
+    return label
+
+
+async def count_workers(server: Server) -> int:
+    """See WeightTransferApi."""
+    with malformed_boundary(f"{server.url} doesn't report its number of workers"):
+        return int((await server.get("/get_world_size"))["world_size"])
+
+
+async def join_group(server: Server, init_info: Mapping[str, Any], world_size: int) -> None:
+    """See WeightTransferApi."""
+    await server.post(_INIT_PATH, {"init_info": {**init_info, "rank_offset": 1, "world_size": world_size}})
+
+
+async def receive_tensors(server: Server, tensors: Mapping[str, Tensor]) -> None:
+    """See WeightTransferApi."""
+    update = {
+        "names": list(tensors),
+        "dtype_names": [str(value.dtype).removeprefix("torch.") for value in tensors.values()],
+        "shapes": [list(value.shape) for value in tensors.values()],
+    }
+    await server.post("/update_weights", {"update_info": update})
+
+
+async def receive_weights(
+    server: Server, label: str, in_flight: InFlightPolicy, broadcast: Callable[[], Awaitable[None]]
+) -> None:
+    """See WeightTransferApi. If it fails, the server stays paused."""
+    await server.post("/pause", mode=_PAUSE_MODES[in_flight])
+    await server.post("/update_weight_version", {"new_version": label + _PARTIAL_SUFFIX})
+    try:
+        await server.post("/start_weight_update")
+        await broadcast()
+        await server.post("/finish_weight_update", {"weight_version": label})
+    except (ServerError, EngineError) as error:
+        _logger.warning("%s; %s", error, _PARTIAL_HINT)
+        raise
+    await _reset_caches_and_resume(server, in_flight)

@@ -1,141 +1,228 @@
-"""New weights for running servers: an edition of them, then one transaction per server that ends in a comparison.
+"""Weight sync: publish weight versions to running servers, in one transaction that ends in a logprob comparison.
 
-    trainer ──publish──> make an edition ──> every server that is up: pause, load, label, empty caches, resume, compare
-                                               │
-    a server that comes back ──give──> the same ──> is the edition still the current one? if not, again ──> up
+    trainer ──sync_weights────> create a version ──> every server that is up: pause, load, label, empty caches, resume,
+                                                       │                      compare logprobs
+    a server that reconnects ──load_current──> the same ──> is it still the current version? if not, again ──> up
 
-Publishing waits for the servers that are up and, where none of them took the weights, for one that does. A server that
-is being greeted meanwhile finds at the end that its edition is no longer the current one, and takes that: nothing
-happens between this look and its being up.
+A weight sync waits for the servers that are up and, if none of them loaded the weights, until one does. It ends with
+all usable servers on one version:
 
-A reply under way ends first ("wait"; one that takes too long begins anew with the new weights), or is kept by its
-server ("keep"), which stands still while it takes the weights, empties its caches, and then reads the reply so far
-anew: what comes next is sampled as if the new weights had read all of it, and each token has the label of its own. A
-reply with tokens of an edition that was taken back is thrown away: its label is unknown.
+- A server that fails (5xx, timeout) is marked down. It loads the current version when it reconnects.
+- If a server refuses the weights (4xx) or samples from other weights than the trainer's, if no server loads them in
+  time, or if the run is cancelled, all servers are rolled back to the previous version, and the error is raised. A
+  server that can't be rolled back is marked down. Without a previous version, a server that holds the new one stays
+  down until it is restarted.
+- A server whose handshake overlaps with a weight sync compares versions at its end and loads the newer one; nothing
+  is awaited between that comparison and its being up.
+
+An unfinished reply finishes first ("drain"; one that takes too long restarts with the new weights), or the server
+pauses it ("continue"), loads the weights, empties its caches, and recomputes the reply so far: later tokens are sampled
+as if the new weights had read all of it, and each token carries the label of its own version. A reply with tokens of a
+version that was rolled back is discarded: its label is unknown.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from saccade.engines._served.greeting import Parity
-from saccade.engines._served.pool import Pool
-from saccade.engines._served.server import Pause, Server, Trouble
-from saccade.errors import BrokenEngineError, EngineError
-from saccade.waiting import together
+from saccade.engines.remote.handshake import LogprobCheck
+from saccade.engines.remote.pool import Pool
+from saccade.engines.remote.server import InFlightPolicy, Server, ServerError
+from saccade.errors import EngineError, SaccadeError, boundary
+from saccade.protocols import WeightSource
+from saccade.utils.async_utils import gather_or_cancel
 
 
-class Edition(Protocol):
-    """Weights as they were when they were published, for as long as servers may want them."""
+class WeightVersion(Protocol):
+    """A snapshot of the weights, kept as long as servers may need it."""
 
     @property
     def version(self) -> int:
-        """Their version."""
+        """Return the version number."""
 
     @property
     def label(self) -> str:
-        """What servers know them by."""
+        """Return the label by which servers report it."""
 
-    async def load(self, server: Server) -> None:
-        """Let a server take them; see Dialect.load. Raises Trouble or EngineError."""
+    async def load_into(self, server: Server) -> None:
+        """Make a server load it; see ServerApi.load_weights. Raises ServerError or EngineError."""
 
-    def drop(self) -> None:
-        """Nobody will want them any more."""
-
-
-Make = Callable[[int, str], Edition]
-_BACK_SECONDS = 60.0  # in which a server that was lost must have taken the old weights again
+    def release(self) -> None:
+        """Free its files or memory; no server will load it again."""
 
 
-class Weights:
-    """What is published: the current edition, and how servers come by it.
+CreateVersion = Callable[[WeightSource, int, str], WeightVersion]
+_SHARED_MEMORY = Path("/dev/shm")
+_ROLLBACK_TIMEOUT = 60.0  # seconds for a server that is down to load the previous version
 
-    `make` makes an edition of a version, under a label, from the weights as they are; EngineError where it can't.
-    Where replies end first they have `drain` seconds for it.
+
+class WeightSync:
+    """The current weight version, and how servers load it.
+
+    `create_version` makes a snapshot of a source's weights, given a version number and a label; it raises EngineError
+    if that fails. With `in_flight="drain"` replies have `drain_timeout` seconds to finish.
     """
 
-    def __init__(self, make: Make, parity: Parity, pause: Pause, drain: float) -> None:
-        self._make, self._parity, self._pause, self._drain = make, parity, pause, drain
-        self._one_at_a_time: dict[Server, asyncio.Lock] = {}
-        self._versions: dict[str, int] = {}  # of every label that was published: a reply may have begun long ago
-        self.current: Edition | None = None
+    def __init__(
+        self,
+        create_version: CreateVersion,
+        logprob_check: LogprobCheck,
+        in_flight: InFlightPolicy,
+        drain_timeout: float,
+    ) -> None:
+        self._create_version, self._logprob_check = create_version, logprob_check
+        self._in_flight, self._drain_timeout = in_flight, drain_timeout
+        self._server_locks: dict[Server, asyncio.Lock] = {}
+        self._version_by_label: dict[str, int] = {}  # of all versions: a reply may have started several versions ago
+        self._revoked_labels: set[str] = set()
+        self.current: WeightVersion | None = None
 
     @property
     def version(self) -> int:
-        """The version that was published last; 0 before."""
+        """Return the current version number; 0 before the first weight sync."""
         return self.current.version if self.current else 0
 
-    async def publish(self, pool: Pool, version: int) -> None:
-        """Give every server that is up the backbone's weights, or none of them; one has them on return.
+    async def sync_weights(self, pool: Pool, source: WeightSource, version: int) -> None:
+        """Load the source's weights into every server that is up, or into none; at least one has them on return.
 
-        Where a server samples from others than the trainer's afterwards, or no server could take them while the pool
-        was patient, all go back to those of before, and BrokenEngineError is raised; without any before they are used
-        no more. New requests wait meanwhile. Replies under way go on afterwards, each token with its version, or end
-        first, by the setting `pause`.
+        Raises EngineError or BrokenEngineError after a rollback (see the module's docstring). New requests wait
+        meanwhile; unfinished replies are handled by the setting `in_flight`.
         """
-        async with pool.shut() if self._pause == "keep" else pool.quiet(self._drain):
-            await self._publish(pool, version)
+        async with pool.pause_new() if self._in_flight == "continue" else pool.drained(self._drain_timeout):
+            await self._sync_weights(pool, source, version)
 
-    async def _publish(self, pool: Pool, version: int) -> None:
-        # A label that no other run has: whoever else publishes to the server is found out.
-        old, new = self.current, self._make(version, f"saccade-{version}-{secrets.token_hex(4)}")
-        self.current, self._versions[new.label] = new, version
-        asked = pool.up
+    async def _sync_weights(self, pool: Pool, source: WeightSource, version: int) -> None:
+        # A random label: no other run uses it, so weights that another run loaded into the server are recognized.
+        old, new = self.current, self._create_version(source, version, f"saccade-{version}-{secrets.token_hex(4)}")
+        self.current, self._version_by_label[new.label] = new, version
+        servers = pool.servers_up
         try:
-            for server in asked:
-                await self._take(pool, server, new)
-                if server.up:
-                    await self._compare(pool, server, new)
-            await pool.any_up()
-        except BaseException:  # cancelled halfway, too: no server may keep what others don't have
+            for server in servers:
+                try:
+                    await self._load_into(server, new)
+                    if server.is_up:
+                        await self._logprob_check.check(server, source, new.label)
+                except ServerError as error:
+                    pool.mark_down(server, str(error))
+            await pool.wait_for_servers()
+        except BaseException as error:  # cancellation, too: no server may keep weights that the others don't have
             self.current = old
-            del self._versions[new.label]
-            new.drop()
-            await together([self._go_back(pool, server, old) for server in dict.fromkeys((*pool.up, *asked))])
+            del self._version_by_label[new.label]
+            self._revoked_labels.add(new.label)
+            new.release()
+            affected = list(dict.fromkeys((*pool.servers_up, *servers)))
+            await gather_or_cancel([self._roll_back(pool, server, old) for server in affected])
+            if isinstance(error, SaccadeError):
+                outcome = _describe_rollback(affected, old)
+                message = f"weight version {version} was rolled back ({outcome}): {error}"
+                raise type(error)(message, key=error.key, value=error.value) from error
             raise
         if old is not None:
-            old.drop()
+            old.release()
 
-    async def give(self, server: Server) -> Edition | None:
-        """Let a server that comes back take the current edition, if there is one; which it was."""
-        edition = self.current
-        if edition is not None:
-            await self._load(server, edition)
-        return edition
+    async def load_current(self, server: Server) -> WeightVersion | None:
+        """Load the current version, if there is one, into a server that reconnects; return it."""
+        current = self.current
+        if current is not None:
+            await self._load_into(server, current)
+        return current
 
-    async def _load(self, server: Server, edition: Edition) -> None:
-        async with self._one_at_a_time.setdefault(server, asyncio.Lock()):
-            server.versions = self._versions
-            await edition.load(server)
+    def require_unrevoked(self, server: Server, label: str) -> None:
+        """Raise ServerError if a server still holds a version that was rolled back."""
+        if any(label.startswith(revoked) for revoked in self._revoked_labels):
+            raise ServerError(f"{server.url} holds weights that were rolled back, and must be restarted")
 
-    async def _take(self, pool: Pool, server: Server, edition: Edition) -> None:
+    async def _load_into(self, server: Server, weight_version: WeightVersion) -> None:
+        async with self._server_locks.setdefault(server, asyncio.Lock()):
+            server.version_by_label = self._version_by_label
+            await weight_version.load_into(server)
+
+    async def _roll_back(self, pool: Pool, server: Server, previous: WeightVersion | None) -> None:
+        """Load the previous version into a server; mark the server down if that fails or is cancelled."""
+        if previous is None:
+            pool.mark_down(server, f"{server.url} may hold weights that were rolled back")
+            return
+        message = f"{server.url} could not be rolled back to version {previous.version}"
         try:
-            await self._load(server, edition)
-        except Trouble as error:
-            pool.lose(server, str(error))
-
-    async def _go_back(self, pool: Pool, server: Server, old: Edition | None) -> None:
-        try:
-            if old is None:
-                raise Trouble("it has weights that were taken back")
-            # One that was lost may hang; if not, it shall not be left standing still, or with new weights.
-            async with asyncio.timeout(None if server.up else _BACK_SECONDS):
-                await self._load(server, old)
-        except (Trouble, EngineError) as error:
-            pool.lose(server, str(error))
+            # A server that is down may hang. If not, it must neither stay paused nor keep the new weights.
+            async with asyncio.timeout(None if server.is_up else _ROLLBACK_TIMEOUT):
+                with boundary(EngineError, message):
+                    await self._load_into(server, previous)
+        except SaccadeError as error:
+            pool.mark_down(server, str(error))
         except TimeoutError:
-            pool.lose(server, f"it did not take the weights of before within {_BACK_SECONDS:g} seconds")
+            pool.mark_down(server, f"{message} within {_ROLLBACK_TIMEOUT:g} seconds")
+        except asyncio.CancelledError:
+            pool.mark_down(server, f"{message}: cancelled")
+            raise
 
-    async def _compare(self, pool: Pool, server: Server, edition: Edition) -> None:
-        try:
-            await self._parity.check(server, edition.label)
-        except Trouble as error:
-            pool.lose(server, str(error))
-        except BrokenEngineError as error:
-            raise BrokenEngineError(f"new weights were not taken: {error}") from error
-
-    def drop(self) -> None:
-        """Let go of what is published; servers keep it in their memory."""
+    def release(self) -> None:
+        """Free the current version; servers keep it in their memory."""
         if self.current is not None:
-            self.current.drop()
+            self.current.release()
+
+
+def _describe_rollback(servers: Sequence[Server], previous: WeightVersion | None) -> str:
+    """Return the state of the servers after a rollback, for the error message."""
+    if previous is None:
+        return "there is no previous version, so the servers that loaded it must be restarted"
+    states = [f"{server.url} is {f'on version {previous.version}' if server.is_up else 'down'}" for server in servers]
+    return "; ".join(states)
+
+
+# ---- through files ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskWeightVersion:
+    """A weight version as safetensors in `folder`; see WeightVersion."""
+
+    version: int
+    label: str
+    folder: Path
+    in_flight: InFlightPolicy
+
+    async def load_into(self, server: Server) -> None:
+        """See WeightVersion."""
+        await server.api.load_weights(server, self.folder, self.label, self.in_flight)
+
+    def release(self) -> None:
+        """Delete the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class DiskTransport:
+    """Writes weights as safetensors, each version into a new folder inside `weight_dir`.
+
+    An empty `weight_dir` means shared memory if it has room for two versions (the old one is kept until the servers
+    loaded the new one), else the folder for temporary files; the first version decides.
+    """
+
+    def __init__(self, weight_dir: str, in_flight: InFlightPolicy) -> None:
+        self._weight_dir, self._in_flight = weight_dir, in_flight
+
+    def create_version(self, source: WeightSource, version: int, label: str) -> DiskWeightVersion:
+        """Write the source's current weights. Raises EngineError if there is no room for them."""
+        with boundary(
+            EngineError, "the weights can't be written for the servers; set engine.settings.weight_dir to a larger disk"
+        ):
+            if not self._weight_dir:
+                size = sum(tensor.nbytes for tensor in source.state_dict().values())
+                self._weight_dir = str(_find_shared_memory(2 * size) or tempfile.gettempdir())
+            folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=self._weight_dir))
+            weight_version = DiskWeightVersion(version=version, label=label, folder=folder, in_flight=self._in_flight)
+            try:
+                source.save(folder)
+            except BaseException:
+                weight_version.release()
+                raise
+        return weight_version
+
+
+def _find_shared_memory(num_bytes: int) -> Path | None:
+    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes else None

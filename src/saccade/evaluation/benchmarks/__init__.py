@@ -1,1 +1,1 @@
-"""Published benchmarks: one file each, read from a local copy and scored by its official rule."""
+"""Define the published benchmarks: one file each, read from a local copy and graded by its official rule."""

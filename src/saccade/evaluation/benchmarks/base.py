@@ -1,12 +1,14 @@
-"""What a benchmark is: where its rows lie, what they ask, two rules that mark answers, and the metric it is known by.
+"""Define benchmarks: their rows and questions, two rules that grade answers, and the metric each is known by.
 
-    tasks = benchmark.tasks(Path("Video-MME"))                  rows to tasks; counts and ids are checked
-    results = grade(benchmark, tasks, answers)                  final answer, then the rule, for every task
-    report(benchmark, results)                                  the metric over all tasks, whatever went wrong
+    tasks = benchmark.load_tasks(Path("Video-MME"))      rows to tasks; counts and ids are checked
+    score_fn = build_score_fn(benchmark, "strict")       the argument of `evaluation.runner.evaluate`
+    results = grade(benchmark, tasks, answers)           the final answer, then the rule, for every task
+    results = grade_episodes(benchmark, scored)          the same for stored episodes, after a change of the rule
 
-`official` is the published rule to the letter, its oddities included; `tolerant` reads what a person would. Both get
-the final answer alone (`final_answer`), since no published rule knows of reasoning, calls or tags. Denominators are
-fixed: what broke, what has no answer and what couldn't be read counts 0, and is counted.
+`strict` is exactly the published rule. `lenient` ignores case, formatting and phrases such as "the answer is", and
+accepts an option's text for its letter. Both receive only the final answer (`extract_final_answer`), because no
+published rule handles reasoning, calls or tags.
+Denominators are fixed: failures, missing answers and answers that can't be parsed score 0 and are counted.
 """
 
 from collections import Counter, defaultdict
@@ -17,207 +19,301 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from saccade.data.raw import Row
+from saccade.data.source_row import OPTION_LETTERS
 from saccade.errors import DataError
-from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.intervals import same_media
-from saccade.evaluation.metrics import rates_at_k
-from saccade.media.subtitles import subtitles_path
-from saccade.types import Task
+from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer, extract_letter
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow, iterate_rows
+from saccade.media.subtitles import find_subtitles
+from saccade.metrics.episode_metrics import has_failed
+from saccade.metrics.statistics import get_media_key
+from saccade.protocols import ScoreFn
+from saccade.rewards.compose import score_each
+from saccade.types import Episode, Score, ScoredEpisode, Task
 
-Extractor = Literal["official", "tolerant"]
+Scoring = Literal["strict", "lenient"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """What a rule read in an answer (None: nothing), and its worth in [0, 1]; None where only a judge can say.
-
-    >>> Mark(read="B", value=1.0).read
-    'B'
+class Grade:
+    """Record what a rule extracted from an answer (None: nothing) and its value in [0, 1]; None if only a judge can
+    decide.
     """
 
-    read: str | None
+    extracted: str | None
     value: float | None
 
 
-UNPARSED = Mark(read=None, value=0.0)
+UNPARSED = Grade(extracted=None, value=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a task: all that the model said, untouched, or why it could say nothing.
-
-    >>> Answer(text="", error="the video can't be decoded").error
-    "the video can't be decoded"
-    """
+    """Hold a model's untouched response to a task, or the error that prevented one."""
 
     text: str
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A task with its answer and its mark; `attempt` counts the answers to one task, where it was put several times.
+class GradedAnswer:
+    """Hold a task with its answer and grade; `sample_index` numbers several answers to one task.
 
-    `weight` is how often it counts in a mean, where it stands for others that were not asked.
+    `weight` is how often the answer counts in a mean, if it represents tasks that were not sampled.
     """
 
     task: Task
     answer: Answer
-    mark: Mark
-    attempt: int = 0
+    grade: Grade
+    sample_index: int = 0
     weight: float = 1.0
 
     @property
     def value(self) -> float:
-        """What it counts; 0 while it is undecided."""
-        return self.mark.value or 0.0
+        """Return the value; 0 while undecided."""
+        return self.grade.value or 0.0
 
     @property
-    def open(self) -> bool:
-        """Whether only a judge can say what it is worth."""
-        return self.mark.value is None
+    def is_undecided(self) -> bool:
+        """Return whether only a judge can decide the value."""
+        return self.grade.value is None
 
     @property
-    def unparsed(self) -> bool:
-        """Whether there was an answer in which the rule found none."""
-        return self.answer.error is None and self.mark.read is None
+    def is_unparsed(self) -> bool:
+        """Return whether there is a response from which the rule extracted nothing."""
+        return self.answer.error is None and self.grade.extracted is None
 
 
-Rule = Callable[[str, Task], Mark]
-Names = Callable[[Task], str | Sequence[str] | None]
-Metrics = Callable[[Sequence[Result]], dict[str, float]]
+GradeFn = Callable[[str, Task], Grade]
+StratumFn = Callable[[Task], str | Sequence[str] | None]
+MetricsFn = Callable[[Sequence[GradedAnswer]], dict[str, float]]
+
+
+# ---- rules and metrics that benchmarks share -----------------------------------------------------------------------
+
+
+def grade_choice(letter: str | None, task: Task) -> Grade:
+    """Grade a letter; None is unparsed."""
+    return UNPARSED if letter is None else Grade(extracted=letter, value=float(letter == task.ground_truth))
+
+
+def grade_choice_lenient(text: str, task: Task) -> Grade:
+    """Grade a multiple-choice answer leniently; see `extract_letter`."""
+    return grade_choice(extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options), task)
+
+
+def format_ground_truth_option(task: Task) -> str:
+    """Return the ground-truth option for a judge: its letter and its text."""
+    return f"{task.ground_truth}. {task.options[OPTION_LETTERS.index(str(task.ground_truth))]}"
+
+
+def require_one_of(row: BenchmarkRow, field_name: str, value: str, allowed: Iterable[str]) -> str:
+    """Return the value of a row's field. Raises DataError if it is not one of `allowed`."""
+    if value not in allowed:
+        raise row.field_error(field_name, f"it should be one of {', '.join(allowed)}; not {value!r}", value)
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
-    """What a judge is told about answers that no rule decides: when one is right, what was asked, the reference.
+class StratumScore:
+    """Record a row of a table: the number of tasks, and the mean of their values in percent."""
 
-    Where there is a `reading`, the judge first reads the answer as that tells it to, of its last `words` (0: of all),
-    and the rule marks what it read; only what this leaves open is compared. With `every` it reads the answers that the
-    rule would have decided as well, but for tasks of which the reading is "".
+    n: int
+    value: float
 
-    >>> Criterion(prompt="Right is ...", question=lambda task: task.question).prompt
-    'Right is ...'
+
+def get_stratum_labels(stratum_fn: StratumFn, task: Task) -> tuple[str, ...]:
+    """Return the rows of one table that a task belongs to."""
+    labels = stratum_fn(task)
+    return () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
+
+
+def group_by_extra(name: str) -> Callable[[Task], str]:
+    """Return a stratum, or a cluster key, that reads a field of a task's `extras`."""
+    return lambda task: str(task.extras[name])
+
+
+def group_by_extras(*names: str) -> dict[str, StratumFn]:
+    """Return a stratum per field of a task's `extras`, by the field's name."""
+    return {name: group_by_extra(name) for name in names}
+
+
+def tabulate(results: Sequence[GradedAnswer], stratum_fn: StratumFn) -> dict[str, StratumScore]:
+    """Return the mean per label, ordered by label; a task with several labels counts in each."""
+    rows: defaultdict[str, list[GradedAnswer]] = defaultdict(list)
+    for result in results:
+        for label in get_stratum_labels(stratum_fn, result.task):
+            rows[label].append(result)
+    return {
+        label: StratumScore(
+            n=len({result.task.id for result in rows[label]}), value=100 * compute_weighted_mean(rows[label])
+        )
+        for label in sorted(rows)
+    }
+
+
+def compute_accuracy(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    """Return the mean over all tasks, in percent."""
+    return {"accuracy": 100 * compute_weighted_mean(results)}
+
+
+def compute_weighted_mean(
+    results: Sequence[GradedAnswer], get_value: Callable[[GradedAnswer], float] = lambda result: result.value
+) -> float:
+    """Return the mean of the results' values, or of `get_value`, weighted by `weight`."""
+    return fsum(result.weight * get_value(result) for result in results) / fsum(result.weight for result in results)
+
+
+def compute_macro_average(results: Sequence[GradedAnswer], stratum_fn: StratumFn) -> float:
+    """Return the unweighted mean, in percent, of a table's rows."""
+    return fmean(row.value for row in tabulate(results, stratum_fn).values())
+
+
+def build_accuracy_metrics(is_answered: Callable[[GradedAnswer], bool]) -> MetricsFn:
+    """Return a metrics function: the mean over all tasks and, as in some official scripts, over answered ones."""
+
+    def compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+        answered = [result for result in results if is_answered(result)]
+        rate = 100 * compute_weighted_mean(answered) if answered else 0.0
+        return {**compute_accuracy(results), "accuracy_of_answered": rate}
+
+    return compute_metrics
+
+
+# ---- benchmarks -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePrompt:
+    """Configure the judge for answers that no rule decides: its instructions, the question and the ground truth.
+
+    With an `extraction_prompt` the judge first extracts the answer from the last `max_words` words (0: all), and the
+    rule grades the extracted answer; the judge compares only what remains undecided. With `extract_always` it also
+    extracts answers that the rule could decide, except for tasks whose extraction prompt is "".
     """
 
     question: Callable[[Task], str]
-    prompt: str = ""
-    gold: Callable[[Task], str] = lambda task: str(task.gold)
-    reading: Callable[[Task], str] | None = None
-    words: int = 0
-    every: bool = False
+    instructions: str = ""
+    ground_truth: Callable[[Task], str] = lambda task: str(task.ground_truth)
+    extraction_prompt: Callable[[Task], str] | None = None
+    max_words: int = 0
+    extract_always: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """A benchmark: `read` makes a row's tasks, `metrics` are in percent, and `strata` name a task's rows per table.
+    """Define a benchmark: `parse_row` yields a row's tasks, `compute_metrics` returns percentages, `strata` label a
+    task's rows per table.
 
-    Results count by their weight in `metrics` (`mean`). `counts` holds how many tasks a whole copy has, per stratum
-    where that is published. `hub` is the data set's name on the Hugging Face hub, `patterns` the files of its split
-    there, the preferred ones first. Tasks of one `unit` aren't independent of each other: those about one video, or the
-    variants of one problem; intervals are over units. Tasks that `metrics` read `together`, such as the variants of a
-    question, are asked together or not at all. `ordered` says why options must keep their published order, where they
-    must. Of the archives `packed` everything is wanted, though rows don't name it: subtitles, which `subtitled` videos
-    of a whole copy have.
+    Answers count by their weight in the metrics (`compute_weighted_mean`). `num_tasks` and, if published,
+    `stratum_sizes` are the numbers of tasks of a complete copy. `repo_id` is the dataset's name on the Hugging Face
+    hub, `file_patterns` are the files of its split there, preferred ones first. Tasks with the same `cluster_key` are
+    dependent: those about one video, or the variants of one problem; intervals are over clusters. Tasks with the same
+    `joint_key`, such as the variants of a question, are selected together because `compute_metrics` reads them
+    together. `fixed_order_reason` explains why options must keep their published order, if so. Every file of `archives`
+    is unpacked although no row refers to it: subtitles, which `num_subtitled_videos` videos of a complete copy have.
     """
 
     name: str
-    hub: str
-    patterns: tuple[str, ...]
-    count: int
-    read: Callable[[Row, Copy], Iterable[Task]]
-    official: Rule
-    tolerant: Rule
-    headline: str
-    metrics: Metrics
-    strata: Mapping[str, Names] = field(default_factory=dict)
-    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    unit: Callable[[Task], str] = same_media
-    together: Callable[[Task], str] = lambda task: task.id
-    ordered: str = ""
-    packed: tuple[str, ...] = ()
-    subtitled: int | None = None
-    criterion: Criterion | None = None  # where rules leave answers to a judge
+    repo_id: str
+    file_patterns: tuple[str, ...]
+    num_tasks: int
+    parse_row: Callable[[BenchmarkRow], Iterable[Task]]
+    grade_strict: GradeFn
+    grade_lenient: GradeFn = grade_choice_lenient
+    primary_metric: str = "accuracy"
+    compute_metrics: MetricsFn = compute_accuracy
+    strata: Mapping[str, StratumFn] = field(default_factory=dict)
+    stratum_sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cluster_key: Callable[[Task], str] = get_media_key
+    joint_key: Callable[[Task], str] = lambda task: task.id
+    fixed_order_reason: str = ""
+    archives: tuple[str, ...] = ()
+    num_subtitled_videos: int | None = None
+    judge_prompt: JudgePrompt | None = None  # None if rules decide every answer
 
-    def stream(self, root: Path) -> Iterator[Task]:
-        """The tasks of a local copy one at a time, nothing checked but each row by itself."""
-        copy = Copy(root=root)
-        for row in copy.rows(*self.patterns):
-            yield from self.read(row, copy)
+    def iterate_tasks(self, root: Path) -> Iterator[Task]:
+        """Yield the tasks of a local copy one at a time; only each row by itself is checked."""
+        for row in iterate_rows(root, self.file_patterns):
+            yield from self.parse_row(row)
 
-    def tasks(self, root: Path, *, subset: bool = False) -> list[Task]:
-        """The tasks of a local copy, a folder or one file of rows; media needn't be there yet (`missing_media`).
+    def load_tasks(self, root: Path, *, allow_incomplete: bool = False) -> list[Task]:
+        """Return the tasks of a local copy, a folder or one file of rows; media may be missing (`find_missing_media`).
 
-        Raises DataError for a missing split, a bad row, a repeated id and, but for a `subset`, a wrong count.
+        Raises DataError for a missing split, a bad row, a repeated id and, unless `allow_incomplete`, a wrong count.
         """
-        found = list(self.stream(root))
-        twice = [name for name, times in Counter(task.id for task in found).items() if times > 1]
-        if twice:
-            raise DataError(f"{root}: {self.name} holds the id {twice[0]} twice; download the data set again")
-        if not found:
-            raise DataError(f"{root}: {self.name} holds no question; download the data set again")
-        # A copy that lacks rows would be compared with published numbers as if it were whole.
-        if not subset:
-            self._check_counts(found, root)
-        return found
+        tasks = list(self.iterate_tasks(root))
+        repeated = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
+        if repeated:
+            raise DataError(
+                f"{root}: {self.name} contains the id {repeated[0]} twice; download the dataset again",
+                key="id",
+                value=repeated[0],
+            )
+        if not tasks:
+            raise DataError(f"{root}: {self.name} contains no question; download the dataset again", key=str(root))
+        # Scores on an incomplete copy are not comparable with published ones.
+        if not allow_incomplete:
+            self._check_counts(tasks, root)
+        return tasks
 
-    def rule(self, extractor: Extractor) -> Rule:
-        """One of the two rules by its name."""
-        return self.official if extractor == "official" else self.tolerant
+    def get_grade_fn(self, scoring: Scoring) -> GradeFn:
+        """Return the rule of a scoring mode."""
+        return self.grade_strict if scoring == "strict" else self.grade_lenient
 
     def _check_counts(self, tasks: Sequence[Task], root: Path) -> None:
-        mend = "complete the copy, or take it for a subset with --subset"
-        if len(tasks) != self.count:
-            raise DataError(f"{root}: {self.name} has {self.count} questions, this copy holds {len(tasks)}; {mend}")
-        for stratum, wanted in self.counts.items():
-            held = Counter(name for task in tasks for name in names_of(self.strata[stratum], task))
-            wrong = next((name for name in sorted({*wanted, *held}) if wanted.get(name, 0) != held[name]), None)
-            if wrong is not None:
-                known = f"{wanted.get(wrong, 0)} questions of {stratum} {wrong!r}"
-                raise DataError(f"{root}: {self.name} has {known}, this copy holds {held[wrong]}; {mend}")
+        hint = "complete the copy, or accept it with --allow-incomplete"
+        if len(tasks) != self.num_tasks:
+            raise DataError(
+                f"{root}: {self.name} has {self.num_tasks} questions, this copy has {len(tasks)}; {hint}",
+                key=str(root),
+                value=len(tasks),
+            )
+        for stratum, expected in self.stratum_sizes.items():
+            counts = Counter(label for task in tasks for label in get_stratum_labels(self.strata[stratum], task))
+            for label in sorted({*expected, *counts}):
+                if expected.get(label, 0) != counts[label]:
+                    raise DataError(
+                        f"{root}: {self.name} has {expected.get(label, 0)} questions of {stratum} {label!r}, "
+                        f"this copy has {counts[label]}; {hint}",
+                        key=stratum,
+                        value=label,
+                    )
 
 
-def names_of(names: Names, task: Task) -> tuple[str, ...]:
-    """The rows of one table that a task belongs to."""
-    found = names(task)
-    return () if found is None else (found,) if isinstance(found, str) else tuple(found)
-
-
-def extra(name: str) -> Callable[[Task], str]:
-    """A stratum, or a unit, that a task's `extras` name."""
-    return lambda task: str(task.extras[name])
-
-
-def missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
-    """By id, of each task of which a file is not there, the paths of such files; subtitles are files as well."""
-    found: dict[str, list[str]] = {}
+def find_missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
+    """Return by task id the missing media files, subtitles included, of each task that lacks some."""
+    missing_by_task: dict[str, list[str]] = {}
     for task in tasks:
-        said = subtitles_path(task)
-        paths = [*(media.path for media in task.media), *([said] if said else [])]
-        lacking = [path for path in paths if not Path(path).is_file()]
-        found |= {task.id: lacking} if lacking else {}
-    return found
+        subtitles = find_subtitles(task)
+        paths = [*(media.path for media in task.media), *([subtitles] if subtitles else [])]
+        missing = [path for path in paths if not Path(path).is_file()]
+        missing_by_task |= {task.id: missing} if missing else {}
+    return missing_by_task
 
 
-def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], asked: Iterable[Task], root: Path) -> None:
-    """Raises DataError where subtitles that the tasks `asked` name are not in the copy, or where, of all `tasks`, fewer
-    or more videos have some than published.
+def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Iterable[Task], root: Path) -> None:
+    """Raise DataError if subtitles of the `selected` tasks are missing, or if more or fewer videos of all `tasks` have
+    subtitles than published.
     """
-    mend = "unpack the data set's archive of subtitles there (with --subset such questions are asked without, or fail)"
-    said = [path for path in map(subtitles_path, asked) if path and not Path(path).is_file()]
-    if said:
+    hint = "unpack the dataset's subtitle archive there (with --allow-incomplete such questions run without, or fail)"
+    missing = [path for path in map(find_subtitles, selected) if path and not Path(path).is_file()]
+    if missing:
         raise DataError(
-            f"{root}: {benchmark.name} lacks the subtitles of {len(said)} questions, first {said[0]}; {mend}"
+            f"{root}: {benchmark.name} lacks the subtitles of {len(missing)} questions, first {missing[0]}; {hint}",
+            key=missing[0],
+            value=len(missing),
         )
-    videos = {benchmark.unit(task) for task in tasks if subtitles_path(task)}
-    if benchmark.subtitled not in (None, len(videos)):
-        known = f"has subtitles of {benchmark.subtitled} videos, this copy of {len(videos)}"
-        raise DataError(f"{root}: {benchmark.name} {known}; {mend}")
+    videos = {benchmark.cluster_key(task) for task in tasks if find_subtitles(task)}
+    if benchmark.num_subtitled_videos not in (None, len(videos)):
+        raise DataError(
+            f"{root}: {benchmark.name} has subtitles of {benchmark.num_subtitled_videos} videos, this copy of "
+            f"{len(videos)}; {hint}",
+            key=str(root),
+            value=len(videos),
+        )
 
 
-# ---- marking -------------------------------------------------------------------------------------------------------
+# ---- grading -------------------------------------------------------------------------------------------------------
 
 
 def grade(
@@ -225,141 +321,62 @@ def grade(
     tasks: Sequence[Task],
     answers: Mapping[str, Answer],
     *,
-    extractor: Extractor = "official",
-) -> list[Result]:
-    """Every task with its mark, in order; no answer, and a blank one, is an error and never marked."""
-    rule = benchmark.rule(extractor)
-    return [marked(task, answers.get(task.id), rule) for task in tasks]
+    scoring: Scoring = "strict",
+) -> list[GradedAnswer]:
+    """Return every task with its grade, in order; a missing or blank answer is an error and not graded."""
+    grade_fn = benchmark.get_grade_fn(scoring)
+    return [grade_answer(task, answers.get(task.id), grade_fn) for task in tasks]
 
 
-def marked(task: Task, answer: Answer | None, rule: Rule) -> Result:
-    """A task with its mark; see `grade`."""
+def grade_answer(task: Task, answer: Answer | None, grade_fn: GradeFn) -> GradedAnswer:
+    """Grade one task; see `grade`."""
     answer = answer or Answer(text="", error="there is no answer")
     if answer.error is None and not answer.text.strip():
         answer = replace(answer, error="the answer is blank")
     if answer.error is not None:
-        return Result(task=task, answer=answer, mark=UNPARSED)
-    final = final_answer(answer.text)
-    # Where reasoning is all that there is, there is nothing for a rule to read, nor for a judge to decide.
-    return Result(task=task, answer=answer, mark=rule(final, task) if final else UNPARSED)
+        return GradedAnswer(task=task, answer=answer, grade=UNPARSED)
+    final = extract_final_answer(answer.text)
+    # A response of reasoning alone has nothing to grade, neither for a rule nor for a judge.
+    return GradedAnswer(task=task, answer=answer, grade=grade_fn(final, task) if final else UNPARSED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A row of a table: how many tasks, and the mean of their values in percent.
+def extract_answer(episode: Episode) -> Answer:
+    """Return the text of the main agent's last turn; an error if the episode failed or the text is blank.
 
-    >>> Cell(n=900, value=61.5).n
-    900
+    An answer that is not in a tag, as in other systems' prompt formats, replaces the text.
+    """
+    if has_failed(episode):
+        return Answer(text="", error=episode.error or f"the episode ended as {episode.status}")
+    # Only the last turn: text before a call is not an answer.
+    reply = episode.turns[-1].reply if episode.turns else None
+    text = reply.text if reply else ""
+    if reply and reply.answer is not None and "<answer>" not in text:
+        text = reply.answer
+    return Answer(text=text) if text.strip() else Answer(text="", error="the answer is blank")
+
+
+def build_score_fn(benchmark: Benchmark, scoring: Scoring) -> ScoreFn:
+    """Return a function that scores an episode by the benchmark's rule; an answer that needs a judge counts 0 and is
+    marked `undecided`.
     """
 
-    n: int
-    value: float
+    def score_episode(episode: Episode) -> Score:
+        result = grade_answer(episode.task, extract_answer(episode), benchmark.get_grade_fn(scoring))
+        undecided = float(result.grade.value is None)
+        return Score(value=result.value, parts={"undecided": undecided}, correct=result.value)
+
+    return score_each(score_episode)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """A benchmark's numbers over its `n` tasks; with `undecided` ones `metrics` holds the least that they can be, and
-    `at_most` the most (else the same). Of several attempts at each task they are the means over the attempts, errors
-    and the like are counted over all of them, and `at_k` holds avg@k and pass@k of the tasks' values.
-
-    >>> Report.__dataclass_fields__["errors"].type
-    <class 'int'>
-    """
-
-    benchmark: str
-    extractor: str
-    n: int
-    errors: int
-    unparsed: int
-    undecided: int
-    headline: str
-    metrics: Mapping[str, float]
-    at_most: Mapping[str, float]
-    strata: Mapping[str, Mapping[str, Cell]]
-    at_k: Mapping[str, float] = field(default_factory=dict)
-    judge: str = ""  # the model that decided what no rule did
-    reason: str = ""  # of the first error
-
-    @property
-    def score(self) -> float:
-        """The number that the benchmark is known by."""
-        return self.metrics[self.headline]
-
-
-def report(
-    benchmark: Benchmark, results: Sequence[Result], *, extractor: Extractor = "official", judge: str = ""
-) -> Report:
-    """The benchmark's metric and tables over all results, those of one task being attempts at it, in order.
-
-    `judge` is the model that decided what no rule did. DataError where there is no result.
-    """
-    if not results:
-        raise DataError(f"{benchmark.name}: there is no result to report")
-    attempts = _by_task(results)
-    values = [[one.value for one in each] for each in attempts.values()]
-    # The most that it can be: every open one decided in the model's favour.
-    best = [replace(each, mark=Mark(read=each.mark.read, value=1.0)) if each.open else each for each in results]
-    return Report(
-        benchmark=benchmark.name,
-        extractor=extractor,
-        n=len(attempts),
-        errors=sum(each.answer.error is not None for each in results),
-        unparsed=sum(each.unparsed for each in results),
-        undecided=sum(each.open for each in results),
-        headline=benchmark.headline,
-        metrics=averaged(benchmark.metrics, results),
-        at_most=averaged(benchmark.metrics, best),
-        strata={name: table(results, names) for name, names in benchmark.strata.items()},
-        at_k={name: 100 * rate for name, rate in rates_at_k(values).items()},
-        judge=judge,
-        reason=next((each.answer.error for each in results if each.answer.error is not None), ""),
-    )
-
-
-def averaged(
-    metrics: Metrics, results: Sequence[Result], *, turn: Callable[[Result], int] = lambda result: result.attempt
-) -> dict[str, float]:
-    """The metrics over the first attempts at all tasks, over the second ones and so on, averaged.
-
-    So a rate over what was answered, or mastered, is a mean of the rates that single evaluations would have had.
-    `turn` says which attempt a result is.
-    """
-    turns: defaultdict[int, list[Result]] = defaultdict(list)
-    for each in results:
-        turns[turn(each)].append(each)
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    for some in turns.values():
-        for name, value in metrics(some).items():
-            found[name].append(value)
-    return {name: fmean(values) for name, values in found.items()}
-
-
-def _by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The attempts at each task, in order."""
-    found: defaultdict[str, list[Result]] = defaultdict(list)
-    for each in results:
-        found[each.task.id].append(each)
-    return found
-
-
-def table(results: Sequence[Result], names: Names) -> dict[str, Cell]:
-    """The mean per name, names in order; a task of several names counts in each."""
-    rows: defaultdict[str, list[Result]] = defaultdict(list)
-    for each in results:
-        for name in names_of(names, each.task):
-            rows[name].append(each)
-    return {name: _cell(rows[name]) for name in sorted(rows)}
-
-
-def _cell(results: Sequence[Result]) -> Cell:
-    return Cell(n=len({each.task.id for each in results}), value=100 * mean(results))
-
-
-def accuracy(results: Sequence[Result]) -> dict[str, float]:
-    """The mean over all tasks."""
-    return {"accuracy": 100 * mean(results)}
-
-
-def mean(results: Sequence[Result], of: Callable[[Result], float] = lambda result: result.value) -> float:
-    """The mean of what results are worth, or of something else of theirs, each as often as it counts."""
-    return fsum(each.weight * of(each) for each in results) / fsum(each.weight for each in results)
+def grade_episodes(
+    benchmark: Benchmark, scored: Sequence[ScoredEpisode], scoring: Scoring = "strict"
+) -> list[GradedAnswer]:
+    """Return the graded answers of scored episodes, in order; several of one task are its samples."""
+    grade_fn, num_samples = benchmark.get_grade_fn(scoring), Counter[str]()
+    results = []
+    for outcome in scored:
+        task = outcome.episode.task
+        result = grade_answer(task, extract_answer(outcome.episode), grade_fn)
+        results.append(replace(result, sample_index=num_samples[task.id]))
+        num_samples[task.id] += 1
+    return results

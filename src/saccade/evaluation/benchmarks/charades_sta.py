@@ -1,100 +1,151 @@
-"""Charades-STA, test: when in a video a sentence comes true."""
+"""Charades-STA, test: find the time span that a sentence describes."""
 
 import re
 from collections.abc import Iterator, Sequence
 
-from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, mean
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._spans import seconds_of, tolerant_span
-from saccade.types import Kind, Task
+from saccade.evaluation.benchmarks.answer_extraction import strip_formatting
+from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, GradedAnswer, compute_weighted_mean
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.text_normalization import extract_boxed, normalize_text
+from saccade.types import AnswerType, Task
 
 _LINE = re.compile(r"(\S+) ([\d.]+) ([\d.]+)##(.+)")
 _CLOCK = r"(?:\d{1,2}:)?\d{1,2}:\d{2}"
 _KEYWORDS = ("start", "end", "happen")
 _NUMBER = re.compile(r"\b(\d+\.\d+\b|\b\d+)\b")
 
+_TIME = r"(?:\d{1,2}:)?\d{1,3}:[0-5]\d(?:\.\d+)?|\d{1,6}(?:\.\d+)?"
+_UNIT = r"(?:\s*(?:s|secs?|seconds?)\b\.?)?"
+_SEPARATOR = r"\s*(?:-{1,3}>?|~|→|\.\.+|\bto\b|\band\b|\buntil\b|\btill\b|\bthrough\b|至|到)\s*"
+_END_LABEL = (
+    r"(?:(?:the|it|which|and)\s+)*['\"]?(?:end|stop|finish)(?:s|es|ing)?(?:[_ ]?time)?['\"]?\s*(?:is|at|by|:|=)*\s*"
+)
+_TIME_PREFIX = r"(?:(?:about|around|at|second|time)\s+)*"
+# No number may touch a span: 2019-12-03 is a date, and a video has no time -3.
+_SPAN = re.compile(
+    rf"(?<![\w.:,-])(?P<start>{_TIME}){_UNIT}(?:{_SEPARATOR}(?:{_END_LABEL})?|[\s,;.]*(?:and\s+)?{_END_LABEL}){_TIME_PREFIX}(?P<end>{_TIME})(?![\d:])"
+)
+_PAIR = re.compile(rf"(?:^|[\[(])\s*(?P<start>{_TIME}){_UNIT}\s*[,;]\s*(?P<end>{_TIME}){_UNIT}\s*(?:$|[\])])")
+
 
 def charades_sta() -> Benchmark:
-    """Charades-STA (Gao et al. 2017, arXiv 1705.02101), 3,720 sentences; recall of spans by overlap, and its mean.
+    """Define Charades-STA (Gao et al. 2017, arXiv 1705.02101), 3,720 sentences: recall at IoU thresholds, and mean IoU.
 
-    Official is what lmms-eval reads, in this order: a range of clock times, `a - b`, two clock times, the first numbers
-    of two sentences, `a - b` anywhere; every "to" is a hyphen first, and until the last only sentences that say start,
-    end or happen count where there are any. Reversed spans are swapped; no span is an overlap of 0.
+    Strict scoring is lmms-eval's, in this order: a range of clock times, `a - b`, two clock times, the first numbers of
+    two sentences, `a - b` anywhere. Every "to" becomes a hyphen first; except in the last step only sentences with
+    start, end or happen count, if there are any. Reversed spans are swapped; a missing span has an IoU of 0.
     """
     return Benchmark(
         name="charades_sta",
-        hub="lmms-lab/charades_sta",
-        patterns=("charades_sta_test.txt", "data/test-*.parquet", "test*.parquet", "*.jsonl"),
-        count=3720,
-        read=_read,
-        official=lambda text, task: _mark(_official(text), task),
-        tolerant=lambda text, task: _mark(tolerant_span(text), task),
-        headline="miou",
-        metrics=_metrics,
+        repo_id="lmms-lab/charades_sta",
+        file_patterns=("charades_sta_test.txt", "data/test-*.parquet", "test*.parquet", "*.jsonl"),
+        num_tasks=3720,
+        parse_row=_parse_row,
+        grade_strict=lambda text, task: _grade_span(_extract_span_strict(text), task),
+        grade_lenient=lambda text, task: _grade_span(extract_time_span(text), task),
+        primary_metric="miou",
+        compute_metrics=_compute_metrics,
     )
 
 
-def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    def recall(least: float) -> float:
-        return 100 * mean(results, of=lambda each: each.value >= least)
+def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    def compute_recall(threshold: float) -> float:
+        return 100 * compute_weighted_mean(results, get_value=lambda result: result.value >= threshold)
 
-    return {**{f"r1@{least}": recall(least) for least in (0.3, 0.5, 0.7)}, "miou": 100 * mean(results)}
+    return {
+        **{f"r1@{threshold}": compute_recall(threshold) for threshold in (0.3, 0.5, 0.7)},
+        "miou": 100 * compute_weighted_mean(results),
+    }
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     if row.has("line"):
-        found = _LINE.fullmatch(row.text("line").strip())
-        if found is None:
-            raise row.wrong("line", f"it should be 'VIDEO START END##sentence.', not {row.text('line')[:60]!r}")
-        video, start, end, sentence = found[1], float(found[2]), float(found[3]), found[4]
+        match = _LINE.fullmatch(row.get_text("line").strip())
+        if match is None:
+            raise row.field_error(
+                "line", f"it should be 'VIDEO START END##sentence.', not {row.get_text('line')[:60]!r}"
+            )
+        video, start, end, sentence = match[1], float(match[2]), float(match[3]), match[4]
     else:
-        video, sentence = row.text("video").removesuffix(".mp4"), row.text("caption")
-        span = row.texts("timestamp")
-        start, end = (row.inner({"timestamp": each}).number_of("timestamp") for each in span[:2])
+        video, sentence = row.get_text("video").removesuffix(".mp4"), row.get_text("caption")
+        span = row.get_texts("timestamp")
+        start, end = (row.with_values({"timestamp": time}).get_number("timestamp") for time in span[:2])
     if not start < end:
-        raise row.wrong("timestamp", f"the span should begin before it ends, not be {start:g} to {end:g}")
+        raise row.field_error("timestamp", f"the span should begin before it ends, not be {start:g} to {end:g}")
     yield Task(
         id=f"{video}-{row.number}",
         question=f"From which second to which second of the video does this happen: {sentence.strip().rstrip('.')}?",
-        media=copy.video(f"Charades_v1_480/{video}.mp4", f"videos/{video}.mp4", f"{video}.mp4"),
-        kind=Kind.GROUNDING,
-        gold=(start, end),
+        media=row.resolve_video(f"Charades_v1_480/{video}.mp4", f"videos/{video}.mp4", f"{video}.mp4"),
+        answer_type=AnswerType.GROUNDING,
+        ground_truth=(start, end),
         extras={"caption": sentence.strip()},
     )
 
 
-def _mark(span: tuple[float, float] | None, task: Task) -> Mark:
-    """The overlap of a span with the gold; the gold may end after the video does, so nothing is clamped."""
+def _grade_span(span: tuple[float, float] | None, task: Task) -> Grade:
+    """Return the IoU of a span with the ground truth, which may end after the video does, so nothing is clipped."""
     if span is None:
         return UNPARSED
-    assert isinstance(task.gold, tuple)
+    assert isinstance(task.ground_truth, tuple)
     start, end = sorted(span)
-    inside = max(0.0, min(end, task.gold[1]) - max(start, task.gold[0]))
-    return Mark(read=f"{start:g} - {end:g}", value=inside / (max(end, task.gold[1]) - min(start, task.gold[0])))
+    intersection = max(0.0, min(end, task.ground_truth[1]) - max(start, task.ground_truth[0]))
+    return Grade(
+        extracted=f"{start:g} - {end:g}",
+        value=intersection / (max(end, task.ground_truth[1]) - min(start, task.ground_truth[0])),
+    )
 
 
-def _official(text: str) -> tuple[float, float] | None:
+def _extract_span_strict(text: str) -> tuple[float, float] | None:
     plain = text.lower().replace("to", "-")
     sentences = re.split(r"[!?\n]", plain)
-    told = [each for each in sentences if any(word in each for word in _KEYWORDS)] or sentences
-    joined = "\n".join(told)
-    first = _clock_range(joined) or _range(joined)
-    if first:
-        return first
-    clocks = [seconds_of(each) for each in re.findall(rf"\b{_CLOCK}\b", joined)]
-    firsts = [float(found[1]) for each in told if (found := _NUMBER.search(each))]
+    relevant = [sentence for sentence in sentences if any(word in sentence for word in _KEYWORDS)] or sentences
+    joined = "\n".join(relevant)
+    span = _find_clock_range(joined) or _find_range(joined)
+    if span:
+        return span
+    clocks = [parse_seconds(clock) for clock in re.findall(rf"\b{_CLOCK}\b", joined)]
+    firsts = [float(match[1]) for sentence in relevant if (match := _NUMBER.search(sentence))]
     for times in (clocks, firsts):
         if len(times) >= 2:
             return times[0], times[1]
-    return _range(plain)  # at last, in the sentences that were passed over
+    return _find_range(plain)  # finally, in all sentences
 
 
-def _clock_range(text: str) -> tuple[float, float] | None:
-    found = re.search(rf"\b({_CLOCK})\s*[-–]\s*({_CLOCK})\b", text)
-    return (seconds_of(found[1]), seconds_of(found[2])) if found else None
+def _find_clock_range(text: str) -> tuple[float, float] | None:
+    match = re.search(rf"\b({_CLOCK})\s*[-–]\s*({_CLOCK})\b", text)
+    return (parse_seconds(match[1]), parse_seconds(match[2])) if match else None
 
 
-def _range(text: str) -> tuple[float, float] | None:
-    found = re.search(r"(?<!\d)(\d+(?:\.\d*)?)\s*[-–]\s*(\d+\.?\d*)", text)
-    return (float(found[1]), float(found[2])) if found else None
+def _find_range(text: str) -> tuple[float, float] | None:
+    match = re.search(r"(?<!\d)(\d+(?:\.\d*)?)\s*[-–]\s*(\d+\.?\d*)", text)
+    return (float(match[1]), float(match[2])) if match else None
+
+
+# ---- the lenient rule ----------------------------------------------------------------------------------------------
+
+
+def extract_time_span(text: str) -> tuple[float, float] | None:
+    """Return the first span of an answer in seconds, or None; a time may be a clock time, with a fraction.
+
+    Accepted: two times with any dash or `to`, `and`, `until` between them; with the word `end` between them; and a pair
+    in brackets. A minus before the first time invalidates the span.
+
+    >>> extract_time_span("from 00:12.5 to 0:20"), extract_time_span("[3.5, 8]"), extract_time_span("-3 - 8")
+    ((12.5, 20.0), (3.5, 8.0), None)
+    """
+    boxes = extract_boxed(text)
+    plain = strip_formatting(normalize_text(boxes[-1] if boxes else text)).casefold()
+    match = _PAIR.search(plain) or _SPAN.search(plain)
+    return (parse_seconds(match["start"]), parse_seconds(match["end"])) if match else None
+
+
+def parse_seconds(clock: str) -> float:
+    """Return the seconds of `h:mm:ss`, `mm:ss` or a number.
+
+    >>> parse_seconds("1:02:03.5"), parse_seconds("7")
+    (3723.5, 7.0)
+    """
+    total = 0.0
+    for part in clock.split(":"):
+        total = total * 60 + float(part)
+    return total

@@ -1,69 +1,80 @@
-"""DynaMath: 501 questions in ten variants each; what counts is whether all ten are right."""
+"""DynaMath: 501 questions in ten variants each, scored on average and in the worst case."""
 
 import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 
-from saccade.data.raw import LETTERS, Row
-from saccade.evaluation.benchmarks._answers import letter_of
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra, mean
-from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
-from saccade.evaluation.benchmarks._latex import value_of
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.types import Kind, Task
+from saccade.data.source_row import OPTION_LETTERS
+from saccade.evaluation.benchmarks.answer_extraction import extract_letter
+from saccade.evaluation.benchmarks.base import (
+    UNPARSED,
+    Benchmark,
+    Grade,
+    GradedAnswer,
+    compute_accuracy,
+    compute_weighted_mean,
+    group_by_extra,
+    group_by_extras,
+)
+from saccade.evaluation.benchmarks.formulas import are_formulas_equal, evaluate_formula, extract_formula
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.types import AnswerType, Task
 
 TOLERANCE = 0.001
-_TYPES = {"int": "float", "single answer": "text"} | {name: name for name in ("float", "multiple choice", "text")}
+_ANSWER_TYPES = {
+    **{name: name for name in ("float", "multiple choice", "text")},
+    **{"int": "float", "single answer": "text"},
+}
 
 
 def dynamath() -> Benchmark:
-    """DynaMath (Zou et al. 2024, arXiv 2411.00836), 501 seeds in ten variants; average and worst case.
+    """Define DynaMath (Zou et al. 2024, arXiv 2411.00836), 501 seeds in ten variants; average and worst case.
 
-    Official: the response is JSON, and its `short answer` counts: a number within 0.001 (the first word, `2π` is two
-    pi), a letter (or the gold letter among the first three characters), a text that holds the gold. The worst case is
-    the share of seeds with every variant right.
+    Strict: the response is JSON, and its `short answer` counts: a number within 0.001 (the first word; `2π` is two pi),
+    a letter (or the right letter among the first three characters), a text that contains the ground truth. The worst
+    case is the fraction of seeds with every variant right.
     """
     return Benchmark(
         name="dynamath",
-        hub="DynaMath/DynaMath_Sample",
-        patterns=("data/sample_variant*.parquet", "sample_variant*.parquet", "trial*/dataset.json", "*.jsonl"),
-        count=5010,
-        read=_read,
-        official=_official,
-        tolerant=_tolerant,
-        headline="average",
-        metrics=_metrics,
-        strata={name: extra(name) for name in ("variant", "subject", "level", "answer_type")},
-        counts={"variant": {str(variant): 501 for variant in range(1, 11)}},
-        unit=extra("seed"),
-        together=extra("seed"),
-        ordered="its options are written into the questions",
+        repo_id="DynaMath/DynaMath_Sample",
+        file_patterns=("data/sample_variant*.parquet", "sample_variant*.parquet", "trial*/dataset.json", "*.jsonl"),
+        num_tasks=5010,
+        parse_row=_parse_row,
+        grade_strict=_grade_strict,
+        grade_lenient=_grade_lenient,
+        primary_metric="average",
+        compute_metrics=_compute_metrics,
+        strata=group_by_extras("variant", "subject", "level", "answer_type"),
+        stratum_sizes={"variant": {str(variant): 501 for variant in range(1, 11)}},
+        cluster_key=group_by_extra("seed"),
+        joint_key=group_by_extra("seed"),
+        fixed_order_reason="its options are written into the questions",
     )
 
 
-def _official(text: str, task: Task) -> Mark:
+def _grade_strict(text: str, task: Task) -> Grade:
     try:
-        said = json.loads(text)
+        response = json.loads(text)
     except (ValueError, RecursionError):
         return UNPARSED
-    if not isinstance(said, dict) or "short answer" not in said:
+    if not isinstance(response, dict) or "short answer" not in response:
         return UNPARSED
-    answer = str(said["short answer"])
-    return Mark(read=answer, value=float(_right(answer, task)))
+    answer = str(response["short answer"])
+    return Grade(extracted=answer, value=float(_is_correct(answer, task)))
 
 
-def _right(answer: str, task: Task) -> bool:
-    kind, gold = task.extras["answer_type"], str(task.gold)
-    if kind == "float":
-        return abs(_float(answer) - float(gold)) <= TOLERANCE
-    if kind == "multiple choice":
-        return answer == gold if len(answer) == 1 else gold in answer[:3]
-    return gold in answer
+def _is_correct(answer: str, task: Task) -> bool:
+    answer_type, expected = task.extras["answer_type"], str(task.ground_truth)
+    if answer_type == "float":
+        return abs(_parse_float(answer) - float(expected)) <= TOLERANCE
+    if answer_type == "multiple choice":
+        return answer == expected if len(answer) == 1 else expected in answer[:3]
+    return expected in answer
 
 
-def _float(answer: str) -> float:
-    """The first word as a number, not-a-number where it is none; what stands before a π is multiplied by it."""
+def _parse_float(answer: str) -> float:
+    """Return the first word as a number, NaN if it is none; a number before π is multiplied by it."""
     word = answer if answer.isdigit() else answer.split(" ")[0]
     try:
         return float(word.split("π")[0]) * math.pi if "π" in word else float(word)
@@ -71,65 +82,77 @@ def _float(answer: str) -> float:
         return math.nan
 
 
-def _tolerant(text: str, task: Task) -> Mark:
-    """The short answer, or all of it where there is no JSON, read as a person would."""
-    inner = re.search(r"\{.*\}", text, re.DOTALL)
-    official = _official(inner[0], task) if inner else UNPARSED
-    said = text if official.read is None else official.read
+def _grade_lenient(text: str, task: Task) -> Grade:
+    """Grade the short answer, or the whole text without JSON, as a person would read it."""
+    braces = re.search(r"\{.*\}", text, re.DOTALL)
+    strict = _grade_strict(braces[0], task) if braces else UNPARSED
+    answer = text if strict.extracted is None else strict.extracted
     if task.extras["answer_type"] == "multiple choice":
-        letter = letter_of(said, LETTERS[:6])
-        return UNPARSED if letter is None else Mark(read=letter, value=float(letter == task.gold))
-    found = tolerant_formula(said)
-    if found is None:
+        letter = extract_letter(answer, OPTION_LETTERS[:6])
+        return UNPARSED if letter is None else Grade(extracted=letter, value=float(letter == task.ground_truth))
+    formula = extract_formula(answer)
+    if formula is None:
         return UNPARSED
     if task.extras["answer_type"] == "float":
-        value = value_of(found.rpartition("=")[2])
-        return Mark(read=found, value=float(value is not None and abs(value - float(task.gold)) <= TOLERANCE))  # type: ignore[arg-type]
-    return Mark(read=found, value=float(same_formula(found, str(task.gold)) or str(task.gold) in said))
+        value = evaluate_formula(formula.rpartition("=")[2])
+        return Grade(
+            extracted=formula,
+            value=float(value is not None and abs(value - float(str(task.ground_truth))) <= TOLERANCE),
+        )
+    return Grade(
+        extracted=formula,
+        value=float(are_formulas_equal(formula, str(task.ground_truth)) or str(task.ground_truth) in answer),
+    )
 
 
-def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    worst: dict[tuple[str, int], Result] = {}  # of each seed's variants
-    for each in results:
-        seed = str(each.task.extras["seed"]), each.attempt
-        worst[seed] = min(worst.get(seed, each), each, key=lambda one: one.value)
-    rate = mean([*worst.values()], of=lambda each: each.value >= 1)
-    return {"average": accuracy(results)["accuracy"], "worst_case": 100 * rate}
+def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    worst: dict[tuple[str, int], GradedAnswer] = {}  # by seed and sample, over its variants
+    for result in results:
+        seed = str(result.task.extras["seed"]), result.sample_index
+        worst[seed] = min(worst.get(seed, result), result, key=lambda sample: sample.value)
+    rate = compute_weighted_mean([*worst.values()], get_value=lambda result: result.value >= 1)
+    return {"average": compute_accuracy(results)["accuracy"], "worst_case": 100 * rate}
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    seed, variant = _place(row)
-    inner = row.inner(row.mapping("row")) if row.has("row") else row
-    kind = inner.text("answer_type", "question_type").strip().lower()
-    if kind not in _TYPES:
-        raise row.wrong("answer_type", f"it should be float, multiple choice or text, not {kind!r}")
-    gold = inner.text("ground_truth", "answer").strip()
-    if _TYPES[kind] == "float":
-        inner.number_of("ground_truth", "answer")
-    picture = inner.get("decoded_image", "image")
-    trial = f"trial{variant}/" if row.has("row") else ""  # where each variant has a folder, its rows don't name it
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    seed, variant = _read_seed_and_variant(row)
+    inner = row.with_values(row.get_mapping("row")) if row.has("row") else row
+    answer_type = inner.get_text("answer_type", "question_type").strip().lower()
+    if answer_type not in _ANSWER_TYPES:
+        raise row.field_error(
+            "answer_type", f"it should be float, multiple choice or text, not {answer_type!r}", answer_type
+        )
+    expected = inner.get_text("ground_truth", "answer").strip()
+    if _ANSWER_TYPES[answer_type] == "float":
+        inner.get_number("ground_truth", "answer")
+    image = inner.get("decoded_image", "image")
+    trial = f"trial{variant}/" if row.has("row") else ""  # rows in a variant's folder name images relative to it
     yield Task(
         id=f"{seed}-{variant}",
-        question=inner.text("question"),
-        media=(copy.picture(f"{trial}{picture}" if isinstance(picture, str) and "." in picture[-6:] else picture),),
-        kind=Kind.OPEN,
-        gold=gold,
+        question=inner.get_text("question"),
+        media=(row.resolve_image(f"{trial}{image}" if isinstance(image, str) and "." in image[-6:] else image),),
+        answer_type=AnswerType.OPEN,
+        ground_truth=expected,
         extras={
-            **{"seed": seed, "variant": variant, "answer_type": _TYPES[kind]},
-            "subject": " ".join(inner.label("subject").split()),
-            "level": inner.text("knowledge_level", "level").strip(),
+            "seed": seed,
+            "variant": variant,
+            "answer_type": _ANSWER_TYPES[answer_type],
+            "subject": " ".join(inner.get_text_or_empty("subject").split()),
+            "level": inner.get_text("knowledge_level", "level").strip(),
         },
     )
 
 
-def _place(row: Row) -> tuple[str, str]:
-    """The seed question and the variant of a row; where it doesn't say, the name of its file or folder does."""
+def _read_seed_and_variant(row: BenchmarkRow) -> tuple[str, str]:
+    """Return the seed question and the variant of a row, from its fields or from its file or folder name."""
     if row.has("question_id"):
-        return row.text("question_id"), row.text("id")
+        return row.get_text("question_id"), row.get_text("id")
     if row.has("qid"):
-        return row.text("qid"), row.text("varid")
-    named = re.search(r"(?:trial|variant)(\d+)", str(row.file))
-    variant = row.text("trial") if row.has("trial") else named[1] if named else ""
+        return row.get_text("qid"), row.get_text("varid")
+    match = re.search(r"(?:trial|variant)(\d+)", str(row.file))
+    variant = row.get_text("trial") if row.has("trial") else match[1] if match else ""
     if not variant:
-        raise row.wrong("trial", "it is missing; call the file sample_variant1 to 10, or put it into trial1 to 10")
-    return row.text("key", "id"), variant
+        raise row.field_error(
+            "trial", "it is missing; call the file sample_variant1 to 10, or put it into trial1 to 10"
+        )
+    return row.get_text("key", "id"), variant

@@ -1,6 +1,7 @@
-r"""The value of a formula in LaTeX: numbers and what is made of them, nothing else; no code is ever run.
+r"""Extract answers that are formulas and compare them; evaluate LaTeX formulas of numbers, and run no code.
 
-expression := term (("+" | "-") term)*         term := factor (("*" | "/")? factor)*
+expression := term (("+" | "-") term)*
+term       := factor (("*" | "/")? factor)*
 factor     := "-" factor | base ("^" factor)? ("!" | "%")*
 base       := number | \pi | "(" expression ")" | \frac{..}{..} | \sqrt[n]{..} | \sin .. | |..|
 """
@@ -8,144 +9,181 @@ base       := number | \pi | "(" expression ")" | \frac{..}{..} | \sqrt[n]{..} |
 import math
 import re
 
+from saccade.evaluation.benchmarks.answer_extraction import strip_formatting
+from saccade.rewards.text_normalization import extract_boxed, normalize_text
+
+_ANSWER_LEAD = re.compile(r"(?i:answer|result|value|答案)(?:\s*(?:is|:|=|：|是|为))+\s*")
+_UNITS = (
+    r"degrees?|°|cm|mm|km|m|meters?|metres?|centimeters?|feet|foot|ft|inches|inch|in|units?|seconds?|s|minutes?|hours?|"
+    r"dollars?|kg|g|miles?|yards?"
+)
+_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:square\s+|cubic\s+)?(?:{_UNITS})(?:\^?\{{?[23²³]\}}?)?\s*\.?$", re.IGNORECASE)
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+|\\[a-zA-Z]+|\\.|\S)")
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle|quad)(?![a-zA-Z])|[$~]")
-_CLOSING = {"(": ")", "{": "}", "[": "]", r"\{": r"\}"}
-_TIMES = {"*", r"\cdot", r"\times"}
-_OVER = {"/", r"\div"}
+_CLOSING_BRACKETS = {"(": ")", "{": "}", "[": "]", r"\{": r"\}"}
+_MULTIPLY_TOKENS = {"*", r"\cdot", r"\times"}
+_DIVIDE_TOKENS = {"/", r"\div"}
 _FUNCTIONS = {r"\sin": math.sin, r"\cos": math.cos, r"\tan": math.tan, r"\ln": math.log, r"\log": math.log10}
-_LONGEST, _LARGEST = 400, 1e15
+_MAX_CHARS, _MAX_VALUE = 400, 1e15
 
 
-def value_of(formula: str) -> float | None:
-    r"""The value of a formula, or None where it is none, holds a variable or can't be worked out.
+def extract_formula(text: str) -> str | None:
+    r"""Return the content of the last box, else the text after the last `answer is`, else the whole answer, without
+    markup and unit.
 
-    >>> value_of(r"2\sqrt{3}"), value_of(r"\frac{1}{4}"), value_of("27cm"), value_of("(1,2)")
-    (3.4641016151377544, 0.25, None, None)
+    >>> extract_formula(r"so \boxed{27\text{ cm}}"), extract_formula("The answer is 27 degrees.")
+    ('27', '27')
     """
-    if len(formula) > _LONGEST:
+    boxes = extract_boxed(text)
+    if boxes:
+        raw = boxes[-1]
+    else:
+        raw = _ANSWER_LEAD.split(text)[-1].strip().split("\n")[0]
+    plain = (
+        strip_formatting(normalize_text(raw)).replace("{,}", "").replace(r"^\circ", "").replace(r"^{\circ}", "").strip()
+    )
+    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain).rstrip(".").strip()
+    plain = _UNIT.sub("", plain).removesuffix(r"\%").removesuffix("%").strip()
+    return plain or None
+
+
+def are_formulas_equal(predicted: str, ground_truth: str) -> bool:
+    """Return whether two formulas are the same text, ignoring blanks and case, or have equal values to two decimals."""
+    ground_truth = extract_formula(ground_truth) or ""
+    if "".join(predicted.split()).casefold() == "".join(ground_truth.split()).casefold():
+        return True
+    return have_equal_values(predicted.rpartition("=")[2], ground_truth.rpartition("=")[2])
+
+
+def evaluate_formula(formula: str) -> float | None:
+    r"""Return the value of a formula, or None if it is invalid, contains a variable or can't be evaluated.
+
+    >>> [evaluate_formula(formula) for formula in (r"2\sqrt{3}", r"\frac{1}{4}", "27cm", "(1,2)")]
+    [3.4641016151377544, 0.25, None, None]
+    """
+    if len(formula) > _MAX_CHARS:
         return None
     try:
         parser = _Parser(_TOKEN.findall(_SPACING.sub(" ", formula)))
-        value = parser.expression()
+        value = parser.parse_expression()
     except (ValueError, ArithmeticError, RecursionError):
         return None
-    return value if parser.done and math.isfinite(value) else None
+    return value if parser.is_done and math.isfinite(value) else None
 
 
-def same_value(one: str, other: str, digits: int = 2) -> bool:
-    """Whether two formulas have the same value once each is rounded to so many decimals."""
-    left, right = value_of(one), value_of(other)
-    return left is not None and right is not None and round(left, digits) == round(right, digits)
+def have_equal_values(first: str, second: str, decimals: int = 2) -> bool:
+    """Return whether two formulas have the same value after each is rounded to `decimals` decimals."""
+    left, right = evaluate_formula(first), evaluate_formula(second)
+    return left is not None and right is not None and round(left, decimals) == round(right, decimals)
 
 
 class _Parser:
-    """Reads tokens from left to right. Raises ValueError for what it doesn't know."""
+    """Parse tokens from left to right. Raises ValueError for an unknown token."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self._tokens, self._at = tokens, 0
+        self._tokens, self._position = tokens, 0
 
     @property
-    def done(self) -> bool:
-        return self._at == len(self._tokens)
+    def is_done(self) -> bool:
+        return self._position == len(self._tokens)
 
-    def expression(self) -> float:
-        value = self._term()
-        while self._next() in ("+", "-"):
-            value = value + self._term() if self._take() == "+" else value - self._term()
+    def parse_expression(self) -> float:
+        value = self._parse_term()
+        while self._peek() in ("+", "-"):
+            value = value + self._parse_term() if self._consume() == "+" else value - self._parse_term()
         return value
 
-    def _term(self) -> float:
-        value = self._factor()
+    def _parse_term(self) -> float:
+        value = self._parse_factor()
         while True:
-            token = self._next()
-            if token in _TIMES:
-                self._take()
-                value *= self._factor()
-            elif token in _OVER:
-                self._take()
-                value /= self._factor()
-            elif self._begins(token):
-                value *= self._factor()
+            token = self._peek()
+            if token in _MULTIPLY_TOKENS:
+                self._consume()
+                value *= self._parse_factor()
+            elif token in _DIVIDE_TOKENS:
+                self._consume()
+                value /= self._parse_factor()
+            elif self._starts_factor(token):
+                value *= self._parse_factor()
             else:
                 return value
 
-    def _factor(self) -> float:
-        if self._next() in ("-", "+"):
-            return -self._factor() if self._take() == "-" else self._factor()
-        value = self._base()
-        if self._next() == "^":
-            self._take()
-            exponent = self._argument() if self._next() == "{" else self._factor()
-            if abs(exponent) > 64:  # 9^{9^9} is no answer
+    def _parse_factor(self) -> float:
+        if self._peek() in ("-", "+"):
+            return -self._parse_factor() if self._consume() == "-" else self._parse_factor()
+        value = self._parse_base()
+        if self._peek() == "^":
+            self._consume()
+            exponent = self._parse_argument() if self._peek() == "{" else self._parse_factor()
+            if abs(exponent) > 64:  # 9^{9^9} is not a plausible answer
                 raise ValueError
             value = float(value**exponent)
-        while self._next() in ("!", "%", r"\%"):
-            value = self._after(value, self._take())
+        while self._peek() in ("!", "%", r"\%"):
+            value = self._apply_postfix(value, self._consume())
         return value
 
-    def _after(self, value: float, sign: str) -> float:
-        if sign != "!":
+    def _apply_postfix(self, value: float, operator: str) -> float:
+        if operator != "!":
             return value / 100
         if value != int(value) or not 0 <= value <= 20:
             raise ValueError
         return float(math.factorial(int(value)))
 
-    def _base(self) -> float:
-        token = self._take()
+    def _parse_base(self) -> float:
+        token = self._consume()
         if re.match(r"[\d.]", token):
             return float(token)
         if token == r"\pi" or token == "π":
             return math.pi
-        if token in _CLOSING and token != "[":
-            return self._until(_CLOSING[token])
+        if token in _CLOSING_BRACKETS and token != "[":
+            return self._parse_until(_CLOSING_BRACKETS[token])
         if token == "|":
-            return abs(self._until("|"))
+            return abs(self._parse_until("|"))
         if token in (r"\frac", r"\dfrac", r"\tfrac"):
-            above = self._argument()
-            return above / self._argument()
+            numerator = self._parse_argument()
+            return numerator / self._parse_argument()
         if token == r"\sqrt":
-            root = self._until("]") if self._next() == "[" and self._take() else 2.0
-            return float(self._positive(self._argument()) ** (1 / root))
+            root = self._parse_until("]") if self._peek() == "[" and self._consume() else 2.0
+            return float(self._require_nonnegative(self._parse_argument()) ** (1 / root))
         if token in _FUNCTIONS:
-            return _FUNCTIONS[token](self._factor())
+            return _FUNCTIONS[token](self._parse_factor())
         raise ValueError(token)
 
-    def _positive(self, value: float) -> float:
+    def _require_nonnegative(self, value: float) -> float:
         if value < 0:
             raise ValueError
         return value
 
-    def _argument(self) -> float:
-        """What stands in braces, else the one digit that LaTeX takes."""
-        if self._next() == "{":
-            self._take()
-            return self._until("}")
-        token = self._take()
+    def _parse_argument(self) -> float:
+        """Parse the content of braces, else the single digit that LaTeX takes."""
+        if self._peek() == "{":
+            self._consume()
+            return self._parse_until("}")
+        token = self._consume()
         if token.isdigit() and len(token) > 1:
-            self._at -= 1
-            self._tokens[self._at] = token[1:]
+            self._position -= 1
+            self._tokens[self._position] = token[1:]
             return float(token[0])
         if token.isdigit():
             return float(token)
         raise ValueError(token)
 
-    def _until(self, closing: str) -> float:
-        value = self.expression()
-        if self._take() != closing or abs(value) > _LARGEST:
+    def _parse_until(self, closing: str) -> float:
+        value = self.parse_expression()
+        if self._consume() != closing or abs(value) > _MAX_VALUE:
             raise ValueError
         return value
 
-    def _begins(self, token: str) -> bool:
-        """Whether a factor follows without a sign between."""
-        known = {r"\pi", "π", "(", "{", r"\frac", r"\dfrac", r"\tfrac", r"\sqrt", *_FUNCTIONS}
-        return token in known or bool(re.match(r"[\d.]", token))
+    def _starts_factor(self, token: str) -> bool:
+        """Return whether a token starts a factor, so that an operator before it may be omitted."""
+        starts = {r"\pi", "π", "(", "{", r"\frac", r"\dfrac", r"\tfrac", r"\sqrt", *_FUNCTIONS}
+        return token in starts or bool(re.match(r"[\d.]", token))
 
-    def _next(self) -> str:
-        return "" if self.done else self._tokens[self._at]
+    def _peek(self) -> str:
+        return "" if self.is_done else self._tokens[self._position]
 
-    def _take(self) -> str:
-        if self.done:
-            raise ValueError("the formula ends too early")
-        self._at += 1
-        return self._tokens[self._at - 1]
+    def _consume(self) -> str:
+        if self.is_done:
+            raise ValueError("the formula is incomplete")
+        self._position += 1
+        return self._tokens[self._position - 1]

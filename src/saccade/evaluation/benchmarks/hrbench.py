@@ -1,104 +1,124 @@
-"""HR-Bench at 4K and 8K: each question four times, its options turned by one."""
+"""HR-Bench at 4K and 8K: each question four times, with rotated options."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Literal
 
-from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, Result, accuracy, extra, table
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import choice_mark, option, tolerant_choice
-from saccade.rewards._text import asked
-from saccade.types import Kind, Media, Task
+from saccade.evaluation.benchmarks.base import (
+    Benchmark,
+    Grade,
+    GradedAnswer,
+    JudgePrompt,
+    compute_accuracy,
+    compute_macro_average,
+    format_ground_truth_option,
+    grade_choice,
+    grade_choice_lenient,
+    group_by_extra,
+    group_by_extras,
+)
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.text_normalization import format_question
+from saccade.types import AnswerType, Media, Task
 
-PROMPT = (
+JUDGE_INSTRUCTIONS = (
     "You decide whether a candidate has answered a multiple-choice question about a picture, which you can't see, as "
     "the reference does. It is right only if it settles on the reference's option, by the letter or by what that says; "
     "one that settles on none, or on another, is wrong."
 )
 _LETTERS = "ABCD"
-_LAST = 4  # tokens from the end among which the one letter must stand
-_POINTER = 64  # characters up to which an image's field is the index of the row that holds the image
+_MAX_TOKENS_FROM_END = 4  # tokens from the end among which the one letter must stand
+_MAX_POINTER_CHARS = 64  # characters up to which an image's field is the index of the row that holds the image
 
 
 def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
-    """HR-Bench (Wang et al. 2024, arXiv 2408.15556), 800 rows of either `size`; the mean of its four rotations.
+    """Define HR-Bench (Wang et al. 2024, arXiv 2408.15556), 800 rows of either `size`; the mean of its four rotations.
 
-    The published rule asks a language model at random; `official` is what its authors point to (VLMEvalKit): the only
-    option letter among the words if it is one of the last four, else `answer is X`, else the only option whose text
-    occurs in a response that isn't too long, else a judge. Without one such answers count as wrong, as its exact mode
-    has it, and are told as undecided.
+    The published rule samples a language model; `strict` is the one its authors refer to (VLMEvalKit): the only option
+    letter among the words if it is one of the last four, else `answer is X`, else the only option whose text occurs in
+    a response that isn't too long, else a judge. Without a judge such answers count as wrong, as in its exact mode, and
+    are reported as undecided.
     """
-    pictures: dict[str, Media] = {}  # by the index of the row that held them
+    images: dict[str, Media] = {}  # by the index of the row that contains them
 
-    def read(row: Row, copy: Copy) -> Iterator[Task]:
-        index, image = row.text("index"), row.get("image")
-        if isinstance(image, str) and len(image) <= _POINTER and image in pictures:
-            picture = pictures[image]
+    def parse_row(row: BenchmarkRow) -> Iterator[Task]:
+        index, image = row.get_text("index"), row.get("image")
+        if isinstance(image, str) and len(image) <= _MAX_POINTER_CHARS and image in images:
+            media = images[image]
         else:
-            picture = pictures[index] = copy.picture(image)
+            media = images[index] = row.resolve_image(image)
         yield Task(
             id=index,
-            question=row.text("question"),
-            media=(picture,),
-            kind=Kind.CHOICE,
-            gold=row.letter(4, "answer"),
-            choices=tuple(row.text(letter) for letter in _LETTERS),
-            extras={"category": row.text("category"), "rotation": row.text("cycle_category")},
+            question=row.get_text("question"),
+            media=(media,),
+            answer_type=AnswerType.CHOICE,
+            ground_truth=row.get_option_letter(4, "answer"),
+            options=tuple(row.get_text(letter) for letter in _LETTERS),
+            extras={"category": row.get_text("category"), "rotation": row.get_text("cycle_category")},
         )
 
     return Benchmark(
         name=f"hrbench_{size}",
-        hub="DreamMr/HR-Bench",
-        patterns=(f"hr_bench_{size}.tsv", f"hrbench_version_split/hrbench_{size}-*.parquet", f"*{size}*", "*.jsonl"),
-        count=800,
-        read=read,
-        official=_official,
-        tolerant=lambda text, task: _left(tolerant_choice(text, task)),
-        headline="average",
-        metrics=_metrics,
-        strata={"category": extra("category"), "rotation": extra("rotation")},
-        counts={"category": {"single": 400, "cross": 400}},
-        ordered="its metric is the mean over four published orders of the same options",
-        criterion=Criterion(prompt=PROMPT, question=lambda task: asked(task.question, task.choices), gold=option),
+        repo_id="DreamMr/HR-Bench",
+        file_patterns=(
+            f"hr_bench_{size}.tsv",
+            f"hrbench_version_split/hrbench_{size}-*.parquet",
+            f"*{size}*",
+            "*.jsonl",
+        ),
+        num_tasks=800,
+        parse_row=parse_row,
+        grade_strict=_grade_strict,
+        grade_lenient=lambda text, task: _leave_to_judge(grade_choice_lenient(text, task)),
+        primary_metric="average",
+        compute_metrics=_compute_metrics,
+        strata=group_by_extras("category", "rotation"),
+        stratum_sizes={"category": {"single": 400, "cross": 400}},
+        fixed_order_reason="its metric is the mean over four published orders of the same options",
+        judge_prompt=JudgePrompt(
+            instructions=JUDGE_INSTRUCTIONS,
+            question=lambda task: format_question(task.question, task.options),
+            ground_truth=format_ground_truth_option,
+        ),
     )
 
 
-def _official(text: str, task: Task) -> Mark:
-    return _left(choice_mark(_alone(text) or _said(text) or _quoted(text, task), task))
+def _grade_strict(text: str, task: Task) -> Grade:
+    return _leave_to_judge(
+        grade_choice(_find_lone_letter(text) or _find_announced_letter(text) or _find_quoted_option(text, task), task)
+    )
 
 
-def _left(mark: Mark) -> Mark:
-    """What the letters didn't tell is left to a judge."""
-    return replace(mark, value=None) if mark.read is None else mark
+def _leave_to_judge(grade: Grade) -> Grade:
+    """Mark a grade without a letter as undecided."""
+    return replace(grade, value=None) if grade.extracted is None else grade
 
 
-def _alone(text: str) -> str | None:
+def _find_lone_letter(text: str) -> str | None:
     words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
-    there = [letter for letter in _LETTERS if letter in words]
-    return there[0] if len(there) == 1 and words.index(there[0]) >= len(words) - _LAST else None
+    present = [letter for letter in _LETTERS if letter in words]
+    return present[0] if len(present) == 1 and words.index(present[0]) >= len(words) - _MAX_TOKENS_FROM_END else None
 
 
-def _said(text: str) -> str | None:
-    found = re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text)
-    return found[1] if found else None
+def _find_announced_letter(text: str) -> str | None:
+    match = re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text)
+    return match[1] if match else None
 
 
-def _quoted(text: str, task: Task) -> str | None:
-    if len(text) > 2 * sum(map(len, task.choices)):
+def _find_quoted_option(text: str, task: Task) -> str | None:
+    if len(text) > 2 * sum(map(len, task.options)):
         return None
-    there = [letter for letter, option in zip(_LETTERS, task.choices, strict=True) if option.lower() in text.lower()]
-    return there[0] if len(there) == 1 else None
+    quoted = [letter for letter, option in zip(_LETTERS, task.options, strict=True) if option.lower() in text.lower()]
+    return quoted[0] if len(quoted) == 1 else None
 
 
-def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    """Per rotation the accuracy of all, single and cross; then the mean of the rotations, never all or nothing."""
-    rotation, category = extra("rotation"), extra("category")
-    found = {"average": fmean(cell.value for cell in table(results, rotation).values())}
-    for name, short in (("single", "fsp"), ("cross", "fcp")):
-        some = [each for each in results if category(each.task) == name]
-        if some:
-            found[short] = fmean(cell.value for cell in table(some, rotation).values())
-    return {**found, "mean_of_rows": accuracy(results)["accuracy"]}
+def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    """Return the mean over rotations of the accuracy: over all, single and cross rows."""
+    rotation, category = group_by_extra("rotation"), group_by_extra("category")
+    metrics = {"average": compute_macro_average(results, rotation)}
+    for name, key in (("single", "fsp"), ("cross", "fcp")):
+        selected = [result for result in results if category(result.task) == name]
+        if selected:
+            metrics[key] = compute_macro_average(selected, rotation)
+    return {**metrics, "mean_of_rows": compute_accuracy(results)["accuracy"]}

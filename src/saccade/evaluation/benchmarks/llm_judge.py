@@ -1,113 +1,119 @@
-"""Answers that no rule decides, put to a judge: the reward of that name, told the benchmark's own criterion.
+"""Judge answers that no rule decides: the reward `judge`, with the benchmark's own instructions.
 
-    results ── open, or all ──> judge.read, where the official way reads first ──> the rule marks what was read
-                                     │                                                  │ still open
+    results ── undecided, or all ──> judge.extract_answer, if the official way extracts ──> the rule grades it
+                                     │                                                  │ still undecided
                                      │                                                  v
-                                     └── no reading, or no verdict: undecided <── judge.compare ──> a verdict
-                                         (no server, not in time, something else)
+                                     └── no extraction, or no verdict: undecided <── judge.score_answer ──> a verdict
+                                         (no server, a timeout, an unexpected reply)
 
-As many are asked at once as the judge's server is given; what was said once is kept on disk and never asked again. The
-answer goes to the judge between marks that are drawn anew for each request, as in training: nothing in it can end it
-early, and the judge is told to follow none of it.
+Requests run concurrently, as many as the judge allows; replies are cached on disk and never requested again. The answer
+is sent between marks that are drawn anew for each request, as in training: nothing in it can end it early, and the
+judge is instructed to follow none of it.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from saccade import plugins
-from saccade.evaluation.benchmarks._answers import final_answer
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Criterion, Result
-from saccade.evaluation.run import Tally
-from saccade.evaluation.verdicts import Verdict
-from saccade.rewards.judge import judge
+from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
+from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, GradedAnswer, JudgePrompt
+from saccade.evaluation.judge_results import JudgeVerdict
+from saccade.evaluation.runner import Progress
+from saccade.rewards.judge import Judge
 from saccade.types import Ungraded
 
-LONGEST = 20_000  # characters of a final answer; without an answer tag it may be all of a long reply
+MAX_ANSWER_CHARS = 20_000  # of a final answer; without an answer tag it may be all of a long reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Referee:
-    """Who decides what a benchmark's rule leaves open: the judge called `model`, or nobody."""
+class LlmJudge:
+    """Decide what a benchmark's rule leaves undecided, with the judge called `model`; without a client nothing is
+    decided.
+    """
 
     benchmark: Benchmark
     model: str = ""
-    ask: judge | None = None
+    client: Judge | None = None
 
     @classmethod
-    def of(cls, benchmark: Benchmark, settings: Mapping[str, Any]) -> "Referee":
-        """The one that `settings`, those of `rewards/judge`, name; nobody where they are empty. Raises ConfigError."""
+    def from_settings(cls, benchmark: Benchmark, settings: Mapping[str, Any]) -> "LlmJudge":
+        """Build the judge from the settings of `rewards/judge`; without settings it decides nothing. Raises
+        ConfigError.
+        """
         if not settings:
             return cls(benchmark=benchmark)
-        criterion = benchmark.criterion
-        prompt = {"prompt": criterion.prompt} if criterion and criterion.prompt else {}
-        # made even for a benchmark that needs none: settings that are wrong are so for all of them
-        made = plugins.bind("rewards", "judge", {"longest": LONGEST, **prompt, **settings})()
-        return cls(benchmark=benchmark, model=settings["model"], ask=made) if criterion else cls(benchmark=benchmark)
+        judge_prompt = benchmark.judge_prompt
+        prompt = {"prompt": judge_prompt.instructions} if judge_prompt and judge_prompt.instructions else {}
+        # Built even for a benchmark without a judge, so that wrong settings fail for every benchmark.
+        client = plugins.resolve("rewards", "judge", {"max_answer_chars": MAX_ANSWER_CHARS, **prompt, **settings})()
+        judge = cls(benchmark=benchmark, model=settings["model"], client=client)
+        return judge if judge_prompt else cls(benchmark=benchmark)
 
     @property
-    def part(self) -> str:
-        """What it does in the marking, in words; "" for a benchmark whose published metric has no judge."""
-        criterion = self.benchmark.criterion
-        if criterion is None:
+    def description(self) -> str:
+        """Describe how answers are graded; "" for a benchmark whose published metric has no judge."""
+        judge_prompt = self.benchmark.judge_prompt
+        if judge_prompt is None:
             return ""
-        if self.ask is None:
+        if self.client is None:
             return "rules alone; the published metric has a model judge (evaluation.judge)"
-        if criterion.every:
-            return f"the judge {self.model}, which reads the answers, and rules on what it read"
-        read = "reads, then compares" if criterion.reading else "compares"
-        return f"rules, and the judge {self.model}, which {read} what they leave open"
+        if judge_prompt.extract_always:
+            return f"rules, on answers extracted by the judge {self.model}"
+        steps = "extracts and compares" if judge_prompt.extraction_prompt else "compares"
+        return f"rules, and the judge {self.model}, which {steps} undecided answers"
 
-    def verdicts(self, results: Sequence[Result], *, told: Callable[[Tally], None]) -> list[Verdict]:
-        """What the judge says, or why it says nothing, of each result that is put to it, in order; `told` is told how
-        far it is, and how much of what was decided is right.
+    def collect_verdicts(
+        self, results: Sequence[GradedAnswer], *, on_progress: Callable[[Progress], None]
+    ) -> list[JudgeVerdict]:
+        """Return the verdict, or the reason for its absence, on each result that needs the judge, in order.
+
+        `on_progress` receives the progress and the accuracy of the decided answers.
         """
-        criterion = self.benchmark.criterion
-        if self.ask is None or criterion is None:
+        judge_prompt, client = self.benchmark.judge_prompt, self.client
+        if client is None or judge_prompt is None:
             return []
-        asked = [each for each in results if each.open or _read_first(criterion, each)]
-        return asyncio.run(self._all(asked, criterion, self.ask, told)) if asked else []
+        pending = [result for result in results if result.is_undecided or _should_extract_first(judge_prompt, result)]
+        verdicts: list[JudgeVerdict] = []
 
-    async def _all(
-        self, results: Sequence[Result], criterion: Criterion, ask: judge, told: Callable[[Tally], None]
-    ) -> list[Verdict]:
-        done, values = 0, list[float]()
+        def report_progress() -> None:
+            values = [verdict.value for verdict in verdicts if verdict.value is not None]
+            accuracy = fmean(values) if values else None
+            on_progress(Progress(done=len(verdicts), total=len(pending), accuracy=accuracy))
 
-        async def one(result: Result) -> Verdict:
-            nonlocal done
-            verdict = await self._verdict(result, criterion, ask)
-            done += 1
-            values.extend([] if verdict.value is None else [verdict.value])
-            told(Tally(done=done, total=len(results), accuracy=sum(values) / len(values) if values else None))
+        async def judge_answer(result: GradedAnswer) -> JudgeVerdict:
+            verdicts.append(verdict := await self._judge_answer(result, judge_prompt, client))
+            report_progress()
             return verdict
 
-        told(Tally(done=0, total=len(results), accuracy=None))
-        return await asyncio.gather(*map(one, results))
+        async def judge_all() -> list[JudgeVerdict]:
+            report_progress()
+            return await asyncio.gather(*map(judge_answer, pending))
 
-    async def _verdict(self, result: Result, criterion: Criterion, ask: judge) -> Verdict:
-        """What the judge says of one answer."""
-        answer, task = final_answer(result.answer.text), result.task
-        about, plain = criterion.question(task), Verdict(task=task.id, answer=answer, value=None)
-        if criterion.reading is not None:
-            read = await ask.read(about, _last(answer, criterion.words), criterion.reading(task))
-            plain = replace(plain, instead=criterion.every)
-            if isinstance(read, Ungraded):
-                return replace(plain, reason=read.reason)
-            plain = replace(plain, read=read, value=(self.benchmark.official(read, task) if read else UNPARSED).value)
-        if plain.value is not None:
-            return plain
-        value = await ask.compare(about, criterion.gold(task), answer if plain.read is None else plain.read)
-        return replace(plain, reason=value.reason) if isinstance(value, Ungraded) else replace(plain, value=value)
+        return asyncio.run(judge_all()) if pending else []
+
+    async def _judge_answer(self, result: GradedAnswer, judge_prompt: JudgePrompt, client: Judge) -> JudgeVerdict:
+        """Return the judge's verdict on one answer."""
+        answer, task = extract_final_answer(result.answer.text), result.task
+        question, verdict = judge_prompt.question(task), JudgeVerdict(task_id=task.id, answer=answer, value=None)
+        if judge_prompt.extraction_prompt is not None:
+            verdict = replace(verdict, overrides_rule=judge_prompt.extract_always)
+            tail = " ".join(answer.split()[-judge_prompt.max_words :]) if judge_prompt.max_words else answer
+            extracted = await client.extract_answer(question, tail, judge_prompt.extraction_prompt(task))
+            if isinstance(extracted, Ungraded):
+                return replace(verdict, reason=extracted.reason)
+            grade = self.benchmark.grade_strict(extracted, task) if extracted else UNPARSED
+            verdict, answer = replace(verdict, extracted=extracted, value=grade.value), extracted
+        if verdict.value is not None:
+            return verdict
+        value = await client.score_answer(question, judge_prompt.ground_truth(task), answer)
+        return replace(verdict, reason=value.reason) if isinstance(value, Ungraded) else replace(verdict, value=value)
 
 
-def _read_first(criterion: Criterion, result: Result) -> bool:
-    """Whether the judge reads an answer that the rule could decide."""
-    if not criterion.every or criterion.reading is None or result.answer.error is not None:
+def _should_extract_first(judge_prompt: JudgePrompt, result: GradedAnswer) -> bool:
+    """Return whether the judge extracts an answer that the rule could decide."""
+    if not judge_prompt.extract_always or judge_prompt.extraction_prompt is None or result.answer.error is not None:
         return False
-    return bool(criterion.reading(result.task)) and bool(final_answer(result.answer.text))
-
-
-def _last(text: str, words: int) -> str:
-    """The last words of a text; all of it for 0."""
-    return " ".join(text.split()[-words:]) if words else text
+    return bool(judge_prompt.extraction_prompt(result.task)) and bool(extract_final_answer(result.answer.text))

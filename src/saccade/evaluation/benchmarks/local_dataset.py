@@ -1,127 +1,124 @@
-"""A local copy of a data set: its rows one at a time, and the files that they name.
+"""Read a local copy of a benchmark's dataset: its rows one at a time, and the files they refer to.
 
-copy = Copy(root=Path("Video-MME"))              the folder as the hub lays it out, or one file of rows
-for row in copy.rows("videomme/test-*.parquet")  the first pattern that a file fits
-row.text("question")                         DataError with file, row and field where it isn't one
+for row in iterate_rows(Path("Video-MME"), ["videomme/test-*.parquet"])   the first pattern that matches a file
+    row.get_text("question")                 DataError with file, row and field if it is invalid
+    row.resolve_video("videos/fFjv93ACGo8.mp4")
 """
 
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from saccade.data.raw import Row, json_list, kept, read_rows
+from saccade.data.source_row import SourceRow, iterate_json_list, read_rows, store_media_file
 from saccade.errors import DataError, boundary
-from saccade.runlog import writing
 from saccade.types import Media, MediaKind
+from saccade.utils.files import file_errors
 
-UNPACKED = "unpacked"  # the folder, beside the rows, for pictures that were stored inside them
+UNPACKED_DIR = "unpacked"  # the folder, next to the rows, for images that rows contain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A local copy of a data set: its folder as the hub lays it out, or one file of its rows."""
+class BenchmarkRow(SourceRow):
+    """A row of a local copy whose media are below `media_dir`."""
 
-    root: Path
+    media_dir: Path
 
-    @property
-    def folder(self) -> Path:
-        """Where media are looked for."""
-        return self.root if self.root.is_dir() else self.root.parent
+    def resolve_video(self, *names: str) -> tuple[Media, ...]:
+        """Return the first of these files that exists, else the first one; whether it exists is checked on use."""
+        paths = [self.media_dir / name for name in names]
+        return (Media(path=str(next((path for path in paths if path.is_file()), paths[0]))),)
 
-    def rows(self, *patterns: str) -> Iterator[Row]:
-        """Every row of the files that fit the first pattern which any file fits, files in order of their names.
+    def resolve_sidecar(self, media: Media, *names: str, required: bool = False) -> str:
+        """Return the first of these files that exists, relative to the folder of `media`, else "".
 
-        Raises DataError where there is no such file, or one can't be read.
+        If it is `required`, return the first name even if it is missing, so that its absence is detected on use. The
+        relative path makes a task independent of the copy's location.
         """
-        for file in self.files(*patterns):
-            yield from read_rows(file, readers=_READERS)
+        paths = [self.media_dir / name for name in names]
+        path = next((path for path in paths if path.is_file()), paths[0] if required else None)
+        return "" if path is None else Path(os.path.relpath(path, Path(media.path).parent)).as_posix()
 
-    def files(self, *patterns: str) -> list[Path]:
-        """The files that fit the first pattern which any fits."""
-        if self.root.is_file():
-            return [self.root]
-        if not self.root.exists():
-            mend = "download the data set there, name the folder that it is in, or fetch it with --data hub:main"
-            raise DataError(f"there is no folder {self.root}; {mend}")
-        for pattern in patterns:
-            found = sorted(path for path in self.root.glob(pattern) if path.is_file())
-            if found:
-                return found
-        raise DataError(
-            f"{self.root} lacks the split: no file fits {', '.join(patterns)}; download the data set into it once more"
-        )
+    def resolve_image(self, value: Any) -> Media:
+        """Return an image: a path below the folder, or content of the row (bytes, base64), which is written to a file.
 
-    def video(self, *names: str) -> tuple[Media, ...]:
-        """The first of these files that is there, else the first of them: whether it exists is found out when used."""
-        places = [self.folder / name for name in names]
-        return (Media(path=str(next((place for place in places if place.is_file()), places[0]))),)
-
-    def beside(self, media: Media, *names: str, required: bool = False) -> str:
-        """The first of these files that is there, as a path from the folder of `media`, else ""; of a `required` one
-        the first name, so that what lacks it is found out.
-
-        So a task says the same wherever its copy lies.
+        Images with equal content share a file. Raises DataError if the content can't be decoded, RunError if the file
+        can't be written.
         """
-        places = [self.folder / name for name in names]
-        found = next((place for place in places if place.is_file()), places[0] if required else None)
-        return "" if found is None else Path(os.path.relpath(found, Path(media.path).parent)).as_posix()
-
-    def picture(self, value: Any) -> Media:
-        """A still picture: a path below the folder, or what the row itself holds (bytes, base64), put into a file.
-
-        Pictures of the same content share a file. Raises RunError where it can't be written, as on a full disk.
-        """
-        path = _named(value)
+        path = _get_named_path(value)
         if path is not None:
-            below = [self.folder / path, self.folder / "images" / path, self.folder / "data" / path]
-            found = next((each for each in below if each.is_file()), below[0])
-            return Media(path=str(found), kind=MediaKind.IMAGE)
-        content = _content(value, str(self.root))
-        folder = self.folder / UNPACKED
-        with writing(folder):
-            return Media(path=str(kept(content, folder)), kind=MediaKind.IMAGE)
+            candidates = [self.media_dir / path, self.media_dir / "images" / path, self.media_dir / "data" / path]
+            file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
+            return Media(path=str(file), kind=MediaKind.IMAGE)
+        content, folder = value["bytes"] if isinstance(value, Mapping) else value, self.media_dir / UNPACKED_DIR
+        if not isinstance(content, bytes):
+            problem = f"{self.file}, row {self.number}: an image is neither a path, nor bytes, nor base64"
+            with boundary(DataError, problem, key="image"):
+                content = base64.b64decode(content.rpartition(",")[2], validate=True)
+        with file_errors(folder):
+            return Media(path=str(store_media_file(content, folder)), kind=MediaKind.IMAGE)
 
 
-def _named(value: Any) -> str | None:
-    """The path that a picture's field names, if it names one."""
+def iterate_rows(root: Path, patterns: Sequence[str]) -> Iterator[BenchmarkRow]:
+    """Yield every row of a copy, a folder with the hub's layout or one file of rows; see `find_row_files`."""
+    media_dir = root if root.is_dir() else root.parent
+    for file in find_row_files(root, patterns):
+        for row in read_rows(file, readers=_READERS):
+            yield BenchmarkRow(**{name.name: getattr(row, name.name) for name in fields(row)}, media_dir=media_dir)
+
+
+def find_row_files(root: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files that match the first matching pattern, by name. Raises DataError if there are none."""
+    if root.is_file():
+        return [root]
+    if not root.exists():
+        raise DataError(
+            f"the folder {root} does not exist; download the dataset there, give another folder, or fetch it "
+            "with --bench-data hub:main",
+            key=str(root),
+        )
+    for pattern in patterns:
+        files = sorted(path for path in root.glob(pattern) if path.is_file())
+        if files:
+            return files
+    raise DataError(
+        f"{root} lacks the split: no file matches {', '.join(patterns)}; download the dataset into it again",
+        key=str(root),
+        value=patterns,
+    )
+
+
+def _get_named_path(value: Any) -> str | None:
+    """Return the path in an image field, or None if the field holds content."""
     if isinstance(value, Mapping):
         return None if value.get("bytes") else str(value.get("path") or "")
-    # base64 is longer than any path, and rarely holds a full stop near its end
+    # base64 is longer than any path, and rarely contains a period near its end.
     return value if isinstance(value, str) and len(value) < 256 and "." in value[-6:] else None
 
 
-def _content(value: Any, where: str) -> bytes:
-    inside = value["bytes"] if isinstance(value, Mapping) else value
-    if isinstance(inside, bytes):
-        return inside
-    with boundary(DataError, f"{where}: a picture is neither a path, nor bytes, nor base64"):
-        return base64.b64decode(inside.rpartition(",")[2], validate=True)
+# ---- further file formats ------------------------------------------------------------------------------------------
 
 
-# ---- what data sets are published in, besides ----------------------------------------------------------------------
-
-
-def _json(file: Path) -> Iterator[Any]:
-    """A list of rows, or an object of them by key, which becomes the field `key`."""
+def _read_json(file: Path) -> Iterator[Any]:
+    """Yield the rows of a JSON list, or of an object of rows by key, with the key as the field `key`."""
     with file.open(encoding="utf-8-sig") as text:
-        listed = text.read(1024).lstrip().startswith("[")
-    if listed:
-        yield from json_list(file)
+        is_list = text.read(1024).lstrip().startswith("[")
+    if is_list:
+        yield from iterate_json_list(file)
         return
-    with boundary(DataError, f"{file}: not valid JSON; download the file again"):
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
-    if not isinstance(found, Mapping):
-        raise DataError(f"{file}: it should hold a list of rows, or rows by key")
-    yield from ({"key": key, "row": value} for key, value in found.items())
+    with boundary(DataError, f"{file}: not valid JSON; download the file again", key=str(file)):
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    if not isinstance(content, Mapping):
+        raise DataError(f"{file} holds neither a list of rows nor rows by key; download the file again", key=str(file))
+    yield from ({"key": key, "row": value} for key, value in content.items())
 
 
-def _lines(file: Path) -> Iterator[Any]:
+def _read_lines(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         yield from ({"line": line.rstrip("\n")} for line in lines if line.strip())
 
 
-_READERS = {".json": _json, ".txt": _lines}
+_READERS = {".json": _read_json, ".txt": _read_lines}

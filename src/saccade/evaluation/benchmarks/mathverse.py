@@ -1,98 +1,106 @@
-"""MathVerse, testmini: one problem in five versions, from all in words to all in the picture."""
+"""MathVerse, testmini: each problem in five versions, from text only to image only."""
 
 from collections.abc import Iterator
 
-from saccade.data.raw import LETTERS, Row
-from saccade.evaluation.benchmarks._answers import letter_of
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._formulas import same_formula, tolerant_formula
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.types import Kind, Task
+from saccade.data.source_row import OPTION_LETTERS
+from saccade.evaluation.benchmarks.answer_extraction import extract_letter
+from saccade.evaluation.benchmarks.base import Benchmark, Grade, JudgePrompt, group_by_extra, group_by_extras
+from saccade.evaluation.benchmarks.formulas import are_formulas_equal, extract_formula
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.types import AnswerType, Task
 
-PROMPT = (
+JUDGE_INSTRUCTIONS = (
     "You decide whether a candidate has solved a mathematical problem, whose figure you may not see, as the reference "
     "does. It is right if the result that it ends with is the reference's: the same option, by its letter or by what "
     "that says, or the same number or expression in whatever form; how it got there makes no difference. A result with "
     "another value, another unit of measure or another sign is wrong."
 )
-READING = (
+EXTRACTION_PROMPT = (
     "You read the end of a candidate's solution of a mathematical problem, and say what it gives as its result: the "
     "letter of an option, a number or an expression, with its unit where it has one. Take it as it stands; don't solve "
     "the problem, and don't mend the result."
 )
-LAST = 30  # words that are read
+MAX_EXTRACTED_WORDS = 30
 VERSIONS = ("Text Dominant", "Text Lite", "Vision Intensive", "Vision Dominant", "Vision Only")
 
 
 def mathverse() -> Benchmark:
-    """MathVerse (Zhang et al. 2024, arXiv 2403.14624), 788 problems in five versions.
+    """Define MathVerse (Zhang et al. 2024, arXiv 2403.14624), 788 problems in five versions.
 
-    The published rule is a judge that extracts, from the last 30 words, and one that compares (1 or 0); `official` puts
-    before both what no judge could see otherwise, an answer that is the gold to the letter (`--quick_match`), and is
-    undecided without them. The tolerant rule decides letters, and finds free answers right that have the gold's value.
+    The published rule is a judge that extracts from the last 30 words and one that compares (1 or 0); `strict` first
+    accepts an answer that equals the ground truth exactly (`--quick_match`), and all other answers need the judge. The
+    lenient rule decides letters, and accepts free answers with the value of the ground truth.
     """
-    questions: dict[str, str] = {}  # by problem: the version that has all in its picture has no words of its own
+    questions: dict[str, str] = {}  # by problem: the version with everything in the image has no text
 
-    def read(row: Row, copy: Copy) -> Iterator[Task]:
-        for task in _read(row, copy):
-            questions[task.extras["problem_index"]] = said(task)
+    def parse_row(row: BenchmarkRow) -> Iterator[Task]:
+        for task in _parse_row(row):
+            questions[task.extras["problem_index"]] = get_question_text(task)
             yield task
 
-    def said(task: Task) -> str:
+    def get_question_text(task: Task) -> str:
         return str(task.extras["question"] or questions.get(task.extras["problem_index"], ""))
 
     return Benchmark(
         name="mathverse",
-        hub="AI4Math/MathVerse",
-        patterns=("testmini.json", "testmini/*.parquet", "testmini-*.parquet", "data/testmini-*.parquet", "*.jsonl"),
-        count=3940,
-        read=read,
-        official=lambda text, task: Mark(read=text or None, value=1.0 if text.strip() == task.gold else None),
-        tolerant=_tolerant,
-        headline="accuracy",
-        metrics=accuracy,
-        strata={name: extra(name) for name in ("problem_version", "subject", "question_type")},
-        counts={
+        repo_id="AI4Math/MathVerse",
+        file_patterns=(
+            "testmini.json",
+            "testmini/*.parquet",
+            "testmini-*.parquet",
+            "data/testmini-*.parquet",
+            "*.jsonl",
+        ),
+        num_tasks=3940,
+        parse_row=parse_row,
+        grade_strict=lambda text, task: Grade(
+            extracted=text or None, value=1.0 if text.strip() == task.ground_truth else None
+        ),
+        grade_lenient=_grade_lenient,
+        strata=group_by_extras("problem_version", "subject", "question_type"),
+        stratum_sizes={
             "problem_version": dict.fromkeys(VERSIONS, 788),
             "question_type": {"multi-choice": 5 * 436, "free-form": 5 * 352},
         },
-        unit=extra("problem_index"),
-        ordered="its options are written into the questions",
-        criterion=Criterion(
-            prompt=PROMPT,
-            question=lambda task: said(task) or task.question,
-            reading=lambda task: READING,
-            words=LAST,
+        cluster_key=group_by_extra("problem_index"),
+        fixed_order_reason="its options are written into the questions",
+        judge_prompt=JudgePrompt(
+            instructions=JUDGE_INSTRUCTIONS,
+            question=lambda task: get_question_text(task) or task.question,
+            extraction_prompt=lambda task: EXTRACTION_PROMPT,
+            max_words=MAX_EXTRACTED_WORDS,
         ),
     )
 
 
-def _tolerant(text: str, task: Task) -> Mark:
+def _grade_lenient(text: str, task: Task) -> Grade:
     if task.extras["question_type"] == "multi-choice":
-        letter = letter_of(text, LETTERS[:6])
-        return Mark(read=letter, value=None if letter is None else float(letter == task.gold))
-    said = tolerant_formula(text)
-    return Mark(read=said, value=1.0 if said and same_formula(said, str(task.gold)) else None)
+        letter = extract_letter(text, OPTION_LETTERS[:6])
+        return Grade(extracted=letter, value=None if letter is None else float(letter == task.ground_truth))
+    formula = extract_formula(text)
+    return Grade(
+        extracted=formula, value=1.0 if formula and are_formulas_equal(formula, str(task.ground_truth)) else None
+    )
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    about = row.mapping("metadata")
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    metadata = row.get_mapping("metadata")
     image = row.get("image") if row.has("image") else None
     yield Task(
-        id=f"{row.text('problem_version')}-{row.text('sample_index')}",
-        question=row.text("query_wo"),  # the question with the instruction for its kind, as it is published
-        media=() if image is None else (copy.picture(image),),
-        # the options are part of the question, so that the letter is an open answer
-        kind=Kind.OPEN,
-        gold=row.text("answer").strip(),
+        id=f"{row.get_text('problem_version')}-{row.get_text('sample_index')}",
+        question=row.get_text("query_wo"),  # the question with the instruction for its kind, as it is published
+        media=() if image is None else (row.resolve_image(image),),
+        # The options are part of the question, so the letter is an open answer.
+        answer_type=AnswerType.OPEN,
+        ground_truth=row.get_text("answer").strip(),
         extras={
-            "problem_index": row.text("problem_index"),
-            "problem_version": row.text("problem_version"),
-            "question_type": row.text("question_type"),
-            # of the version that has all in the picture the judge needs a text of its own
-            "question": row.label("question_for_eval" if row.has("question_for_eval") else "question"),
+            "problem_index": row.get_text("problem_index"),
+            "problem_version": row.get_text("problem_version"),
+            "question_type": row.get_text("question_type"),
+            # For the version with everything in the image, the judge needs a separate text.
+            "question": row.get_text_or_empty("question_for_eval" if row.has("question_for_eval") else "question"),
             "query_cot": row.values.get("query_cot"),
-            "subject": str(about.get("subject", "")),
-            "subfield": str(about.get("subfield", "")),
+            "subject": str(metadata.get("subject", "")),
+            "subfield": str(metadata.get("subfield", "")),
         },
     )

@@ -1,14 +1,24 @@
-"""MLVU, the development set's seven multiple-choice tasks."""
+"""MLVU, the seven multiple-choice tasks of the development set."""
 
 from collections.abc import Iterator, Sequence
 
-from saccade.data.raw import LETTERS, Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import choice_mark, inline_options, mean_of_means, tolerant_choice, unlabelled
-from saccade.types import Kind, Task
+from saccade.data.source_row import OPTION_LETTERS
+from saccade.evaluation.benchmarks.answer_extraction import split_inline_options, strip_option_labels
+from saccade.evaluation.benchmarks.base import (
+    UNPARSED,
+    Benchmark,
+    Grade,
+    GradedAnswer,
+    compute_accuracy,
+    compute_macro_average,
+    grade_choice,
+    group_by_extra,
+    require_one_of,
+)
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.types import AnswerType, Task
 
-COUNTS = {
+TASK_COUNTS = {
     "plotQA": 539,
     "needle": 355,
     "ego": 352,
@@ -17,65 +27,70 @@ COUNTS = {
     "anomaly_reco": 200,
     "topic_reasoning": 264,
 }
-_FOLDERS = {name: f"{place}_{name}" for place, name in enumerate(COUNTS, start=1)}
-_FREE = ("subPlot", "sub_scene", "summary")
+_FOLDERS = {name: f"{number}_{name}" for number, name in enumerate(TASK_COUNTS, start=1)}
+_FREE_FORM_TASKS = ("subPlot", "sub_scene", "summary")
 
 
 def mlvu() -> Benchmark:
-    """MLVU dev (Zhou et al. 2024, arXiv 2406.04264), 2,175 questions with options; `m_avg` is the mean of seven tasks.
+    """Define MLVU dev (Zhou et al. 2024, arXiv 2406.04264), 2,175 questions with options; `m_avg` is the mean of seven
+    tasks.
 
-    Official: the character before the first `)`, else the answer must be nothing but the letter. Where two options have
-    one text the gold is the last of them; two answers are in no option, so that nothing is right there. The two tasks
-    that a judge scores are no part of this and are passed over.
+    Strict: the character before the first `)`, else the answer must be only the letter. If two options have the same
+    text, the last of them is right; two answers match no option, so no response to them is right. The two tasks that a
+    judge scores are not included.
     """
     return Benchmark(
         name="mlvu",
-        hub="MLVU/MVLU",
-        patterns=("MLVU/json/[1-7]_*.json", "json/[1-7]_*.json", "data/[1-7]_*.json", "data/test-*.parquet", "*.jsonl"),
-        count=sum(COUNTS.values()),
-        read=_read,
-        official=_official,
-        tolerant=tolerant_choice,
-        headline="m_avg",
-        metrics=_metrics,
-        strata={"task": extra("task")},
-        counts={"task": COUNTS},
+        repo_id="MLVU/MVLU",
+        file_patterns=(
+            "MLVU/json/[1-7]_*.json",
+            "json/[1-7]_*.json",
+            "data/[1-7]_*.json",
+            "data/test-*.parquet",
+            "*.jsonl",
+        ),
+        num_tasks=sum(TASK_COUNTS.values()),
+        parse_row=_parse_row,
+        grade_strict=_grade_strict,
+        primary_metric="m_avg",
+        compute_metrics=_compute_metrics,
+        strata={"task": group_by_extra("task")},
+        stratum_sizes={"task": TASK_COUNTS},
     )
 
 
-def _official(text: str, task: Task) -> Mark:
+def _grade_strict(text: str, task: Task) -> Grade:
     before, bracket, _ = text.partition(")")
     letter = before[-1:] if bracket else text
-    return choice_mark(letter, task) if letter and letter in LETTERS[: len(task.choices)] else UNPARSED
+    return grade_choice(letter, task) if letter and letter in OPTION_LETTERS[: len(task.options)] else UNPARSED
 
 
-def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    return {"m_avg": mean_of_means(results, extra("task")), **accuracy(results)}
+def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    return {"m_avg": compute_macro_average(results, group_by_extra("task")), **compute_accuracy(results)}
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    name = {"findNeedle": "needle"}.get(kind := row.text("question_type", "task_type"), kind)
-    if name in _FREE:
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    name = {"findNeedle": "needle"}.get(kind := row.get_text("question_type", "task_type"), kind)
+    if name in _FREE_FORM_TASKS:
         return
-    if name not in COUNTS:
-        raise row.wrong("question_type", f"it should be one of {', '.join(COUNTS)}; not {name!r}")
-    stem, _ = inline_options(row.text("question"))  # one of the copies writes the options into the question
-    options, video = unlabelled(row.texts("candidates")), row.text("video", "video_name")
+    require_one_of(row, "question_type", name, TASK_COUNTS)
+    stem, _ = split_inline_options(row.get_text("question"))  # one of the copies has the options in the question
+    options, video = strip_option_labels(row.get_texts("candidates")), row.get_text("video", "video_name")
     folders = (f"MLVU/video/{_FOLDERS[name]}/", f"video/{_FOLDERS[name]}/", "videos/", "")
     yield Task(
-        id=row.text("question_id") if row.has("question_id") else f"{name}-{row.number}",
+        id=row.get_text("question_id") if row.has("question_id") else f"{name}-{row.number}",
         question=stem,
-        media=copy.video(*(f"{folder}{video}" for folder in folders)),
-        kind=Kind.CHOICE,
-        gold=_gold(row, options),
-        choices=options,
+        media=row.resolve_video(*(f"{folder}{video}" for folder in folders)),
+        answer_type=AnswerType.CHOICE,
+        ground_truth=_find_ground_truth(row, options),
+        options=options,
         extras={"task": name, "duration": row.values.get("duration")},
     )
 
 
-def _gold(row: Row, options: Sequence[str]) -> str:
-    answer = row.text("answer")
-    same = [letter for letter, option in zip(LETTERS, options, strict=False) if option == answer]
-    if same:
-        return same[-1]
-    return answer if answer in LETTERS[: len(options)] and row.has("video_name") else ""
+def _find_ground_truth(row: BenchmarkRow, options: Sequence[str]) -> str:
+    answer = row.get_text("answer")
+    matching = [letter for letter, option in zip(OPTION_LETTERS, options, strict=False) if option == answer]
+    if matching:
+        return matching[-1]
+    return answer if answer in OPTION_LETTERS[: len(options)] and row.has("video_name") else ""

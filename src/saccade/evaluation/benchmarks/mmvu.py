@@ -3,13 +3,19 @@
 import re
 from collections.abc import Iterator
 
-from saccade.data.raw import LETTERS, Row
-from saccade.evaluation.benchmarks._answers import letter_of, number_of
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Criterion, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import option
-from saccade.rewards._text import asked, folded
-from saccade.types import Kind, Task
+from saccade.data.source_row import OPTION_LETTERS
+from saccade.evaluation.benchmarks.answer_extraction import extract_letter, extract_number
+from saccade.evaluation.benchmarks.base import (
+    Benchmark,
+    Grade,
+    JudgePrompt,
+    format_ground_truth_option,
+    group_by_extras,
+    require_one_of,
+)
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.text_normalization import format_question, normalize_and_casefold
+from saccade.types import AnswerType, Task
 
 DISCIPLINES = {
     "Science": (
@@ -23,8 +29,8 @@ DISCIPLINES = {
     "Healthcare": "Basic Medicine, Clinical Medicine, Dentistry, Pharmacy, Preventive Medicine",
     "Humanities and Social Science": "Art, Economics, History, Law, Literature, Management",
 }
-_OF = {subject: name for name, subjects in DISCIPLINES.items() for subject in subjects.split(", ")}
-PROMPT = (
+_DISCIPLINE_BY_SUBJECT = {subject: name for name, subjects in DISCIPLINES.items() for subject in subjects.split(", ")}
+JUDGE_INSTRUCTIONS = (
     "You decide whether a candidate has answered an expert's question about a video, which you can't see, as the "
     "reference does. Where options are listed, it is right only if it settles on the reference's option. Where none "
     "are, it is right only if it states the very technique, concept or value of the reference, explicitly and beyond "
@@ -34,79 +40,80 @@ _SUPERSCRIPTS = str.maketrans({digit: f"^{value}" for value, digit in enumerate(
 
 
 def mmvu() -> Benchmark:
-    """MMVU (Zhao et al. 2025, arXiv 2501.12380), the 1,000 validation questions.
+    """Define MMVU (Zhao et al. 2025, arXiv 2501.12380), the 1,000 validation questions.
 
-    The published rule is a judge for both kinds of question (correct, true or false), so `official` decides only what
-    no judge could see otherwise: one letter that is named, and an open answer that is the gold but for case. All else
-    is undecided. The tolerant rule takes an open answer that holds the gold as whole words, or its number with the same
-    unit.
+    The published rule is a judge for both kinds of question (correct, true or false), so `strict` decides only clear
+    cases: a single named letter, and an open answer that equals the ground truth ignoring case. Everything else is
+    undecided. The lenient rule accepts an open answer that contains the ground truth as whole words, or its number with
+    the same unit.
     """
     return Benchmark(
         name="mmvu",
-        hub="yale-nlp/MMVU",
-        patterns=("validation.json", "data/validation.json", "data/validation-*.parquet", "*.jsonl"),
-        count=1000,
-        read=_read,
-        official=lambda text, task: _letter(text, task) if task.choices else _equal(text, task),
-        tolerant=lambda text, task: _letter(text, task) if task.choices else _holds(text, task),
-        headline="accuracy",
-        metrics=accuracy,
-        strata={name: extra(name) for name in ("discipline", "question_type", "subject")},
-        counts={
+        repo_id="yale-nlp/MMVU",
+        file_patterns=("validation.json", "data/validation.json", "data/validation-*.parquet", "*.jsonl"),
+        num_tasks=1000,
+        parse_row=_parse_row,
+        grade_strict=lambda text, task: _grade_letter(text, task) if task.options else _grade_exact_match(text, task),
+        grade_lenient=lambda text, task: _grade_letter(text, task) if task.options else _grade_containment(text, task),
+        strata=group_by_extras("discipline", "question_type", "subject"),
+        stratum_sizes={
             "discipline": {
-                **{"Science": 318, "Engineering": 348, "Healthcare": 193},
-                **{"Humanities and Social Science": 141},
+                "Science": 318,
+                "Engineering": 348,
+                "Healthcare": 193,
+                "Humanities and Social Science": 141,
             },
             "question_type": {"multiple-choice": 625, "open-ended": 375},
         },
-        criterion=Criterion(
-            prompt=PROMPT,
-            question=lambda task: asked(task.question, task.choices),
-            gold=lambda task: option(task) if task.choices else str(task.gold),
+        judge_prompt=JudgePrompt(
+            instructions=JUDGE_INSTRUCTIONS,
+            question=lambda task: format_question(task.question, task.options),
+            ground_truth=lambda task: format_ground_truth_option(task) if task.options else str(task.ground_truth),
         ),
     )
 
 
-def _letter(text: str, task: Task) -> Mark:
-    letter = letter_of(text, LETTERS[: len(task.choices)], task.choices)
-    return Mark(read=letter, value=None if letter is None else float(letter == task.gold))
+def _grade_letter(text: str, task: Task) -> Grade:
+    letter = extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
+    return Grade(extracted=letter, value=None if letter is None else float(letter == task.ground_truth))
 
 
-def _equal(text: str, task: Task) -> Mark:
-    return Mark(read=text or None, value=1.0 if _plain(text) == _plain(str(task.gold)) else None)
+def _grade_exact_match(text: str, task: Task) -> Grade:
+    return Grade(
+        extracted=text or None, value=1.0 if _normalize_text(text) == _normalize_text(str(task.ground_truth)) else None
+    )
 
 
-def _holds(text: str, task: Task) -> Mark:
-    said, gold = _plain(text), _plain(str(task.gold))
-    whole = gold and re.search(rf"(?<![\w.-]){re.escape(gold)}(?![\w-]|\.\d)", said)
-    number = number_of(gold) if re.match(r"-?[\d.]", gold) else None
-    unit = gold.lstrip("-0123456789., ")
-    same = number is not None and number_of(said) == number and unit in said
-    hedged = re.search(r"\b(?:not|neither|nor|or)\b|n't\b", said)
-    return Mark(read=text or None, value=1.0 if (whole or same) and not hedged else None)
+def _grade_containment(text: str, task: Task) -> Grade:
+    answer, expected = _normalize_text(text), _normalize_text(str(task.ground_truth))
+    contains = expected and re.search(rf"(?<![\w.-]){re.escape(expected)}(?![\w-]|\.\d)", answer)
+    number = extract_number(expected) if re.match(r"-?[\d.]", expected) else None
+    unit = expected.lstrip("-0123456789., ")
+    has_value = number is not None and extract_number(answer) == number and unit in answer
+    is_hedged = re.search(r"\b(?:not|neither|nor|or)\b|n't\b", answer)
+    return Grade(extracted=text or None, value=1.0 if (contains or has_value) and not is_hedged else None)
 
 
-def _plain(text: str) -> str:
-    return " ".join(folded(text.translate(_SUPERSCRIPTS)).split()).rstrip(".")
+def _normalize_text(text: str) -> str:
+    return " ".join(normalize_and_casefold(text.translate(_SUPERSCRIPTS)).split()).rstrip(".")
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    kind = row.text("question_type")
-    if kind not in ("multiple-choice", "open-ended"):
-        raise row.wrong("question_type", f"it should be multiple-choice or open-ended, not {kind!r}")
-    subject = str(row.mapping("metadata").get("subject", "")).replace("_", " ")
-    if subject not in _OF:
-        raise row.wrong("metadata.subject", f"it should be a known subject, not {subject!r}")
-    choices = row.mapping("choices") if kind == "multiple-choice" else {}
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    question_types = ("multiple-choice", "open-ended")
+    question_type = require_one_of(row, "question_type", row.get_text("question_type"), question_types)
+    subject = str(row.get_mapping("metadata").get("subject", "")).replace("_", " ")
+    if subject not in _DISCIPLINE_BY_SUBJECT:
+        raise row.field_error("metadata.subject", f"it should be a known subject, not {subject!r}", subject)
+    choices = row.get_mapping("choices") if question_type == "multiple-choice" else {}
     options = tuple(str(choices[letter]) for letter in sorted(choices) if choices[letter] not in ("", None))
-    # of an address the part below the repository is the path in a copy
-    path = row.text("video_path", "video").rpartition("/resolve/main/")[2]
+    # In a URL the part below the repository is the path in a copy.
+    path = row.get_text("video_path", "video").rpartition("/resolve/main/")[2]
     yield Task(
-        id=row.text("id"),
-        question=row.text("question"),
-        media=copy.video(path, f"videos/{path}"),
-        kind=Kind.CHOICE if options else Kind.OPEN,
-        gold=row.letter(len(options), "answer") if options else row.text("answer"),
-        choices=options,
-        extras={"question_type": kind, "subject": subject, "discipline": _OF[subject]},
+        id=row.get_text("id"),
+        question=row.get_text("question"),
+        media=row.resolve_video(path, f"videos/{path}"),
+        answer_type=AnswerType.CHOICE if options else AnswerType.OPEN,
+        ground_truth=row.get_option_letter(len(options), "answer") if options else row.get_text("answer"),
+        options=options,
+        extras={"question_type": question_type, "subject": subject, "discipline": _DISCIPLINE_BY_SUBJECT[subject]},
     )

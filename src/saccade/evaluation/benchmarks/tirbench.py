@@ -1,65 +1,225 @@
-"""TIR-Bench: thirteen tasks that want an image worked on; letters, numbers, lists and words."""
+"""TIR-Bench: thirteen tasks that require image operations; letters, numbers, lists and words."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 
-from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Criterion, Mark, accuracy, extra
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._tir import extracted, official_value, reading, tolerant_value
-from saccade.types import Kind, Task
+from saccade.data.source_row import OPTION_LETTERS
+from saccade.evaluation.benchmarks.answer_extraction import extract_letter, extract_number, strip_formatting
+from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, JudgePrompt, group_by_extras, require_one_of
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.text_normalization import extract_boxed, normalize_and_casefold, normalize_text
+from saccade.types import AnswerType, Task
 
-COUNTS = {
+TASK_COUNTS = {
     **{"color": 100, "contrast": 50, "instrument": 80, "jigsaw": 120, "math": 120, "maze": 120, "ocr": 60},
     **{"refcoco": 120, "rotation_game": 75, "spot_difference": 100, "symbolic": 50, "visual_search": 120},
     "word_search": 100,
 }
 
+_OCR_OVERRIDES = {"60.jpg": "mobi", "62.jpg": "aires"}  # of the published code, for file names that contain the key
+_EXTRACTION_PROMPT = (
+    "You read a candidate's solution of a task about one or two pictures, and say what it gives as its final answer. "
+    "Take it as it stands; don't solve the task, and don't mend the answer. Say {form}."
+)
+_ANSWER_FORMS = {
+    "jigsaw": "all numbers of the arrangement in its order, on one line, with blanks between them, such as 3 1 4 2",
+    "spot_difference": "the numbers that are named, with commas between them, such as 2, 5, 7, or the one number",
+    "word_search": "the row and the column with a comma between them, such as 3, 4, or the one number",
+}
+
 
 def tirbench() -> Benchmark:
-    """TIR-Bench (Li et al. 2025, arXiv 2511.01833), 1,215 samples; the mean over samples, some of them in part right.
+    """Define TIR-Bench (Li et al. 2025, arXiv 2511.01833), 1,215 samples; the mean over samples, some of them partially
+    right.
 
-    The published code has a language model extract the answer first, but for text in pictures. So does a judge here;
-    without one a rule does, in both extractors: what is in the last box, else the final answer. From there `official`
-    is the published rule, oddities included (an unknown text is the nearest letter, `7 2` is 72), but for math-verify's
-    last word on numbers, for which the last number counts.
+    In the published code a language model extracts the answer first, except for OCR. Here a judge does; without one a
+    rule extracts it in both scoring modes: the content of the last box, else the final answer. `strict` then applies
+    the published rule, quirks included (an unknown text is the nearest letter, `7 2` is 72), except for math-verify's
+    final check of numbers, which is replaced by the last number.
     """
     return Benchmark(
         name="tirbench",
-        hub="Agents-X/TIR-Bench",
-        patterns=("TIR-Bench.json", "data/test-*.parquet", "*.jsonl"),
-        count=1215,
-        read=_read,
-        official=lambda text, task: _mark(text, official_value(extracted(text, task), task)),
-        tolerant=lambda text, task: _mark(text, tolerant_value(extracted(text, task), task)),
-        headline="accuracy",
-        metrics=accuracy,
-        strata={"task": extra("task")},
-        counts={"task": COUNTS},
-        ordered="its options are written into the questions and pictures",
-        criterion=Criterion(question=lambda task: task.question, reading=reading, every=True),
+        repo_id="Agents-X/TIR-Bench",
+        file_patterns=("TIR-Bench.json", "data/test-*.parquet", "*.jsonl"),
+        num_tasks=1215,
+        parse_row=_parse_row,
+        grade_strict=lambda text, task: _build_grade(text, score_strict(extract_boxed_answer(text, task), task)),
+        grade_lenient=lambda text, task: _build_grade(text, score_lenient(extract_boxed_answer(text, task), task)),
+        strata=group_by_extras("task"),
+        stratum_sizes={"task": TASK_COUNTS},
+        fixed_order_reason="its options are written into the questions and images",
+        judge_prompt=JudgePrompt(
+            question=lambda task: task.question, extraction_prompt=build_extraction_prompt, extract_always=True
+        ),
     )
 
 
-def _mark(text: str, value: float | None) -> Mark:
-    return UNPARSED if value is None or not text.strip() else Mark(read=text.strip(), value=value)
+def _build_grade(text: str, value: float | None) -> Grade:
+    return UNPARSED if value is None or not text.strip() else Grade(extracted=text.strip(), value=value)
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    row = row.inner(row.mapping("row")) if row.has("row") else row
-    name = row.text("task", "category")
-    if name not in COUNTS:
-        raise row.wrong("task", f"it should be one of {', '.join(COUNTS)}; not {name!r}")
-    about = row.values.get("meta_data") or row.values.get("metadata") or {}
-    pictures = [row.values[each] for each in ("image_1", "image_2") if row.has(each)]
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    row = row.with_values(row.get_mapping("row")) if row.has("row") else row
+    name = require_one_of(row, "task", row.get_text("task", "category"), TASK_COUNTS)
+    metadata = row.values.get("meta_data") or row.values.get("metadata") or {}
+    images = [row.values[field] for field in ("image_1", "image_2") if row.has(field)]
     yield Task(
-        id=row.text("id"),
-        question=row.text("prompt"),
-        media=tuple(copy.picture(each) for each in pictures),
-        kind=Kind.OPEN,
-        gold=row.text("answer") if not isinstance(row.get("answer"), list) else str(row.get("answer")),
+        id=row.get_text("id"),
+        question=row.get_text("prompt"),
+        media=tuple(row.resolve_image(field) for field in images),
+        answer_type=AnswerType.OPEN,
+        ground_truth=row.get_text("answer") if not isinstance(row.get("answer"), list) else str(row.get("answer")),
         extras={
             "task": name,
-            "image_1": pictures[0] if pictures and isinstance(pictures[0], str) else "",
-            "difficulty": about.get("difficulty") if isinstance(about, dict) else None,
+            "image_1": images[0] if images and isinstance(images[0], str) else "",
+            "difficulty": metadata.get("difficulty") if isinstance(metadata, dict) else None,
         },
     )
+
+
+# ---- the value of an answer, by task -------------------------------------------------------------------------------
+
+
+def build_extraction_prompt(task: Task) -> str:
+    """Return the judge's instruction for extracting an answer; "" for OCR, which searches the response itself.
+
+    The requested form follows from the kind of ground truth alone, like the published examples per task.
+    """
+    name, expected = task.extras["task"], str(task.ground_truth)
+    if name == "ocr":
+        return ""
+    if _parses_as(float, expected):
+        form = "the number alone, without its unit"
+    elif {*expected} <= {*OPTION_LETTERS}:
+        form = "the letter of the option, which the question gives its text, or the letters, such as B or AC"
+    else:
+        form = _ANSWER_FORMS.get(name, "the word or the expression alone")
+    return _EXTRACTION_PROMPT.format(form=form)
+
+
+def extract_boxed_answer(text: str, task: Task) -> str:
+    """Return the content of the last box, else the whole text; for OCR the response itself."""
+    boxes = extract_boxed(text)
+    return boxes[-1] if boxes and task.extras["task"] != "ocr" else text
+
+
+def score_strict(text: str, task: Task) -> float | None:
+    """Apply the published rule; None if a number or list can't be parsed."""
+    name, expected = task.extras["task"], str(task.ground_truth)
+    if name == "ocr":
+        overrides = (word for file, word in _OCR_OVERRIDES.items() if file in str(task.extras["image_1"]))
+        expected = next(overrides, expected)
+        return float(expected in text)
+    text = text.replace("*", "").strip()
+    if name in _LIST_SCORERS and not _parses_as(int, expected):
+        return _LIST_SCORERS[name](text, expected, task)
+    if name == "jigsaw":
+        return _score_jigsaw(text, expected, task)
+    if expected.isalpha():
+        return _score_letters(text, expected, task)
+    return _score_number(text, expected)
+
+
+def score_lenient(text: str, task: Task) -> float | None:
+    """Score the same tasks by the letter, the last number or the word of the answer, ignoring case and formatting."""
+    name, expected = task.extras["task"], str(task.ground_truth)
+    if name == "ocr":
+        return float(normalize_and_casefold(expected) in normalize_and_casefold(text))
+    plain = strip_formatting(normalize_text(text)).strip()
+    if name == "jigsaw" or (name in _LIST_SCORERS and not _parses_as(int, expected)):
+        return score_strict(plain, task)
+    if len(expected) == 1 and expected.isalpha():
+        letter = extract_letter(plain, OPTION_LETTERS)
+        return None if letter is None else float(letter == expected)
+    if expected.isalpha():
+        return float(sorted(re.findall("[A-Za-z]", plain)) == sorted(expected))
+    number = extract_number(plain)
+    if _parses_as(float, expected):
+        return None if number is None else float(number == float(expected))
+    return float(normalize_and_casefold(plain).rstrip(".") == normalize_and_casefold(expected))
+
+
+def _parses_as(parser: Callable[[str], object], text: str) -> bool:
+    try:
+        parser(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _score_number(text: str, ground_truth: str) -> float | None:
+    """Compare numbers; letters, colons and blanks are dropped, so `7 2` is 72; a ground truth that is not a number
+    never matches.
+    """
+    number_type = int if _parses_as(int, ground_truth) else float
+    if not _parses_as(number_type, ground_truth):
+        return 0.0
+    plain = re.sub(r"[A-Za-z*:\s]+", "", text.replace("Extracted answer:", "")).strip()
+    candidates = [number_type(plain)] if _parses_as(number_type, plain) else []
+    comma = re.fullmatch(r"-?\d+,\d+", plain)  # which math-verify reads as a decimal
+    last = float(plain.replace(",", ".")) if comma else extract_number(text)
+    candidates += [] if last is None else [last]
+    return float(float(ground_truth) in candidates) if candidates else None
+
+
+def _score_letters(text: str, ground_truth: str, task: Task) -> float:
+    if len(ground_truth) > 1:
+        return float(sorted(text) == sorted(ground_truth))
+    predicted = text.replace("Extracted answer:", "").strip()
+    if ground_truth not in OPTION_LETTERS:
+        return 0.0
+    if predicted not in (*OPTION_LETTERS,):
+        for letter in f"{OPTION_LETTERS}H":  # which the published list holds twice
+            if any(f"{letter}{gap}{predicted}" in task.question for gap in (". ", ".", " ", "")):
+                predicted = letter
+        # The published code maps any text to the nearest letter, ties to the first.
+        predicted = min(OPTION_LETTERS, key=lambda letter: _compute_edit_distance(predicted, letter))
+    return float(predicted == ground_truth)
+
+
+def _compute_edit_distance(text: str, letter: str) -> int:
+    """Return Levenshtein's distance to a single letter: delete all other characters, or replace one of them."""
+    return len(text) - 1 if letter in text else max(len(text), 1)
+
+
+def _score_pair(text: str, ground_truth: str, task: Task) -> float | None:
+    pairs = [re.search(r"\b(\d+)\s*,\s*(\d+)\b", answer) for answer in (text, ground_truth)]
+    return None if pairs[0] is None else float(pairs[1] is not None and _parse_ints(pairs[0]) == _parse_ints(pairs[1]))
+
+
+def _parse_ints(match: re.Match[str]) -> list[int]:
+    return [_parse_int(digits) for digits in match.groups()]
+
+
+def _parse_int(digits: str) -> int:
+    """Return digits as an integer; -1, which no ground truth has, if there are more than 18."""
+    return int(digits) if len(digits) <= 18 else -1
+
+
+def _score_set_iou(text: str, ground_truth: str, task: Task) -> float:
+    """Return the IoU of the two sets of integers; two empty sets score 1."""
+    predicted, expected = (
+        {_parse_int(digits) for digits in re.findall(r"\d+", answer)} for answer in (text, ground_truth)
+    )
+    return len(predicted & expected) / len(predicted | expected) if predicted | expected else 1.0
+
+
+def _score_jigsaw(text: str, ground_truth: str, task: Task) -> float | None:
+    """Return the fraction of correct positions in the first run of exactly n * n integers."""
+    try:
+        count = int(task.extras["difficulty"]) ** 2
+    except (TypeError, ValueError):
+        return None
+    predicted, expected = (_find_number_run(answer, count) for answer in (text, ground_truth))
+    return None if predicted is None or expected is None else sum(map(int.__eq__, predicted, expected)) / count
+
+
+def _find_number_run(text: str, count: int) -> Sequence[int] | None:
+    runs = ([_parse_int(digits) for digits in re.findall(r"\d+", run)] for run in re.findall(r"[\d\s,，]+", text))
+    return next((run for run in runs if len(run) == count), None)
+
+
+_LIST_SCORERS: dict[str, Callable[[str, str, Task], float | None]] = {
+    "word_search": _score_pair,
+    "spot_difference": _score_set_iou,
+}

@@ -2,65 +2,61 @@
 
 from collections.abc import Iterator
 
-from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._answers import first_letter
-from saccade.evaluation.benchmarks._benchmark import Benchmark, Mark, extra
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import accuracy_beside, choice_mark, tolerant_choice, unlabelled
-from saccade.types import Kind, Task
+from saccade.evaluation.benchmarks.answer_extraction import find_first_letter, strip_option_labels
+from saccade.evaluation.benchmarks.base import Benchmark, build_accuracy_metrics, grade_choice, group_by_extras
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.types import AnswerType, Task
 
-# The two that run together are so in the published script, so that neither of their halves is ever deleted.
-PHRASES = (
+# The published script lacks a comma between two phrases, so neither of them is ever deleted.
+STRIPPED_PHRASES = (
     *("The best answer is", "The correct answer is", "The answer is", "The answer"),
     *("The best option isThe correct option is", "Best answer:Best option:"),
     *("Answer:", "Option:", "The correct answer", "The correct option"),
 )
-_KEPT = ("video_id", "videoID", "duration", "domain", "sub_category", "task_type")
+_VIDEO_SUFFIXES = (".mp4", ".MP4", ".mkv")
+_EXTRA_FIELDS = ("video_id", "videoID", "duration", "domain", "sub_category", "task_type")
 
 
 def videomme(*, subtitles: bool = False) -> Benchmark:
-    """VideoMME (Fu et al. 2024, arXiv 2405.21075); `subtitles` names each video's file, from the video's own folder,
-    in `extras["subtitles"]` ("" where a video has none), and agents show the lines of the frames that they sample.
+    """Define VideoMME (Fu et al. 2024, arXiv 2405.21075), 2,700 questions.
 
-    Official: some phrases are deleted, then the first of A-D anywhere is the answer, even inside a word. The official
-    script leaves out of the mean what it can't read; that number stands beside as `accuracy_of_answered`.
+    With `subtitles`, `extras["subtitles"]` names each video's subtitle file, relative to the video's folder ("" if it
+    has none), and environments show the lines of the frames that they sample.
+
+    Strict: some phrases are deleted, then the first of A-D anywhere is the answer, even inside a word. The official
+    script excludes answers it can't parse from the mean; that number is reported as `accuracy_of_answered`.
     """
 
-    def read(row: Row, copy: Copy) -> Iterator[Task]:
-        stem = row.text("videoID")
-        options = unlabelled(row.texts("options"))
-        media = copy.video(*(f"{place}{stem}{end}" for place in ("data/", "videos/", "") for end in _ENDS))
-        long = row.label("duration") == "long"  # every one of these has subtitles, of the others some
-        said = {"subtitles": copy.beside(media[0], f"subtitle/{stem}.srt", required=long)} if subtitles else {}
+    def parse_row(row: BenchmarkRow) -> Iterator[Task]:
+        stem = row.get_text("videoID")
+        options = strip_option_labels(row.get_texts("options"))
+        media = row.resolve_video(
+            *(f"{folder}{stem}{suffix}" for folder in ("data/", "videos/", "") for suffix in _VIDEO_SUFFIXES)
+        )
+        extras = {name: row.get_text_or_empty(name) for name in _EXTRA_FIELDS}
+        if subtitles:
+            is_long = extras["duration"] == "long"  # all long videos have subtitles, of the others some
+            extras["subtitles"] = row.resolve_sidecar(media[0], f"subtitle/{stem}.srt", required=is_long)
         yield Task(
-            id=row.text("question_id"),
-            question=row.text("question"),
+            id=row.get_text("question_id"),
+            question=row.get_text("question"),
             media=media,
-            kind=Kind.CHOICE,
-            gold=row.letter(len(options), "answer"),
-            choices=options,
-            extras={**{name: row.label(name) for name in _KEPT}, **said},
+            answer_type=AnswerType.CHOICE,
+            ground_truth=row.get_option_letter(len(options), "answer"),
+            options=options,
+            extras=extras,
         )
 
     return Benchmark(
         name="videomme_subtitles" if subtitles else "videomme",
-        hub="lmms-lab/Video-MME",
-        patterns=("videomme/test-*.parquet", "data/test-*.parquet", "*.jsonl", "videomme.json"),
-        count=2700,
-        read=read,
-        official=_official,
-        tolerant=tolerant_choice,
-        headline="accuracy",
-        metrics=accuracy_beside(lambda result: result.mark.read is not None),
-        strata={name: extra(name) for name in ("duration", "domain", "sub_category", "task_type")},
-        counts={"duration": {"short": 900, "medium": 900, "long": 900}},
-        packed=("subtitle.zip",) if subtitles else (),
-        subtitled=744 if subtitles else None,
+        repo_id="lmms-lab/Video-MME",
+        file_patterns=("videomme/test-*.parquet", "data/test-*.parquet", "*.jsonl", "videomme.json"),
+        num_tasks=2700,
+        parse_row=parse_row,
+        grade_strict=lambda text, task: grade_choice(find_first_letter(text, STRIPPED_PHRASES, "ABCD"), task),
+        compute_metrics=build_accuracy_metrics(lambda result: result.grade.extracted is not None),
+        strata=group_by_extras("duration", "domain", "sub_category", "task_type"),
+        stratum_sizes={"duration": {"short": 900, "medium": 900, "long": 900}},
+        archives=("subtitle.zip",) if subtitles else (),
+        num_subtitled_videos=744 if subtitles else None,
     )
-
-
-_ENDS = (".mp4", ".MP4", ".mkv")
-
-
-def _official(text: str, task: Task) -> Mark:
-    return choice_mark(first_letter(text, PHRASES, "ABCD"), task)

@@ -1,102 +1,111 @@
-"""VSI-Bench: space from indoor videos, with letters or with numbers."""
+"""VSI-Bench: spatial questions about indoor videos, answered with letters or numbers."""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import numpy as np
 
-from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._answers import number_of
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra, table
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice, unlabelled
-from saccade.types import Kind, Task
+from saccade.evaluation.benchmarks.answer_extraction import extract_number, strip_option_labels
+from saccade.evaluation.benchmarks.base import (
+    UNPARSED,
+    Benchmark,
+    Grade,
+    GradedAnswer,
+    compute_accuracy,
+    grade_choice,
+    grade_choice_lenient,
+    group_by_extra,
+    group_by_extras,
+    require_one_of,
+    tabulate,
+)
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.types import AnswerType, Task
 
-NUMERIC = ("object_counting", "object_abs_distance", "object_size_estimation", "room_size_estimation")
-_LEVELS = tuple(f"object_rel_direction_{level}" for level in ("easy", "medium", "hard"))
-CHOICE = ("object_rel_distance", *_LEVELS, "route_planning", "obj_appearance_order")
-_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # not 0.5, 0.55, ...: at the edges the last binary digit counts
+NUMERIC_TASKS = ("object_counting", "object_abs_distance", "object_size_estimation", "room_size_estimation")
+_DIRECTION_TASKS = tuple(f"object_rel_direction_{level}" for level in ("easy", "medium", "hard"))
+CHOICE_TASKS = ("object_rel_distance", *_DIRECTION_TASKS, "route_planning", "obj_appearance_order")
+_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # as published; literals differ from it in the last binary digit
 
 
 def vsibench() -> Benchmark:
-    """VSI-Bench (Yang et al. 2024, arXiv 2412.14171), 5,130 questions; the mean of eight task scores.
+    """Define VSI-Bench (Yang et al. 2024, arXiv 2412.14171), 5,130 questions; the mean of eight task scores.
 
-    Official: the first space-separated token without its full stops is the answer, a letter in any case or a number.
-    Numbers earn their mean relative accuracy, |p - t| / t <= 1 - theta over ten theta from 0.50 to 0.95. The three
-    levels of relative direction are averaged into one task first. The tolerant rule reads the last number, which may be
-    a word.
+    Strict: the first space-separated token without its periods is the answer, a letter in any case or a number. Numbers
+    earn their mean relative accuracy, |p - t| / t <= 1 - theta over ten theta from 0.50 to 0.95. The three levels of
+    relative direction are averaged into one task first. The lenient rule takes the last number, which may be a word.
     """
     return Benchmark(
         name="vsibench",
-        hub="nyu-visionx/VSI-Bench",
-        patterns=("test.jsonl", "full/test-*.parquet", "test-*.parquet", "data/test-*.parquet", "*.jsonl"),
-        count=5130,
-        read=_read,
-        official=_official,
-        tolerant=_tolerant,
-        headline="overall",
-        metrics=_metrics,
-        strata={"question_type": extra("question_type"), "dataset": extra("dataset")},
+        repo_id="nyu-visionx/VSI-Bench",
+        file_patterns=("test.jsonl", "full/test-*.parquet", "test-*.parquet", "data/test-*.parquet", "*.jsonl"),
+        num_tasks=5130,
+        parse_row=_parse_row,
+        grade_strict=_grade_strict,
+        grade_lenient=_grade_lenient,
+        primary_metric="overall",
+        compute_metrics=_compute_metrics,
+        strata=group_by_extras("question_type", "dataset"),
     )
 
 
-def mean_relative_accuracy(said: float, gold: float) -> float:
-    """The share of the ten thresholds that the relative error stays below; for a gold of 0 only 0 is right.
+def mean_relative_accuracy(predicted: float, ground_truth: float) -> float:
+    """Return the fraction of the ten thresholds that the relative error satisfies; for a ground truth of 0 only 0 is
+    right.
 
-    >>> [mean_relative_accuracy(said, 100.0) for said in (105.0, 110.0, 125.0, 150.0, 151.0)]
+    >>> [mean_relative_accuracy(predicted, 100.0) for predicted in (105.0, 110.0, 125.0, 150.0, 151.0)]
     [1.0, 0.9, 0.6, 0.1, 0.0]
     """
-    if gold == 0:
-        return float(said == 0)
-    return float(np.mean(abs(said - gold) / gold <= 1 - _THRESHOLDS))
+    if ground_truth == 0:
+        return float(predicted == 0)
+    return float(np.mean(abs(predicted - ground_truth) / ground_truth <= 1 - _THRESHOLDS))
 
 
-def _official(text: str, task: Task) -> Mark:
+def _grade_strict(text: str, task: Task) -> Grade:
     token = text.split(" ")[0].rstrip(".").strip()
-    if task.kind is Kind.CHOICE:
-        return choice_mark(token.upper() if len(token) == 1 else None, task)
+    if task.answer_type == AnswerType.CHOICE:
+        return grade_choice(token.upper() if len(token) == 1 else None, task)
     try:
-        return _number_mark(float(token), task)
+        return _grade_number(float(token), task)
     except ValueError:
         return UNPARSED
 
 
-def _tolerant(text: str, task: Task) -> Mark:
-    if task.kind is Kind.CHOICE:
-        return tolerant_choice(text, task)
-    said = number_of(text)
-    return UNPARSED if said is None else _number_mark(said, task)
+def _grade_lenient(text: str, task: Task) -> Grade:
+    if task.answer_type == AnswerType.CHOICE:
+        return grade_choice_lenient(text, task)
+    number = extract_number(text)
+    return UNPARSED if number is None else _grade_number(number, task)
 
 
-def _number_mark(said: float, task: Task) -> Mark:
-    assert isinstance(task.gold, float)
-    return Mark(read=f"{said:g}", value=mean_relative_accuracy(said, task.gold))
+def _grade_number(predicted: float, task: Task) -> Grade:
+    assert isinstance(task.ground_truth, float)
+    return Grade(extracted=f"{predicted:g}", value=mean_relative_accuracy(predicted, task.ground_truth))
 
 
-def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    """The tasks in the published order, then their mean; of a subset only the tasks that it has."""
-    cells = table(results, extra("question_type"))
-    scores = {name: cell.value for name, cell in cells.items()}
-    levels = [scores[name] for name in _LEVELS if name in scores]
+def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    """Return the mean of the tasks, then the tasks in published order; an incomplete copy has only some of them."""
+    rows = tabulate(results, group_by_extra("question_type"))
+    scores = {name: row.value for name, row in rows.items()}
+    levels = [scores[name] for name in _DIRECTION_TASKS if name in scores]
     if levels:
         scores["object_rel_direction"] = fmean(levels)
-    order = (*NUMERIC, "object_rel_distance", "object_rel_direction", "route_planning", "obj_appearance_order")
+    order = (*NUMERIC_TASKS, "object_rel_distance", "object_rel_direction", "route_planning", "obj_appearance_order")
     tasks = {name: scores[name] for name in order if name in scores}
-    return {"overall": fmean(tasks.values()), **tasks, "mean_of_questions": accuracy(results)["accuracy"]}
+    return {"overall": fmean(tasks.values()), **tasks, "mean_of_questions": compute_accuracy(results)["accuracy"]}
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    kind = row.text("question_type")
-    if kind not in (*NUMERIC, *CHOICE):
-        raise row.wrong("question_type", f"it should be one of {', '.join((*NUMERIC, *CHOICE))}; not {kind!r}")
-    options = unlabelled(row.texts("options")) if kind in CHOICE else ()
-    video = f"{row.text('dataset')}/{row.text('scene_name')}.mp4"
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    question_type = row.get_text("question_type")
+    require_one_of(row, "question_type", question_type, (*NUMERIC_TASKS, *CHOICE_TASKS))
+    options = strip_option_labels(row.get_texts("options")) if question_type in CHOICE_TASKS else ()
+    video = f"{row.get_text('dataset')}/{row.get_text('scene_name')}.mp4"
     yield Task(
-        id=row.text("id"),
-        question=row.text("question"),
-        media=copy.video(video, f"videos/{video}"),
-        kind=Kind.CHOICE if options else Kind.NUMBER,
-        gold=row.letter(len(options), "ground_truth") if options else row.number_of("ground_truth"),
-        choices=options,
-        extras={"question_type": kind, "dataset": row.text("dataset"), "pruned": row.values.get("pruned")},
+        id=row.get_text("id"),
+        question=row.get_text("question"),
+        media=row.resolve_video(video, f"videos/{video}"),
+        answer_type=AnswerType.CHOICE if options else AnswerType.NUMBER,
+        ground_truth=row.get_option_letter(len(options), "ground_truth") if options else row.get_number("ground_truth"),
+        options=options,
+        extras={"question_type": question_type, "dataset": row.get_text("dataset"), "pruned": row.values.get("pruned")},
     )

@@ -1,95 +1,106 @@
-"""We-Math, testmini: problems together with the steps that they are made of."""
+"""We-Math, testmini: problems together with the steps that they consist of."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from saccade.data.raw import Row
-from saccade.evaluation.benchmarks._benchmark import UNPARSED, Benchmark, Mark, Result, accuracy, extra, table
-from saccade.evaluation.benchmarks._rows import Copy
-from saccade.evaluation.benchmarks._rules import choice_mark, tolerant_choice, unlabelled
-from saccade.types import Kind, Task
+from saccade.evaluation.benchmarks.answer_extraction import strip_option_labels
+from saccade.evaluation.benchmarks.base import (
+    UNPARSED,
+    Benchmark,
+    Grade,
+    GradedAnswer,
+    compute_accuracy,
+    grade_choice,
+    group_by_extra,
+    require_one_of,
+    tabulate,
+)
+from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.types import AnswerType, Task
 
-_KEYS = {"2steps_1", "2steps_2", "2steps_multi", "3steps_1", "3steps_2", "3steps_3", "3steps_multi"}
-_STEPS = {"2steps_multi": "two-step", "3steps_multi": "three-step"}
-COUNTS = {"one-step": 1215, "two-step": 360, "three-step": 165}
+_KEYS = ("2steps_1", "2steps_2", "2steps_multi", "3steps_1", "3steps_2", "3steps_3", "3steps_multi")
+_NUM_STEPS = {"2steps_multi": "two-step", "3steps_multi": "three-step"}
+STEP_COUNTS = {"one-step": 1215, "two-step": 360, "three-step": 165}
 
 
 def wemath() -> Benchmark:
-    """We-Math (Qiao et al. 2024, arXiv 2407.01284), 1,740 rows of 525 problems; `score_strict` is the number quoted.
+    """Define We-Math (Qiao et al. 2024, arXiv 2407.01284), 1,740 rows of 525 problems; `score_strict` is the number
+    commonly quoted.
 
-    Official: what follows the last `Answer`, without `<`, `>`, `:` and full stops, must begin with one of A-H. A
-    problem is of insufficient knowledge (a step and the whole wrong), inadequate generalisation (the steps right, the
-    whole wrong), complete mastery (all right) or rote memorisation (a step wrong, the whole right); the loose setting
-    asks for one right step where the strict one asks for all. Score = 1 - (IG / 2 + RM + IK) / problems.
+    Strict: the text after the last `Answer`, without `<`, `>`, `:` and periods, must begin with one of A-H. A problem
+    shows insufficient knowledge (a step and the whole wrong), inadequate generalization (the steps right, the whole
+    wrong), complete mastery (all right) or rote memorization (a step wrong, the whole right); the loose variant
+    requires one right step where the strict one requires all. Score = 1 - (IG / 2 + RM + IK) / problems.
     """
     return Benchmark(
         name="wemath",
-        hub="We-Math/We-Math",
-        patterns=("testmini.json", "data/testmini.json", "data/testmini-*.parquet", "*.jsonl"),
-        count=1740,
-        read=_read,
-        official=_official,
-        tolerant=tolerant_choice,
-        headline="score_strict",
-        metrics=_metrics,
+        repo_id="We-Math/We-Math",
+        file_patterns=("testmini.json", "data/testmini.json", "data/testmini-*.parquet", "*.jsonl"),
+        num_tasks=1740,
+        parse_row=_parse_row,
+        grade_strict=_grade_strict,
+        primary_metric="score_strict",
+        compute_metrics=_compute_metrics,
         strata={
-            "steps": lambda task: str(task.extras["steps"]),
+            "steps": group_by_extra("steps"),
             "concept": lambda task: str(task.extras["concept"]) if task.extras["steps"] == "one-step" else None,
         },
-        counts={"steps": COUNTS},
-        unit=extra("problem"),
-        together=extra("problem"),
+        stratum_sizes={"steps": STEP_COUNTS},
+        cluster_key=group_by_extra("problem"),
+        joint_key=group_by_extra("problem"),
     )
 
 
-def _official(text: str, task: Task) -> Mark:
+def _grade_strict(text: str, task: Task) -> Grade:
     plain = re.sub("[><:.]", "", text.split("Answer")[-1].strip()).strip()
-    return choice_mark(plain[0], task) if plain and plain[0] in "ABCDEFGH" else UNPARSED
+    return grade_choice(plain[0], task) if plain and plain[0] in "ABCDEFGH" else UNPARSED
 
 
-def _metrics(results: Sequence[Result]) -> dict[str, float]:
-    """Percentages over the problems that are there with their whole; the rates of rote memorisation over CM + RM."""
+def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
+    """Return percentages over problems whose final question is present; rote memorization rates are over CM + RM."""
     steps: defaultdict[tuple[str, int], list[bool]] = defaultdict(list)
     wholes: dict[tuple[str, int], tuple[bool, float]] = {}
-    for each in results:
-        problem, right = (each.task.extras["problem"], each.attempt), each.value >= 1
-        if each.task.extras["steps"] == "one-step":
-            steps[problem].append(right)
+    for result in results:
+        problem, is_right = (result.task.extras["problem"], result.sample_index), result.value >= 1
+        if result.task.extras["steps"] == "one-step":
+            steps[problem].append(is_right)
         else:
-            wholes[problem] = right, each.weight
-    known = [((all(steps[problem]), any(steps[problem])), *whole) for problem, whole in wholes.items()]
-    problems = sum(times for *_, times in known)
+            wholes[problem] = is_right, result.weight
+    # per problem: (all steps right, any step right), whole right, weight
+    outcomes = [((all(steps[problem]), any(steps[problem])), *whole) for problem, whole in wholes.items()]
+    problems = sum(weight for *_, weight in outcomes)
     count = problems or 1
-    ik = sum(times for (every, _), whole, times in known if not every and not whole)
-    ig = sum(times for (every, _), whole, times in known if every and not whole)
-    found: dict[str, float] = {}
-    for place, setting in enumerate(("strict", "loose")):
-        cm = sum(times for right, whole, times in known if whole and right[place])
-        rm = sum(times for right, whole, times in known if whole and not right[place])
-        found[f"score_{setting}"] = 100 * (problems - 0.5 * ig - rm - ik) / count
-        found[f"complete_mastery_{setting}"] = 100 * cm / count
-        found[f"rote_memorisation_{setting}"] = 100 * rm / (cm + rm) if cm + rm else 0.0
-    rates = {"insufficient_knowledge": 100 * ik / count, "inadequate_generalisation": 100 * ig / count}
-    by = {name: cell.value for name, cell in table(results, lambda task: str(task.extras["steps"])).items()}
-    return {**found, **rates, **by, **accuracy(results)}
+    ik = sum(weight for (every, _), whole, weight in outcomes if not every and not whole)
+    ig = sum(weight for (every, _), whole, weight in outcomes if every and not whole)
+    metrics: dict[str, float] = {}
+    for index, setting in enumerate(("strict", "loose")):
+        cm = sum(weight for right, whole, weight in outcomes if whole and right[index])
+        rm = sum(weight for right, whole, weight in outcomes if whole and not right[index])
+        metrics[f"score_{setting}"] = 100 * (problems - 0.5 * ig - rm - ik) / count
+        metrics[f"complete_mastery_{setting}"] = 100 * cm / count
+        metrics[f"rote_memorization_{setting}"] = 100 * rm / (cm + rm) if cm + rm else 0.0
+    rates = {"insufficient_knowledge": 100 * ik / count, "inadequate_generalization": 100 * ig / count}
+    rows = {label: row.value for label, row in tabulate(results, group_by_extra("steps")).items()}
+    return {**metrics, **rates, **rows, **compute_accuracy(results)}
 
 
-def _read(row: Row, copy: Copy) -> Iterator[Task]:
-    key, problem = row.text("key"), row.text("ID")
-    if key not in _KEYS:
-        raise row.wrong("key", f"it should be one of {', '.join(sorted(_KEYS))}; not {key!r}")
-    # one text holds them all: `A. 300;B. 400; C. ...`
-    options = unlabelled([each.strip() for each in re.split(r";\s*(?=[B-H]\.)", row.text("option"))])
+def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+    key, problem = row.get_text("key"), row.get_text("ID")
+    require_one_of(row, "key", key, _KEYS)
+    # One field holds all options: `A. 300;B. 400; C. ...`
+    options = strip_option_labels([option.strip() for option in re.split(r";\s*(?=[B-H]\.)", row.get_text("option"))])
     yield Task(
         id=f"{problem}-{key}",
-        question=row.text("question"),
-        media=(copy.picture(row.get("image_path", "image")),),
-        kind=Kind.CHOICE,
-        gold=row.letter(len(options), "answer"),
-        choices=options,
+        question=row.get_text("question"),
+        media=(row.resolve_image(row.get("image_path", "image")),),
+        answer_type=AnswerType.CHOICE,
+        ground_truth=row.get_option_letter(len(options), "answer"),
+        options=options,
         extras={
-            **{"problem": problem, "key": key, "steps": _STEPS.get(key, "one-step")},
-            "concept": row.label("knowledge concept"),
+            "problem": problem,
+            "key": key,
+            "steps": _NUM_STEPS.get(key, "one-step"),
+            "concept": row.get_text_or_empty("knowledge concept"),
         },
     )

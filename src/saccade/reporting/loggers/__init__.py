@@ -1,1 +1,1 @@
-"""Trackers: who is told of each step beside metrics.jsonl, one file each."""
+"""Loggers of training steps besides metrics.jsonl, one file each."""

@@ -1,10 +1,10 @@
-"""Telling trackers of each step, without ever waiting for them; metrics.jsonl stays the record.
+"""Dispatch training steps to loggers without ever blocking the training; metrics.jsonl stays the record.
 
-    training ──log──> a queue per tracker ──> its own thread: open, log, log, …, close
-       │                                         └── fails: one warning, and it is told nothing more
-       └── goes on at once; only at the end it waits, for at most CLOSING seconds, until the queues are empty
+    training ──log──> one queue per logger ──> its thread: open, log, log, …, close
+       │                                          └── on an error: one warning, and the logger gets no more steps
+       └── continues at once; only at the end it waits, at most CLOSE_TIMEOUT seconds, until the queues are empty
 
-A queue is filled by the training and emptied by its thread alone; the last thing in it tells the thread to end.
+Only the training fills a queue and only its thread empties it; a final None ends the thread.
 """
 
 import contextlib
@@ -14,92 +14,99 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from saccade import plugins
+from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, RunError, SaccadeError, boundary
-from saccade.runlog import Run
 
-CLOSING = 30.0  # seconds that trackers are waited for at the end of a stage
-Tell = Callable[[str, int, Mapping[str, Any]], None]
+CLOSE_TIMEOUT = 30.0  # seconds to wait for all loggers at the end of a stage
+LogStepFn = Callable[[str, int, Mapping[str, Any]], None]
 _logger = logging.getLogger("saccade")
 
 
-class Tracker(Protocol):
-    """What a file of this folder holds: a class made with the run; any of its methods may raise anything."""
+class Logger(Protocol):
+    """A logger plugin: a class constructed with a run's folder and recipe; any of its methods may raise anything."""
 
-    package: str  # what must be installed, by the name it is imported by; "" for nothing
+    package: str  # the package it needs, by its import name; "" for none
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None: ...
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """A step of a stage ("sft", "rl") is done; steps come in order, and again after a resume."""
+        """Log one step of a stage ("sft", "rl"); steps come in order, and are repeated after a resume."""
 
     def close(self) -> None:
-        """The stage is over."""
+        """Finish: the stage is over."""
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """See that each tracker exists and what it needs is installed. Raises ConfigError."""
+def check_loggers(names: Sequence[str]) -> None:
+    """Check that each logger exists and its package is installed. Raises ConfigError."""
     for name in names:
-        package = plugins.load("trackers", name).package
+        package = plugins.load("reporting.loggers", name).package
         if package and importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"the tracker {name} needs the package {package}; pip install 'saccade[track]', or take it out of track"
+                f"the logger {name} needs the package {package}; pip install 'saccade[track]', or remove it from "
+                "loggers",
+                key="loggers",
+                value=name,
             )
 
 
 @contextlib.contextmanager
-def telling(run: Run) -> Iterator[Tell]:
-    """A function that tells all trackers of the run's recipe of a step. Raises ConfigError as `check_trackers` does.
+def open_loggers(folder: Path, recipe: Recipe) -> Iterator[LogStepFn]:
+    """Start the recipe's loggers for the run in `folder`; yield a function that logs a step to all of them.
 
-    A tracker that fails is left out after one warning; one that is still busy at the end is left behind with another.
+    A logger that fails is dropped after one warning; one that is still busy at the end is abandoned with another.
+    Raises ConfigError as `check_loggers` does.
     """
-    check_trackers(run.recipe.track)
-    desks = [Desk(name, run) for name in run.recipe.track]
+    check_loggers(recipe.loggers)
+    threads = [LoggerThread(name, folder, recipe) for name in recipe.loggers]
 
-    def tell(stage: str, step: int, values: Mapping[str, Any]) -> None:
-        for desk in desks:
-            desk.take(stage, step, values)
+    def log_step(stage: str, step: int, values: Mapping[str, Any]) -> None:
+        for thread in threads:
+            thread.enqueue(stage, step, values)
 
     try:
-        yield tell
+        yield log_step
     finally:
-        until = time.monotonic() + CLOSING
-        for desk in desks:
-            desk.close(until)
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        for thread in threads:
+            thread.close(deadline)
 
 
-class Desk:
-    """A tracker in its thread, and the queue of what it has not been told yet."""
+class LoggerThread:
+    """A logger in its own thread, with the queue of steps it has not logged yet."""
 
-    def __init__(self, name: str, run: Run) -> None:
-        self._name, self._run, self._left = name, run, False
+    def __init__(self, name: str, folder: Path, recipe: Recipe) -> None:
+        self._name, self._folder, self._recipe, self._is_abandoned = name, folder, recipe, False
         self._queue: SimpleQueue[tuple[str, int, dict[str, float]] | None] = SimpleQueue()
-        # A daemon: a tracker that hangs must not keep the process alive.
-        self._thread = threading.Thread(target=self._work, name=f"saccade-{name}", daemon=True)
+        # A daemon, so that a logger that hangs can't keep the process alive.
+        self._thread = threading.Thread(target=self._log_queued_steps, name=f"saccade-{name}", daemon=True)
         self._thread.start()
 
-    def take(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
-        """Put a step in the queue: its numbers, without those that are not finite."""
+    def enqueue(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
+        """Queue the finite numbers of a step."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
         self._queue.put((stage, step, {name: value for name, value in numbers.items() if math.isfinite(value)}))
 
-    def close(self, until: float) -> None:
-        """Wait until the queue is empty, or `until` (of the monotonic clock)."""
+    def close(self, deadline: float) -> None:
+        """Wait until the queue is empty, or until `deadline` (monotonic clock, seconds)."""
         self._queue.put(None)
-        self._thread.join(max(0.0, until - time.monotonic()))
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._left = True
-            _logger.warning("the tracker %s is not done yet and is left behind; metrics.jsonl is whole", self._name)
+            self._is_abandoned = True
+            _logger.warning("the logger %s is still busy and is abandoned; metrics.jsonl is complete", self._name)
 
-    def _work(self) -> None:
+    def _log_queued_steps(self) -> None:
         try:
-            with boundary(RunError, f"the tracker {self._name} failed"):
-                tracker: Tracker = plugins.load("trackers", self._name)(self._run)
+            with boundary(RunError, f"the logger {self._name} failed"):
+                logger: Logger = plugins.load("reporting.loggers", self._name)(self._folder, self._recipe)
                 while (step := self._queue.get()) is not None:
-                    tracker.log(*step)
-                tracker.close()
+                    logger.log(*step)
+                logger.close()
         except SaccadeError as error:
-            if not self._left:
+            if not self._is_abandoned:
                 reason = str(error).rstrip(".")
-                _logger.warning("%s; it is told nothing more, and metrics.jsonl goes on", reason)
+                _logger.warning("%s; it gets no more steps, and metrics.jsonl continues", reason)

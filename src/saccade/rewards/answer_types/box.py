@@ -1,122 +1,160 @@
-"""Search in pictures: the overlap of a box with the gold box, or whether a point lies in it."""
+"""Score visual search: the IoU of a box with the ground-truth box."""
 
 import json
 import re
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from saccade.errors import DataError
-from saccade.rewards._text import tidy
-from saccade.types import Episode, Kind, Task
+from saccade.rewards.answer_types.base import AnswerFormat, GroundTruth, parse_numbers
+from saccade.rewards.text_normalization import normalize_text
+from saccade.types import Episode, Task
 
-Box = tuple[float, ...]
+Sides = tuple[float, ...]
 Coordinates = Literal["auto", "pixel", "shown", "unit", "percent", "thousand"]
 
 _NUMBER = r"-?(?:\d{1,9}(?:\.\d{1,18})?|\.\d{1,18})(?:[eE][+-]?\d{1,3})?"
-# [x1, y1, x2, y2] or (x, y) in any brackets, or (x1, y1), (x2, y2).
-_LIST = re.compile(rf"[\[(<{{]\s*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\s*[\])>}}]")
-_CORNERS = re.compile(
+# Matches [x1, y1, x2, y2] or (x, y) in any brackets; the next pattern matches (x1, y1), (x2, y2).
+_COORDINATE_LIST = re.compile(rf"[\[(<{{]\s*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\s*[\])>}}]")
+_CORNER_PAIR = re.compile(
     rf"[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]\s*,?\s*[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]"
 )
-_BARE = re.compile(
-    rf"[^\d.,+-]*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\.?(?!\d)[^\d%]*"
-)  # the only numbers of an answer
-_POINT = re.compile(rf"""<point\s+x=["']({_NUMBER})["']\s+y=["']({_NUMBER})["'][^>]*>""", re.IGNORECASE)
-_PARTS = {"unit": 1.0, "percent": 100.0, "thousand": 1000.0}
+# Matches an answer whose only numbers are one unbracketed list.
+_UNBRACKETED_NUMBERS = re.compile(rf"[^\d.,+-]*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\.?(?!\d)[^\d%]*")
+_POINT_TAG = re.compile(rf"""<point\s+x=["']({_NUMBER})["']\s+y=["']({_NUMBER})["'][^>]*>""", re.IGNORECASE)
+_COORDINATE_RANGES = {"unit": 1.0, "percent": 100.0, "thousand": 1000.0}
 
 
-def box(
-    episode: Episode,
-    task: Task,
-    *,
-    coordinates: Coordinates = "auto",
-) -> float:
-    """Kind BOX: intersection over union in [0, 1]; kind POINT: 1.0 if the point lies in the gold box, else 0.0.
+class BoxAnswer(AnswerFormat):
+    """Visual search: the IoU with the ground-truth box, in [0, 1].
 
-    The gold is (x1, y1, x2, y2), left, top, right, bottom: in pixels of the file where `task.extras` has its `width`
-    and `height`, else as parts of the picture between 0 and 1. `coordinates` says what the model writes: `pixel` of the
-    file, pixels of the picture as it was first `shown` to the model, parts of 1 (`unit`), 100 (`percent`) or 1000
-    (`thousand`); `auto` is unit where no number is above 1, else pixel. Boxes are read as `[x1, y1, x2, y2]`,
-    `(x1, y1), (x2, y2)` or JSON (`{"bbox_2d": [...]}`), points as `(x, y)`, `[x, y]`, JSON (`{"point_2d": [...]}`) or
-    `<point x="1" y="2">`; of a box where a point is wanted, its centre counts. Boxes are cut to the picture.
+    The ground truth is (x1, y1, x2, y2): left, top, right, bottom, in pixels of the file if `task.extras` has its
+    `width` and `height`, else as fractions of the image between 0 and 1. `coordinates` is the unit the model writes:
+    `pixel` of the file, pixels of the image as first `shown` to the model, fractions of 1 (`unit`), 100 (`percent`) or
+    1000 (`thousand`); `auto` means unit if no number is above 1, else pixel.
 
-    An answer with two different boxes or points, an inverted or empty box and all else is worth 0. DataError for a gold
-    that is no box, and for pixels of a picture whose size nobody knows.
+    Accepted boxes: `[x1, y1, x2, y2]`, `(x1, y1), (x2, y2)`, JSON (`{"bbox_2d": [...]}`). Boxes are clipped to the
+    image. An answer with two different boxes, an inverted or empty box, a point, or anything else scores 0.
     """
-    gold = _gold(task)
-    found = _read(episode.answer or "")
-    if found is None or (task.kind is Kind.BOX and len(found) == 2):
-        return 0.0
-    width, height = _scale(found, episode, task, coordinates)
-    said = tuple(value / (width, height)[i % 2] for i, value in enumerate(found))
-    if len(said) == 4 and not (said[0] < said[2] and said[1] < said[3]):
-        return 0.0
-    if task.kind is not Kind.POINT:
-        return _overlap(tuple(min(1.0, max(0.0, value)) for value in said), gold)
-    x, y = said if len(said) == 2 else ((said[0] + said[2]) / 2, (said[1] + said[3]) / 2)
-    return float(gold[0] <= x <= gold[2] and gold[1] <= y <= gold[3])
+
+    names: ClassVar[tuple[str, ...]] = ("box", "bbox")
+    expected = "left, top, right and bottom of a box"
+    example: ClassVar[tuple[GroundTruth, str]] = ((0.25, 0.25, 0.75, 0.5), "[0.25, 0.25, 0.75, 0.5]")
+
+    def __init__(self, *, coordinates: Coordinates = "auto") -> None:
+        self._coordinates = coordinates
+
+    def __call__(self, episode: Episode) -> float:
+        """Return the score of an episode.
+
+        Raises DataError if the ground truth is not a box, and for pixel coordinates if the image size is unknown.
+        """
+        expected = _parse_ground_truth_box(episode.task)
+        raw = _parse_box_or_point(episode.answer or "")
+        if raw is None or len(raw) not in self.accepted_lengths:
+            return 0.0
+        scale = _resolve_scale(raw, episode, self._coordinates)
+        predicted = tuple(value / scale[i % 2] for i, value in enumerate(raw))
+        if len(predicted) == 4 and not (predicted[0] < predicted[2] and predicted[1] < predicted[3]):
+            return 0.0
+        return self.compare(predicted, expected)
+
+    accepted_lengths: ClassVar[tuple[int, ...]] = (4,)  # numbers of an answer: a box has 4, a point 2
+
+    def compare(self, predicted: Sides, expected: Sides) -> float:
+        """Return the score of a box (or a point) as fractions of the image."""
+        return _compute_iou(tuple(min(1.0, max(0.0, value)) for value in predicted), expected)
+
+    @classmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether it is left, top, and a right and bottom beyond them."""
+        return (
+            isinstance(ground_truth, tuple)
+            and len(ground_truth) == 4
+            and ground_truth[0] < ground_truth[2]
+            and ground_truth[1] < ground_truth[3]
+        )
+
+    @classmethod
+    def parse_ground_truth(cls, value: Any) -> Sides | None:
+        """Return the sides that a published row lists."""
+        sides = parse_numbers(value)
+        return sides if cls.is_valid(sides) else None
 
 
-def _overlap(one: Box, other: Box) -> float:
-    sides = [min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in (0, 1)]
-    shared = max(0.0, sides[0]) * max(0.0, sides[1])
-    areas = [(each[2] - each[0]) * (each[3] - each[1]) for each in (one, other)]
-    return shared / (sum(areas) - shared)
+box = BoxAnswer
 
 
-def _gold(task: Task) -> Box:
-    """The gold box as parts of the picture."""
-    gold = task.gold if isinstance(task.gold, tuple) and len(task.gold) == 4 else (1.0, 1.0, 0.0, 0.0)
-    size = _size(task)
-    parts = gold if size is None else tuple(value / size[i % 2] for i, value in enumerate(gold))
-    if not (0 <= parts[0] < parts[2] <= 1 + 1e-6 and 0 <= parts[1] < parts[3] <= 1 + 1e-6):
-        where = "between 0 and 1 (extras holds no width and height)" if size is None else f"within {size[0]}x{size[1]}"
-        raise DataError(f"task {task.id}: the gold must be a box x1, y1, x2, y2 {where}, it is {task.gold!r}")
-    return parts
+def _compute_iou(first: Sides, second: Sides) -> float:
+    overlap = [min(first[i + 2], second[i + 2]) - max(first[i], second[i]) for i in (0, 1)]
+    intersection = max(0.0, overlap[0]) * max(0.0, overlap[1])
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
+    return intersection / (sum(areas) - intersection)
 
 
-def _size(task: Task) -> tuple[float, float] | None:
+def _parse_ground_truth_box(task: Task) -> Sides:
+    """Return the ground-truth box as fractions of the image."""
+    is_box = isinstance(task.ground_truth, tuple) and len(task.ground_truth) == 4
+    expected = task.ground_truth if isinstance(task.ground_truth, tuple) and is_box else (1.0, 1.0, 0.0, 0.0)
+    size = _get_image_size(task)
+    fractions = expected if size is None else tuple(value / size[i % 2] for i, value in enumerate(expected))
+    if not (0 <= fractions[0] < fractions[2] <= 1 + 1e-6 and 0 <= fractions[1] < fractions[3] <= 1 + 1e-6):
+        bounds = "between 0 and 1 (extras has no width and height)" if size is None else f"within {size[0]}x{size[1]}"
+        raise DataError(
+            f"task {task.id}: ground_truth={task.ground_truth!r} is not a box x1, y1, x2, y2 {bounds}; correct the row",
+            key="ground_truth",
+            value=task.ground_truth,
+        )
+    return fractions
+
+
+def _get_image_size(task: Task) -> tuple[float, float] | None:
     size = [task.extras.get(side) for side in ("width", "height")]
     known = [float(value) for value in size if isinstance(value, int | float) and value > 0]
     return (known[0], known[1]) if len(known) == 2 else None
 
 
-def _scale(found: Box, episode: Episode, task: Task, coordinates: str) -> tuple[float, float]:
-    """What 1 is in the answer's own coordinates, across and down."""
+def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tuple[float, float]:
+    """Return the value that stands for the full width and height in the answer's coordinates."""
     if coordinates == "auto":
-        coordinates = "unit" if all(abs(value) <= 1 for value in found) else "pixel"
-    if coordinates in _PARTS:
-        return _PARTS[coordinates], _PARTS[coordinates]
-    shown = [(float(picture.width), float(picture.height)) for picture in episode.ledger.pictures()[:1]]
-    size = _size(task) if coordinates == "pixel" else None
-    if size is None and not shown:
-        raise DataError(f"task {task.id}: an answer in pixels needs the picture's width and height in extras")
-    return size or shown[0]
+        coordinates = "unit" if all(abs(value) <= 1 for value in predicted) else "pixel"
+    if coordinates in _COORDINATE_RANGES:
+        return _COORDINATE_RANGES[coordinates], _COORDINATE_RANGES[coordinates]
+    task = episode.task
+    shown_sizes = [(float(image.width), float(image.height)) for image in episode.ledger.images()[:1]]
+    size = _get_image_size(task) if coordinates == "pixel" else None
+    if size is None and not shown_sizes:
+        raise DataError(
+            f"task {task.id}: the answer is in pixels and the image size is unknown; add width and height to extras",
+            key="extras.width",
+            value=task.extras.get("width"),
+        )
+    return size or shown_sizes[0]
 
 
-def _read(answer: str) -> Box | None:
-    """The one box (4 numbers) or point (2) of an answer, or None."""
-    text = tidy(answer).strip()
-    found = _objects(text)
-    if not found:
-        text = _CORNERS.sub(lambda match: f"[{match[1]},{match[2]}]", text)
-        lists = [match[1] for match in _LIST.finditer(text)] or [
-            ",".join(match.groups()) for match in _POINT.finditer(text)
+def _parse_box_or_point(answer: str) -> Sides | None:
+    """Return the only box (4 numbers) or point (2 numbers) of an answer, or None."""
+    text = normalize_text(answer).strip()
+    boxes = _parse_json_boxes(text)
+    if not boxes:
+        text = _CORNER_PAIR.sub(lambda match: f"[{match[1]},{match[2]}]", text)
+        lists = [match[1] for match in _COORDINATE_LIST.finditer(text)] or [
+            ",".join(match.groups()) for match in _POINT_TAG.finditer(text)
         ]
-        if not lists and (bare := _BARE.fullmatch(text)):
-            lists = [bare[1]]
-        found = {tuple(float(number) for number in each.split(",")) for each in lists}
-    only = found.pop() if len(found) == 1 else ()
-    return only if len(only) in (2, 4) else None
+        if not lists and (unbracketed := _UNBRACKETED_NUMBERS.fullmatch(text)):
+            lists = [unbracketed[1]]
+        boxes = {tuple(float(number) for number in numbers.split(",")) for numbers in lists}
+    box = boxes.pop() if len(boxes) == 1 else ()
+    return box if len(box) in (2, 4) else None
 
 
-def _objects(text: str) -> set[Box]:
-    """The boxes and points of an answer in JSON, as {"bbox_2d": [...]}, alone, in a list, or in a code block."""
-    bare = re.sub(r"^```(?:json)?|```$", "", text).strip()
+def _parse_json_boxes(text: str) -> set[Sides]:
+    """Return the boxes and points of a JSON answer: {"bbox_2d": [...]} alone, in a list, or in a code block."""
+    stripped = re.sub(r"^```(?:json)?|```$", "", text).strip()
     try:
-        value = json.loads(bare, parse_int=float)
+        value = json.loads(stripped, parse_int=float)
     except (ValueError, RecursionError):
         return set()
     items = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
     keys = ("bbox_2d", "bbox", "box_2d", "box", "point_2d", "point")
     lists = [item[key] for item in items for key in keys if isinstance(item.get(key), list)]
-    return {tuple(each) for each in lists if all(isinstance(number, float) for number in each)}
+    return {tuple(numbers) for numbers in lists if all(isinstance(number, float) for number in numbers)}

@@ -1,71 +1,102 @@
-"""Multiple choice: one unambiguous letter, or the exact text of an option."""
+"""Score multiple choice: one unambiguous letter, or the exact text of an option."""
 
 import re
+from typing import Any
 
-from saccade.errors import DataError
-from saccade.rewards._text import LEAD, folded
+from saccade.rewards.answer_types.base import AnswerFormat
+from saccade.rewards.text_normalization import ANSWER_LEAD_IN, normalize_and_casefold
 from saccade.types import Episode, Task
 
-_LETTERS = "ABCDEFGHIJ"
-# All are matched against `_plain` text.
-_LETTER = re.compile(rf"{LEAD}[(\[{{「]?([a-z])[)\]}}」.:,;!。、]*")
-_LABELLED = re.compile(rf"{LEAD}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:] ?| ?- ?| )(\S.*)")
-_STOPS = ".!。"  # which end a sentence, and no option
-_DRESS = re.compile(
+OPTION_LETTERS = "ABCDEFGHIJ"
+# The patterns match `_normalize`d text.
+_LETTER_ANSWER = re.compile(rf"{ANSWER_LEAD_IN}[(\[{{「]?([a-z])[)\]}}」.:,;!。、]*")
+_LABELED_OPTION = re.compile(rf"{ANSWER_LEAD_IN}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:] ?| ?- ?| )(\S.*)")
+_SENTENCE_ENDS = ".!。"  # stripped before an option's text is compared
+_MARKUP = re.compile(
     r"\\(?:f?box(?:ed)?|text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|underline)\s*\{([^{}]*)\}|\\[()\[\]]|\*+|\$+|_{2,}|[\"'`]"
 )
 
 
-def choice(episode: Episode, task: Task) -> float:
-    r"""1.0 if the final answer names the gold option and no other, else 0.0.
+class ChoiceAnswer(AnswerFormat):
+    r"""Multiple choice: 1.0 if the final answer names the ground-truth option and no other, else 0.0.
 
-    Accepted, after dropping bold marks, quotes, `$` and `\boxed{}`, in any case: a letter alone (`B`, `(B)`, `b.`),
-    a letter after a lead (`Option B`, `The answer is: (B)`), the exact text of one option (`the red ball`), or both
-    when they agree (`B. the red ball`, `B the red ball`). Only the letters of THIS task's 2-10 options count.
-    Everything else is wrong: `A or B`, `not A`, a letter with another option's text, a sentence about it. A letter wins
-    over an option whose text is that letter. DataError if the task has no such options or its gold is not one of their
-    letters.
+    Bold marks, quotes, `$`, `\boxed{}` and case are ignored. Accepted: a letter alone (`B`, `(B)`, `b.`), a letter
+    after a lead-in (`Option B`, `The answer is: (B)`), the exact text of one option (`the red ball`), or both if they
+    agree (`B. the red ball`, `B the red ball`). Only the letters of this task's 2-10 options count; a letter takes
+    precedence over an option whose text is that letter. Anything else is wrong: `A or B`, `not A`, a letter with
+    another option's text, a sentence about it.
     """
-    letters = _LETTERS[: len(task.choices)]
-    if not 2 <= len(task.choices) <= len(_LETTERS):
-        raise DataError(f"task {task.id}: a choice needs 2 to {len(_LETTERS)} options, it has {len(task.choices)}")
-    if not isinstance(task.gold, str) or len(task.gold) != 1 or task.gold not in letters:
-        raise DataError(f"task {task.id}: the gold answer must be one of the letters {letters}, it is {task.gold!r}")
-    return float(_named(episode.answer or "", task.choices) == task.gold)
+
+    names = ("choice", "mcq", "mc", "multiple-choice", "multiple_choice", "multi-choice")
+    expected = "the letter of an option"
+    example = ("A", "A")
+    example_options = ("red", "blue")
+
+    def __call__(self, episode: Episode) -> float:
+        """Return the score of an episode. Raises DataError if the task's options or ground truth are invalid."""
+        self.require_valid(episode.task)
+        return float(_extract_letter(episode.answer or "", episode.task.options) == episode.task.ground_truth)
+
+    @classmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether it is a letter."""
+        return isinstance(ground_truth, str) and len(ground_truth) == 1 and ground_truth in OPTION_LETTERS
+
+    @classmethod
+    def parse_ground_truth(cls, value: Any) -> None:
+        """Return None: a letter is found among the options (see `data.answer_normalization`)."""
+        return
+
+    @classmethod
+    def find_problem(cls, task: Task) -> tuple[str, str] | None:
+        """Check the options too, and that the letter is one of theirs."""
+        if not 2 <= len(task.options) <= len(OPTION_LETTERS):
+            return "options", f"it has {len(task.options)} options; a choice question needs 2 to {len(OPTION_LETTERS)}"
+        letters = OPTION_LETTERS[: len(task.options)]
+        if not cls.is_valid(task.ground_truth) or str(task.ground_truth) not in letters:
+            return "ground_truth", f"ground truth {task.ground_truth!r} is not one of the letters {letters}"
+        return None
 
 
-def _named(answer: str, choices: tuple[str, ...]) -> str | None:
-    """The one letter that an answer names, or None."""
-    plain = _plain(answer)
-    options = [_option(text, letter) for letter, text in zip(_LETTERS, choices, strict=False)]
-    letters = _LETTERS[: len(options)]
-    if (alone := _LETTER.fullmatch(plain)) is not None:
-        return _among(alone[1], letters)
-    # an option may itself look hedged ("A and B"), so its exact text is tried before anything is refused
-    exact = [
-        letter for letter, option in zip(letters, options, strict=True) if option and option == plain.rstrip(_STOPS)
+choice = ChoiceAnswer
+
+
+def _extract_letter(answer: str, option_texts: tuple[str, ...]) -> str | None:
+    """Return the one letter that an answer names, or None."""
+    plain = _normalize(answer)
+    options = [_strip_option_label(text, letter) for letter, text in zip(OPTION_LETTERS, option_texts, strict=False)]
+    letters = OPTION_LETTERS[: len(options)]
+    if (letter_only := _LETTER_ANSWER.fullmatch(plain)) is not None:
+        return _match_letter(letter_only[1], letters)
+    # An option may itself look hedged ("A and B"), so compare exact texts before rejecting anything.
+    matching = [
+        letter
+        for letter, option in zip(letters, options, strict=True)
+        if option and option == plain.rstrip(_SENTENCE_ENDS)
     ]
-    if exact:
-        return exact[0] if len(exact) == 1 else None  # two options of one text can't be told apart
-    if (both := _LABELLED.fullmatch(plain)) is not None and (letter := _among(both[1], letters)) is not None:
-        return letter if options[letters.index(letter)] == both[2].rstrip(_STOPS) else None
+    if matching:
+        return matching[0] if len(matching) == 1 else None  # two options with the same text are indistinguishable
+    if (labeled := _LABELED_OPTION.fullmatch(plain)) is not None and (
+        letter := _match_letter(labeled[1], letters)
+    ) is not None:
+        return letter if options[letters.index(letter)] == labeled[2].rstrip(_SENTENCE_ENDS) else None
     return None
 
 
-def _among(letter: str, letters: str) -> str | None:
+def _match_letter(letter: str, letters: str) -> str | None:
     return letter.upper() if letter.upper() in letters else None
 
 
-def _option(text: str, letter: str) -> str:
-    """An option's text without the label that some data sets write into it (`B. the red ball`)."""
-    plain = _plain(text)
-    own = re.match(rf"[(\[]?{letter.lower()}[)\].:]+\s*(?=\S)", plain)
-    return (plain[own.end() :] if own else plain).rstrip(_STOPS)
+def _strip_option_label(text: str, letter: str) -> str:
+    """Return an option's text without the label some datasets write into it (`B. the red ball`)."""
+    plain = _normalize(text)
+    label = re.match(rf"[(\[]?{letter.lower()}[)\].:]+\s*(?=\S)", plain)
+    return (plain[label.end() :] if label else plain).rstrip(_SENTENCE_ENDS)
 
 
-def _plain(text: str) -> str:
-    """Folded case and width, single spaces, no dress."""
-    plain = folded(text)
-    for _ in range(4):  # \boxed{\text{b}} wears more than one
-        plain = _DRESS.sub(lambda match: match[1] or "", plain)
+def _normalize(text: str) -> str:
+    """Fold case and width, collapse spaces, and remove markup."""
+    plain = normalize_and_casefold(text)
+    for _ in range(4):  # markup nests: \boxed{\text{b}}
+        plain = _MARKUP.sub(lambda match: match[1] or "", plain)
     return " ".join(plain.split())

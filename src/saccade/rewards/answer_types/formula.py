@@ -1,101 +1,124 @@
-r"""Mathematics: symbolic equality with the gold formula, by math-verify."""
+"""Score mathematics: symbolic equality with the ground-truth formula, by math-verify."""
 
 import importlib.util
 import itertools
 import re
+from typing import Any
 
-from saccade.errors import ConfigError, DataError
-from saccade.rewards._checker import Checker, CheckerError
-from saccade.rewards._text import LEAD, boxes, tidy
-from saccade.types import Episode, Task, Ungraded
+from saccade.config.schema import PositiveInt
+from saccade.errors import ConfigError
+from saccade.rewards.answer_types.base import AnswerFormat, parse_text
+from saccade.rewards.math_worker_pool import MathWorkerError, MathWorkerPool
+from saccade.rewards.text_normalization import ANSWER_LEAD_IN, extract_boxed, normalize_text
+from saccade.types import Episode, Ungraded
 
-_LEAD = re.compile(rf"^{LEAD}", re.IGNORECASE)
-_MATHS = re.compile(r"^(?:\$\$?(.*?)\$\$?|\\\((.*?)\\\)|\\\[(.*?)\\\])$", re.DOTALL)
+_ANSWER_LEAD_IN = re.compile(rf"^{ANSWER_LEAD_IN}", re.IGNORECASE)
+_MATH_DELIMITERS = re.compile(r"^(?:\$\$?(.*?)\$\$?|\\\((.*?)\\\)|\\\[(.*?)\\\])$", re.DOTALL)
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻]+")
-_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(?:\(([^()]*)\)|(\w+))")
+_SQUARE_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(?:\(([^()]*)\)|(\w+))")
 _BOLD = re.compile(r"^(\*\*|__|`+)(.+)\1$")
-# What people write in plain text, in LaTeX; math-verify knows the rest (π, ×, sqrt(2)).
-_LATEX = {"**": "^", "⁄": "/", "÷": "/", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "}
-_LATEX |= {"°": r"^\circ ", "∅": r"\emptyset ", r"\varnothing": r"\emptyset "}
+# Plain-text notation as LaTeX; math-verify handles the rest (π, ×, sqrt(2)).
+_PLAIN_TO_LATEX = {"**": "^", "⁄": "/", "÷": "/", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "}
+_PLAIN_TO_LATEX |= {"°": r"^\circ ", "∅": r"\emptyset ", r"\varnothing": r"\emptyset "}
 _FUNCTION = re.compile(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|exp|ln|log)(?![a-zA-Z])")
-_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])")  # 1.5e3
-_MIXED = re.compile(r"(?<![\d.,/])(\d+) +(\d+)/(\d+)(?![\d/])")  # 1 1/2
-_TEXT = re.compile(r"\\(?:text\w*|mbox|mathrm|mathbf|hbox)\s*\{([^{}]*)\}")
-# Behind words in a formula there may be more of a unit, and what a list is joined by; math-verify drops all else.
-_UNIT = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
+_SCIENTIFIC_NOTATION = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])")  # 1.5e3
+_MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d+) +(\d+)/(\d+)(?![\d/])")  # 1 1/2
+_TEXT_COMMAND = re.compile(r"\\(?:text\w*|mbox|mathrm|mathbf|hbox)\s*\{([^{}]*)\}")
+# Text after a word in a formula may only be the rest of a unit or a list separator: math-verify drops anything else.
+_UNIT_SUFFIX = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
 
 
-class math:
-    r"""1.0 if the final answer is equal to the gold formula, else 0.0.
+class FormulaAnswer(AnswerFormat):
+    r"""Mathematics: 1.0 if the final answer equals the ground-truth formula, else 0.0.
 
-    The answer is what stands in its one `\boxed{}`, else all of it; with two different boxes it is wrong, and so is an
-    answer of more than `longest` characters. Gold and answer are LaTeX or plain text (`1/2`, `sqrt(2)`, `x^2`, `50%`);
-    equal are `\frac{1}{2}` and `0.5`, not `0.333` and `1/3`; units are passed over. A list of values is one answer:
-    `4 or 5` isn't 4. Comparing takes at most `seconds` of processor time in one of `processes` processes of its own,
-    and what takes more is wrong; `Ungraded` only where no process can be asked.
+    The answer is the content of its only `\boxed{}`, else all of it; two different boxes are wrong, and so is an answer
+    of more than `max_answer_chars` characters. Ground truth and answer are LaTeX or plain text (`1/2`, `sqrt(2)`,
+    `x^2`, `50%`). `\frac{1}{2}` equals `0.5`; `0.333` does not equal `1/3`; units are ignored. A list of values is one
+    answer: `4 or 5` is not 4. A comparison uses at most `cpu_seconds` of processor time in one of `num_workers` worker
+    processes; exceeding it is wrong. The result is `Ungraded` only if no worker can be started.
 
-    Raises ConfigError where math-verify isn't installed, DataError for a gold that is no text or number.
+    Raises ConfigError if math-verify is not installed.
     """
 
-    def __init__(self, *, seconds: int = 3, processes: int = 2, longest: int = 400) -> None:
-        if not _installed():
-            raise ConfigError("the reward math needs the package math-verify: pip install 'saccade[math]'")
-        if min(seconds, processes, longest) < 1:
-            raise ConfigError("the reward math: seconds, processes and longest must be at least 1")
-        self._longest = longest
-        self._checker = Checker(seconds=seconds, processes=processes)
+    names = ("math", "formula")
+    expected = "a formula"
+    example = ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}}")
 
-    async def __call__(self, episode: Episode, task: Task) -> float | Ungraded:
-        """The reward of an episode."""
-        if isinstance(task.gold, tuple) or not str(task.gold).strip():
-            raise DataError(f"task {task.id}: the gold answer must be a formula, it is {task.gold!r}")
-        gold, said = formula(str(task.gold)), formula(episode.answer or "")
-        if gold is None or not said or len(said) > self._longest:
+    def __init__(
+        self, *, cpu_seconds: PositiveInt = 3, num_workers: PositiveInt = 2, max_answer_chars: PositiveInt = 400
+    ) -> None:
+        if not _is_math_verify_installed():
+            raise ConfigError(
+                "the answer type math needs the package math-verify; install it: pip install 'saccade[math]'",
+                key="answer_type",
+                value="math",
+            )
+        self._max_answer_chars = max_answer_chars
+        self._worker_pool = MathWorkerPool(cpu_seconds=cpu_seconds, num_workers=num_workers)
+
+    async def __call__(self, episode: Episode) -> float | Ungraded:
+        """Return the score of an episode. Raises DataError if the ground truth is not a text or number."""
+        self.require_valid(episode.task)
+        expected, predicted = extract_formula(str(episode.task.ground_truth)), extract_formula(episode.answer or "")
+        if expected is None or not predicted or len(predicted) > self._max_answer_chars:
             return 0.0
-        if " ".join(said.split()) == " ".join(gold.split()):
+        if " ".join(predicted.split()) == " ".join(expected.split()):
             return 1.0
-        if _talks(said) and not _talks(gold):
+        if _has_prose(predicted) and not _has_prose(expected):
             return 0.0
         try:
-            return float(await self._checker.same(gold, said))
-        except CheckerError as error:
+            return float(await self._worker_pool.are_equal(expected, predicted))
+        except MathWorkerError as error:
             return Ungraded(reason=str(error))
 
+    @classmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether it is a text or a number."""
+        return isinstance(ground_truth, str | int | float) and bool(str(ground_truth).strip())
 
-def formula(text: str) -> str | None:
-    r"""The one formula of an answer, or None where there is none or several.
+    @classmethod
+    def parse_ground_truth(cls, value: Any) -> str | None:
+        """Return the text of a published answer."""
+        return parse_text(value)
 
-    >>> formula(r"The answer is $\boxed{\frac{1}{2}}$."), formula("$x²$"), formula(r"\boxed{1} or \boxed{2}")
-    ('\\frac{1}{2}', 'x^{2}', None)
+
+formula = FormulaAnswer
+
+
+def extract_formula(text: str) -> str | None:
+    r"""Return the only formula of an answer, or None if there is none or several.
+
+    >>> [extract_formula(text) for text in (r"The answer is $\boxed{\frac{1}{2}}$.", "$x²$", r"\boxed{1} or \boxed{2}")]
+    ['\\frac{1}{2}', 'x^{2}', None]
     """
-    found = boxes(text)
-    if found is None or len({"".join(each.split()) for each in found}) > 1:
+    boxes = extract_boxed(text)
+    if boxes is None or len({"".join(body.split()) for body in boxes}) > 1:
         return None
-    text = found[-1] if found else _LEAD.sub("", " ".join(text.split()))
-    text = (wrapped[2] if (wrapped := _BOLD.match(text.strip())) else text).strip()
-    text = tidy(_SUPERSCRIPT.sub(lambda match: f"^{{{tidy(match[0])}}}", text))
-    for plain, latex in _LATEX.items():
+    text = boxes[-1] if boxes else _ANSWER_LEAD_IN.sub("", " ".join(text.split()))
+    text = (bold[2] if (bold := _BOLD.match(text.strip())) else text).strip()
+    text = normalize_text(_SUPERSCRIPT.sub(lambda match: f"^{{{normalize_text(match[0])}}}", text))
+    for plain, latex in _PLAIN_TO_LATEX.items():
         text = text.replace(plain, latex)
-    text = _EXPONENT.sub(r"\1 \\cdot 10^{\2}", _MIXED.sub(r"(\1+\2/\3)", text))
+    text = _SCIENTIFIC_NOTATION.sub(r"\1 \\cdot 10^{\2}", _MIXED_NUMBER.sub(r"(\1+\2/\3)", text))
     text = _FUNCTION.sub(r"\\\1 ", text)
-    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text).strip().rstrip(".").strip()
-    bare = _MATHS.match(text)
-    text = next((each for each in bare.groups() if each is not None), "") if bare else text
-    return text.strip() if _balanced(text) else None
+    text = _SQUARE_ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text).strip().rstrip(".").strip()
+    delimited = _MATH_DELIMITERS.match(text)
+    text = next((body for body in delimited.groups() if body is not None), "") if delimited else text
+    return text.strip() if _has_balanced_braces(text) else None
 
 
-def _talks(formula: str) -> bool:
-    r"""Whether words in a formula are more than a unit at its end: `4 \text{ if } x > 0, 5 \text{ else}`."""
-    texts = list(_TEXT.finditer(formula))
-    behind = [formula[one.end() : two.start()] for one, two in itertools.pairwise(texts)]
-    behind += [formula[texts[-1].end() :]] if texts else []
-    joined = [text[1].strip() in ("and", "or", ",") for text in texts]
+def _has_prose(formula: str) -> bool:
+    r"""Return whether words in a formula are more than a unit at its end: `4 \text{ if } x > 0, 5 \text{ else}`."""
+    texts = list(_TEXT_COMMAND.finditer(formula))
+    rests = [formula[first.end() : second.start()] for first, second in itertools.pairwise(texts)]
+    rests += [formula[texts[-1].end() :]] if texts else []
+    is_joiner = [text[1].strip() in ("and", "or", ",") for text in texts]
     return any(re.search(r"\d", text[1]) for text in texts) or any(
-        not _UNIT.fullmatch(rest) for rest, join in zip(behind, joined, strict=True) if not join
+        not _UNIT_SUFFIX.fullmatch(rest) for rest, joins in zip(rests, is_joiner, strict=True) if not joins
     )
 
 
-def _balanced(text: str) -> bool:
+def _has_balanced_braces(text: str) -> bool:
     depth = 0
     for brace in re.findall(r"\\.|[{}]", text):
         depth += {"{": 1, "}": -1}.get(brace, 0)
@@ -104,8 +127,8 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
-def _installed() -> bool:
+def _is_math_verify_installed() -> bool:
     try:
         return importlib.util.find_spec("math_verify") is not None
-    except ValueError:  # a module that somebody put there by hand has no spec
+    except ValueError:  # a module inserted into sys.modules by hand has no spec
         return False

@@ -1,58 +1,93 @@
-"""Temporal grounding: the overlap of a time span with the gold span."""
+"""Score temporal grounding: the IoU of a time span with the ground-truth span."""
 
 import re
+from collections.abc import Mapping
+from typing import Any, cast
 
-from saccade.errors import DataError
-from saccade.rewards._text import folded
-from saccade.types import Episode, Task
+from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, unwrap_answer
+from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
+from saccade.types import Episode
 
 _TIME = r"(?:\d{1,3}:[0-5]\d:[0-5]\d(?:,\d{3})?|\d{1,4}:[0-5]\d|\d{1,7})(?:\.\d{1,9})?"
 _UNIT = r"(?:\s*(?:(?:s|secs?|seconds?)\b\.?|秒))?"
-_BETWEEN = r"\s*(?:-{1,3}>?|~|\u301c|\u2192|\.\.+|(?:up )?to\b|and\b|until\b|till\b|through\b|[,;]|到|至)\s*"
-_DRESS = r"(?:\s*[\"'`<>()\[\]*$]{1,4})?"  # what a time may stand in: `<4 seconds>` as in prompts, quotes, bold, maths
-# The second time may have a name: `end: 8`, `"end_time": 8`, `it ends at 8`, `second 8`. With one, a blank is enough.
-_END = r"(?:it\s+)?['\"]?end(?:s|ing)?(?:[_ ]?time)?['\"]?\s*(?:at|[:=])?\s*"
-_NAMED = rf"(?:{_BETWEEN}(?:(?:{_END})|(?:second|at|t\s*=)\s*)?|\s+{_END})"
-# What stands before and after decides whether it is a span at all: no sign, digit or letter may touch it, nor another
-# unit; nor may a third number follow.
-_OTHER = r"(?:m|min(?:ute)?s?|h|hrs?|hours?|ms|msecs?|milliseconds?|days?|frames?|scenes?|pages?|percent)"
+_RANGE_SEPARATOR = r"\s*(?:-{1,3}>?|~|\u301c|\u2192|\.\.+|(?:up )?to\b|and\b|until\b|till\b|through\b|[,;]|到|至)\s*"
+_MARKUP = r"(?:\s*[\"'`<>()\[\]*$]{1,4})?"  # around a time: `<4 seconds>` as in prompts, quotes, bold, math
+# The second time may be labeled: `end: 8`, `"end_time": 8`, `it ends at 8`, `second 8`. Then a blank suffices.
+_END_LABEL = r"(?:it\s+)?['\"]?end(?:s|ing)?(?:[_ ]?time)?['\"]?\s*(?:at|[:=])?\s*"
+_LABELED_SEPARATOR = rf"(?:{_RANGE_SEPARATOR}(?:(?:{_END_LABEL})|(?:second|at|t\s*=)\s*)?|\s+{_END_LABEL})"
+# The surrounding text decides whether it is a span at all: no sign, digit, letter or other unit may touch it, and no
+# third number may follow.
+_OTHER_UNIT = r"(?:m|min(?:ute)?s?|h|hrs?|hours?|ms|msecs?|milliseconds?|days?|frames?|scenes?|pages?|percent)"
 _SPAN = re.compile(
-    rf"(?<![\w.:,-])({_TIME}){_UNIT}{_DRESS}{_NAMED}{_DRESS}\s*({_TIME})(?!\d)"
-    rf"{_UNIT}(?![0-9a-z_:%]|\.\d|\s*(?:-|to\b)\s*\d)(?!\s*(?:%|{_OTHER}(?![a-z])))"
+    rf"(?<![\w.:,-])({_TIME}){_UNIT}{_MARKUP}{_LABELED_SEPARATOR}{_MARKUP}\s*({_TIME})(?!\d)"
+    rf"{_UNIT}(?![0-9a-z_:%]|\.\d|\s*(?:-|to\b)\s*\d)(?!\s*(?:%|{_OTHER_UNIT}(?![a-z])))"
 )
 # `frames 4-8`, `minutes: 4 to 8`, `frame numbers 4-8`
-_COUNTED = re.compile(rf"\b{_OTHER}\W{{0,3}}(?:(?:numbers?|nos?|ind(?:ex|ices)|from)\W{{1,3}})?$")
+_PUBLISHED_TIME = re.compile(r"\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
+_PRECEDING_OTHER_UNIT = re.compile(rf"\b{_OTHER_UNIT}\W{{0,3}}(?:(?:numbers?|nos?|ind(?:ex|ices)|from)\W{{1,3}})?$")
 
 
-def grounding(episode: Episode, task: Task) -> float:
-    """Intersection over union, in [0, 1], of the first well-formed span in the final answer and the gold span.
+class GroundingAnswer(AnswerFormat):
+    """Temporal grounding: the IoU, in [0, 1], of the first well-formed span in the final answer and the true span.
 
     A span is two times with `-`, `to`, `and`, `until`, a comma or `, end:` between them; a time is seconds (`12.5`,
-    `12.5s`), `mm:ss` or `hh:mm:ss`, with a fraction if wanted. Later spans are not read, so that listing several earns
-    nothing. An empty or inverted span, a negative time, other units and no span at all are worth 0. DataError if the
-    gold is not a pair of seconds in order.
+    `12.5s`), `mm:ss` or `hh:mm:ss`, with an optional fraction. Later spans are ignored, so that listing several gains
+    nothing. An empty or inverted span, a negative time, other units and a missing span score 0.
     """
-    if isinstance(task.gold, str | int | float) or len(task.gold) != 2 or not task.gold[0] < task.gold[1]:
-        raise DataError(f"task {task.id}: the gold must be a start and a later end in seconds, not {task.gold!r}")
-    answer = " ".join(folded(episode.answer or "").split())
-    found = next((each for each in _SPAN.finditer(answer) if not _is_counted(answer, each.start())), None)
-    if found is None:
-        return 0.0
-    start, end = _seconds(found[1]), _seconds(found[2])
-    if start >= end:
-        return 0.0
-    shared = min(end, task.gold[1]) - max(start, task.gold[0])
-    union = max(end, task.gold[1]) - min(start, task.gold[0])
-    return max(0.0, shared) / union
+
+    names = ("grounding", "tvg", "temporal_grounding", "temporal-grounding")
+    expected = "a start and a later end in seconds, such as [3.5, 9]"
+    example = ((3.0, 5.0), "3.0-5.0")
+
+    def __call__(self, episode: Episode) -> float:
+        """Return the score of an episode. Raises DataError if the ground truth is not a pair of seconds in order."""
+        self.require_valid(episode.task)
+        true_start, true_end = cast(tuple[float, float], episode.task.ground_truth)
+        answer = " ".join(normalize_and_casefold(episode.answer or "").split())
+        span = next(
+            (match for match in _SPAN.finditer(answer) if not _has_other_unit_before(answer, match.start())), None
+        )
+        if span is None:
+            return 0.0
+        start, end = _parse_seconds(span[1]), _parse_seconds(span[2])
+        if start >= end:
+            return 0.0
+        return max(0.0, min(end, true_end) - max(start, true_start)) / (max(end, true_end) - min(start, true_start))
+
+    @classmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether it is a start and a later end."""
+        return isinstance(ground_truth, tuple) and len(ground_truth) == 2 and ground_truth[0] < ground_truth[1]
+
+    @classmethod
+    def parse_ground_truth(cls, value: Any) -> tuple[float, float] | None:
+        """Parse a pair, a mapping with `start` and `end`, or two times in a text.
+
+        >>> parse = GroundingAnswer.parse_ground_truth
+        >>> parse([3, 5.5]), parse("From 00:10 to 00:12.5"), parse("9 to 3")
+        ((3.0, 5.5), (10.0, 12.5), None)
+        """
+        if isinstance(value, Mapping):
+            value = [item for name in ("start", "end") for key, item in value.items() if str(key).startswith(name)]
+        if isinstance(value, list | tuple) and len(value) == 1:
+            return cls.parse_ground_truth(value[0])
+        if isinstance(value, str):
+            times = tuple(map(_parse_seconds, _PUBLISHED_TIME.findall(normalize_text(unwrap_answer(value)))))
+        else:
+            times = parse_numbers(value)
+        return (times[0], times[1]) if len(times) == 2 and times[0] < times[1] else None
 
 
-def _is_counted(answer: str, start: int) -> bool:
-    """Whether the word before a span says that it counts something else than seconds."""
-    return _COUNTED.search(answer[max(0, start - 40) : start]) is not None
+grounding = GroundingAnswer
 
 
-def _seconds(time: str) -> float:
-    """`hh:mm:ss.f`, `hh:mm:ss,f` (of subtitles), `mm:ss.f` or `s.f` in seconds."""
+def _has_other_unit_before(answer: str, start: int) -> bool:
+    """Return whether the word before a span names another unit than seconds."""
+    return _PRECEDING_OTHER_UNIT.search(answer[max(0, start - 40) : start]) is not None
+
+
+def _parse_seconds(time: str) -> float:
+    """Return the seconds of `hh:mm:ss.f`, `hh:mm:ss,f` (as in subtitles), `mm:ss.f` or `s.f`."""
     total = 0.0
     for field in time.replace(",", ".").split(":"):
         total = total * 60 + float(field)

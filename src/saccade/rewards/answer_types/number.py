@@ -1,97 +1,120 @@
-"""Numbers: mean relative accuracy, or equality within a tolerance."""
+"""Score numbers: mean relative accuracy, or equality within a tolerance."""
 
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
-from saccade.errors import DataError
-from saccade.rewards._text import folded
-from saccade.sections import NotNegative
-from saccade.types import Episode, Task
+from saccade.config.schema import NonNegativeFloat
+from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers
+from saccade.rewards.text_normalization import normalize_and_casefold
+from saccade.types import Episode
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 _TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
 _TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
-_WORDS = {name: value for value, name in enumerate(f"zero|{_ONES}|{_TEENS}".split("|"))}
-_WORDS |= {name: 10 * place for place, name in enumerate(_TENS.split("|"), 2)}
-_WORD = re.compile(rf"\b(?:(?P<tens>{_TENS})(?:[- ](?P<ones>{_ONES}))?|zero|{_ONES}|{_TEENS})\b")
+_NUMBER_WORDS = {name: value for value, name in enumerate(f"zero|{_ONES}|{_TEENS}".split("|"))}
+_NUMBER_WORDS |= {name: 10 * tens for tens, name in enumerate(_TENS.split("|"), 2)}
+_NUMBER_WORD_PATTERN = re.compile(rf"\b(?:(?P<tens>{_TENS})(?:[- ](?P<ones>{_ONES}))?|zero|{_ONES}|{_TEENS})\b")
 _SIGN = r"(?:\b(?:minus|negative)\s+|-\s*)[$€£¥({\[]*"
-# A sign, then digits or a decimal. Digits inside a word ("x4"), after a point ("1.2.3") or in a power are no
-# numbers, and digits are never cut in two.
+# A sign, then digits or a decimal. Digits inside a word ("x4"), after a point ("1.2.3") or in a power are not numbers,
+# and a run of digits is never split.
 _NUMBER = re.compile(
     rf"(?<![\w.^])((?:{_SIGN})?)"
     rf"((?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?![,.]*\d)(?!\s*\^))"
 )
-# 12 345, 12'345 and 12_345, with a space that holds; the point and the comma of Arabic
-_SPACED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'’_\u066c](?=\d{3}(?!\d))")
-_POINT = re.compile(r"(?<=\d)\u066b(?=\d)")
-_POWER = re.compile("[²³¹⁰-⁹₀-₉]+")
-# What makes another number of a number, or leaves open which one is meant.
-_PARTS = "(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?"
-_UNREAD = re.compile(
+# 12 345, 12'345 and 12_345, with a non-breaking space; the decimal point and the thousands comma of Arabic
+_DIGIT_GROUP_SEPARATOR = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'’_\u066c](?=\d{3}(?!\d))")
+_ARABIC_DECIMAL_POINT = re.compile(r"(?<=\d)\u066b(?=\d)")
+_SUPERSCRIPT_OR_SUBSCRIPT = re.compile("[²³¹⁰-⁹₀-₉]+")
+# Words and signs that change a number's value, or leave it ambiguous.
+_FRACTION_WORDS = "(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?"
+_AMBIGUOUS = re.compile(
     r"\b(?:half|halves|quarters?|dozens?|lakhs?|crores?|(?:hundred|thousand|[a-z]*illion)\w*|twice|double|squared|cubed|root)\b"
     r"|\d\s*(?:(?:k|mn|bn|mio|mrd)\b|[万萬亿億千百兆])|\b0[xob]\d|[\u0335-\u0338]"  # struck out
-    rf"|\d[\s-]*(?:and\s+)?(?:a\s+)?\b(?:{_PARTS})\b"
+    rf"|\d[\s-]*(?:and\s+)?(?:a\s+)?\b(?:{_FRACTION_WORDS})\b"
     r"|\d\s*(?:[-+*/×÷:x^·⋅•∙⁄∕∗]+|\s|\b(?:times|plus|minus|point|over|by|divided by)\b)\s*-?\.?\d"
     r"|[±∓√∛<>≤≥≠∞]|\+\s*/\s*-|-[\s({\[]*-|\b(?:not|never|except|neither|nor|none)\b|n't\b"
     r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|other) than|up to"
     r"|over|under|above|below|beyond)\s+-?\.?\d"
     r"|\d\s*(?:\+(?!\s*\d)|or (?:more|less|fewer|over|under)\b|and (?:more|over|up|above|below)\b)"
 )
-_THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
-_SLACK = 1e-9  # for the rounding of binary fractions, so that an error of exactly 10 % passes the 10 % threshold
+_MRA_THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
+_ROUNDING_TOLERANCE = 1e-9  # for binary fractions: an error of exactly 10 % must pass the 10 % threshold
 
 
-def number(
-    episode: Episode, task: Task, *, mode: Literal["mra", "exact"] = "mra", tolerance: NotNegative = 0.0
-) -> float:
-    """How close the one number of the final answer is to the gold, in [0, 1].
+class NumberAnswer(AnswerFormat):
+    """Numbers: how close the only number of the final answer is to the ground truth, in [0, 1].
 
-    `mra` is the mean relative accuracy of VSI-Bench: the share of thresholds t in 0.50, 0.55 ... 0.95 with
-    |answer - gold| / |gold| <= 1 - t; for a gold of 0 only 0 is right. `exact` asks for |answer - gold| <= tolerance.
-    Digits, decimals, exponents, thousands commas, minus signs and the words zero to ninety-nine are read and units
-    passed over, among them `%`: 50 % is 50. An answer with two different numbers (`3 or 4`, `3-4`, `1/2`), a sum or
-    another calculation (`4 x 4`, `twice 4`), a bound or a denial (`>4`, `at least 4`, `not 4`, `±4`), a power, a larger
-    or smaller number word (`4 million`, `4 tenths`) or no number at all is worth 0. DataError if the gold is no finite
-    number.
+    `mra` is the mean relative accuracy of VSI-Bench: the fraction of thresholds t in 0.50, 0.55 ... 0.95 with |answer -
+    truth| / |truth| <= 1 - t; for a ground truth of 0 only 0 is right. `exact` requires |answer - truth| <= tolerance.
+    Digits, decimals, exponents, thousands commas, minus signs and the words zero to ninety-nine are parsed; units are
+    ignored, including `%`: 50 % is 50.
+
+    These score 0: two different numbers (`3 or 4`, `3-4`, `1/2`), a sum or another calculation (`4 x 4`, `twice 4`), a
+    bound or a denial (`>4`, `at least 4`, `not 4`, `±4`), a power, a larger or smaller number word (`4 million`, `4
+    tenths`), no number at all.
     """
-    gold, said = _gold(task), _read(episode.answer or "")
-    if said is None:
-        return 0.0
-    error = abs(said - gold)
-    if mode == "exact":
-        return float(error <= tolerance + _SLACK)
-    if gold == 0:
-        return float(said == 0)
-    return sum(error / abs(gold) <= 1 - threshold + _SLACK for threshold in _THRESHOLDS) / len(_THRESHOLDS)
+
+    names = ("number", "numeric", "numerical", "regression", "count")
+    expected = "a finite number"
+    example = (2.0, "2")
+
+    def __init__(self, *, mode: Literal["mra", "exact"] = "mra", tolerance: NonNegativeFloat = 0.0) -> None:
+        self._mode, self._tolerance = mode, tolerance
+
+    def __call__(self, episode: Episode) -> float:
+        """Return the score of an episode. Raises DataError if the ground truth is not a finite number."""
+        try:
+            expected = float(episode.task.ground_truth)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            expected = math.nan
+        if not math.isfinite(expected):
+            self.require_valid(episode.task)
+        predicted = _parse_answer(episode.answer or "")
+        if predicted is None:
+            return 0.0
+        error = abs(predicted - expected)
+        if self._mode == "exact":
+            return float(error <= self._tolerance + _ROUNDING_TOLERANCE)
+        if expected == 0:
+            return float(predicted == 0)
+        num_passed = sum(error / abs(expected) <= 1 - threshold + _ROUNDING_TOLERANCE for threshold in _MRA_THRESHOLDS)
+        return num_passed / len(_MRA_THRESHOLDS)
+
+    @classmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether it is a finite number."""
+        return isinstance(ground_truth, float) and math.isfinite(ground_truth)
+
+    @classmethod
+    def parse_ground_truth(cls, value: Any) -> float | None:
+        """Return the only number of a published answer."""
+        numbers = parse_numbers(value)
+        return numbers[0] if len(numbers) == 1 else None
 
 
-def _read(answer: str) -> float | None:
-    """The number that an answer holds, or None where it holds none or several."""
-    plain = " ".join(folded(_POWER.sub("^", _SPACED.sub(",", _POINT.sub(".", answer)))).split())
-    plain = _WORD.sub(_digits, plain)
-    # the same number twice ("4 (four)") is one answer, two numbers are a guess
-    values = {_value(*found) for found in _NUMBER.findall(plain)}
-    return values.pop() if len(values) == 1 and not _UNREAD.search(plain) else None
+number = NumberAnswer
 
 
-def _digits(word: re.Match[str]) -> str:
-    if word["tens"] is None:
-        return str(_WORDS[word[0]])
-    return str(_WORDS[word["tens"]] + _WORDS.get(word["ones"], 0))
+def _parse_answer(answer: str) -> float | None:
+    """Return the number in an answer, or None if it contains none or several."""
+    plain = " ".join(
+        normalize_and_casefold(
+            _SUPERSCRIPT_OR_SUBSCRIPT.sub("^", _DIGIT_GROUP_SEPARATOR.sub(",", _ARABIC_DECIMAL_POINT.sub(".", answer)))
+        ).split()
+    )
+    plain = _NUMBER_WORD_PATTERN.sub(_convert_word_to_digits, plain)
+    # The same number twice ("4 (four)") is one answer; two different numbers are not.
+    values = {_parse_value(*groups) for groups in _NUMBER.findall(plain)}
+    return values.pop() if len(values) == 1 and not _AMBIGUOUS.search(plain) else None
 
 
-def _value(sign: str, magnitude: str) -> float:
+def _convert_word_to_digits(match: re.Match[str]) -> str:
+    if match["tens"] is None:
+        return str(_NUMBER_WORDS[match[0]])
+    return str(_NUMBER_WORDS[match["tens"]] + _NUMBER_WORDS.get(match["ones"], 0))
+
+
+def _parse_value(sign: str, magnitude: str) -> float:
     value = float(magnitude.replace(",", ""))
     return -value if sign else value
-
-
-def _gold(task: Task) -> float:
-    gold = task.gold if isinstance(task.gold, str | int | float) else "a span"
-    try:
-        value = float(gold)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"task {task.id}: the gold answer must be a number, it is {task.gold!r}")
-    return value

@@ -1,73 +1,101 @@
-"""Open answers: token F1, or equality, after a normalisation that keeps numbers what they are."""
+"""Score open answers: token F1, or equality, after a normalization that preserves numbers."""
 
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from saccade.rewards._text import folded
-from saccade.types import Episode, Task
+from saccade.rewards.answer_types.base import AnswerFormat, parse_text
+from saccade.rewards.text_normalization import normalize_and_casefold
+from saccade.types import Episode
 
 _ARTICLES = frozenset({"a", "an", "the"})
-_OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
-# A minus sign is kept where it can only be one: at the start of a word, never between two numbers ("3-5").
-_NEGATIVE = re.compile(
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+# A minus sign is kept only if it is unambiguous: at the start of a word, never between two numbers ("3-5").
+_MINUS_SIGN = re.compile(
     r"(?:\b(?:minus|negative)\s+|^\s*-\s*|(?<![\w.)])-\s*(?=[$€£¥]))[$€£¥]?\s*(?=\.?\d)",
 )
 _ACRONYM = re.compile(r"(?<!\w)(?:[^\W\d_]\.)+[^\W\d_](?!\w)\.?")  # U.S., u.s.a.
-_BEYOND = re.compile(r"[^\x00-\x7f]")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-# What leaves it to the reader which of several answers is meant; between two digits a stroke is a part of a number.
-_OR = re.compile(r"\bor\b|\||(?<!\d)/|/(?!\d)")
+_NON_ASCII = re.compile(r"[^\x00-\x7f]")
+_THOUSANDS_NUMBER = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+# Separators of alternative answers; between two digits a slash is part of a number.
+_ALTERNATIVE_SEPARATOR = re.compile(r"\bor\b|\||(?<!\d)/|/(?!\d)")
 _TOKEN = re.compile(r"(?<![\w.)])-?(?:\d+(?:\.\d+)?|\.\d+)|\w+(?:'\w+)*")
 
 
-def open(episode: Episode, task: Task, *, mode: Literal["f1", "exact"] = "f1") -> float:
-    """How well the final answer's words agree with the gold's, in [0, 1].
+class OpenAnswer(AnswerFormat):
+    """Open answers: how well the words of the final answer agree with those of the ground truth, in [0, 1].
 
-    `f1` is 2PR / (P + R) of the two multisets of tokens (SQuAD's measure); `exact` asks for the same tokens in the
-    same order. Tokens are folded in case and width; punctuation and the articles a, an, the are dropped; digits,
-    minus signs and decimal points stay (`-5`, `5` and `0.5` are three different tokens; `minus 5` is `-5` and `1,000`
-    is `1000`). Of a gold of one word that has an opposite (yes and no, true and false) an answer that says that too is
-    worth 0. No answer, or one of articles alone, earns 0; where the gold itself is only an article, as the blood
-    type `A`, articles are kept on both sides.
+    `f1` is 2PR / (P + R) of the two multisets of tokens (the SQuAD metric); `exact` requires the same tokens in the
+    same order. Case and width are folded; punctuation and the articles a, an, the are dropped; digits, minus signs and
+    decimal points stay (`-5`, `5` and `0.5` are three different tokens; `minus 5` is `-5` and `1,000` is `1000`). If
+    the ground truth is one word with an opposite (yes and no, true and false), an answer that contains the opposite
+    scores 0. A missing answer, or one of articles alone, scores 0; if the ground truth itself is an article, such as
+    the blood type `A`, articles are kept on both sides.
 
-    Several answers with `or`, a stroke or a bar between them, where the gold has none, are worth the worst of them.
-    Side by side (`red blue`) they are words like any others, and F1 pays for each: where golds are single words,
-    `exact` is the stricter measure.
+    Several answers separated by `or`, a slash or a bar score as the worst of them, unless the ground truth has such a
+    separator. Without a separator (`red blue`) they are ordinary words, and F1 gives credit for each: for single-word
+    ground truths `exact` is the stricter metric.
     """
-    gold = _tokens(str(task.gold))
-    dropped = _ARTICLES if set(gold) - _ARTICLES else frozenset[str]()
 
-    def words(text: str) -> list[str]:
-        return [token for token in _tokens(text) if token not in dropped]
+    names = ("open",)
+    expected = "a text"
+    example = ("red", "red")
 
-    wanted, answer = words(str(task.gold)), episode.answer or ""
-    said = words(answer)
-    if not said or not wanted:
-        return 0.0
-    if len(wanted) == 1 and _OPPOSITE.get(wanted[0]) in said:
-        return 0.0
-    if mode == "exact":
-        return float(said == wanted)
-    offered = [said]
-    # Words of the gold alone offer nothing else, however they are divided (AC/DC).
-    if Counter(said) - Counter(wanted) and not _OR.search(folded(str(task.gold))):
-        offered += filter(None, map(words, _OR.split(folded(answer))))
-    return min(_f1(each, wanted) for each in offered)
+    def __init__(self, *, mode: Literal["f1", "exact"] = "f1") -> None:
+        self._mode = mode
+
+    def __call__(self, episode: Episode) -> float:
+        """Return the score of an episode."""
+        ground_truth, answer = str(episode.task.ground_truth), episode.answer or ""
+        reference = _tokenize(ground_truth)
+        dropped = _ARTICLES if set(reference) - _ARTICLES else frozenset[str]()
+
+        def tokenize_without_articles(text: str) -> list[str]:
+            return [token for token in _tokenize(text) if token not in dropped]
+
+        expected, predicted = tokenize_without_articles(ground_truth), tokenize_without_articles(answer)
+        if not predicted or not expected:
+            return 0.0
+        if len(expected) == 1 and _OPPOSITES.get(expected[0]) in predicted:
+            return 0.0
+        if self._mode == "exact":
+            return float(predicted == expected)
+        candidates = [predicted]
+        # Words of the ground truth alone hold no alternative, however they are separated (AC/DC).
+        has_alternatives = _ALTERNATIVE_SEPARATOR.search(normalize_and_casefold(ground_truth))
+        if Counter(predicted) - Counter(expected) and not has_alternatives:
+            parts = _ALTERNATIVE_SEPARATOR.split(normalize_and_casefold(answer))
+            candidates += filter(None, map(tokenize_without_articles, parts))
+        return min(_compute_f1(candidate, expected) for candidate in candidates)
+
+    @classmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether it is a text."""
+        return isinstance(ground_truth, str)
+
+    @classmethod
+    def parse_ground_truth(cls, value: Any) -> str | None:
+        """Return the text of a published answer."""
+        return parse_text(value)
 
 
-def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:
-    return 2 * (Counter(said) & Counter(wanted)).total() / (len(said) + len(wanted))
+open_ended = OpenAnswer
 
 
-def _tokens(text: str) -> list[str]:
-    plain = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), _NEGATIVE.sub("-", folded(text)))
-    plain = _BEYOND.sub(_spelled, _ACRONYM.sub(lambda match: match[0].replace(".", ""), plain))
+def _compute_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
+    return 2 * (Counter(predicted) & Counter(expected)).total() / (len(predicted) + len(expected))
+
+
+def _tokenize(text: str) -> list[str]:
+    plain = _THOUSANDS_NUMBER.sub(
+        lambda match: match[0].replace(",", ""), _MINUS_SIGN.sub("-", normalize_and_casefold(text))
+    )
+    plain = _NON_ASCII.sub(_escape_combining_mark, _ACRONYM.sub(lambda match: match[0].replace(".", ""), plain))
     return [f"0{token}" if token[0] == "." else token.replace("-.", "-0.") for token in _TOKEN.findall(plain)]
 
 
-def _spelled(character: re.Match[str]) -> str:
-    r"""A mark that belongs to a letter (the vowels of Hindi and Thai) as part of the word, which `\w` says it isn't."""
+def _escape_combining_mark(character: re.Match[str]) -> str:
+    r"""Return a combining mark (the vowels of Hindi and Thai) as a part of the word, which `\w` doesn't match."""
     return f"_{ord(character[0]):x}" if unicodedata.category(character[0]).startswith("M") else character[0]

@@ -1,1 +1,1 @@
-"""The wind tunnel: sets of small runs, side by side on the same worlds and the same starting weights."""
+"""Small-scale ablations: sets of tiny runs on the same synthetic data, from the same initial weights."""

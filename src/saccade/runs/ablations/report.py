@@ -1,247 +1,274 @@
-"""A lab's report: what was claimed, what was run, numbers and pictures; what follows is the reader's to say.
+"""Write an ablation's report: claim, hypothesis, what was run, tables and plots. It draws no conclusions.
 
-results.json   the numbers of every table, the seeds' own means among them
-report.md      claim, facts, tables, pictures (plots/*.png)
-report.html    the same on one page that needs nothing else
+results.json   the numbers of every table, with each seed's mean
+report.md      claim, metadata, tables, plots (plots/*.png)
+report.html    the same as one self-contained page
+
+A number is written as `0.55 [0.50, 0.60] {0.41, 0.69}`: the mean over seeds, in brackets the interval over tasks, in
+braces the one over seeds (see `metrics.statistics`).
 """
 
 import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.evaluation.report import Grid
-from saccade.lab.figures import Cell, Figure, difference, figure, late, read_cells
-from saccade.lab.plan import Job, Lab, minutes
-from saccade.lab.tables import INTERVALS, dots, grids, slices_of, title_of, values_of
-from saccade.runlog import write_text, writing
-from saccade.view import bands, lab_page
-from saccade.view.page import spent
-
-READING = (
-    "A column per condition. Curves are means over seeds of running means over about a tenth of the steps, bands from "
-    "the lowest to the highest seed. Dots: hollow before RL, filled after it; thick lines are intervals over tasks, "
-    "thin ones over seeds."
+from saccade.metrics.statistics import SeedEstimate
+from saccade.metrics.tables import Table
+from saccade.reporting.plots import BeforeAndAfter, assign_styles, plot_curves, plot_means
+from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_page
+from saccade.reporting.run_report import format_duration
+from saccade.runs.ablations.results import (
+    FINAL_STEPS,
+    ResultRow,
+    VariantResult,
+    compute_rows,
+    format_title,
+    load_results,
 )
-CURVES = {
+from saccade.runs.ablations.schedule import Ablation, estimate_minutes
+from saccade.utils.files import file_errors, write_text
+
+INTERVAL_NOTE = (
+    "A number is the mean over seeds. In [brackets] is its 95 % interval over tasks (same seeds, other questions: a "
+    "bootstrap over each seed's tasks), in {braces} the one over seeds (other data, weights and training: Student's t "
+    "over the seeds' means). A claim about a method needs the second; with few seeds it is wide."
+)
+HOW_TO_READ = (
+    "One column per condition. Curves are means over seeds of running means over about a tenth of the steps; bands "
+    "reach from the lowest to the highest seed. Points are hollow before RL and filled after it; thick lines are "
+    "intervals over tasks, thin lines intervals over seeds."
+)
+CURVE_TITLES = {
     "accuracy": "Accuracy of training rollouts",
-    "compliance": "Format compliance of training rollouts",
+    "format_compliance": "Format compliance of training rollouts",
     "reward": "Reward",
     "calls": "Calls per episode",
-    "calls/leaked": "Calls in the leaked form, per episode",
-    "tool_share": "Share of episodes with a call",
+    "calls/python_style": "Python-style calls per episode",
+    "frac_with_tool_call": "Share of episodes with a call",
     "entropy": "Entropy, nats per token",
     "grad_norm": "Gradient norm before clipping",
-    "punished": "Correct episodes with a negative advantage, share",
+    "frac_correct_negative": "Correct episodes with a negative advantage, share",
     "turns": "Turns per episode",
     "response_tokens": "Tokens sampled by the main agent",
     "seconds/rollout": "Seconds of a step's rollouts",
-    "spread": "Spread of rewards within a group",
-    "importance_mean": "Importance weight, mean",
+    "reward_std": "Standard deviation of rewards within a group",
+    "tis_weight_mean": "Importance weight, mean",
     "staleness_mean": "Staleness of trained tokens, versions",
-    "groups/dropped/spread": "Groups without spread, dropped",
-    "end/length": "Episodes cut by their length, share",
-    "end/no_answer": "Episodes that end without an answer, share",
+    "status/length": "Episodes ended by their length, share",
+    "status/no_answer": "Episodes that end without an answer, share",
 }
 
 
-def title_of_curve(key: str) -> str:
-    """What a curve shows.
+def format_curve_title(key: str) -> str:
+    """Return the title of a metric's curve.
 
-    >>> title_of_curve("call_gain/K=32")
-    'Reward of calling over skipping, K=32'
+    >>> format_curve_title("call_gain/K=32")
+    'Reward with calls minus without, K=32'
     """
-    start, slash, frames = key.rpartition("/K=")
-    if slash:
-        named = {"call_gain": "Reward of calling over skipping", "calls": "Calls", "accuracy": "Accuracy"}
-        return f"{named.get(start, start)}, K={frames}"
-    return CURVES.get(key, key)
+    metric, separator, frames = key.rpartition("/K=")
+    if separator:
+        titles = {"call_gain": "Reward with calls minus without", "calls": "Calls", "accuracy": "Accuracy"}
+        return f"{titles.get(metric, metric)}, K={frames}"
+    return CURVE_TITLES.get(key, key)
 
 
-def write_report(folder: Path, lab: Lab, failed: Mapping[str, str]) -> tuple[Path, list[Grid]]:
-    """Write the report of what there is; returns the page, and the tables for the terminal."""
-    cells = read_cells(folder, lab)
-    tables = grids(lab, cells)
-    facts = facts_of(folder, lab)
-    words: dict[str, Any] = {
-        "title": lab.set.title,
-        "name": lab.name,
-        "warnings": warnings_of(lab, cells, failed),
-        "claim": lab.set.claim,
-        "asks": lab.set.asks,
-        "facts": facts,
-        "parts": parts_of(lab),
-        "reading": READING,
-        "intervals": INTERVALS,
-        "tables": [asdict(table) for table in tables],
-    }
-    pictures = pictures_of(lab, cells)
-    with writing(folder):
+def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) -> tuple[Path, list[Table]]:
+    """Write the report of all results so far; return the HTML page's path and the tables for the terminal."""
+    results = load_results(folder, ablation)
+    rows = compute_rows(ablation, results)
+    tables, plots = build_tables(ablation, rows), build_plots(ablation, results, rows)
+    header = ("", "description", "settings")
+    components = Table(title="Components", header=header, rows=tuple(describe_components(ablation)))
+    report = Report(
+        kind="ablation",
+        title=ablation.spec.title,
+        warnings=tuple(collect_warnings(ablation, results, failures)),
+        statements={"Claim": ablation.spec.claim, "Hypothesis": ablation.spec.hypothesis},
+        metadata=collect_metadata(folder, ablation),
+        sections=(
+            ReportSection(title="Components", tables=(components,)),
+            ReportSection(title="Plots", notes=(HOW_TO_READ,), plots=tuple(plots), has_wide_plots=True),
+            ReportSection(title="Tables", notes=(INTERVAL_NOTE,), tables=tuple(tables)),
+        ),
+    )
+    plot_paths = [f"plots/{number:02d}.png" for number in range(len(plots))]
+    with file_errors(folder):
         (folder / "plots").mkdir(exist_ok=True)
         for old in (folder / "plots").glob("*.png"):
             old.unlink()
-        for place, (_, draw) in enumerate(pictures):
-            (folder / "plots" / f"{place:02d}.png").write_bytes(draw("png"))
-    plain = {"warnings": words["warnings"], "lab": lab.as_dict(), "facts": facts, "tables": results(lab, cells)}
-    write_text(folder / "results.json", json.dumps(plain, indent=1) + "\n")
-    titles = [title for title, _ in pictures]
-    write_text(folder / "report.md", markdown(words, titles))
-    page = lab_page.render(**words, pictures=[(title, draw("svg")) for title, draw in pictures])
-    return write_text(folder / "report.html", page), tables
+        for plot, path in zip(plots, plot_paths, strict=True):
+            (folder / path).write_bytes(plot.draw(fmt="png") or b"")
+    values = {
+        "warnings": report.warnings,
+        "ablation": ablation.model_dump(mode="json"),
+        "metadata": report.metadata,
+        "tables": [_to_dict(row) for row in rows],
+    }
+    write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
+    write_text(folder / "report.md", format_markdown(report, plot_paths))
+    return write_text(folder / "report.html", render_page(report)), tables
 
 
-# ---- words ---------------------------------------------------------------------------------------------------------
+def _to_dict(row: ResultRow) -> dict[str, Any]:
+    names = {"table": row.table, "condition": row.condition, "variant": row.variant}
+    estimates = {name: estimate and asdict(estimate) for name, estimate in row.estimates.items()}
+    return {**names, **({} if row.slice is None else {"slice": row.slice}), **estimates}
 
 
-def warnings_of(lab: Lab, cells: Sequence[Cell], failed: Mapping[str, str]) -> list[str]:
-    """What a reader must know before anything else."""
-    found = []
-    if lab.quick:
-        found.append(
-            f"QUICK: {lab.seeds} seed(s), short cold starts and few steps, to see that everything works. "
-            "No figure here is evidence for or against anything."
+# ---- texts ---------------------------------------------------------------------------------------------------------
+
+
+def collect_warnings(ablation: Ablation, results: Sequence[VariantResult], failures: Mapping[str, str]) -> list[str]:
+    """Return the warnings at the head of the report."""
+    warnings = []
+    if ablation.quick:
+        warnings.append(
+            f"QUICK: {ablation.seeds} seed(s), short cold starts and few steps, to test that everything works. "
+            "Draw no conclusion from these numbers."
         )
-    if lab.seeds < 3 and not lab.quick:
-        found.append(f"{lab.seeds} seed(s): no interval over seeds can be trusted with so few.")
-    short = [f"{cell.arm} in {cell.condition} ({len(cell.after)})" for cell in cells if len(cell.after) < lab.seeds]
-    if short:
-        found.append(f"Not every arm has all {lab.seeds} seeds: {', '.join(short)}.")
-    return [*found, *(f"{name} failed: {reason}" for name, reason in failed.items())]
+    elif ablation.seeds < 3:
+        warnings.append(f"{ablation.seeds} seed(s): too few for a reliable interval over seeds.")
+    incomplete = [
+        f"{result.variant} in {result.condition} ({len(result.after)})"
+        for result in results
+        if len(result.after) < ablation.seeds
+    ]
+    if incomplete:
+        warnings.append(f"Not every variant has all {ablation.seeds} seeds: {', '.join(incomplete)}.")
+    return [*warnings, *(f"{name} failed: {reason}" for name, reason in failures.items())]
 
 
-def facts_of(folder: Path, lab: Lab) -> dict[str, str]:
-    """How the numbers came about: seeds, tasks, steps, command, versions, time."""
-    starts = [json.loads(line) for line in (folder / "starts.jsonl").read_text(encoding="utf-8").splitlines()]
-    last = starts[-1]
-    jobs = lab.jobs()
-    took = {job.name: _took(folder, job) for job in jobs}
-    recipe = lab.recipe(*lab.cells()[0])
-    commits = dict.fromkeys(_short(start["versions"]["commit"]) for start in starts)
+def collect_metadata(folder: Path, ablation: Ablation) -> dict[str, str]:
+    """Return seeds, tasks, steps, commands, versions and time."""
+    lines = (folder / "invocations.jsonl").read_text(encoding="utf-8").splitlines()
+    invocations = [json.loads(line) for line in lines]
+    last, jobs = invocations[-1], ablation.build_jobs()
+    done_files = [folder / "jobs" / f"{job.name}.done.json" for job in jobs]
+    seconds = sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in done_files if file.exists())
+    recipe = ablation.build_recipe(*ablation.list_cells()[0])
+    commits = dict.fromkeys(_shorten_commit(invocation["versions"]["commit"]) for invocation in invocations)
     return {
-        "seeds": ", ".join(map(str, range(lab.seeds))),
-        "held-out tasks": f"{_tasks(lab)} per seed, on {recipe.world.test} clips",
-        "RL": f"{recipe.rl.steps} steps of {recipe.rl.prompts} groups of {recipe.rl.group}",
-        "command": "; ".join(dict.fromkeys(start["command"] for start in starts)),
+        "seeds": ", ".join(map(str, range(ablation.seeds))),
+        "held-out tasks": f"{ablation.count_tasks(recipe)} per seed, on {recipe.synthetic.test} clips",
+        "RL": f"{recipe.rl.steps} steps of {recipe.rl.prompts_per_step} groups of {recipe.rl.group_size}",
+        "command": "; ".join(dict.fromkeys(invocation["command"] for invocation in invocations)),
         "commit": ", ".join(commits),
         "versions": ", ".join(f"{name} {last['versions'][name]}" for name in ("saccade", "torch", "transformers")),
         "machine": f"{platform.machine()}, {last['cores']} cores; two processes of one thread each",
-        "time": f"{spent(sum(took.values()))} of all processes together; planned {minutes(jobs):.0f} min with two",
+        "time": f"{format_duration(seconds)} over all processes; planned {estimate_minutes(jobs):.0f} min with two",
     }
 
 
-def _short(commit: str | None) -> str:
-    """A commit as people write it; `-dirty` stays, since it says that the source was changed."""
-    name, dash, changed = (commit or "unknown").partition("-")
-    return name[:10] + dash + changed
+def _shorten_commit(commit: str | None) -> str:
+    """Shorten a commit hash; the suffix `-dirty` of changed sources is kept."""
+    name, dash, suffix = (commit or "unknown").partition("-")
+    return name[:10] + dash + suffix
 
 
-def _took(folder: Path, job: Job) -> float:
-    path = folder / "jobs" / f"{job.name}.done.json"
-    return float(json.loads(path.read_text(encoding="utf-8"))["seconds"]) if path.exists() else 0.0
+def describe_components(ablation: Ablation) -> list[tuple[str, str, str]]:
+    """Return name, description and settings of each condition, initial checkpoint and variant."""
+    rows = []
+    for name in ablation.conditions:
+        condition = ablation.spec.conditions[name]
+        settings = (f"initial checkpoint: {condition.initial_checkpoint}", *condition.settings)
+        rows.append((f"condition: {name}", condition.description, ", ".join(settings)))
+    for name in ablation.list_initial_checkpoints():
+        checkpoint = ablation.spec.initial_checkpoints[name]
+        steps = f"{ablation.build_initial_checkpoint_recipe(name).sft.steps} steps of SFT"
+        styles = checkpoint.model_dump(exclude={"description", "settings", "steps"}, exclude_defaults=True)
+        settings = (steps, *(f"{key}: {value}" for key, value in styles.items()), *checkpoint.settings)
+        rows.append((f"initial checkpoint: {name}", checkpoint.description, ", ".join(settings)))
+    for name in dict.fromkeys(variant for _, variant in ablation.list_cells()):
+        variant = ablation.spec.variants[name]
+        initial = (f"initial checkpoint: {variant.initial_checkpoint}",) if variant.initial_checkpoint else ()
+        rows.append((f"variant: {name}", variant.description, ", ".join((variant.recipe, *initial, *variant.settings))))
+    return rows
 
 
-def _tasks(lab: Lab) -> int:
-    recipe = lab.recipe(*lab.cells()[0])
-    every = recipe.world.test * recipe.world.tasks_per_video
-    return min(every, recipe.evaluation.limit or every)
+# ---- tables and plots ----------------------------------------------------------------------------------------------
 
 
-def parts_of(lab: Lab) -> list[tuple[str, str, str]]:
-    """Conditions, starts and arms: what each is, and the settings that make it so."""
-    found = []
-    for name in lab.conditions:
-        condition = lab.set.conditions[name]
-        settings = (f"start: {condition.start}", *condition.settings)
-        found.append((f"condition: {name}", condition.about, ", ".join(settings)))
-    for name in lab.starts():
-        start = lab.set.starts[name]
-        made = start.model_dump(exclude={"about", "settings", "steps"}, exclude_defaults=True)
-        settings = (f"{lab.start_recipe(name).sft.steps} steps of SFT", *(f"{key}: {made[key]}" for key in made))
-        found.append((f"start: {name}", start.about, ", ".join((*settings, *start.settings))))
-    for name in dict.fromkeys(arm for _, arm in lab.cells()):
-        arm = lab.set.arms[name]
-        starts = (f"start: {arm.start}",) if arm.start else ()
-        found.append((f"arm: {name}", arm.about, ", ".join((arm.recipe, *starts, *arm.settings))))
-    return found
+def build_tables(ablation: Ablation, rows: Sequence[ResultRow]) -> list[Table]:
+    """Build the tables of the report, one per title and condition: of variants with results, in the spec's order."""
+    signed = {format_title(table) for table in ablation.spec.tables if table.minus}
+    baseline = f"after, minus {ablation.spec.baseline}"
+    tables = []
+    for title in dict.fromkeys(row.table for row in rows):
+        for condition in ablation.conditions:
+            by_variant: dict[str, dict[str | None, Mapping[str, SeedEstimate | None]]] = {}
+            for row in rows:
+                if (row.table, row.condition) == (title, condition):
+                    by_variant.setdefault(row.variant, {})[row.slice] = row.estimates
+            finished = {
+                variant: slices
+                for variant, slices in by_variant.items()
+                if any(estimates["after"] for estimates in slices.values())
+            }
+            if not finished:
+                continue
+            columns = list(dict.fromkeys(name for slices in finished.values() for name in slices if name is not None))
+            if columns:
+                header = ("", *columns)
+                cells = [
+                    (variant, *(format_estimate(slices[name]["after"], show_sign=title in signed) for name in columns))
+                    for variant, slices in finished.items()
+                ]
+            else:
+                header = ("", "before RL", "after RL", "after − before", baseline, "tasks / seeds")
+                cells = [_format_change(variant, slices[None]) for variant, slices in finished.items()]
+            name = "Training rollouts, mean over the last third of the steps" if title == FINAL_STEPS else title
+            tables.append(Table(title=f"{name}: {condition}", header=header, rows=tuple(cells)))
+    return tables
 
 
-def markdown(words: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """The report as Markdown; pictures lie in plots/."""
-    warnings = [f"> **{text}**" for text in words["warnings"]]
-    facts = "\n".join(f"- {key}: {_code(key, value)}" for key, value in words["facts"].items())
-    parts = _rows(("", "what it is", "settings"), [(one, two, f"`{three}`") for one, two, three in words["parts"]])
-    sections = [
-        f"# {words['title']}",
-        *warnings,
-        f"**What is claimed.** {words['claim']}",
-        f"**What is asked.** {words['asks']}",
-        facts,
-        parts,
-        "## Pictures",
-        READING,
-        *(f"### {title}\n\n![{title}](plots/{place:02d}.png)" for place, title in enumerate(pictures)),
-        "## Numbers",
-        words["intervals"],
-        *(f"### {table['title']}\n\n{_rows(table['header'], table['rows'])}" for table in words["tables"]),
-    ]
-    return "\n\n".join(sections) + "\n"
+def _format_change(variant: str, estimates: Mapping[str, SeedEstimate | None]) -> tuple[str, ...]:
+    after, against = estimates["after"], "against_baseline"
+    return (
+        variant,
+        format_estimate(estimates["before"]),
+        format_estimate(after),
+        format_estimate(estimates["gain"], show_sign=True),
+        format_estimate(estimates[against], show_sign=True) if against in estimates else "",
+        f"{after.num_tasks} / {len(after.seed_means)}" if after else "–",
+    )
 
 
-def _code(key: str, value: str) -> str:
-    return f"`{value}`" if key in ("command", "commit") else value
+def format_estimate(estimate: SeedEstimate | None, *, show_sign: bool = False) -> str:
+    """Format a number with its intervals.
+
+    >>> format_estimate(SeedEstimate(mean=0.5, task_interval=(0.4, 0.6), seed_interval=(0.1, 0.9), seed_means=()))
+    '0.50 [0.40, 0.60] {0.10, 0.90}'
+    """
+    if estimate is None:
+        return "–"
+    intervals = {("[", "]"): estimate.task_interval, ("{", "}"): estimate.seed_interval}
+    largest = max(map(abs, (estimate.mean, *(bound for interval in intervals.values() for bound in interval or ()))))
+    style = f"{'+' if show_sign else ''}.{0 if largest >= 100 else 1 if largest >= 10 else 2}f"
+    text = f"{estimate.mean:{style}}"
+    for (left, right), interval in intervals.items():
+        text += f" {left}{interval[0]:{style}}, {interval[1]:{style}}{right}" if interval else ""
+    return text
 
 
-def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-# ---- numbers and pictures ------------------------------------------------------------------------------------------
-
-
-def results(lab: Lab, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Every number of the report as plain values: one row per table, condition, arm and slice."""
-    found = []
-    for table in lab.set.tables:
-        slices = slices_of(cells, table) if table.by else {}
-        baselines = {cell.condition: values_of(cell.after, table) for cell in cells if cell.arm == lab.set.baseline}
-        for cell in cells:
-            row = {"table": title_of(table), "condition": cell.condition, "arm": cell.arm}
-            old, new = values_of(cell.before, table), values_of(cell.after, table)
-            whole = {"before": figure([*old.values()]), "after": figure([*new.values()]), "gain": difference(new, old)}
-            if cell.arm != lab.set.baseline:
-                whole["against_baseline"] = difference(new, baselines.get(cell.condition, {}))
-            found += [] if table.by else [{**row, **{key: _plain(value) for key, value in whole.items()}}]
-            for name, value in slices.items():
-                part = figure([*values_of(cell.after, table, (table.by, value)).values()])
-                found.append({**row, "slice": name, "after": _plain(part)})
-    for cell in cells:
-        row = {"table": "last third of the steps", "condition": cell.condition, "arm": cell.arm}
-        found += [{**row, "slice": key, "after": _plain(late(cell, key))} for key in lab.set.late]
-    return found
-
-
-def _plain(found: Figure | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
-
-
-def pictures_of(lab: Lab, cells: Sequence[Cell]) -> list[tuple[str, Any]]:
-    """Title and drawing (a function of the format) of every picture that has something to show."""
-    look = bands.looks(list(lab.set.arms))
-    runs: dict[str, dict[str, list[Any]]] = {name: {} for name in lab.conditions}
-    for cell in cells:
-        runs[cell.condition][cell.arm] = list(cell.steps.values())
-    found = []
-    for table in lab.set.tables:
-        if not table.by:
-            drawn = dots(lab, cells, table)
-            found.append((title_of(table), _drawing(bands.dots, drawn, look, zero=table.less is not None)))
-    for key in lab.set.curves:
-        found.append((title_of_curve(key), _drawing(bands.curves, runs, key, look)))
-    return [(title, draw) for title, draw in found if draw("svg") is not None]
-
-
-def _drawing(make: Any, *arguments: Any, **settings: Any) -> Any:
-    return lambda fmt: make(*arguments, **settings, fmt=fmt)
+def build_plots(ablation: Ablation, results: Sequence[VariantResult], rows: Sequence[ResultRow]) -> list[Plot]:
+    """Return every plot with at least one value."""
+    styles = assign_styles(list(ablation.spec.variants))
+    runs: dict[str, dict[str, list[Any]]] = {name: {} for name in ablation.conditions}
+    for result in results:
+        runs[result.condition][result.variant] = list(result.step_metrics.values())
+    plots = []
+    for table in ablation.spec.tables:
+        if not table.group_by:
+            estimates: dict[str, dict[str, BeforeAndAfter]] = {condition: {} for condition in ablation.conditions}
+            for row in rows:
+                if row.table == format_title(table):
+                    estimates[row.condition][row.variant] = (row.estimates["before"], row.estimates["after"])
+            draw = partial(plot_means, estimates, styles, mark_zero=table.minus is not None)
+            plots.append(Plot(title=format_title(table), draw=draw))
+    for key in ablation.spec.curves:
+        plots.append(Plot(title=format_curve_title(key), draw=partial(plot_curves, runs, key, styles)))
+    return [plot for plot in plots if plot.draw() is not None]

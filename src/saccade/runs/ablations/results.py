@@ -1,170 +1,192 @@
-"""The numbers of a lab as tables of texts, and as dots for pictures.
+"""The numbers of an ablation: the results of all its jobs, as one row of estimates per table, condition and variant."""
 
-A number stands as `0.55 [0.50, 0.60] {0.41, 0.69}`: the mean over seeds, in brackets the interval over tasks, in
-braces the one over seeds (see `figures`).
-"""
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from collections.abc import Callable, Mapping, Sequence
+from saccade.metrics.statistics import SeedEstimate, compute_seed_interval, estimate_over_seeds
+from saccade.runs.ablations.schedule import Ablation
+from saccade.runs.ablations.spec import EvaluationMode, Metric, TableSpec
+from saccade.runs.run_folder import Run
 
-from saccade.evaluation.report import Grid
-from saccade.lab.design import Exam, Measure, Table
-from saccade.lab.figures import Cell, Columns, Figure, by_task, difference, figure, late, minus
-from saccade.lab.plan import Lab
-from saccade.view.bands import Dot
+EpisodeColumns = Mapping[str, list[Any]]  # of one evaluation; see worker.tabulate_episodes
+EvaluationsBySeed = Mapping[int, Mapping[EvaluationMode, EpisodeColumns]]
+TaskValues = dict[int, dict[str, float]]  # by seed and task
 
-INTERVALS = (
-    "A number is the mean over seeds. In [brackets] its 95 % interval over tasks (these seeds, other questions: a "
-    "bootstrap over each seed's tasks), in {braces} over seeds (other worlds, weights and training: Student's t over "
-    "the seeds' means). The second is the one that a claim about a method needs; with few seeds it is wide."
-)
-EXAMS: dict[Exam, str] = {
+FINAL_STEPS = "last third of the steps"  # the title of the table of step metrics
+EVALUATION_NAMES: dict[EvaluationMode, str] = {
     "greedy": "greedy",
     "sampled": "sampled as in training",
     "tools_off": "greedy, tools off",
-    "alone": "greedy, one question at a time",
+    "batch_size_1": "greedy, one question at a time",
 }
-MEASURES: dict[Measure, str] = {
+METRIC_NAMES: dict[Metric, str] = {
     "accuracy": "accuracy",
-    "compliance": "format compliance",
+    "format_compliance": "format compliance",
     "answered": "share of episodes with an answer",
     "calls": "calls per episode",
     "succeeded": "calls that succeeded, per episode",
-    "tool_share": "share of episodes with a call",
-    "leaked": "calls in the leaked form, per episode",
+    "frac_with_tool_call": "share of episodes with a call",
+    "python_style": "Python-style calls per episode",
     "turns": "turns per episode",
     "response_tokens": "tokens sampled by the main agent",
-    "sampled_tokens": "tokens sampled, sub-agents' too",
+    "sampled_tokens": "tokens sampled, sub-agents included",
     "visual_tokens": "visual tokens per episode",
     "seconds": "seconds per question",
 }
-SLICES = {"frames": "by frames in the overview", "question": "by question", "overview": "by what the overview shows"}
-
-Values = dict[int, dict[str, float]]  # by seed and task
-
-
-def title_of(table: Table) -> str:
-    """What a table shows."""
-    less = f" minus {EXAMS[table.less]}" if table.less else ""
-    by = f", {SLICES[table.by]}" if table.by else ""
-    words = f"{MEASURES[table.measure]}, {EXAMS[table.exam]}{less}{by}"
-    return words[0].upper() + words[1:]
+SLICE_NAMES = {
+    "frame_budget": "by frames in the overview",
+    "question_type": "by question type",
+    "overview": "by what the overview shows",
+}
 
 
-# ---- values --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """A variant in a condition: by seed, its evaluations before and after RL, and the metrics of its steps."""
+
+    condition: str
+    variant: str
+    before: EvaluationsBySeed
+    after: EvaluationsBySeed
+    step_metrics: Mapping[int, Sequence[Mapping[str, Any]]]
 
 
-def values_of(
-    exams: Mapping[int, Mapping[Exam, Columns]], table: Table, where: tuple[str, object] | None = None
-) -> Values:
-    """A table's measure by seed and task; `where` is a slice (its column and value)."""
-    found: Values = {}
-    for seed, by_exam in exams.items():
-        if table.exam in by_exam and (table.less is None or table.less in by_exam):
-            own = by_task(by_exam[table.exam], table.measure, _within(by_exam[table.exam], where))
-            found[seed] = minus(own, by_task(by_exam[table.less], table.measure)) if table.less else own
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRow:
+    """The estimates of one variant in a table: "before" and "after" RL, their difference, and that from the baseline.
 
-
-def _within(exam: Columns, where: tuple[str, object] | None) -> Callable[[int], bool]:
-    if where is None:
-        return lambda i: True
-    column, value = where
-    return lambda i: bool(exam[column][i] == value)
-
-
-def slices_of(cells: Sequence[Cell], table: Table) -> dict[str, object]:
-    """The slices of a table by name, in order."""
-    found = {value for cell in cells for by_exam in cell.after.values() for value in by_exam[table.exam][table.by]} - {
-        None
-    }
-    ordered = sorted(found, key=lambda value: (isinstance(value, str), value))
-    return {f"K={value}" if table.by == "frames" else str(value): value for value in ordered}
-
-
-# ---- grids ---------------------------------------------------------------------------------------------------------
-
-
-def grids(lab: Lab, cells: Sequence[Cell]) -> list[Grid]:
-    """Every table of the lab, one per condition, in the order of the set."""
-    found = []
-    for table in lab.set.tables:
-        for condition in lab.conditions:
-            own = [cell for cell in cells if cell.condition == condition and cell.after]
-            if own:
-                make = _sliced if table.by else _changes
-                header, rows = make(lab, own, table)
-                found.append(Grid(title=f"{title_of(table)}: {condition}", header=header, rows=rows))
-    for condition in lab.conditions:
-        own = [cell for cell in cells if cell.condition == condition and cell.steps]
-        if lab.set.late and own:
-            rows = tuple((cell.arm, *(shown(late(cell, key)) for key in lab.set.late)) for cell in own)
-            title = f"Training rollouts, mean over the last third of the steps: {condition}"
-            found.append(Grid(title=title, header=("", *lab.set.late), rows=rows))
-    return found
-
-
-Rows = tuple[tuple[str, ...], ...]
-
-
-def _changes(lab: Lab, cells: Sequence[Cell], table: Table) -> tuple[tuple[str, ...], Rows]:
-    """Arms by row: before, after, what RL changed, and what stands against the baseline."""
-    base = next((cell for cell in cells if cell.arm == lab.set.baseline), None)
-    against = values_of(base.after, table) if base else {}
-    rows = []
-    for cell in cells:
-        old, new = values_of(cell.before, table), values_of(cell.after, table)
-        after = figure(list(new.values()))
-        rows.append(
-            (
-                cell.arm,
-                shown(figure(list(old.values()))),
-                shown(after),
-                shown(difference(new, old), sign=True),
-                "" if cell is base else shown(difference(new, against), sign=True),
-                f"{after.n} / {len(after.each)}" if after else "–",
-            )
-        )
-    header = ("", "before RL", "after RL", "after − before", f"after, minus {lab.set.baseline}", "tasks / seeds")
-    return header, tuple(rows)
-
-
-def _sliced(lab: Lab, cells: Sequence[Cell], table: Table) -> tuple[tuple[str, ...], Rows]:
-    """Arms by row, slices by column, after RL."""
-    slices = slices_of(cells, table)
-    rows = []
-    for cell in cells:
-        found = [figure(list(values_of(cell.after, table, (table.by, value)).values())) for value in slices.values()]
-        rows.append((cell.arm, *(shown(each, sign=table.less is not None) for each in found)))
-    return ("", *slices), tuple(rows)
-
-
-def shown(found: Figure | None, *, sign: bool = False) -> str:
-    """A number with its intervals.
-
-    >>> shown(Figure(mean=0.5, tasks=(0.4, 0.6), seeds=(0.1, 0.9), each=(0.4, 0.6), n=9))
-    '0.50 [0.40, 0.60] {0.10, 0.90}'
+    A row of a slice of the tasks, or of a step metric (the `slice` is its name), has "after" alone. The estimate of a
+    job that isn't done is None.
     """
-    if found is None:
-        return "–"
-    largest = max(abs(value) for value in (found.mean, *(found.tasks or ()), *(found.seeds or ())))
-    digits = 0 if largest >= 100 else 1 if largest >= 10 else 2
-    style = f"{'+' if sign else ''}.{digits}f"
-    text = f"{found.mean:{style}}"
-    for pair, (left, right) in ((found.tasks, "[]"), (found.seeds, "{}")):
-        text += f" {left}{pair[0]:{style}}, {pair[1]:{style}}{right}" if pair else ""
-    return text
+
+    table: str
+    condition: str
+    variant: str
+    slice: str | None = None
+    estimates: Mapping[str, SeedEstimate | None]
 
 
-# ---- dots ----------------------------------------------------------------------------------------------------------
+def load_results(folder: Path, ablation: Ablation) -> list[VariantResult]:
+    """Load the results of every variant in every condition; unfinished seeds are missing."""
+    results = []
+    for condition, variant in ablation.list_cells():
+        before, after, steps = {}, {}, {}
+        recipe = ablation.build_recipe(condition, variant)  # the folder's may be of an older version
+        for seed in range(ablation.seeds):
+            run_folder = folder / f"seed-{seed}/{condition}/{variant}"
+            if (run_folder / "results.json").exists():
+                after[seed] = json.loads((run_folder / "results.json").read_text(encoding="utf-8"))
+                steps[seed] = Run(path=run_folder, recipe=recipe).read_metrics("rl")
+                initial = folder / ablation.initial_evaluation_folder(condition, variant, seed) / "results.json"
+                if initial.exists():
+                    before[seed] = json.loads(initial.read_text(encoding="utf-8"))
+        results.append(
+            VariantResult(condition=condition, variant=variant, before=before, after=after, step_metrics=steps)
+        )
+    return results
 
 
-def dots(lab: Lab, cells: Sequence[Cell], table: Table) -> dict[str, dict[str, list[Dot]]]:
-    """By condition and arm, what a picture of a table shows: before (hollow) and after RL."""
-    found: dict[str, dict[str, list[Dot]]] = {condition: {} for condition in lab.conditions}
-    for cell in cells:
-        pairs = ((cell.before, True), (cell.after, False))
-        drawn = [(figure(list(values_of(exams, table).values())), hollow) for exams, hollow in pairs]
-        found[cell.condition][cell.arm] = [
-            Dot(mean=each.mean, tasks=each.tasks, seeds=each.seeds, hollow=hollow) for each, hollow in drawn if each
-        ]
-    return found
+def compute_rows(ablation: Ablation, results: Sequence[VariantResult]) -> list[ResultRow]:
+    """Compute every number of the report, in the order of the spec's tables; the step metrics are last."""
+    rows = []
+    for table in ablation.spec.tables:
+        baselines = {
+            result.condition: collect_values(result.after, table)
+            for result in results
+            if result.variant == ablation.spec.baseline
+        }
+        for result in results:
+            names = {"table": format_title(table), "condition": result.condition, "variant": result.variant}
+            if table.group_by:
+                for name, value in find_slices(results, table).items():
+                    after = collect_values(result.after, table, value)
+                    rows.append(ResultRow(**names, slice=name, estimates={"after": _estimate(after)}))
+                continue
+            before, after = collect_values(result.before, table), collect_values(result.after, table)
+            estimates = {
+                "before": _estimate(before),
+                "after": _estimate(after),
+                "gain": estimate_difference(after, before),
+            }
+            if result.variant != ablation.spec.baseline:
+                estimates["against_baseline"] = estimate_difference(after, baselines.get(result.condition, {}))
+            rows.append(ResultRow(**names, estimates=estimates))
+    for result in results:
+        for metric in ablation.spec.final_metrics:
+            estimates = {"after": estimate_final_mean(result, metric)}
+            names = {"table": FINAL_STEPS, "condition": result.condition, "variant": result.variant}
+            rows.append(ResultRow(**names, slice=metric, estimates=estimates))
+    return rows
+
+
+def format_title(table: TableSpec) -> str:
+    """Return the title of a table."""
+    minus = f" minus {EVALUATION_NAMES[table.minus]}" if table.minus else ""
+    group_by = f", {SLICE_NAMES[table.group_by]}" if table.group_by else ""
+    title = f"{METRIC_NAMES[table.metric]}, {EVALUATION_NAMES[table.evaluation]}{minus}{group_by}"
+    return title[0].upper() + title[1:]
+
+
+def find_slices(results: Sequence[VariantResult], table: TableSpec) -> dict[str, object]:
+    """Return the slices of a table by name, in order."""
+    slices = {
+        value
+        for result in results
+        for by_evaluation in result.after.values()
+        for value in by_evaluation[table.evaluation][table.group_by]
+    } - {None}
+    ordered = sorted(slices, key=lambda value: (isinstance(value, str), value))
+    return {f"K={value}" if table.group_by == "frame_budget" else str(value): value for value in ordered}
+
+
+def collect_values(evaluations_by_seed: EvaluationsBySeed, table: TableSpec, slice_value: object = None) -> TaskValues:
+    """Return a table's metric by seed and task, of one slice if a value of `group_by` is given."""
+    values: TaskValues = {}
+    for seed, evaluations in evaluations_by_seed.items():
+        if table.evaluation in evaluations and (table.minus is None or table.minus in evaluations):
+            slice_key = None if slice_value is None else (table.group_by, slice_value)
+            values[seed] = compute_task_means(evaluations[table.evaluation], table.metric, slice_key)
+            if table.minus:
+                values[seed] = _subtract(values[seed], compute_task_means(evaluations[table.minus], table.metric))
+    return values
+
+
+def compute_task_means(
+    columns: EpisodeColumns, metric: str, slice_key: tuple[str, object] | None = None
+) -> dict[str, float]:
+    """Return the mean of a metric over each task's episodes, of one slice (column, value) if given."""
+    values_by_task: dict[str, list[float]] = {}
+    for i, (task, value) in enumerate(zip(columns["task"], columns[metric], strict=True)):
+        if slice_key is None or columns[slice_key[0]][i] == slice_key[1]:
+            values_by_task.setdefault(task, []).append(float(value))
+    return {task: fmean(values) for task, values in values_by_task.items()}
+
+
+def _subtract(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Return first minus second, on the tasks of both."""
+    return {task: first[task] - second[task] for task in first.keys() & second.keys()}
+
+
+def _estimate(values: TaskValues) -> SeedEstimate | None:
+    return estimate_over_seeds(list(values.values()))
+
+
+def estimate_difference(first: TaskValues, second: TaskValues) -> SeedEstimate | None:
+    """Estimate first minus second, paired by task within each seed of both."""
+    return estimate_over_seeds([_subtract(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())])
+
+
+def estimate_final_mean(result: VariantResult, key: str) -> SeedEstimate | None:
+    """Estimate the mean of a step metric over the last third of the steps; steps without the metric are left out."""
+    means = []
+    for rows in result.step_metrics.values():
+        last = rows[-max(1, len(rows) // 3) :]
+        values = [float(row[key]) for row in last if isinstance(row.get(key), int | float)]
+        means += [fmean(values)] if values else []
+    if not means:
+        return None
+    return SeedEstimate(mean=fmean(means), seed_interval=compute_seed_interval(means), seed_means=tuple(means))

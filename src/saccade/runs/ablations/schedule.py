@@ -1,68 +1,76 @@
-"""A lab and its jobs: which recipes, in what order, and about how long it will take.
+"""An ablation and its jobs: recipes, dependencies, and estimated time. Job names are folders (seed-0/…):
 
-    seed-0/world ──> seed-0/starts/usual ─┬─> seed-0/starts/usual/before-1f2e3d4c      the exams before RL
-      (and model)         │               ├─> seed-0/<condition>/<arm>                 RL, and the exams after it
-                          └─> seed-0/starts/<other>  ──> …
+    data ──> initial_checkpoints/usual ─┬─> initial_checkpoints/usual/before-1f2e3d4c    evaluations before RL
+    (and model)      │                  └─> <condition>/<variant>                        RL, and evaluations after it
+                     └─> initial_checkpoints/<other> ──> …
 
-Within a seed all arms have the same world, and the same weights to begin with unless their starts differ.
+Within a seed all variants share the data, and the initial weights unless their initial checkpoints differ.
 """
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade import preflight
-from saccade.config import Recipe, load_recipe
-from saccade.errors import ConfigError, RunError, boundary
-from saccade.lab.design import BASE, COMMON, Exam, Set, Start, read_set
-from saccade.plugins import nearest
-from saccade.rollouts.stage import trainable
-from saccade.sections import made
-from saccade.types import digest_of
+from saccade.checks.run_checks import check_recipe
+from saccade.config.load import load_recipe
+from saccade.config.schema import PositiveInt, Recipe, Section, parse_section
+from saccade.errors import ConfigError, RunError
+from saccade.plugins import suggest
+from saccade.runs.ablations.spec import (
+    BASE_RECIPE,
+    COMMON_SETTINGS,
+    AblationSpec,
+    EvaluationMode,
+    load_spec,
+)
+from saccade.utils.hashing import compute_digest
 
-PROCESSES = 2
-FORMAT = 1
-SEEDS = 3
-# Of a recipe's parts those that matter to a cold start; rewards and RL are the arms' own.
-OF_STARTS = ("model", "world", "agent", "sampling", "sft")
-# Seconds with one thread, another such process beside, as measured on two shared x86 cores.
-PER_CLIP, PER_SFT_STEP, PER_ROLLED, PER_EXAMINED, PER_LONE, PER_PROCESS = 0.05, 1.05, 0.066, 0.055, 0.6, 8.0
+NUM_PROCESSES = 2
+DEFAULT_NUM_SEEDS = 3
+# The recipe sections that initial checkpoints depend on; rewards and RL belong to the variants.
+INITIAL_CHECKPOINT_SECTIONS = ("model", "synthetic", "environment", "sampling", "sft")
+# Measured with one thread beside another such process, on two shared x86 cores.
+SECONDS_PER_VIDEO = 0.05
+SECONDS_PER_SFT_STEP = 1.05
+SECONDS_PER_ROLLOUT = 0.066
+SECONDS_PER_EVALUATION_EPISODE = 0.055
+SECONDS_PER_BATCH1_EPISODE = 0.6
+SECONDS_PER_PROCESS_START = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One process's work: its name is its folder below the lab's; it waits for the jobs it `needs`.
+    """One process's work; its name is its folder in the ablation's, and it waits for the jobs in `depends_on`."""
 
-    >>> Job(name="seed-0/world", kind="world", seed=0, needs=(), seconds=20.0).arm
-    ''
+    name: str
+    stage: Literal["data", "initial_checkpoint", "initial_evaluation", "variant"]
+    seed: int
+    depends_on: tuple[str, ...]
+    expected_seconds: float
+    initial_checkpoint: str = ""
+    condition: str = ""
+    variant: str = ""
+
+
+class Ablation(Section):
+    """A spec as it is run: quick or full, with seeds, conditions and settings from the command line.
+
+    Its fields are those of ablation.json.
     """
 
+    format: Literal[1] = 1
     name: str
-    kind: Literal["world", "start", "before", "arm"]
-    seed: int
-    needs: tuple[str, ...]
-    seconds: float  # about how long it will take
-    start: str = ""
-    condition: str = ""
-    arm: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lab:
-    """A set as it is run: quick or whole, with settings from the command line."""
-
-    name: str
-    set: Set
-    quick: bool
-    settings: tuple[str, ...]
-    seeds: int
+    quick: bool = False
+    settings: tuple[str, ...] = ()
+    seeds: PositiveInt = DEFAULT_NUM_SEEDS
     conditions: tuple[str, ...]
+    spec: AblationSpec
 
     @classmethod
-    def of(
+    def from_spec(
         cls,
         name_or_path: str,
         *,
@@ -70,243 +78,213 @@ class Lab:
         settings: Sequence[str] = (),
         seeds: int | None = None,
         conditions: Sequence[str] = (),
-    ) -> "Lab":
-        """A lab of a set. Raises ConfigError for a set, a condition or a setting that can't be used."""
-        found = read_set(name_or_path)
-        seeds = (1 if quick else SEEDS) if seeds is None else seeds
+    ) -> "Ablation":
+        """Build the ablation of a spec. Raises ConfigError for a spec, condition or setting that can't be used."""
+        spec = load_spec(name_or_path)
+        seeds = (1 if quick else DEFAULT_NUM_SEEDS) if seeds is None else seeds
         if seeds < 1:
-            raise ConfigError(f"--seeds can't be {seeds}: a comparison needs at least 1")
-        for each in conditions:
-            if each not in found.conditions:
+            raise ConfigError(f"--seeds can't be {seeds}: a comparison needs at least 1", key="--seeds", value=seeds)
+        for name in conditions:
+            if name not in spec.conditions:
                 raise ConfigError(
-                    f"{name_or_path} has no condition {each!r}; {nearest(each, found.conditions)}",
+                    f"{name_or_path} has no condition {name!r}; {suggest(name, spec.conditions)}",
+                    key="--condition",
+                    value=name,
                 )
-        usual = found.quick.conditions if quick and found.quick.conditions else tuple(found.conditions)
-        chosen = tuple(name for name in found.conditions if name in (conditions or usual))
-        lab = cls(
+        chosen = conditions or (spec.quick.conditions if quick else ()) or spec.conditions
+        ablation = cls(
             name=Path(name_or_path).stem,
-            set=found,
+            spec=spec,
             quick=quick,
             settings=tuple(settings),
             seeds=seeds,
-            conditions=chosen,
+            conditions=tuple(name for name in spec.conditions if name in chosen),
         )
-        lab.check()
-        return lab
+        ablation.check_recipes()
+        return ablation
 
     @classmethod
-    def open(cls, folder: Path) -> "Lab":
-        """The lab of a folder. Raises RunError where there is none."""
-        path = folder / "lab.json"
+    def load(cls, folder: Path) -> "Ablation":
+        """Load the ablation of a folder. Raises RunError if there is none, or if it can't be read."""
+        path = folder / "ablation.json"
         if not path.is_file():
-            raise RunError(f"there is no lab at {folder}: it has no lab.json")
-        with boundary(RunError, f"{path} can't be read; delete the folder and start again"):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return cls(
-                name=found["name"],
-                set=made(Set, found["set"], str(path)),
-                quick=found["quick"],
-                settings=tuple(found["settings"]),
-                seeds=found["seeds"],
-                conditions=tuple(found["conditions"]),
-            )
+            raise RunError(f"there is no ablation at {folder}: it has no ablation.json", key=str(folder))
+        try:
+            return parse_section(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError, ConfigError) as error:
+            raise RunError(
+                f"{path} can't be read; delete the folder and start again: {error}", key=str(path)
+            ) from error
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for lab.json."""
-        own = {"name": self.name, "quick": self.quick, "settings": list(self.settings)}
-        return {
-            "format": FORMAT,
-            **own,
-            "seeds": self.seeds,
-            "conditions": list(self.conditions),
-            "set": self.set.model_dump(mode="json"),
-        }
+    # ---- recipes ---------------------------------------------------------------------------------------------------
 
-    # ---- what is run -----------------------------------------------------------------------------------------------
+    def list_cells(self) -> list[tuple[str, str]]:
+        """Return every pair of condition and variant that is run, in the order of the spec."""
+        chosen = (self.spec.quick.variants if self.quick else ()) or self.spec.variants
+        return [
+            (condition, variant)
+            for condition in self.conditions
+            for variant in self.spec.variants
+            if variant in (self.spec.conditions[condition].variants or self.spec.variants) and variant in chosen
+        ]
 
-    def arms(self, condition: str) -> list[str]:
-        """The arms of a condition, in the order of the set."""
-        some = self.set.quick.arms if self.quick else ()
-        return [arm for arm in self.set.order(condition) if not some or arm in some]
+    def find_initial_checkpoint(self, condition: str, variant: str) -> str:
+        """Return the name of a variant's initial checkpoint in a condition."""
+        return self.spec.variants[variant].initial_checkpoint or self.spec.conditions[condition].initial_checkpoint
 
-    def cells(self) -> list[tuple[str, str]]:
-        """Every condition and arm that is run."""
-        return [(condition, arm) for condition in self.conditions for arm in self.arms(condition)]
+    def list_initial_checkpoints(self) -> list[str]:
+        """Return the names of the initial checkpoints in use, those that others continue from first."""
+        checkpoints = self.spec.initial_checkpoints
+        used = {self.find_initial_checkpoint(condition, variant) for condition, variant in self.list_cells()}
+        used |= {parent for name in used if (parent := checkpoints[name].continues_from) is not None}
+        return sorted(
+            (name for name in checkpoints if name in used),
+            key=lambda name: checkpoints[name].continues_from is not None,
+        )
 
-    def start_of(self, condition: str, arm: str) -> str:
-        """The start of an arm in a condition."""
-        return self.set.arms[arm].start or self.set.conditions[condition].start
+    def build_recipe(self, condition: str, variant: str, seed: int = 0) -> Recipe:
+        """Build the recipe of a variant in a condition."""
+        spec = self.spec.variants[variant]
+        return self._build_recipe(spec.recipe, (*self.spec.conditions[condition].settings, *spec.settings), seed)
 
-    def recipe(self, condition: str, arm: str, seed: int = 0) -> Recipe:
-        """The recipe of an arm in a condition."""
-        own = self.set.arms[arm]
-        return self._recipe(own.recipe, (*self.set.conditions[condition].settings, *own.settings), seed)
+    def build_initial_checkpoint_recipe(self, name: str, seed: int = 0) -> Recipe:
+        """Build the SFT recipe of an initial checkpoint; without a prefilled think tag, so that the model learns it."""
+        checkpoint, steps = self.spec.initial_checkpoints[name], self.spec.initial_checkpoints[name].steps
+        if self.quick:
+            most = self.spec.quick.initial_checkpoint_steps
+            steps = min(steps, most if checkpoint.continues_from is None else max(1, most // 4))
+        settings = (f"sft.steps={steps}", *checkpoint.settings, "environment.settings.force_think=false")
+        return self._build_recipe(BASE_RECIPE, settings, seed, sections=INITIAL_CHECKPOINT_SECTIONS)
 
-    def start_recipe(self, name: str, seed: int = 0) -> Recipe:
-        """The recipe of a start; its agent is not forced to think, so that it learns to of itself."""
-        start = self.set.starts[name]
-        settings = (f"sft.steps={self.steps_of(start)}", *start.settings, "agent.settings.think_prefix=false")
-        return self._recipe(BASE, settings, seed, parts=OF_STARTS)
+    def _build_recipe(self, name: str, settings: Sequence[str], seed: int, sections: Sequence[str] = ()) -> Recipe:
+        quick = self.spec.quick
+        size = [f"rl.steps={quick.steps if self.quick else self.spec.steps}"]
+        size += [f"synthetic.test={quick.test_videos}"] if self.quick else []
+        overrides = tuple(
+            override
+            for override in (*COMMON_SETTINGS, *self.spec.settings, *size, *settings, *self.settings)
+            if not sections or override.partition(".")[0] in sections
+        )
+        return _load_recipe_cached(name, overrides).with_values({"seed": seed})
 
-    def steps_of(self, start: Start) -> int:
-        """The steps of a start."""
-        if not self.quick:
-            return start.steps
-        few = self.set.quick.start_steps
-        return min(start.steps, few if start.after is None else max(1, few // 4))
-
-    def _recipe(self, name: str, own: Sequence[str], seed: int, parts: Sequence[str] = ()) -> Recipe:
-        quick = self.set.quick
-        size = [f"rl.steps={quick.steps if self.quick else self.set.steps}"]
-        size += [f"world.test={quick.tests}"] if self.quick else []
-        every = [*COMMON, *self.set.settings, *size, *own, *self.settings]
-        kept = [each for each in every if not parts or each.partition(".")[0] in parts]
-        return _loaded(name, tuple(kept)).model_copy(update={"seed": seed})
-
-    def check(self) -> None:
-        """See that every recipe can be used, and that all arms share one world. Raises ConfigError."""
-        if not self.cells():
+    def check_recipes(self) -> None:
+        """Check that every recipe can be used, and that all variants share one dataset. Raises ConfigError."""
+        if not self.list_cells():
             where = f"{' or '.join(self.conditions)}{' with --quick' if self.quick else ''}"
-            raise ConfigError(f"{self.name} has no arm in {where}, so there is nothing to compare")
-        world = self.start_recipe("usual").world
-        for start in self.starts():
-            preflight.check(self.start_recipe(start))
-        for condition, arm in self.cells():
-            recipe = self.recipe(condition, arm)
-            preflight.check(trainable(recipe))
-            if recipe.world != world:
+            raise ConfigError(
+                f"{self.name} has no variant in {where}, so there is nothing to compare",
+                key="--condition",
+                value=self.conditions,
+            )
+        for name in self.list_initial_checkpoints():
+            check_recipe(self.build_initial_checkpoint_recipe(name), ["sft"])
+        for condition, variant in self.list_cells():
+            recipe = self.build_recipe(condition, variant)
+            check_recipe(recipe)
+            if recipe.synthetic != self.build_initial_checkpoint_recipe("usual").synthetic:
                 raise ConfigError(
-                    f"{arm} in {condition} has a world of its own; give world settings to the set as a whole"
+                    f"the variant {variant} in {condition} changes the synthetic data, which all variants share; set "
+                    "`synthetic` in the spec's `settings`",
+                    key="synthetic",
                 )
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
-    def jobs(self) -> list[Job]:
-        """Every job, what others wait for first."""
-        seeds = range(self.seeds)
-        found = [job for seed in seeds for job in (self._world(seed), *self._start_jobs(seed))]
-        return [*found, *(job for seed in seeds for job in (*self._before(seed), *self._arm_jobs(seed)))]
+    def build_jobs(self) -> list[Job]:
+        """Build every job, dependencies first: of all seeds the data and initial checkpoints, then the variants.
 
-    def starts(self) -> list[str]:
-        """The starts that are needed, those that others go on from first."""
-        used = {self.start_of(condition, arm) for condition, arm in self.cells()}
-        used |= {after for name in used if (after := self.set.starts[name].after) is not None}
-        return sorted(used, key=lambda name: (self.set.starts[name].after is not None, [*self.set.starts].index(name)))
+        All variants that are evaluated alike before RL share one job for it.
+        """
+        jobs: dict[str, Job] = {}
 
-    def _world(self, seed: int) -> Job:
-        clips = self.start_recipe("usual").world.files
-        return Job(name=world_of(seed), kind="world", seed=seed, needs=(), seconds=PER_PROCESS + PER_CLIP * clips)
+        def add(name: str, stage: Any, seed: int, depends_on: Sequence[str], seconds: float, **names: str) -> None:
+            seconds += SECONDS_PER_PROCESS_START
+            job = Job(name=name, stage=stage, seed=seed, depends_on=(*depends_on,), expected_seconds=seconds, **names)
+            jobs.setdefault(name, job)
 
-    def _start_jobs(self, seed: int) -> Iterator[Job]:
-        for name in self.starts():
-            start = self.set.starts[name]
-            needs = (world_of(seed), *((start_folder(seed, start.after),) if start.after else ()))
-            seconds = PER_PROCESS + PER_SFT_STEP * self.start_recipe(name).sft.steps
-            yield Job(name=start_folder(seed, name), kind="start", seed=seed, needs=needs, seconds=seconds, start=name)
+        for seed in range(self.seeds):
+            data = f"seed-{seed}/data"
+            num_files = self.build_initial_checkpoint_recipe("usual").synthetic.num_files
+            add(data, "data", seed, (), SECONDS_PER_VIDEO * num_files)
+            for name in self.list_initial_checkpoints():
+                parent = self.spec.initial_checkpoints[name].continues_from
+                depends_on = [data, *([initial_checkpoint_folder(seed, parent)] if parent else [])]
+                seconds = SECONDS_PER_SFT_STEP * self.build_initial_checkpoint_recipe(name).sft.steps
+                folder = initial_checkpoint_folder(seed, name)
+                add(folder, "initial_checkpoint", seed, depends_on, seconds, initial_checkpoint=name)
+        for seed in range(self.seeds):
+            for stage in ("initial_evaluation", "variant"):
+                for condition, variant in self.list_cells():
+                    recipe = self.build_recipe(condition, variant)
+                    seconds, folder = self._estimate_evaluation_seconds(recipe), f"seed-{seed}/{condition}/{variant}"
+                    if stage == "variant":
+                        seconds += recipe.rl.steps * self.spec.rollouts_per_step * SECONDS_PER_ROLLOUT
+                    else:
+                        folder = self.initial_evaluation_folder(condition, variant, seed)
+                    name = self.find_initial_checkpoint(condition, variant)
+                    depends_on = [initial_checkpoint_folder(seed, name)]
+                    names = {"initial_checkpoint": name, "condition": condition, "variant": variant}
+                    add(folder, stage, seed, depends_on, seconds, **names)
+        return list(jobs.values())
 
-    def _before(self, seed: int) -> Iterator[Job]:
-        """Exams of the starts: one job for all arms that would be examined alike."""
-        known = set()
-        for condition, arm in self.cells():
-            name = self.before(condition, arm, seed)
-            if name not in known:
-                known.add(name)
-                start = self.start_of(condition, arm)
-                yield Job(
-                    name=name,
-                    kind="before",
-                    seed=seed,
-                    needs=(start_folder(seed, start),),
-                    seconds=PER_PROCESS + self._examining(self.recipe(condition, arm)),
-                    start=start,
-                    condition=condition,
-                    arm=arm,
-                )
+    def count_tasks(self, recipe: Recipe) -> int:
+        """Return the number of held-out tasks of a seed."""
+        num_tasks = recipe.synthetic.test * recipe.synthetic.tasks_per_video
+        return min(num_tasks, recipe.evaluation.limit or num_tasks)
 
-    def _arm_jobs(self, seed: int) -> Iterator[Job]:
-        for condition, arm in self.cells():
-            recipe, start = self.recipe(condition, arm), self.start_of(condition, arm)
-            learning = recipe.rl.steps * self.set.rolled * PER_ROLLED
-            yield Job(
-                name=arm_folder(seed, condition, arm),
-                kind="arm",
-                seed=seed,
-                needs=(start_folder(seed, start),),
-                seconds=PER_PROCESS + learning + self._examining(recipe),
-                start=start,
-                condition=condition,
-                arm=arm,
-            )
+    def _estimate_evaluation_seconds(self, recipe: Recipe) -> float:
+        num_episodes = self.count_tasks(recipe) * recipe.evaluation.num_samples
+        return sum(
+            SECONDS_PER_BATCH1_EPISODE * min(num_episodes, self.spec.batch1_tasks)
+            if mode == "batch_size_1"
+            else SECONDS_PER_EVALUATION_EPISODE * num_episodes
+            for mode in self.spec.evaluations
+        )
 
-    def _examining(self, recipe: Recipe) -> float:
-        tasks = recipe.world.test * recipe.world.tasks_per_video
-        count = min(tasks, recipe.evaluation.limit or tasks) * recipe.evaluation.repeat
-        alone = min(count, self.set.lone)
-        return sum(PER_LONE * alone if exam == "alone" else PER_EXAMINED * count for exam in self.set.exams)
-
-    def before(self, condition: str, arm: str, seed: int) -> str:
-        """The folder of the exams before RL of an arm: the same for all arms that would be examined alike."""
-        return f"{start_folder(seed, self.start_of(condition, arm))}/before-{self._exam_key(condition, arm)}"
-
-    def _exam_key(self, condition: str, arm: str) -> str:
-        recipe = examined(self.recipe(condition, arm), "greedy", self.set.lone)
-        return digest_of(recipe.model_dump(mode="json", exclude={"rl", "gating", "sft"}))[:8]
+    def initial_evaluation_folder(self, condition: str, variant: str, seed: int) -> str:
+        """Return the folder of a variant's evaluations before RL, shared by all variants that are evaluated alike."""
+        folder = initial_checkpoint_folder(seed, self.find_initial_checkpoint(condition, variant))
+        recipe = configure_evaluation(self.build_recipe(condition, variant), "greedy", self.spec.batch1_tasks)
+        digest = compute_digest(recipe.model_dump(mode="json", exclude={"rl", "frame_budgets", "sft"}))
+        return f"{folder}/before-{digest[:8]}"
 
 
-@functools.lru_cache(maxsize=256)  # a plan asks for each many times
-def _loaded(name: str, settings: tuple[str, ...]) -> Recipe:
+@functools.lru_cache(maxsize=256)  # building the jobs needs each recipe many times
+def _load_recipe_cached(name: str, settings: tuple[str, ...]) -> Recipe:
     return load_recipe(name, settings)
 
 
-def world_of(seed: int) -> str:
-    """The folder of a seed's world."""
-    return f"seed-{seed}/world"
+def initial_checkpoint_folder(seed: int, initial_checkpoint: str) -> str:
+    """Return the folder of an initial checkpoint."""
+    return f"seed-{seed}/initial_checkpoints/{initial_checkpoint}"
 
 
-def start_folder(seed: int, start: str) -> str:
-    """The folder of a start."""
-    return f"seed-{seed}/starts/{start}"
+def configure_evaluation(recipe: Recipe, mode: EvaluationMode, batch1_tasks: int) -> Recipe:
+    """Return the recipe of an evaluation, with accuracy as the only reward for all variants alike."""
+    values: dict[str, object] = {"evaluation.temperature": recipe.sampling.temperature if mode == "sampled" else 0.0}
+    if mode == "tools_off":
+        values["evaluation.use_tools"] = False
+    if mode == "batch_size_1":
+        values["evaluation.limit"] = min(batch1_tasks, recipe.evaluation.limit or batch1_tasks)
+    values["rewards"] = {name: term for name, term in recipe.rewards.items() if term.correct}
+    return recipe.with_values(values)
 
 
-def arm_folder(seed: int, condition: str, arm: str) -> str:
-    """The folder of an arm's run."""
-    return f"seed-{seed}/{condition}/{arm}"
+def estimate_minutes(jobs: Sequence[Job], finished_names: Sequence[str] = ()) -> float:
+    """Estimate the minutes of all jobs but the finished ones, with NUM_PROCESSES at a time.
 
+    A process takes the first job that can start earliest; a job whose dependencies are lost never starts.
 
-def examined(recipe: Recipe, exam: Exam, lone: int) -> Recipe:
-    """The recipe with which a model is examined: accuracy alone is graded, for all arms alike."""
-    settings: dict[str, Any] = {"temperature": 0.0}
-    if exam == "sampled":
-        settings = {"temperature": recipe.sampling.temperature}
-    if exam == "tools_off":
-        settings |= {"tools": False}
-    if exam == "alone":
-        settings |= {"limit": min(lone, recipe.evaluation.limit or lone)}
-    evaluation = recipe.evaluation.model_copy(update=settings)
-    rewards = {name: term for name, term in recipe.rewards.items() if name == "accuracy"}
-    return recipe.model_copy(update={"evaluation": evaluation, "rewards": rewards})
-
-
-def minutes(jobs: Sequence[Job], done: Sequence[str] = ()) -> float:
-    """About how many minutes the jobs that are not `done` will take, `PROCESSES` at a time.
-
-    >>> minutes([Job(name=name, kind="world", seed=0, needs=(), seconds=60.0) for name in "abc"])
+    >>> jobs = [Job(name=name, stage="data", seed=0, depends_on=(), expected_seconds=60.0) for name in "abc"]
+    >>> estimate_minutes(jobs)
     2.0
     """
-    ends: dict[str, float] = dict.fromkeys(done, 0.0)
-    free = [0.0] * PROCESSES
+    ends = dict.fromkeys(finished_names, 0.0)
+    free = [0.0] * NUM_PROCESSES
     waiting = [job for job in jobs if job.name not in ends]
-    while waiting:
-        at = min(free)
-        ready = [job for job in waiting if all(ends.get(name, float("inf")) <= at for name in job.needs)]
-        place = free.index(at)
-        if not ready:  # wait for whatever ends next
-            later = [end for end in ends.values() if end > at]
-            if not later:  # what they need is nowhere
-                break
-            free[place] = min(later)
-            continue
-        job = ready[0]
+    while ready := [job for job in waiting if ends.keys() >= set(job.depends_on)]:
+        starts = [max(min(free), *(ends[name] for name in job.depends_on), 0.0) for job in ready]
+        job = ready[starts.index(min(starts))]
         waiting.remove(job)
-        ends[job.name] = free[place] = at + job.seconds
-    return max(free, default=0.0) / 60
+        ends[job.name] = free[free.index(min(free))] = min(starts) + job.expected_seconds
+    return max(free) / 60

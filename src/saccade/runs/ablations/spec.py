@@ -1,12 +1,12 @@
-"""What a set of runs is: what is claimed, which arms are compared, under which conditions, and what is measured.
+"""The specification of an ablation: a claim, the variants compared, the conditions, and the measurements.
 
-    set ──> starts      a cold start each, made once per seed: the usual one, and others that go on from it
-        ──> conditions  which start, and settings; where an effect is claimed to appear, and where not
-        ──> arms        recipes and settings: what is compared in each condition, from the same weights
-        ──> exams, tables, curves: what the report shows
+    spec ──> initial_checkpoints    SFT, once per seed: the usual one, and others that continue from it
+         ──> conditions             an initial checkpoint and settings: where an effect is claimed, and where not
+         ──> variants               recipes and settings compared in each condition, from the same weights
+         ──> evaluations, tables, curves of the report
 
-A set is a YAML file in `sets/`, or anywhere (`./mine.yaml`). Of settings that name the same key the later ones count:
-a recipe's, those of every set (`COMMON`), the set's, the condition's, the arm's, the command line's.
+A spec is a YAML file in `sets/`, or anywhere (`./mine.yaml`). Later settings override earlier ones: the recipe's, those
+of every ablation (`COMMON_SETTINGS`), the spec's, the condition's, the variant's, the command line's.
 """
 
 import re
@@ -16,33 +16,32 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from saccade.config import Count, Section, Share, Whole, parsed
-from saccade.errors import ConfigError
-from saccade.plugins import nearest
-from saccade.sections import made
+from saccade.config.load import find_yaml_file, list_yaml_files, read_yaml
+from saccade.config.schema import Fraction, NonNegativeInt, PositiveInt, Section, SettingError, parse_section
+from saccade.plugins import suggest
 
-PACKAGED = Path(__file__).parent / "sets"
-BASE = "tiny/base"  # the recipe of worlds and cold starts
-# One thread, since two runs go on side by side; 48 attempts to learn from out of 64 that are made.
-COMMON = (
-    "model.threads=1",
-    "world.validation=1",
-    "world.test=24",
-    "rl.prompts=6",
-    "rl.select.oversample=1.34",
+PACKAGED_FOLDER = Path(__file__).parent / "sets"
+BASE_RECIPE = "tiny/base"  # of synthetic data and initial checkpoints
+# One thread, since two runs share the machine; 48 episodes to train on out of 64 rollouts.
+COMMON_SETTINGS = (
+    "model.num_threads=1",
+    "synthetic.validation=1",
+    "synthetic.test=24",
+    "rl.prompts_per_step=6",
+    "rl.selection.oversample=1.34",
     "rl.save_every=10",
     "sft.save_every=100",
 )
 
-Exam = Literal["greedy", "sampled", "tools_off", "alone"]
-Measure = Literal[
+EvaluationMode = Literal["greedy", "sampled", "tools_off", "batch_size_1"]
+Metric = Literal[
     "accuracy",
-    "compliance",
+    "format_compliance",
     "answered",
     "calls",
     "succeeded",
-    "tool_share",
-    "leaked",
+    "frac_with_tool_call",
+    "python_style",
     "turns",
     "response_tokens",
     "sampled_tokens",
@@ -52,150 +51,146 @@ Measure = Literal[
 Settings = tuple[str, ...]
 
 
-class Start(Section):
-    """A cold start: `steps` of SFT on rewritten traces, from random weights or on from the start `after`.
+class InitialCheckpoint(Section):
+    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`.
 
-    `direct` is the share that answers at once of the traces whose overview is enough; `leaked` and `open_think` are the
-    shares of the traces that write their calls in the leaked form, or leave their thinking open; with `one_by_one`
-    every call is a turn of its own.
+    `direct_fraction` of the demonstrations whose overview shows the answer make no call; `python_style_fraction` of all
+    write Python-style calls, and `unclosed_think_fraction` leave the think tag open; with `one_call_per_turn` every
+    call takes one turn.
     """
 
-    about: str = ""
-    after: str | None = None
-    steps: Count = 400
-    direct: Share = 0.4
-    leaked: Share = 0.0
-    open_think: Share = 0.0
-    one_by_one: bool = False
+    description: str = ""
+    continues_from: str | None = None
+    steps: PositiveInt = 400
+    direct_fraction: Fraction = 0.4
+    python_style_fraction: Fraction = 0.0
+    unclosed_think_fraction: Fraction = 0.0
+    one_call_per_turn: bool = False
     settings: Settings = ()
 
 
 class Condition(Section):
-    """What holds for all arms; `arms` names those that are compared in it (empty: all)."""
+    """An initial checkpoint and settings for all variants; `variants` restricts which are compared (empty: all)."""
 
-    about: str = ""
-    start: str = "usual"
+    description: str = ""
+    initial_checkpoint: str = "usual"
     settings: Settings = ()
-    arms: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
 
 
-class Arm(Section):
-    """One of what is compared: a recipe and settings; `start` stands in for the condition's."""
+class Variant(Section):
+    """A recipe and settings to compare; `initial_checkpoint` overrides the condition's."""
 
-    about: str = ""
+    description: str = ""
     recipe: str = "tiny/para_grpo"
-    start: str | None = None
+    initial_checkpoint: str | None = None
     settings: Settings = ()
 
 
-class Table(Section):
-    """A measure of an exam before and after RL, less the same measure of another exam where `less` names one.
+class TableSpec(Section):
+    """A metric of an evaluation before and after RL, optionally minus the same metric of another evaluation.
 
-    With `by` it is shown after RL alone, in slices of the tasks.
+    With `group_by`, the table shows the metric after RL by slices of the tasks.
     """
 
-    exam: Exam
-    measure: Measure
-    less: Exam | None = None
-    by: Literal["", "frames", "question", "overview"] = ""
+    evaluation: EvaluationMode
+    metric: Metric
+    minus: EvaluationMode | None = None
+    group_by: Literal["", "frame_budget", "question_type", "overview"] = ""
 
 
-class Quick(Section):
-    """What `--quick` takes of the set."""
+class QuickSettings(Section):
+    """The reduced spec of `--quick`."""
 
-    steps: Count = 20
-    start_steps: Count = 200  # of a start from random weights; those that go on from another take a quarter
-    tests: Count = 12  # clips of the test split
-    arms: tuple[str, ...] = ()
+    steps: PositiveInt = 20
+    initial_checkpoint_steps: PositiveInt = 200  # from random weights; a quarter if it continues from another
+    test_videos: PositiveInt = 12  # clips of the test split
+    variants: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
 
 
-class Set(Section):
-    """A set of runs. Raises ConfigError (through `read_set`) where its parts don't fit together."""
+class AblationSpec(Section):
+    """An ablation. Inconsistent parts raise ConfigError through `load_spec`."""
 
     title: str
     claim: str
-    asks: str  # what the conditions are for
+    hypothesis: str  # what the conditions test
     settings: Settings = ()
-    steps: Count
-    rolled: Count = 64  # attempts that a step of RL costs as much as, for the plan alone
+    steps: PositiveInt
+    rollouts_per_step: PositiveInt = 64  # for the estimate of time: episodes that cost as much as an RL step
     baseline: str
-    starts: dict[str, Start] = Field(default_factory=lambda: {"usual": Start()})
+    initial_checkpoints: dict[str, InitialCheckpoint] = Field(default_factory=lambda: {"usual": InitialCheckpoint()})
     conditions: dict[str, Condition]
-    arms: dict[str, Arm] = Field(min_length=1)
-    exams: tuple[Exam, ...] = ("greedy", "sampled")
-    lone: Whole = 24  # tasks of the exam `alone`
-    tables: tuple[Table, ...]
+    variants: dict[str, Variant] = Field(min_length=1)
+    evaluations: tuple[EvaluationMode, ...] = ("greedy", "sampled")
+    batch1_tasks: NonNegativeInt = 24  # tasks of the evaluation `batch_size_1`
+    tables: tuple[TableSpec, ...]
     curves: tuple[str, ...]  # keys of the step's metrics
-    late: tuple[str, ...] = ()  # of which the mean over the last third of the steps is told
-    quick: Quick = Quick()
+    final_metrics: tuple[str, ...] = ()  # reported as means over the last third of the steps
+    quick: QuickSettings = QuickSettings()
 
     @model_validator(mode="after")
-    def _name_folders(self) -> "Set":
-        for name in (*self.arms, *self.conditions, *self.starts):
-            if not re.fullmatch(r"\w[\w-]*", name):
-                raise ValueError(f"{name!r} can't be a folder's name; use letters, digits, _ and -")
-        taken = {"world", "model", "starts"} & self.conditions.keys()
-        if taken:
-            raise ValueError(f"no condition can be called {min(taken)!r}: a folder of that name is there already")
-        return self
-
-    @model_validator(mode="after")
-    def _fit(self) -> "Set":
-        wanted: dict[str, list[str]] = {
-            "arms": [self.baseline, *self.quick.arms, *(arm for each in self.conditions.values() for arm in each.arms)],
-            "conditions": list(self.quick.conditions),
-            "starts": [
-                "usual",
-                *(each.start for each in self.conditions.values()),
-                *(each.start for each in self.arms.values() if each.start),
-                *(each.after for each in self.starts.values() if each.after),
-            ],
-            "exams": [exam for table in self.tables for exam in (table.exam, table.less) if exam is not None],
-        }
-        known: dict[str, Collection[str]] = {
-            "arms": self.arms,
+    def _validate_folder_names(self) -> "AblationSpec":
+        folders: dict[str, Collection[str]] = {
+            "variants": self.variants,
             "conditions": self.conditions,
-            "starts": self.starts,
-            "exams": self.exams,
+            "initial_checkpoints": self.initial_checkpoints,
         }
-        for what, names in wanted.items():
+        for kind, names in folders.items():
             for name in names:
-                if name not in known[what]:
-                    raise ValueError(f"there is no {name!r} among its {what}; {nearest(name, known[what])}")
-        for name, start in self.starts.items():
-            if start.after is not None and self.starts[start.after].after is not None:
-                raise ValueError(f"the start {name!r} can't go on from {start.after!r}, which goes on from another")
+                if not re.fullmatch(r"\w[\w-]*", name):
+                    message = f"{name!r} can't be a folder's name; use letters, digits, _ and -"
+                    raise SettingError(message, key=kind, value=name)
+                if kind == "conditions" and name in ("data", "model", "initial_checkpoints"):
+                    message = f"a condition can't be called {name!r}, the name of another folder; rename it"
+                    raise SettingError(message, key=kind, value=name)
         return self
 
-    def order(self, condition: str) -> list[str]:
-        """The arms of a condition, in the order of the set."""
-        chosen = self.conditions[condition].arms
-        return [arm for arm in self.arms if not chosen or arm in chosen]
+    @model_validator(mode="after")
+    def _validate_references(self) -> "AblationSpec":
+        conditions, variants, checkpoints = self.conditions, self.variants, self.initial_checkpoints
+        references: dict[str, list[str]] = {
+            "variants": [
+                self.baseline,
+                *self.quick.variants,
+                *(name for condition in conditions.values() for name in condition.variants),
+            ],
+            "conditions": list(self.quick.conditions),
+            "initial_checkpoints": [
+                "usual",
+                *(condition.initial_checkpoint for condition in conditions.values()),
+                *(variant.initial_checkpoint for variant in variants.values() if variant.initial_checkpoint),
+                *(checkpoint.continues_from for checkpoint in checkpoints.values() if checkpoint.continues_from),
+            ],
+            "evaluations": [mode for table in self.tables for mode in (table.evaluation, table.minus) if mode],
+        }
+        defined: dict[str, Collection[str]] = {
+            "variants": variants,
+            "conditions": conditions,
+            "initial_checkpoints": checkpoints,
+            "evaluations": self.evaluations,
+        }
+        for kind, names in references.items():
+            for name in names:
+                if name not in defined[kind]:
+                    message = f"there is no {name!r} among its {kind}; {suggest(name, defined[kind])}"
+                    raise SettingError(message, key=kind, value=name)
+        for name, checkpoint in checkpoints.items():
+            parent = checkpoint.continues_from
+            if parent is not None and checkpoints[parent].continues_from is not None:
+                message = (
+                    f"the initial checkpoint {name!r} can't continue from {parent!r}, which continues from another"
+                )
+                raise SettingError(message, key="continues_from", value=parent)
+        return self
 
 
-def set_names() -> tuple[str, ...]:
-    """The packaged sets, sorted."""
-    return tuple(sorted(path.stem for path in PACKAGED.glob("*.yaml")))
+def list_spec_names() -> tuple[str, ...]:
+    """Return the names of the packaged specs, sorted."""
+    return list_yaml_files(PACKAGED_FOLDER)
 
 
-def set_path(name_or_path: str) -> Path:
-    """The file of a set, by packaged name or path (ending in .yaml). Raises ConfigError naming the nearest."""
-    if name_or_path.endswith((".yaml", ".yml")):
-        path = Path(name_or_path).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"there is no set file {path}")
-        return path
-    if name_or_path not in set_names():
-        raise ConfigError(f"there is no set {name_or_path!r}; {nearest(name_or_path, set_names())}")
-    return PACKAGED / f"{name_or_path}.yaml"
-
-
-def read_set(name_or_path: str) -> Set:
-    """A set by packaged name or path. Raises ConfigError with one sentence for whatever can't be used."""
-    path = set_path(name_or_path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the set {path} can't be read: {error}") from error
-    return made(Set, parsed(text, str(path)), f"the set {path}")
+def load_spec(name_or_path: str) -> AblationSpec:
+    """Load a spec by packaged name or path. Raises ConfigError if it can't be used."""
+    path = find_yaml_file(name_or_path, PACKAGED_FOLDER, kind="ablation")
+    return parse_section(AblationSpec, read_yaml(path, "ablation file"), f"the ablation file {path}")

@@ -1,190 +1,239 @@
-"""One job in a process of its own: `python -m saccade.lab.work FOLDER JOB PARENT`, the id of the process to work for.
+"""Run one job in a separate process: `python -m saccade.runs.ablations.worker FOLDER JOB PARENT_PID`.
 
-    jobs/<name>.now.json     how far it is, rewritten at most once a second; the parent looks
-    jobs/<name>.done.json    that it is done: what it took
-    jobs/<name>.log          what the process said; its last line is the reason where it failed
-    jobs/<name>.lock         held by the process that works
+    jobs/<name>.progress.json    progress, rewritten at most once a second and read by the parent
+    jobs/<name>.done.json        the job is done: its seconds and memory
+    jobs/<name>.log              the process's output; the last line is the reason if it failed
+    jobs/<name>.lock             locked by the process that runs the job
 
-A job that was stopped goes on where its stages' own marks and checkpoints are. One whose parent is gone stops at the
-end of its step; whoever goes on with it waits for that.
+An interrupted job resumes from its stages' status files and checkpoints. A worker whose parent has exited stops at the
+end of its step; another worker for the same job waits for the lock.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade import exams, stages
-from saccade.config import Recipe
+from saccade.config.schema import Recipe
+from saccade.data.synthetic.dataset import SPLITS
 from saccade.errors import RunError, SaccadeError
-from saccade.evaluation.metrics import accuracy_of, calls_leaked, calls_made, question_of, response_tokens
-from saccade.evaluation.report import shown_by_overview
-from saccade.evaluation.run import Tally
-from saccade.lab.plan import Job, Lab, examined
-from saccade.lab.pool import held
-from saccade.lab.starts import begin_of, checkpoint_of, make_start, make_world, with_files
-from saccade.runlog import write_text, writing
-from saccade.training.checkpoint import checkpoints
-from saccade.types import Scored
+from saccade.evaluation.compare import classify_overview
+from saccade.evaluation.runner import Progress
+from saccade.metrics.episode_metrics import (
+    count_calls,
+    count_python_style_calls,
+    count_response_tokens,
+    get_accuracy,
+    get_question_type,
+)
+from saccade.runs import evaluation, pipeline
+from saccade.runs.ablations.demonstrations import build_demonstrations
+from saccade.runs.ablations.schedule import Ablation, Job, configure_evaluation, initial_checkpoint_folder
+from saccade.runs.run_folder import Run
+from saccade.training.checkpoint import list_checkpoints
+from saccade.types import ScoredEpisode
+from saccade.utils.files import file_errors, write_text
+from saccade.utils.jsonl import write_jsonl
 
-QUIET = 1.0  # seconds between two writings of how far a job is
+WRITE_INTERVAL_SECONDS = 1.0  # at least, between two writes of a job's progress
+# Single tokens for the Python-style call format, as a model pretrained on that format would have.
+PYTHON_STYLE_TOKENS = ("crop_video(start_time=", ", end_time=", ", question='", "')")
 
 
-def main(words: Sequence[str]) -> None:
-    """Do a job; 1 with one sentence for what can be mended, 130 where it was stopped."""
-    folder, name, parent = words
+def main(arguments: Sequence[str]) -> None:
+    """Run a job. Exit with 1 and one sentence on a SaccadeError, with 130 on an interrupt."""
+    folder, name, parent_pid = arguments
     try:
-        work(Path(folder), name, int(parent))
+        run_job(Path(folder), name, int(parent_pid))
     except SaccadeError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def work(folder: Path, name: str, parent: int) -> None:
-    """Do a job of the lab in `folder`, unless it is done by now, and mark it as done."""
-    lab = Lab.open(folder)
-    job = next((job for job in lab.jobs() if job.name == name), None)
+def run_job(folder: Path, name: str, parent_pid: int) -> None:
+    """Run a job of the ablation in `folder`, unless it is done; delete all its checkpoints but the last."""
+    ablation = Ablation.load(folder)
+    job = next((job for job in ablation.build_jobs() if job.name == name), None)
     if job is None:
-        raise RunError(f"the lab {folder} has no job {name!r}")
-    marks = folder / "jobs"
-    with held(marks / f"{name}.lock", wait=True):
-        if (marks / f"{name}.done.json").exists():
+        raise RunError(f"the ablation in {folder} has no job {name!r}", key=str(folder), value=name)
+    jobs_folder = folder / "jobs"
+    with lock_file(jobs_folder / f"{name}.lock", wait=True):
+        if (jobs_folder / f"{name}.done.json").exists():
             return
-        told = Told(path=marks / f"{name}.now.json", parent=parent)
-        told.look()
-        do(lab, job, folder, told)
+        progress = JobProgress(path=jobs_folder / f"{name}.progress.json", parent_pid=parent_pid)
+        progress.check_parent()
+        stages = {"data": generate_data, "initial_checkpoint": train_initial_checkpoint}
+        stages.get(job.stage, train_and_evaluate)(ablation, job, folder, progress)
+        for stage in ("sft", "rl"):
+            for old in list_checkpoints(folder / job.name / stage)[:-1]:
+                shutil.rmtree(old.folder, ignore_errors=True)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        done = {"seconds": told.seconds, "memory_gib": peak}
-        write_text(marks / f"{name}.done.json", json.dumps(done) + "\n")
+        done = {"seconds": progress.elapsed_seconds, "memory_gib": peak}
+        write_text(jobs_folder / f"{name}.done.json", json.dumps(done) + "\n")
 
 
-def do(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
-    """What a job is, by its kind."""
-    place = folder / job.name
-    if job.kind == "world":
-        make_world(place.parent, lab.start_recipe("usual", job.seed), told=told)
-    elif job.kind == "start":
-        start = lab.set.starts[job.start]
-        make_start(place, lab.start_recipe(job.start, job.seed), start, begin_of(place.parents[1], start), told=told)
-    else:
-        attempt(lab, job, folder, told)
-    tidy(place)
+@contextlib.contextmanager
+def lock_file(path: Path, *, wait: bool) -> Iterator[None]:
+    """Lock a file for one process, until the block or the process ends; without `wait`, raise BlockingIOError."""
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
 
 
-def attempt(lab: Lab, job: Job, folder: Path, told: "Told") -> None:
-    """An arm: RL from its start, then the exams; or the exams of a start as it is."""
-    place = folder / job.name
-    with writing(place):  # paths that lead up and out of a folder need the folder
-        place.mkdir(parents=True, exist_ok=True)
-    begin = checkpoint_of(folder / f"seed-{job.seed}", job.start)
-    recipe = with_files(lab.recipe(job.condition, job.arm, job.seed), model=begin)
-    if job.kind == "arm":
-        steps = recipe.rl.steps
-        stages.rl(
-            place,
-            recipe,
-            resume=(place / "recipe.yaml").exists(),
-            on_step=lambda step, row: told(step, f"RL, accuracy {row['accuracy']:.2f}", steps),
-        )
-    # The exams before RL lie one level deeper than a run, and name the very same files.
-    where = place if job.kind == "arm" else place.parent
-    weights = stages.latest(place, "rl") or (where / begin).resolve()
-    found = {}
-    for exam in lab.set.exams:
+@dataclass(kw_only=True)
+class JobProgress:
+    """Writes a job's progress to a file that the parent reads; interrupts the job if the parent has exited."""
 
-        def told_of(tally: Tally, exam: str = exam) -> None:
-            told(tally.done, f"exam, {exam.replace('_', ' ')}", tally.total)
+    path: Path
+    parent_pid: int
+    earlier_seconds: float = 0.0  # of interrupted invocations
+    start_time: float = field(default_factory=time.monotonic)
+    last_write_time: float = 0.0
 
-        found[exam] = columns(
-            exams.evaluate(
-                place,
-                absolute(examined(recipe, exam, lab.set.lone), where),
-                name=exam,
-                weights=weights,
-                at_once=1 if exam == "alone" else 512,
-                on_done=told_of,
-            )
-        )
-    write_text(place / "facts.json", json.dumps(found) + "\n")
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self.earlier_seconds = float(json.loads(self.path.read_text(encoding="utf-8"))["seconds"])
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds that the job has taken, over all invocations."""
+        return self.earlier_seconds + time.monotonic() - self.start_time
+
+    def check_parent(self) -> None:
+        """Raise KeyboardInterrupt if the parent has exited."""
+        if os.getppid() != self.parent_pid:
+            raise KeyboardInterrupt
+
+    def __call__(self, done: int, remark: str, total: int) -> None:
+        """Write the progress, at most once a second."""
+        self.check_parent()
+        if time.monotonic() - self.last_write_time < WRITE_INTERVAL_SECONDS and done < total:
+            return
+        self.last_write_time = time.monotonic()
+        values = {"done": done, "total": total, "remark": remark, "seconds": self.elapsed_seconds}
+        write_text(self.path, json.dumps(values) + "\n")
 
 
-def absolute(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with absolute paths of tasks, wherever an exam is written."""
-    return recipe.model_copy(
-        update={"data": recipe.data.model_copy(update={"test": str((folder / recipe.data.test).resolve())})}
+# ---- stages --------------------------------------------------------------------------------------------------------
+
+
+def generate_data(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
+    """Generate a seed's synthetic data and random weights, which all its variants share."""
+    recipe, seed_folder = ablation.build_initial_checkpoint_recipe("usual", job.seed), folder / f"seed-{job.seed}"
+    pipeline.generate_data(seed_folder / "data", recipe, on_progress=progress)
+    demonstrations = seed_folder / "data" / "train" / "demonstrations.jsonl"
+    pipeline.create_tiny_model(
+        seed_folder / "model", recipe, demonstrations=demonstrations, phrases=PYTHON_STYLE_TOKENS
     )
 
 
-def columns(scored: Sequence[Scored]) -> dict[str, list[Any]]:
-    """What the report has to know of every attempt, by name: `task` is its digest, the rest measures and slices."""
-    episodes = [each.episode for each in scored]
+def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
+    """Run SFT on rewritten demonstrations, from random weights or from another initial checkpoint."""
+    job_folder, initial_checkpoint = folder / job.name, ablation.spec.initial_checkpoints[job.initial_checkpoint]
+    recipe = ablation.build_initial_checkpoint_recipe(job.initial_checkpoint, job.seed)
+    parent = initial_checkpoint.continues_from
+    model_path = "../../model" if parent is None else resolve_last_checkpoint(folder, job.seed, parent)
+    recipe = with_data_paths(recipe, model_path, "demonstrations.jsonl")
+    resume = (job_folder / "recipe.yaml").exists()
+    if not resume:
+        tasks_path = folder / f"seed-{job.seed}" / "data" / "train" / "tasks.jsonl"
+        with file_errors(job_folder):
+            job_folder.mkdir(parents=True, exist_ok=True)
+            demonstrations = build_demonstrations(tasks_path, job_folder, recipe, initial_checkpoint)
+            write_jsonl(job_folder / "demonstrations.jsonl", demonstrations)
+    steps = recipe.sft.steps
+    pipeline.sft(
+        job_folder,
+        recipe,
+        resume=resume,
+        on_step=lambda step, row: progress(step, f"SFT, loss {row['loss']:.2f}", steps),
+    )
+
+
+def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
+    """Run RL and then the evaluations of a variant; or evaluate an initial checkpoint without RL."""
+    job_folder = folder / job.name
+    with file_errors(job_folder):  # relative paths through a folder's parent need the folder to exist
+        job_folder.mkdir(parents=True, exist_ok=True)
+    model_path = resolve_last_checkpoint(folder, job.seed, job.initial_checkpoint)
+    recipe = with_data_paths(ablation.build_recipe(job.condition, job.variant, job.seed), model_path)
+    if job.stage == "variant":
+        steps = recipe.rl.steps
+        pipeline.rl(
+            job_folder,
+            recipe,
+            resume=(job_folder / "recipe.yaml").exists(),
+            on_step=lambda step, row: progress(step, f"RL, accuracy {row['accuracy']:.2f}", steps),
+        )
+    # An evaluation before RL is stored one level deeper than a run, and refers to the same files.
+    base_folder = job_folder if job.stage == "variant" else job_folder.parent
+    weights = pipeline.find_newest_weights(job_folder, "rl") or (base_folder / model_path).resolve()
+    test_path = str((base_folder / recipe.data.test).resolve())
+    recipe = recipe.with_values({"data.test": test_path})
+    results = {}
+    for mode in ablation.spec.evaluations:
+
+        def report_evaluation_progress(evaluation_progress: Progress, label: str = mode.replace("_", " ")) -> None:
+            progress(evaluation_progress.done, f"evaluation, {label}", evaluation_progress.total)
+
+        results[mode] = tabulate_episodes(
+            evaluation.evaluate(
+                job_folder,
+                configure_evaluation(recipe, mode, ablation.spec.batch1_tasks),
+                name=mode,
+                weights=weights,
+                max_concurrency=1 if mode == "batch_size_1" else 512,
+                on_progress=report_evaluation_progress,
+            )
+        )
+    write_text(job_folder / "results.json", json.dumps(results) + "\n")
+
+
+def with_data_paths(recipe: Recipe, model_path: str, demonstrations: str = "") -> Recipe:
+    """Return the recipe with the paths of its seed's data, relative to a folder two levels below the seed's folder."""
+    paths = {f"data.{split}": f"../../data/{split}/tasks.jsonl" for split in SPLITS}
+    return recipe.with_values({**paths, "data.demonstrations": demonstrations, "model.path": model_path})
+
+
+def resolve_last_checkpoint(folder: Path, seed: int, name: str) -> str:
+    """Return the path of an initial checkpoint's weights, relative to a folder two levels below the seed's folder."""
+    status = Run.open(folder / initial_checkpoint_folder(seed, name)).read_json("status/sft.json")
+    return f"../../initial_checkpoints/{name}/{status['checkpoint']}"
+
+
+def tabulate_episodes(scored_episodes: Sequence[ScoredEpisode]) -> dict[str, list[Any]]:
+    """Return one column per measure and slice, over all episodes; `task` holds the digests of their tasks."""
+    episodes = [scored.episode for scored in scored_episodes]
     return {
         "task": [episode.task.digest for episode in episodes],
-        "question": [question_of(episode.task) for episode in episodes],
-        "frames": [episode.frames for episode in episodes],
-        "overview": [shown_by_overview(each) for each in scored],
-        "accuracy": [accuracy_of(each) for each in scored],
-        "compliance": [each.score.parts.get("compliance", 0.0) for each in scored],
-        "calls": [calls_made(episode) for episode in episodes],
+        "question_type": [get_question_type(episode.task) for episode in episodes],
+        "frame_budget": [episode.frame_budget for episode in episodes],
+        "overview": [classify_overview(scored) for scored in scored_episodes],
+        "accuracy": [get_accuracy(scored) for scored in scored_episodes],
+        "format_compliance": [scored.score.parts.get("format_compliance", 0.0) for scored in scored_episodes],
+        "calls": [count_calls(episode) for episode in episodes],
         "succeeded": [sum(result.ok for result in episode.results) for episode in episodes],
-        "tool_share": [float(calls_made(episode) > 0) for episode in episodes],
-        "leaked": [calls_leaked(episode) for episode in episodes],
+        "frac_with_tool_call": [float(count_calls(episode) > 0) for episode in episodes],
+        "python_style": [count_python_style_calls(episode) for episode in episodes],
         "answered": [float(episode.answer is not None) for episode in episodes],
         "turns": [len(episode.turns) for episode in episodes],
-        "response_tokens": [response_tokens(episode) for episode in episodes],
+        "response_tokens": [count_response_tokens(episode) for episode in episodes],
         "sampled_tokens": [episode.usage.sampled_tokens for episode in episodes],
         "visual_tokens": [episode.usage.visual_tokens for episode in episodes],
         "seconds": [episode.usage.seconds for episode in episodes],
     }
-
-
-def tidy(place: Path) -> None:
-    """Drop all checkpoints of a finished job but the last."""
-    for stage in ("sft", "rl"):
-        for old in checkpoints(place / stage)[:-1]:
-            shutil.rmtree(old.folder, ignore_errors=True)
-
-
-@dataclass(kw_only=True)
-class Told:
-    """Says how far the job is, in a file that the parent reads; stops the job where the parent is gone."""
-
-    path: Path
-    parent: int
-    earlier: float = 0.0  # seconds of starts that were stopped
-    begun: float = field(default_factory=time.monotonic)
-    written: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            self.earlier = float(json.loads(self.path.read_text(encoding="utf-8"))["seconds"])
-
-    @property
-    def seconds(self) -> float:
-        """What the job has taken so far, all its starts together."""
-        return self.earlier + time.monotonic() - self.begun
-
-    def look(self) -> None:
-        """Stop where the parent is gone."""
-        if os.getppid() != self.parent:
-            raise KeyboardInterrupt
-
-    def __call__(self, done: int, remark: str, total: int) -> None:
-        """Be told how far the job is."""
-        self.look()
-        if time.monotonic() - self.written < QUIET and done < total:
-            return
-        self.written = time.monotonic()
-        write_text(
-            self.path, json.dumps({"done": done, "total": total, "remark": remark, "seconds": self.seconds}) + "\n"
-        )
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Needle worlds of still pictures: small cards with marks on them, questions with exact labels, traces that zoom."""
+"""Synthetic image datasets: small cards with symbols, questions with exact labels, demonstrations that zoom."""

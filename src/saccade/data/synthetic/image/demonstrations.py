@@ -1,53 +1,66 @@
-"""What a perfect agent would say about a picture, as text: the traces of the SFT cold start.
+"""Build demonstrations for the SFT cold start on images: the replies of a perfect agent.
 
-It first says which cards the overview shows, and where. It answers at once where that is enough, which is where cards
-are counted whatever is on them; otherwise it looks at just the cards that the question is about, several at the same
-time, and copies what it sees. Or it never looks closer, where the overview is sharp. Charts are practice in seeing.
+The first thought names the cards of the overview and their positions. If that is sufficient (counting all cards), the
+agent answers directly; otherwise it zooms into the cards that the question is about, several in parallel, and copies
+their symbols. In the "direct" style it never zooms, because the overview is sharp. Grid images train perception.
 """
 
 from collections.abc import Callable, Sequence
 
-from saccade.data.world.still import phrases
-from saccade.data.world.still.cards import Card, Sides
-from saccade.data.world.still.questions import cards_of
-from saccade.types import Demo, Kind, Media, MediaKind, Task
+from saccade.data.synthetic.image import text_templates
+from saccade.data.synthetic.image.objects import PixelBox, SceneObject
+from saccade.data.synthetic.image.questions import parse_objects
+from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 
-AT_ONCE = 5  # calls per turn, as the agents allow
+MAX_CALLS_PER_TURN = 5  # the limit of the environments
 
-Look = Callable[[str, Sequence[Sides], int], str]  # a thought, boxes in pixels, the picture's side -> a reply
+LookReplyFormatter = Callable[[str, Sequence[PixelBox], int], str]  # (thought, boxes in pixels, image side) -> reply
 
 
-def demo(task: Task, *, look: Look | None = phrases.zooming) -> Demo:
-    """A right attempt at a task; `look` writes the replies that look closer, in the language of an agent's tools.
+def build_demonstration(
+    task: Task, *, format_look: LookReplyFormatter | None = text_templates.format_zoom_reply
+) -> Demonstration:
+    """Build a correct demonstration; `format_look` formats the replies that inspect boxes, for the agent's tools.
 
-    Without one the overview is read as if it showed everything.
+    With None the agent reads everything from the overview.
     """
-    cards, side = cards_of(task), int(task.extras["width"])
-    seen = [cards[place] for place in task.extras["looks"]]
-    thoughts = [phrases.spots(cards, side), *(phrases.LOOK for _ in _turns(seen)[1:])]
-    turns = zip(thoughts, _turns(seen), strict=False)
-    replies = [look(thought, [card.box for card in some], side) for thought, some in turns] if look else []
-    think = phrases.sees(seen) if seen else thoughts[0]
-    return Demo(task=task, frames=None, replies=(*replies, phrases.answering(think, answer_text(task))))
+    cards, side = parse_objects(task), int(task.extras["width"])
+    inspected = [cards[index] for index in task.extras["looks"]]
+    overview, replies = text_templates.format_overview(cards, side), []
+    if format_look is not None:
+        for start in range(0, len(inspected), MAX_CALLS_PER_TURN):
+            boxes = [card.box for card in inspected[start : start + MAX_CALLS_PER_TURN]]
+            replies.append(format_look(text_templates.LOOK_CLOSER if start else overview, boxes, side))
+    last_thought = text_templates.format_observation(inspected) if inspected else overview
+    answer_reply = text_templates.format_answer_reply(last_thought, format_answer(task))
+    return Demonstration(task=task, frame_budget=None, replies=(*replies, answer_reply))
 
 
-def listed(cards: Sequence[Card], *, picture: str, name: str) -> Demo:
-    """Practice in seeing: a chart is read whole, since what is asked about is its last card."""
-    said = phrases.told(cards[-1:])
-    media = (Media(path=picture, kind=MediaKind.IMAGE),)
-    task = Task(id=name, question=phrases.LAST, media=media, kind=Kind.OPEN, gold=said)
-    return Demo(task=task, frames=None, replies=(phrases.answering(phrases.sees(cards), said),), main=False)
+def build_grid_demonstration(objects: Sequence[SceneObject], *, image_path: str, task_id: str) -> Demonstration:
+    """Build an auxiliary demonstration that reads every card of a grid image, since the question is about the last."""
+    answer = text_templates.format_objects(objects[-1:])
+    task = Task(
+        id=task_id,
+        question=text_templates.LAST_OBJECT_QUESTION,
+        media=(Media(path=image_path, kind=MediaKind.IMAGE),),
+        answer_type=AnswerType.OPEN,
+        ground_truth=answer,
+    )
+    return Demonstration(
+        task=task,
+        frame_budget=None,
+        replies=(text_templates.format_answer_reply(text_templates.format_observation(objects), answer),),
+        is_auxiliary=True,
+    )
 
 
-def _turns(cards: Sequence[Card]) -> list[Sequence[Card]]:
-    return [cards[start : start + AT_ONCE] for start in range(0, len(cards), AT_ONCE)]
-
-
-def answer_text(task: Task) -> str:
-    """The gold answer as the model should write it: of a choice the option's text, which is copied, not looked up."""
-    if task.choices:
-        return task.choices["ABC".index(str(task.gold))]
-    if isinstance(task.gold, tuple):
-        left, top, right, bottom = (round(side) for side in task.gold)
-        return phrases.sides(phrases.shares((left, top, right, bottom), int(task.extras["width"])))
-    return f"{task.gold:g}" if isinstance(task.gold, float) else task.gold
+def format_answer(task: Task) -> str:
+    """Return the ground truth as the model should write it; for a choice that is the option's text, not its letter."""
+    if task.options:
+        return task.options["ABC".index(str(task.ground_truth))]
+    if isinstance(task.ground_truth, tuple):
+        left, top, right, bottom = (round(side) for side in task.ground_truth)
+        return text_templates.format_box(
+            text_templates.normalize_box((left, top, right, bottom), int(task.extras["width"]))
+        )
+    return f"{task.ground_truth:g}" if isinstance(task.ground_truth, float) else task.ground_truth

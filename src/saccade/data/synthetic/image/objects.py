@@ -1,137 +1,181 @@
-"""Needles in a picture: coloured cards on a lattice, each with a mark, drawn for one picture."""
+"""Sample the scene of one image: colored cards on a lattice, each with a symbol."""
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
-from saccade.data.world.events import COLOURS
+from saccade.config.schema import SyntheticImageConfig
+from saccade.data.synthetic.events import COLORS
 from saccade.errors import ConfigError
-from saccade.sections import Pictures
+from saccade.utils.hashing import compute_digest
 
 DOT, DIGIT, LETTER = "dot", "digit", "letter"
-SIGNS = {DOT: COLOURS, DIGIT: tuple("0123456789"), LETTER: tuple("CEFHJLPTUX")}
-NOBODY = "white"  # the colour of a distractor
-LEAST_MARK = 5  # pixels: a digit has five rows
-ATTEMPTS = 1000  # to lay out a picture
+SYMBOLS = {DOT: COLORS, DIGIT: tuple("0123456789"), LETTER: tuple("CEFHJLPTUX")}
+DISTRACTOR_COLOR = "white"
+MIN_SYMBOL_PIXELS = 5  # a glyph has five rows
+MAX_LAYOUT_DRAWS = 1000
 
-Sides = tuple[int, int, int, int]  # left, top, right, bottom, in pixels
+PixelBox = tuple[int, int, int, int]  # left, top, right, bottom, in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A card: its place and side in pixels, its colour, and the mark on it, of a class and with a sign.
+class SceneObject:
+    """A card: its position and side in pixels, its color, and the symbol on it.
 
-    >>> Card(left=96, top=32, side=32, colour="red", mark="digit", sign="7").box
+    >>> SceneObject(left=96, top=32, side=32, color="red", symbol_class="digit", symbol="7").box
     (96, 32, 128, 64)
     """
 
     left: int
     top: int
     side: int
-    colour: str  # a distractor: "white"
-    mark: str  # dot, digit or letter
-    sign: str  # the dot's colour, the digit, the letter
-    size: float = 0.4  # height of the mark, as a part of the card's
+    color: str  # "white" for a distractor
+    symbol_class: str  # dot, digit or letter
+    symbol: str  # the color of the dot, the digit, or the letter
+    symbol_scale: float = 0.4  # height of the symbol as a fraction of the card's
 
     @property
-    def box(self) -> Sides:
+    def box(self) -> PixelBox:
         """Left, top, right and bottom, in pixels."""
         return self.left, self.top, self.left + self.side, self.top + self.side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What one picture shows: its cards and its distractors, both in the order of reading."""
+    """The cards and distractors of one image, both in reading order."""
 
-    pixels: int  # sides of the picture
-    cards: tuple[Card, ...]
-    distractors: tuple[Card, ...] = ()
+    pixels: int  # side of the image
+    objects: tuple[SceneObject, ...]
+    distractors: tuple[SceneObject, ...] = ()
+
+    @property
+    def signature(self) -> str:
+        """A digest of the cards, without background and distractors: equal for images with the same answers."""
+        return compute_digest([asdict(card) for card in self.objects])
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The labels in the extras of tasks."""
+        cards = [[card.left, card.top, card.side, card.color, card.symbol_class, card.symbol] for card in self.objects]
+        return {"cards": cards}
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> Self:
+        """Parse the labels of an image from its entry in objects.json."""
+        cards, distractors = (tuple(SceneObject(**card) for card in entry[key]) for key in ("objects", "distractors"))
+        return cls(pixels=entry["pixels"], objects=cards, distractors=distractors)
 
 
-def side_of(dials: Pictures) -> int:
-    """The side of a card in pixels. Raises ConfigError unless it is a whole number that can show a mark."""
-    side = dials.pixels * dials.target
+def compute_object_side(config: SyntheticImageConfig) -> int:
+    """Return the side of a card in pixels. Raises ConfigError unless it is an integer and symbols are readable."""
+    side = config.image_size * config.object_scale
     if abs(side - round(side)) > 1e-6:
         raise ConfigError(
-            f"world.image: cards of {dials.target:g} of {dials.pixels} pixels need a whole number of them"
+            f"synthetic.image.object_scale={config.object_scale:g} of {config.image_size} pixels should be an integer",
+            key="synthetic.image.object_scale",
+            value=config.object_scale,
         )
-    if side * dials.mark < LEAST_MARK:
-        small = f"a mark of {side * dials.mark:g} pixels can't be read; it needs {LEAST_MARK} at least"
-        raise ConfigError(f"world.image: {small}: give pixels, target or mark more")
+    if side * config.symbol_scale < MIN_SYMBOL_PIXELS:
+        raise ConfigError(
+            f"synthetic.image.symbol_scale={config.symbol_scale:g}: a symbol of {side * config.symbol_scale:g} pixels "
+            f"is unreadable, it needs at least {MIN_SYMBOL_PIXELS}; increase image_size, object_scale or symbol_scale",
+            key="synthetic.image.symbol_scale",
+            value=config.symbol_scale,
+        )
     return round(side)
 
 
-def draw_scene(dials: Pictures, rng: random.Random) -> Scene:
-    """Draw what one picture shows.
+def sample_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene:
+    """Sample the scene of one image.
 
-    Cards stand on a lattice of their own size, off the border, and no two of them touch, so that a box of few digits
-    holds one card, whole and alone. Colours are distinct as long as there are enough; classes of marks come at random,
-    and so do signs. Raises ConfigError for dials that can't be met.
+    Cards are on a lattice of their own size, away from the border, and don't touch, so that a box with few digits
+    contains exactly one card. Colors are distinct while there are enough; classes of symbols and symbols are random.
+    Raises ConfigError for impossible settings.
     """
-    least, most = dials.cards
-    if not 1 <= least <= most:
-        raise ConfigError(f"world.image.cards {list(dials.cards)}: give least and most cards per picture, at least one")
-    side, count = side_of(dials), rng.randint(least, most)
-    places = _places(dials, side, count + dials.distractors, rng)
-    chosen = set(rng.sample(range(len(places)), count))
-    colours = iter(_colours(count, rng))
-    found: dict[bool, list[Card]] = {True: [], False: []}
-    for index, (left, top) in enumerate(places):
-        mine = index in chosen
-        found[mine].append(_card((left, top), side, next(colours) if mine else NOBODY, dials, rng))
-    return Scene(pixels=dials.pixels, cards=tuple(found[True]), distractors=tuple(found[False]))
+    minimum, maximum = config.objects
+    if not 1 <= minimum <= maximum:
+        raise ConfigError(
+            f"synthetic.image.objects={list(config.objects)} should be the minimum (at least 1) and maximum of cards",
+            key="synthetic.image.objects",
+            value=config.objects,
+        )
+    side, count = compute_object_side(config), rng.randint(minimum, maximum)
+    positions = _sample_positions(config, side, count + config.distractors, rng)
+    card_indices = set(rng.sample(range(len(positions)), count))
+    colors = iter(_sample_colors(count, rng))
+    cards, distractors = [], []
+    for index, position in enumerate(positions):
+        if index in card_indices:
+            cards.append(_sample_object(position, side, next(colors), config, rng))
+        else:
+            distractors.append(_sample_object(position, side, DISTRACTOR_COLOR, config, rng))
+    return Scene(pixels=config.image_size, objects=tuple(cards), distractors=tuple(distractors))
 
 
-def draw_chart(dials: Pictures, rng: random.Random) -> Scene:
-    """A picture without a background: `dials.chart_side` rows of as many cards."""
-    side, count = side_of(dials), dials.chart_side
+def sample_grid_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene:
+    """Sample a grid image without background: `config.grid_size` rows of as many cards."""
+    side, count = compute_object_side(config), config.grid_size
     cards = (
-        _card((column * side, row * side), side, rng.choice(COLOURS), dials, rng)
+        _sample_object((column * side, row * side), side, rng.choice(COLORS), config, rng)
         for row in range(count)
         for column in range(count)
     )
-    return Scene(pixels=count * side, cards=tuple(cards))
+    return Scene(pixels=count * side, objects=tuple(cards))
 
 
-def _card(place: tuple[int, int], side: int, colour: str, dials: Pictures, rng: random.Random) -> Card:
-    """A card of a colour with any mark that can be told from it; `place` is its left and top."""
-    mark = rng.choice((DOT, DIGIT, LETTER))
-    sign = rng.choice([each for each in SIGNS[mark] if each != colour])
-    left, top = place
-    return Card(left=left, top=top, side=side, colour=colour, mark=mark, sign=sign, size=dials.mark)
+def _sample_object(
+    position: tuple[int, int], side: int, color: str, config: SyntheticImageConfig, rng: random.Random
+) -> SceneObject:
+    """Sample the symbol of a card with a given position (left, top) and color; a dot has another color."""
+    symbol_class = rng.choice((DOT, DIGIT, LETTER))
+    symbol = rng.choice([symbol for symbol in SYMBOLS[symbol_class] if symbol != color])
+    left, top = position
+    return SceneObject(
+        left=left,
+        top=top,
+        side=side,
+        color=color,
+        symbol_class=symbol_class,
+        symbol=symbol,
+        symbol_scale=config.symbol_scale,
+    )
 
 
-def _places(dials: Pictures, side: int, count: int, rng: random.Random) -> list[tuple[int, int]]:
-    """Left and top of so many cards, in the order of reading."""
-    steps = range(1, math.floor(dials.pixels / side) - 1)
+def _sample_positions(config: SyntheticImageConfig, side: int, count: int, rng: random.Random) -> list[tuple[int, int]]:
+    """Sample left and top of `count` cards, in reading order."""
+    steps = range(1, math.floor(config.image_size / side) - 1)
     free = [(row, column) for row in steps for column in steps]
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_LAYOUT_DRAWS):
         taken: list[tuple[int, int]] = []
         for row, column in rng.sample(free, len(free)):
-            # A neighbour would be taken for the same blot where the picture is seen small.
+            # In a small overview, two adjacent cards would merge.
             if all(max(abs(row - r), abs(column - c)) > 1 for r, c in taken):
                 taken.append((row, column))
             if len(taken) == count:
                 return [(column * side, row * side) for row, column in sorted(taken)]
     raise ConfigError(
-        f"{count} cards of {side} pixels don't fit a picture of {dials.pixels}; give world.image.pixels more, or a "
-        "smaller world.image.target"
+        f"synthetic.image.objects={list(config.objects)}: {count} cards of {side} pixels (with distractors) don't "
+        f"fit into {config.image_size} pixels; increase synthetic.image.image_size or decrease "
+        "synthetic.image.object_scale",
+        key="synthetic.image.objects",
+        value=config.objects,
     )
 
 
-def _colours(count: int, rng: random.Random) -> list[str]:
-    shuffled = rng.sample(COLOURS, len(COLOURS))
+def _sample_colors(count: int, rng: random.Random) -> list[str]:
+    shuffled = rng.sample(COLORS, len(COLORS))
     return [shuffled[i % len(shuffled)] for i in range(count)]
 
 
-def unique(cards: Sequence[Card]) -> list[Card]:
-    """The cards whose colour no other card has."""
-    colours = [card.colour for card in cards]
-    return [card for card in cards if colours.count(card.colour) == 1]
+def find_unique_color_objects(objects: Sequence[SceneObject]) -> list[SceneObject]:
+    """Return the cards whose color no other card has."""
+    colors = [card.color for card in objects]
+    return [card for card in objects if colors.count(card.color) == 1]
 
 
-def shown_once(cards: Sequence[Card]) -> list[Card]:
-    """The cards whose mark no other card has."""
-    marks = [(card.mark, card.sign) for card in cards]
-    return [card for card in cards if marks.count((card.mark, card.sign)) == 1]
+def find_unique_symbol_objects(objects: Sequence[SceneObject]) -> list[SceneObject]:
+    """Return the cards whose symbol no other card has."""
+    symbols = [(card.symbol_class, card.symbol) for card in objects]
+    return [card for card in objects if symbols.count((card.symbol_class, card.symbol)) == 1]

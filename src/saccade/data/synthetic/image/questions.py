@@ -1,128 +1,155 @@
-"""Questions about a picture, with exact labels.
+"""Sample questions about images, with exact labels and balanced answers.
 
-A question of `world.image.questions` is one of `colour`, `digit` and `letter` (of the mark on a card), `which` (card
-shows a mark; a choice of colours), `count` (cards with a class of marks, or all) and `where` (is a mark, or a card; a
-box). Everything a later stage needs stands in `Task.extras`:
+An entry of `synthetic.image.questions` is `colour`, `digit` or `letter` (the symbol on a card), `which` (card shows a
+symbol; a choice of colors), `count` (all cards, or those with a class of symbols) or `where` (is a symbol, or a card; a
+box). `Task.extras` holds everything that later stages need (its keys are frozen, since they enter the task's digest,
+from which seeds derive):
 
-    question  the kind          target  what it asks about: a colour, a class of marks, a sign, or null
-    cards     [left, top, side, colour, mark, sign] each, in pixels      width, height  of the picture
-    looks     which cards must be looked at closely, as their places in `cards`
+    question  the kind          target  what it asks about: a color, a class of symbols, a symbol, or null
+    cards     [left, top, side, color, symbol class, symbol] each, in pixels      width, height  of the image
+    looks     indices in `cards` of the cards that must be inspected
 """
 
 import random
 from collections.abc import Sequence
 from typing import Any
 
-from saccade.data.world.events import COLOURS
-from saccade.data.world.questions import Balance, Question, as_choices
-from saccade.data.world.still import phrases
-from saccade.data.world.still.cards import DIGIT, DOT, LETTER, Card, Scene, shown_once, unique
+from saccade.config.schema import SyntheticImageConfig
+from saccade.data.synthetic.events import COLORS
+from saccade.data.synthetic.image import text_templates
+from saccade.data.synthetic.image.objects import (
+    DIGIT,
+    DOT,
+    LETTER,
+    Scene,
+    SceneObject,
+    find_unique_color_objects,
+    find_unique_symbol_objects,
+)
+from saccade.data.synthetic.questions import AnswerBalancer, Question, build_choice_questions
 from saccade.errors import ConfigError
-from saccade.sections import Pictures
-from saccade.types import Kind, Media, MediaKind, Task
+from saccade.types import AnswerType, Media, MediaKind, Task
 
-KINDS = {
-    "colour": Kind.OPEN,
-    "digit": Kind.OPEN,
-    "letter": Kind.OPEN,
-    "which": Kind.CHOICE,
-    "count": Kind.NUMBER,
-    "where": Kind.BOX,
+ANSWER_TYPES = {
+    "colour": AnswerType.OPEN,
+    "digit": AnswerType.OPEN,
+    "letter": AnswerType.OPEN,
+    "which": AnswerType.CHOICE,
+    "count": AnswerType.NUMBER,
+    "where": AnswerType.BOX,
 }
-ON_CARD = {"colour": DOT, "digit": DIGIT, "letter": LETTER}  # the questions about the mark on one card
-Gold = str | float | tuple[float, ...]
+SYMBOL_QUESTIONS = {"colour": DOT, "digit": DIGIT, "letter": LETTER}  # questions about the symbol of one card
+GroundTruth = str | float | tuple[float, ...]
 
 
-def draw_tasks(
-    dials: Pictures, scene: Scene, balance: Balance, rng: random.Random, *, picture: str, name: str
+def sample_tasks(
+    config: SyntheticImageConfig,
+    scene: Scene,
+    balancer: AnswerBalancer,
+    rng: random.Random,
+    *,
+    path: str,
+    task_id_prefix: str,
 ) -> list[Task]:
-    """The tasks of one picture; `picture` is its path as written into them, `name` the start of their ids."""
-    pools = {kind: _candidates(kind, scene.cards, rng) for kind in dials.questions}
-    chosen = balance.choose(pools, dials.tasks_per_picture)
-    return [_task(item, scene, picture=picture, name=f"{name}-{i}") for i, item in enumerate(chosen)]
+    """Sample the tasks of one image, whose path is stored as `path`."""
+    pools = {kind: _build_candidates(kind, scene.objects, rng) for kind in config.questions}
+    chosen = balancer.select(pools, config.tasks_per_image)
+    return [_build_task(item, scene, image_path=path, task_id=f"{task_id_prefix}-{i}") for i, item in enumerate(chosen)]
 
 
-def _task(item: Question, scene: Scene, *, picture: str, name: str) -> Task:
+def _build_task(question: Question, scene: Scene, *, image_path: str, task_id: str) -> Task:
     extras = {
-        "question": item.kind,
-        "target": item.target,
-        "cards": [[card.left, card.top, card.side, card.colour, card.mark, card.sign] for card in scene.cards],
-        "looks": looks(item.kind, item.target, scene.cards),
+        "question": question.kind,
+        "target": question.target,
+        **scene.extras,
+        "looks": find_objects_to_inspect(question.kind, question.target, scene.objects),
         "width": scene.pixels,
         "height": scene.pixels,
     }
     return Task(
-        id=name,
-        question=phrases.question(item.kind, target=item.target),
-        media=(Media(path=picture, kind=MediaKind.IMAGE),),
-        kind=KINDS[item.kind],
-        gold=item.answer,
-        choices=item.choices,
+        id=task_id,
+        question=text_templates.format_question(question.kind, target=question.target),
+        media=(Media(path=image_path, kind=MediaKind.IMAGE),),
+        answer_type=ANSWER_TYPES[question.kind],
+        ground_truth=question.answer,
+        options=question.options,
         extras=extras,
     )
 
 
-# ---- what can be asked of a picture ----------------------------------------------------------------------------------
+# ---- candidates ----------------------------------------------------------------------------------------------------
 
 
-def _candidates(kind: str, cards: Sequence[Card], rng: random.Random) -> list[Question]:
-    if kind not in KINDS:
-        raise ConfigError(f"world.image.questions: there is no question {kind!r}; there are {', '.join(KINDS)}")
-    if kind in ON_CARD:
-        targets: list[str | None] = [card.colour for card in unique(cards) if card.mark == ON_CARD[kind]]
+def _build_candidates(kind: str, objects: Sequence[SceneObject], rng: random.Random) -> list[Question]:
+    if kind not in ANSWER_TYPES:
+        raise ConfigError(
+            f"synthetic.image.questions: {kind!r} is no kind of question; the kinds are {', '.join(ANSWER_TYPES)}",
+            key="synthetic.image.questions",
+            value=kind,
+        )
+    if kind in SYMBOL_QUESTIONS:
+        targets: list[str | None] = [
+            card.color for card in find_unique_color_objects(objects) if card.symbol_class == SYMBOL_QUESTIONS[kind]
+        ]
     elif kind == "count":
         targets = [None, DOT, DIGIT, LETTER]
     else:
-        targets = [phrases.mark(card) for card in shown_once(cards)]
-        targets += [card.colour for card in unique(cards)] if kind == "where" else []
-    found = []
+        targets = [text_templates.format_symbol(card) for card in find_unique_symbol_objects(objects)]
+        targets += [card.color for card in find_unique_color_objects(objects)] if kind == "where" else []
+    candidates = []
     for target in targets:
-        answer = answer_of(kind, cards, target=target)
+        answer = compute_answer(kind, objects, target=target)
         if answer is not None:
-            found.append(Question(kind=kind, answer=answer, target=target))
-    shown = {card.colour for card in cards}
-    return [choice for item in found for choice in as_choices(item, shown, rng)] if kind == "which" else found
+            candidates.append(Question(kind=kind, answer=answer, target=target))
+    if kind != "which":
+        return candidates
+    shown = {card.color for card in objects}
+    return [choice for item in candidates for choice in build_choice_questions(item, shown, rng)]
 
 
 # ---- exact answers -------------------------------------------------------------------------------------------------
 
 
-def answer_of(kind: str, cards: Sequence[Card], *, target: str | None = None) -> Gold | None:
-    """The answer by the labels alone; None where the question has none. For `which`, the colour of the card.
+def compute_answer(kind: str, objects: Sequence[SceneObject], *, target: str | None = None) -> GroundTruth | None:
+    """Compute the answer from the labels; None if the question has none. For `which` it is the color of the card.
 
-    >>> cards = [Card(left=32, top=64, side=32, colour="red", mark="digit", sign="7")]
-    >>> answer_of("digit", cards, target="red"), answer_of("where", cards, target="7"), answer_of("count", cards)
-    ('7', (32.0, 64.0, 64.0, 96.0), 1.0)
+    >>> cards = [SceneObject(left=32, top=64, side=32, color="red", symbol_class="digit", symbol="7")]
+    >>> compute_answer("digit", cards, target="red"), compute_answer("where", cards, target="7")
+    ('7', (32.0, 64.0, 64.0, 96.0))
     """
     if kind == "count":
-        return float(sum(target in (None, card.mark) for card in cards))
-    if kind in ON_CARD:
-        found = [card for card in unique(cards) if card.colour == target and card.mark == ON_CARD[kind]]
-        return found[0].sign if found else None
-    by_mark = [card for card in shown_once(cards) if phrases.mark(card) == target]
+        return float(sum(target in (None, card.symbol_class) for card in objects))
+    if kind in SYMBOL_QUESTIONS:
+        cards = [
+            card
+            for card in find_unique_color_objects(objects)
+            if card.color == target and card.symbol_class == SYMBOL_QUESTIONS[kind]
+        ]
+        return cards[0].symbol if cards else None
+    by_symbol = [card for card in find_unique_symbol_objects(objects) if text_templates.format_symbol(card) == target]
     if kind == "which":
-        # The colour must name one card, too.
-        return by_mark[0].colour if by_mark and by_mark[0] in unique(cards) else None
-    found = by_mark or [card for card in unique(cards) if card.colour == target]
-    return tuple(float(side) for side in found[0].box) if found else None
+        # The color must be unique, too.
+        return by_symbol[0].color if by_symbol and by_symbol[0] in find_unique_color_objects(objects) else None
+    cards = by_symbol or [card for card in find_unique_color_objects(objects) if card.color == target]
+    return tuple(float(side) for side in cards[0].box) if cards else None
 
 
-def looks(kind: str, target: str | None, cards: Sequence[Card]) -> list[int]:
-    """Which cards must be looked at closely to know the answer: none for what an overview shows, one, or all."""
+def find_objects_to_inspect(kind: str, target: str | None, objects: Sequence[SceneObject]) -> list[int]:
+    """Return the indices of the cards to inspect: none if the overview is sufficient, one, or all."""
     if kind == "count" and target is None:
         return []
-    if kind in ON_CARD or target in COLOURS:
-        return [next(place for place, card in enumerate(cards) if card.colour == target)]
-    return list(range(len(cards)))
+    if kind in SYMBOL_QUESTIONS or target in COLORS:
+        return [next(index for index, card in enumerate(objects) if card.color == target)]
+    return list(range(len(objects)))
 
 
-def gold_of(task: Task, cards: Sequence[Card]) -> Gold | None:
-    """The gold answer of a task, worked out again from the labels of its picture."""
-    answer = answer_of(task.extras["question"], cards, target=task.extras["target"])
-    return "ABC"[task.choices.index(str(answer))] if task.choices and answer in task.choices else answer
+def compute_ground_truth(task: Task, scene: Scene) -> GroundTruth | None:
+    """Compute the ground truth of a task again from the labels of its image."""
+    answer = compute_answer(task.extras["question"], scene.objects, target=task.extras["target"])
+    return "ABC"[task.options.index(str(answer))] if task.options and answer in task.options else answer
 
 
-def cards_of(task: Task) -> list[Card]:
-    """The cards of a task's picture, as its extras hold them."""
-    names = ("left", "top", "side", "colour", "mark", "sign")
-    return [Card(**dict[str, Any](zip(names, card, strict=True))) for card in task.extras["cards"]]
+def parse_objects(task: Task) -> list[SceneObject]:
+    """Parse the cards of a task's image from its extras."""
+    names = ("left", "top", "side", "color", "symbol_class", "symbol")
+    return [SceneObject(**dict[str, Any](zip(names, card, strict=True))) for card in task.extras["cards"]]

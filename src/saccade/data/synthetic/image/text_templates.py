@@ -1,18 +1,18 @@
-"""Every word of the worlds of pictures: questions, what is thought, how a box is looked at; see `world/phrases.py`."""
+"""All texts of the synthetic image dataset: questions, thoughts, calls; see `synthetic/text_templates.py`."""
 
 import json
 from collections.abc import Sequence
 
-from saccade.data.world import phrases as film
-from saccade.data.world.events import COLOURS
-from saccade.data.world.phrases import LOOK, NOTHING, answering
-from saccade.data.world.still.cards import DOT, Card, Sides
+from saccade.data.synthetic import text_templates as video_templates
+from saccade.data.synthetic.events import COLORS
+from saccade.data.synthetic.image.objects import DOT, PixelBox, SceneObject
+from saccade.data.synthetic.text_templates import LOOK_CLOSER, NONE_TEXT, format_answer_reply
 
-__all__ = ["LOOK", "answering"]
+__all__ = ["LOOK_CLOSER", "format_answer_reply"]
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom, as parts of the picture
+NormalizedBox = tuple[float, float, float, float]  # left, top, right, bottom, as fractions of the image
 
-QUESTIONS = {
+QUESTION_TEMPLATES = {
     "colour": "What colour is the dot on the {target} card?",
     "digit": "Which digit is on the {target} card?",
     "letter": "Which letter is on the {target} card?",
@@ -23,16 +23,16 @@ QUESTIONS = {
     "place": "Where is the {target} card?",
 }
 
-LAST = "What is the last card?"  # of a chart
+LAST_OBJECT_QUESTION = "What is the last card?"  # about a grid image
 
-CROPS = (
+CROP_CODE = (
     "w, h = image_clue_0.size\nfor l, t, r, b in [",
     "]:\n    image_clue_0.crop((l * w, t * h, r * w, b * h)).show()",
 )
 
-# What a tiny tokenizer should have as one token each, beside the words.
-PIECES = (
-    LOOK,
+# The fixed parts of these texts, which a tiny tokenizer should have as one token each.
+TOKENIZER_PIECES = (
+    LOOK_CLOSER,
     "What colour is the dot on the ",
     "Which digit is on the ",
     "Which letter is on the ",
@@ -41,7 +41,7 @@ PIECES = (
     "How many cards?",
     "Where is the card with ",
     "Where is the ",
-    LAST,
+    LAST_OBJECT_QUESTION,
     " card?",
     " dot",
     "Cards: ",
@@ -62,97 +62,95 @@ PIECES = (
     "(0.",
     "), (0.",
     ")",
-    *CROPS,
-    *film.CODE,
+    *CROP_CODE,
+    *video_templates.CODE_DELIMITERS,
 )
 
 
-def question(kind: str, *, target: str | None) -> str:
-    """The question of a task; `target` is a colour, a class of marks, or what `mark` says.
+def format_question(kind: str, *, target: str | None) -> str:
+    """Format the question of a task; `target` is a color, a class of symbols, or a symbol as in `format_symbol`.
 
-    >>> question("digit", target="red"), question("which", target="blue dot")
+    >>> format_question("digit", target="red"), format_question("which", target="blue dot")
     ('Which digit is on the red card?', 'Which card shows a blue dot?')
     """
     if target is None:
-        return QUESTIONS["total"]
-    name = "place" if kind == "where" and target in COLOURS else kind
-    return QUESTIONS[name].format(target=target, a="a " if target.endswith(" dot") else "")
+        return QUESTION_TEMPLATES["total"]
+    name = "place" if kind == "where" and target in COLORS else kind
+    return QUESTION_TEMPLATES[name].format(target=target, a="a " if target.endswith(" dot") else "")
 
 
-def mark(card: Card) -> str:
-    """The mark of a card as questions name it.
+def format_symbol(scene_object: SceneObject) -> str:
+    """Format the symbol of a card as in questions.
 
-    >>> mark(Card(left=0, top=0, side=32, colour="red", mark="dot", sign="blue"))
+    >>> format_symbol(SceneObject(left=0, top=0, side=32, color="red", symbol_class="dot", symbol="blue"))
     'blue dot'
     """
-    return f"{card.sign} dot" if card.mark == DOT else card.sign
+    return f"{scene_object.symbol} dot" if scene_object.symbol_class == DOT else scene_object.symbol
 
 
-def sees(cards: Sequence[Card]) -> str:
-    """What is thought before the answer: every card that was looked at, in order.
+def format_observation(objects: Sequence[SceneObject]) -> str:
+    """Format the thought before the answer: every inspected card, in order.
 
-    >>> sees([Card(left=0, top=0, side=32, colour="red", mark="digit", sign="7")])
+    >>> format_observation([SceneObject(left=0, top=0, side=32, color="red", symbol_class="digit", symbol="7")])
     'I see: red 7'
     """
-    return f"I see: {told(cards)}"
+    return f"I see: {format_objects(objects)}"
 
 
-def told(cards: Sequence[Card]) -> str:
-    """Cards by colour and mark, in order.
-
-    >>> told([Card(left=0, top=0, side=32, colour="red", mark="digit", sign="7")])
-    'red 7'
-    """
-    return ", ".join(f"{card.colour} {mark(card)}" for card in cards) or NOTHING
+def format_objects(objects: Sequence[SceneObject]) -> str:
+    """Format cards by color and symbol, in order."""
+    return ", ".join(f"{card.color} {format_symbol(card)}" for card in objects) or NONE_TEXT
 
 
-def spots(cards: Sequence[Card], pixels: int) -> str:
-    """What the overview of a picture of so many pixels a side tells: each card's colour, its left and its top.
+def format_overview(objects: Sequence[SceneObject], image_side: int) -> str:
+    """Format the cards of an overview: color, left and top of each, as fractions of `image_side` pixels.
 
-    By colour, so that what comes first is a question of what is there, not of what is above what.
+    They are sorted by color, so that the order depends on which cards there are, not on their positions.
 
-    >>> spots([Card(left=96, top=32, side=32, colour="red", mark="digit", sign="7")], 320)
+    >>> format_overview(
+    ...     [SceneObject(left=96, top=32, side=32, color="red", symbol_class="digit", symbol="7")], 320
+    ... )
     'Cards: red 0.3 0.1'
     """
-    ordered = sorted(cards, key=lambda card: COLOURS.index(card.colour))
-    places = [(card.colour, *shares(card.box, pixels)[:2]) for card in ordered]
-    return f"Cards: {', '.join(f'{colour} {left:g} {top:g}' for colour, left, top in places) or NOTHING}"
+    ordered = sorted(objects, key=lambda card: COLORS.index(card.color))
+    positions = [(card.color, *normalize_box(card.box, image_side)[:2]) for card in ordered]
+    return f"Cards: {', '.join(f'{color} {left:g} {top:g}' for color, left, top in positions) or NONE_TEXT}"
 
 
-def shares(box: Sides, pixels: int) -> Box:
-    """A box as parts of a picture of so many pixels a side.
+def normalize_box(box: PixelBox, image_side: int) -> NormalizedBox:
+    """Convert a box in pixels to fractions of an image with `image_side` pixels per side.
 
-    >>> shares((96, 32, 128, 64), 320)
+    >>> normalize_box((96, 32, 128, 64), 320)
     (0.3, 0.1, 0.4, 0.2)
     """
-    left, top, right, bottom = (round(side / pixels, 4) for side in box)
+    left, top, right, bottom = (round(side / image_side, 4) for side in box)
     return left, top, right, bottom
 
 
-def sides(box: Box) -> str:
-    """A box as an answer, and as the tool zoom_image repeats it.
+def format_box(box: NormalizedBox) -> str:
+    """Format a box as in answers and in results of the tool zoom_image.
 
-    >>> sides((0.3, 0.1, 0.4, 0.2))
+    >>> format_box((0.3, 0.1, 0.4, 0.2))
     '[0.3, 0.1, 0.4, 0.2]'
     """
     return "[" + ", ".join(f"{side:g}" for side in box) + "]"
 
 
-def zooming(think: str, boxes: Sequence[Sides], pixels: int) -> str:
-    r"""A reply that looks at boxes of a picture of so many pixels a side, all at the same time.
+def format_zoom_reply(thinking: str, boxes: Sequence[PixelBox], image_side: int) -> str:
+    r"""Format a reply that calls zoom_image for several boxes (pixels) in parallel.
 
-    >>> zooming("Hm.", [(96, 32, 128, 64)], 320)[:66]
+    >>> format_zoom_reply("Hm.", [(96, 32, 128, 64)], 320)[:66]
     '<think>\nHm.</think><tool_call>{"name": "zoom_image", "arguments": '
     """
-    return f"<think>\n{think}</think>" + "".join(_call(shares(box, pixels)) for box in boxes)
+    return f"<think>\n{thinking}</think>" + "".join(_format_zoom_call(normalize_box(box, image_side)) for box in boxes)
 
 
-def coding(think: str, boxes: Sequence[Sides], pixels: int) -> str:
-    """The same by code: each box is cut out of the picture and shown."""
-    listed = ", ".join(f"({sides(shares(box, pixels))[1:-1]})" for box in boxes)
-    return film.coding(think, f"{CROPS[0]}{listed}{CROPS[1]}")
+def format_crop_code_reply(thinking: str, boxes: Sequence[PixelBox], image_side: int) -> str:
+    """Format a reply whose code crops and shows several boxes (pixels)."""
+    box_list = ", ".join(f"({format_box(normalize_box(box, image_side))[1:-1]})" for box in boxes)
+    return video_templates.format_code_reply(thinking, f"{CROP_CODE[0]}{box_list}{CROP_CODE[1]}")
 
 
-def _call(box: Box) -> str:
+def _format_zoom_call(box: NormalizedBox) -> str:
     arguments = dict(zip(("left", "top", "right", "bottom"), box, strict=True))
     return f"<tool_call>{json.dumps({'name': 'zoom_image', 'arguments': arguments})}</tool_call>"

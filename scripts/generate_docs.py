@@ -1,0 +1,281 @@
+"""Write the pages that are generated from the code: docs/configuration.md and the picture in docs/architecture.md.
+
+.venv/bin/python scripts/generate_docs.py           writes them
+.venv/bin/python scripts/generate_docs.py --check   exits with 1 where a page differs from the code
+"""
+
+import argparse
+import ast
+import inspect
+import io
+import itertools
+import re
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from saccade import plugins
+from saccade.config import schema
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "saccade"
+BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
+PLUGIN_FOLDERS = {
+    "environments": "environment.name, environment.settings",
+    "tools": "environment.settings.tools",
+    "engines": "engine.name, engine.settings",
+    "rewards": "rewards.NAME.settings",
+    "rewards.answer_types": "rewards.accuracy.settings.answer_types.NAME",
+    "algorithms.advantages": "rl.advantage.estimator, rl.advantage.settings",
+    "algorithms.losses": "rl.loss.name, rl.loss.settings",
+    "algorithms.filters": "rl.filters.NAME",
+}
+INTRODUCTION = """# Configuration
+
+Every key of a recipe with its default, generated from the schema. `saccade recipes show NAME` prints a recipe with
+every default written out.
+
+## How recipes are merged
+
+A recipe is a YAML file. `extends: NAME` (or a path relative to the recipe, or a list of them) names the recipes that it
+builds on; `key.subkey=value` on the command line, with a value in YAML, overrides both.
+
+| in the recipe or on the command line | effect |
+|---|---|
+| a mapping, such as `rewards` or `environment.settings.tools` | is merged key by key with the inherited one |
+| a list or any other value | replaces the inherited one |
+| `null` for an inherited mapping | removes it, for example a reward term, a filter or a tool: `rewards.tool_use=null` |
+| `null` for another value | sets it to null, such as `rl.loss.tis_cap=null` (off) |
+| another `name` (or `estimator`) of a plugin | drops the inherited `settings`, which belong to the previous plugin |
+
+Only what recipes write is inherited: a plugin's own defaults, such as the tools of an environment, are replaced.
+Paths of plugins (`./mine.py`) start at the working directory of the command, paths of data and model at the run folder.
+
+A sub-agent is an episode that a tool starts with the same weights. Limits in tokens count *expanded* tokens: an image
+counts as its visual tokens, not as one placeholder.
+"""
+
+
+# ---- configuration -------------------------------------------------------------------------------------------------
+
+
+def read_field_comments(path: Path) -> dict[tuple[str, str], str]:
+    """Return the comment behind each field of a file's settings classes, or the lines of comment above it."""
+    source = path.read_text()
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
+    alone = {token.start[0] for token in tokens if not token.line[: token.start[1]].strip()}
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+                    above = list(itertools.takewhile(alone.__contains__, range(statement.lineno - 1, 0, -1)))
+                    text = " ".join(comments[line] for line in lines if line in comments)
+                    found[node.name, statement.target.id] = text or " ".join(comments[n] for n in reversed(above))
+    return found
+
+
+def format_value(value: Any) -> str:
+    """Return a default as it is written in a recipe, in backticks."""
+    if value is PydanticUndefined or value is inspect.Parameter.empty:
+        return "required"
+    if isinstance(value, tuple | list):
+        return f"`[{', '.join(map(str, value))}]`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value is None:
+        return "`null`"
+    if isinstance(value, dict):  # of sections: what differs from their defaults
+        value = {k: v.model_dump(exclude_defaults=True) if isinstance(v, BaseModel) else v for k, v in value.items()}
+    text = " ".join(str(value).split())
+    return f'`"{text[:60]}{"…" if len(text) > 60 else ""}"`' if isinstance(value, str) else f"`{text}`"
+
+
+def escape(text: str) -> str:
+    """Return the text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def list_keys(
+    section: type[BaseModel], prefix: str, comments: dict[tuple[str, str], str], values: BaseModel | None = None
+) -> list[str]:
+    """Return the rows of a section's table, nested sections included; `values` are its defaults where it is used."""
+    rows = []
+    for name, field in section.model_fields.items():
+        annotation, key = field.annotation, f"{prefix}{name}"
+        default = getattr(values, name) if values else field.get_default(call_default_factory=True, validated_data={})
+        meaning = find_comment(section, name, comments)
+        if is_section(annotation):
+            rows += [f"| `{key}` | | {escape(inspect.getdoc(annotation) or '')} |"]
+            rows += list_keys(annotation, f"{key}.", comments, default)
+            continue
+        rows.append(f"| `{key}` | {format_value(default)} | {escape(meaning)} |")
+        inner = get_args(annotation)[-1] if get_origin(annotation) is dict else None
+        if is_section(inner) and not prefix:
+            rows += list_keys(inner, f"{key}.NAME.", comments)
+    return rows
+
+
+def find_comment(section: type, name: str, comments: dict[tuple[str, str], str]) -> str:
+    """Return the comment of a field, which a base class may define."""
+    return next(filter(None, (comments.get((base.__name__, name), "") for base in section.__mro__)), "")
+
+
+def is_section(annotation: Any) -> bool:
+    """Return whether a field's annotation is a section of the recipe."""
+    return isinstance(annotation, type) and issubclass(annotation, schema.Section)
+
+
+def get_summary(plugin: Any) -> str:
+    """Return the first paragraph of a docstring."""
+    return (inspect.getdoc(plugin) or "").split("\n\n")[0]
+
+
+def render_configuration() -> str:
+    """Return the page of every recipe key and every plugin setting."""
+    comments, recipe = read_field_comments(PACKAGE / "config" / "schema.py"), schema.Recipe
+    for path in (PACKAGE / "environments").glob("*.py"):
+        comments |= read_field_comments(path)
+    table = ["", "| key | default | meaning |", "|---|---|---|"]
+    plain, sections = [], []
+    for row in list_keys(recipe, "", comments):
+        name = row.split("`")[1].split(".")[0]
+        if not is_section(recipe.model_fields[name].annotation):
+            plain.append(row)
+        elif f"| `{name}` |" in row:
+            sections += ["", f"## {name}", get_summary(recipe.model_fields[name].annotation), *table]
+        else:
+            sections.append(row)
+    parts = [INTRODUCTION, "## Top level", *table, *plain, *sections, ""]
+    parts += [
+        "# Plugin settings",
+        "The keyword-only parameters of a plugin, or its settings class, are its settings.",
+        "",
+    ]
+    for folder, key in PLUGIN_FOLDERS.items():
+        parts += [f"## {folder}: `{key}`", ""]
+        for name in plugins.list_plugins(folder):
+            plugin = plugins.load(folder, name)
+            rows = list_settings(plugin, comments)
+            # Settings without a comment of their own are described by the docstring's further paragraphs.
+            doc = (inspect.getdoc(plugin) or "").partition(">>>")[0].strip()
+            if not rows or hasattr(plugin, "settings_type"):
+                doc = doc.split("\n\n")[0]
+            elif isinstance(plugin, type) and "__init__" not in vars(plugin):  # its base has the settings
+                doc += "\n\n" + (inspect.getdoc(plugin.__base__) or "").partition("\n\n")[2]
+            parts += [f"### {name}", "", *(f"{format_paragraph(text)}\n" for text in doc.split("\n\n"))]
+            if rows:
+                has_meaning = hasattr(plugin, "settings_type")
+                parts += ["| setting | default |" + " meaning |" * has_meaning, "|---|---|" + "---|" * has_meaning]
+                parts += [*rows, ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def format_paragraph(text: str) -> str:
+    """Return a paragraph of a docstring in Markdown: lists stay lists, indented tables become blocks."""
+    if text.startswith("  "):
+        return f"```text\n{inspect.cleandoc(text)}\n```"
+    return "\n".join(escape(item) for item in re.split(r"\n(?=- )", text))
+
+
+def list_settings(plugin: Any, comments: dict[tuple[str, str], str]) -> list[str]:
+    """Return the rows of a plugin's settings; those of a settings class have a meaning."""
+    parameters = inspect.signature(plugin, eval_str=True).parameters.values()
+    given = {*plugins.CALL_TIME_PARAMS, "settings"}
+    rows = []
+    for one in parameters:
+        if one.kind is one.KEYWORD_ONLY and one.name not in given:
+            row = f"| `{one.name}` | {format_value(one.default)} |"
+            if hasattr(plugin, "settings_type"):
+                row += f" {escape(find_comment(plugin.settings_type, one.name, comments))} |"
+            rows.append(row)
+    return rows
+
+
+# ---- architecture --------------------------------------------------------------------------------------------------
+
+
+def count_imports() -> Counter[tuple[str, str]]:
+    """Return how many modules of one top-level part import each other part."""
+    edges: Counter[tuple[str, str]] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        targets = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "saccade":
+                below = node.module.split(".")[1:]
+                targets |= {below[0]} if below else {alias.name for alias in node.names}
+        edges.update((parts[0], target) for target in targets if target != parts[0])
+    return edges
+
+
+def render_picture() -> str:
+    """Return a Mermaid drawing: one row per layer of tests/test_layers.py, an arrow per import between parts.
+
+    An arrow that a longer path implies is left out (the transitive reduction).
+    """
+    namespace: dict[str, Any] = {}
+    for node in ast.parse((ROOT / "tests" / "test_layers.py").read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "LAYERS":
+            namespace["LAYERS"] = ast.literal_eval(node.value)
+    layers: list[list[str]] = namespace["LAYERS"]
+    parts = {part for layer in layers for part in layer}
+    edges = {(a, b) for a, b in count_imports() if a in parts and b in parts}
+    below: dict[str, set[str]] = {}
+
+    def reach(part: str) -> set[str]:
+        if part not in below:
+            below[part] = set()
+            direct = {b for a, b in edges if a == part}
+            below[part] = direct.union(*(reach(b) for b in direct)) if direct else set()
+        return below[part]
+
+    kept = sorted((a, b) for a, b in edges if not any(b in reach(c) for x, c in edges if x == a and c != b))
+    lines = ["```mermaid", "flowchart TB"]
+    for number, layer in enumerate(reversed(layers)):
+        lines += [
+            f"  subgraph layer{number}[ ]",
+            "    direction LR",
+            *(f"    {part}" for part in sorted(layer)),
+            "  end",
+        ]
+    lines += [f"  {a} --> {b}" for a, b in kept]
+    return "\n".join([*lines, "```"])
+
+
+def replace_block(text: str, block: str) -> str:
+    """Return the page with its generated block replaced."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def main() -> None:
+    """Write the generated pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a page is out of date")
+    check = parser.parse_args().check
+    architecture = ROOT / "docs" / "architecture.md"
+    pages = {ROOT / "docs" / "configuration.md": render_configuration()}
+    pages[architecture] = replace_block(architecture.read_text(), render_picture())
+    stale = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
+    for page in stale:
+        sys.stdout.write(
+            f"{page.relative_to(ROOT)} {'is out of date: run scripts/generate_docs.py' if check else 'written'}\n"
+        )
+        if not check:
+            page.write_text(pages[page])
+    sys.exit(bool(stale) and check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The clipped surrogate with one ratio per sequence (GSPO, arXiv 2507.18071)."""
+
+from torch import Tensor
+
+from saccade.algorithms.losses.clipped import clip_surrogate
+from saccade.algorithms.ratios import compute_sequence_ratio
+from saccade.config.schema import DualClip, NonNegativeFloat
+
+
+def gspo(
+    logp_N: Tensor,
+    old_logp_N: Tensor,
+    adv_N: Tensor,
+    seq_N: Tensor,
+    *,
+    clip_low: NonNegativeFloat = 3e-4,
+    clip_high: NonNegativeFloat = 4e-4,
+    dual_clip: DualClip | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of `clipped` with each token's sequence ratio; the defaults are the published clip range.
+
+    With `rl.loss.aggregation: seq_mean_token_mean`, loss and gradient are those of the paper's equation 5.
+    """
+    return clip_surrogate(compute_sequence_ratio(logp_N, old_logp_N, seq_N), adv_N, clip_low, clip_high, dual_clip)

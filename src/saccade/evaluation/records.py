@@ -1,0 +1,90 @@
+"""Read and compare the records of a results file: one line per sample of a task."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.errors import RunError
+from saccade.media.relocation import map_media_paths
+from saccade.metrics.episode_metrics import ERROR_STATUSES
+from saccade.types import ScoredEpisode, UngradedEpisode
+from saccade.utils.jsonl import read_jsonl
+
+SampleKey = tuple[str, int | None, int]  # task, frame_budget and sample_index of a record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Store a line of a results file: one sample of a task.
+
+    `task` is a digest of the task and of the content of its media and subtitles, `frame_budget` the number of frames K,
+    `sample_index` the index of the sample. `fingerprint` identifies everything else that the result depends on: a name
+    and a digest per part, such as "seed=1f…, weights=c0…".
+    """
+
+    task: str
+    frame_budget: int | None
+    sample_index: int
+    fingerprint: str
+    outcome: ScoredEpisode | UngradedEpisode
+
+    @property
+    def key(self) -> SampleKey:
+        """Return what was sampled: lines with the same key are interchangeable."""
+        return (self.task, self.frame_budget, self.sample_index)
+
+    @property
+    def sample_id(self) -> tuple[str, int]:
+        """Return the task id and sample index: of two lines with the same id, such as after a video was replaced, the
+        newer counts.
+        """
+        return (self.outcome.episode.task.id, self.sample_index)
+
+    @property
+    def should_retry(self) -> bool:
+        """Return whether the episode failed, or has no score, for a reason that is not the model's."""
+        return isinstance(self.outcome, UngradedEpisode) or self.outcome.episode.status in ERROR_STATUSES
+
+
+def read_records(path: Path, fingerprint: str | None = None) -> list[Record]:
+    """Return the newest line of each sample in a results file, in the order of the first ones; [] if there is no file.
+
+    A truncated last line is skipped. Raises RunError, naming the differences, if a line has another fingerprint than
+    `fingerprint`.
+    """
+    records = read_newest_records(path)
+    for record in records:
+        if fingerprint is not None and record.fingerprint != fingerprint:
+            changed = find_fingerprint_differences(record.fingerprint, fingerprint)
+            raise RunError(
+                f"{path} holds results of other {' and '.join(changed)}; delete it or name this evaluation differently",
+                key=str(path),
+                value=tuple(changed),
+            )
+    return [map_media_paths(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
+
+
+def read_newest_records(path: Path) -> list[Record]:
+    """Return the newest line of each sample as stored in the file, including unresolved media paths."""
+    records = read_jsonl(path, Record, skip_truncated_line=True) if path.exists() else []
+    return list({record.sample_id: record for record in records}.values())
+
+
+def find_fingerprint_differences(first: str, second: str) -> list[str]:
+    """Return the names of the parts in which two fingerprints differ.
+
+    >>> find_fingerprint_differences("seed=1, weights=a", "seed=1, weights=b")
+    ['weights']
+    """
+    first_parts = {*first.split(", ")}
+    return [part.partition("=")[0] for part in second.split(", ") if part not in first_parts]
+
+
+def read_scored_episodes(path: Path) -> list[ScoredEpisode]:
+    """Return the scored episodes of a results file, one per sample, in the order in which they first ended."""
+    return [record.outcome for record in read_records(path) if isinstance(record.outcome, ScoredEpisode)]
+
+
+def read_ungraded_episodes(path: Path) -> list[UngradedEpisode]:
+    """Return the episodes of a results file that could not be graded."""
+    return [record.outcome for record in read_records(path) if isinstance(record.outcome, UngradedEpisode)]

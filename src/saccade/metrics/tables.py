@@ -1,0 +1,69 @@
+"""Format tables of texts and estimates; the terminal, Markdown and HTML pages render the same tables."""
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.metrics.episode_metrics import Difference
+from saccade.metrics.statistics import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A number with its interval on a scale from 0 to `maximum`, and labeled numbers to compare it with."""
+
+    value: float
+    low: float
+    high: float
+    maximum: float = 1.0
+    marks: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Hold a table of texts. A page draws the `bars`, one per row, and hides a folded table until it is opened."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    bars: tuple[Bar, ...] = ()
+    is_folded: bool = False
+
+
+def format_markdown_table(table: Table) -> str:
+    """Return a table as Markdown, without its title."""
+    lines = [
+        tuple(map(escape_markdown, table.header)),
+        ("---",) * len(table.header),
+        *(tuple(map(escape_markdown, row)) for row in table.rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escape_markdown(text: Any) -> str:
+    r"""Escape text for a Markdown cell, so that neither HTML nor Markdown nor a line break in it has an effect.
+
+    >>> escape_markdown("a|b <b>[x](y)</b>")
+    'a\\|b &lt;b&gt;\\[x\\](y)&lt;/b&gt;'
+    """
+    plain = html.escape(" ".join(str(text).encode("utf-8", "replace").decode().split()), quote=False)
+    return "".join(f"\\{letter}" if letter in _MARKDOWN_SPECIALS else letter for letter in plain)
+
+
+_MARKDOWN_SPECIALS: Iterable[str] = "\\`*_[]|~$"
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """Return a mean with its interval: 0.50 [0.25, 0.75]."""
+    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def format_optional(value: float | None) -> str:
+    """Return a number with two decimals; a dash for None."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def format_difference(difference: Difference) -> str:
+    """Return a difference with its interval: +0.20 [+0.10, +0.30]."""
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"

@@ -1,1 +1,0 @@
-"""What a step of a recipe takes, told before anything is loaded."""

@@ -1,0 +1,113 @@
+"""Describe a report once, as sections of tables and plots; render it as Markdown and as one self-contained HTML page.
+
+    report = Report(kind="benchmarks", title="run", sections=(ReportSection(title="Scores", tables=(scores,)),))
+    format_markdown(report)     tables and links to plots
+    render_page(report)         no scripts, no links, images embedded; every text is escaped
+
+The terminal prints the same tables (`cli.terminal.print_tables`).
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from saccade.metrics.tables import Table, escape_markdown, format_markdown_table
+from saccade.reporting.episode_view import escape_control_characters, format_answer
+from saccade.reporting.plots import theme_svg
+
+STATIC_FOLDER = Path(__file__).parent / "static"
+_ESTIMATE = re.compile(r"([+-]?\d[\d.]*) (\[[^\]]*\])(.*)", re.DOTALL)
+_NUMBER = re.compile(r"[^A-Za-z]{0,40}( s)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A plot that `draw(fmt=...)` draws, with the table of its numbers if that is not shown elsewhere."""
+
+    title: str
+    draw: Callable[..., bytes | None]
+    numbers: Table | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSection:
+    """A part of a report; plots are small and side by side unless `has_wide_plots`."""
+
+    title: str
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    has_wide_plots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A report of a `kind`; `statements` are labeled sentences of its head, such as a claim."""
+
+    kind: str
+    title: str
+    warnings: tuple[str, ...] = ()
+    statements: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    sections: tuple[ReportSection, ...] = ()
+
+
+def format_markdown(report: Report, plot_paths: Sequence[str] = ()) -> str:
+    """Format a report as Markdown; `plot_paths` are the images of its plots, in order. Others are left out."""
+    paths = iter(plot_paths)
+    parts = [
+        f"# {escape_markdown(report.title)}",
+        *(f"> **{escape_markdown(warning)}**" for warning in report.warnings),
+        *(f"**{escape_markdown(label)}.** {escape_markdown(text)}" for label, text in report.statements.items()),
+        "\n".join(f"- {escape_markdown(key)}: {escape_markdown(value)}" for key, value in report.metadata.items()),
+    ]
+    for section in report.sections:
+        images = list(zip(section.plots, paths, strict=False))
+        tables = [*section.tables, *(plot.numbers for plot in section.plots if plot.numbers)]
+        if not images and not tables:
+            continue
+        parts += [f"## {escape_markdown(section.title)}", *map(escape_markdown, section.notes)]
+        for table in tables:
+            heading = [f"### {escape_markdown(table.title)}"] if table.title != section.title else []
+            parts += [*heading, format_markdown_table(table)]
+        for plot, path in images:
+            title = escape_markdown(plot.title)
+            parts += [f"### {title}", f"![{title}]({path})"]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def render_page(report: Report, template: str = "report.html.j2", **context: Any) -> str:
+    """Render a report as a page; a template that extends the report's uses `context`."""
+    return render_template(template, report=report, **context)
+
+
+def render_template(template: str, **context: Any) -> str:
+    """Render a template of `static`; every value is escaped unless it is Markup."""
+    environment = Environment(
+        loader=FileSystemLoader(STATIC_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "svg": lambda plot: Markup(theme_svg(plot.draw(fmt="svg"))),
+        "estimate": _emphasize_mean,
+        "answer": format_answer,
+        "is_text": lambda cell: _ESTIMATE.match(cell) is None and _NUMBER.fullmatch(cell) is None,
+    }
+    css = Markup((STATIC_FOLDER / "report.css").read_text(encoding="utf-8"))
+    page = environment.get_template(template).render(css=css, **context)
+    return escape_control_characters("\n".join(line.rstrip() for line in page.strip().split("\n"))) + "\n"
+
+
+def _emphasize_mean(cell: str) -> Markup:
+    """Render a mean with an interval, `0.50 [0.25, 0.75]`, with the mean in bold; other text as it is."""
+    estimate = _ESTIMATE.fullmatch(cell)
+    return Markup("<b>{}</b> <small>{}</small>{}").format(*estimate.groups()) if estimate else escape(cell)

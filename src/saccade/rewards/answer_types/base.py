@@ -1,0 +1,137 @@
+"""The contract of an answer type, and finding one by the name that a task has."""
+
+import functools
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping
+from typing import Any, ClassVar
+
+from saccade import plugins
+from saccade.errors import ConfigError, DataError
+from saccade.protocols import RewardResult
+from saccade.rewards.text_normalization import extract_boxed, normalize_text
+from saccade.types import Episode, Task
+
+GroundTruth = str | float | tuple[float, ...]
+FOLDER = "rewards.answer_types"
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
+
+
+class AnswerFormat(ABC):
+    """An answer type. An instance, made with the type's settings, scores episodes; it may be called concurrently."""
+
+    names: ClassVar[tuple[str, ...]]  # as tasks name the type, then what published datasets call it
+    expected: ClassVar[str]  # a description of a valid ground truth, for errors
+    example: ClassVar[tuple[GroundTruth, str]]  # a ground truth, and an answer that scores 1.0
+    example_options: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def __call__(self, episode: Episode) -> RewardResult | Awaitable[RewardResult]:
+        """Return how right the episode's final answer is, in [0, 1]; raise DataError for an invalid ground truth."""
+
+    @classmethod
+    @abstractmethod
+    def is_valid(cls, ground_truth: object) -> bool:
+        """Return whether a task may have this ground truth."""
+
+    @classmethod
+    @abstractmethod
+    def parse_ground_truth(cls, value: Any) -> GroundTruth | None:
+        """Return the ground truth that a published row writes as `value`; None if it is none."""
+
+    @classmethod
+    def find_problem(cls, task: Task) -> tuple[str, str] | None:
+        """Return the field that makes a task impossible to grade, and a sentence about it; None for a valid task."""
+        if cls.is_valid(task.ground_truth):
+            return None
+        return "ground_truth", f"ground truth {task.ground_truth!r} is not {cls.expected}"
+
+    @classmethod
+    def require_valid(cls, task: Task) -> None:
+        """Raise DataError if a task can't be graded."""
+        if problem := cls.find_problem(task):
+            field, sentence = problem
+            raise DataError(f"task {task.id}: {sentence}; correct the row", key=field, value=getattr(task, field))
+
+
+@functools.cache
+def list_answer_types() -> Mapping[str, type[AnswerFormat]]:
+    """Return the packaged and installed answer types by plugin name."""
+    return {name: plugins.load(FOLDER, name) for name in plugins.list_plugins(FOLDER)}
+
+
+_registered_files: dict[str, str] = {}  # the files of answer types that a recipe or a program names, by type
+
+
+def register_file(path: str) -> type[AnswerFormat]:
+    """Load an answer type from a file, so that tasks may name it. Raises ConfigError if the file defines none.
+
+    Only recipes and programs name files: a dataset that could would execute code when it is loaded.
+    """
+    plugin = plugins.load(FOLDER, path)
+    if not (isinstance(plugin, type) and issubclass(plugin, AnswerFormat)):
+        raise ConfigError(f"{path} must define a subclass of AnswerFormat, not {plugin!r}", key=path, value=plugin)
+    if plugin.names[0] in {packaged.names[0] for packaged in list_answer_types().values()}:
+        raise ConfigError(
+            f"{path} defines the answer type {plugin.names[0]!r}, which exists already; choose another name",
+            key=path,
+            value=plugin.names[0],
+        )
+    _registered_files[plugin.names[0]] = path
+    return plugin
+
+
+def find_plugin(answer_type: str) -> str:
+    """Return the plugin of a task's answer type. Raises DataError for an unknown one."""
+    by_name = {plugin.names[0]: name for name, plugin in list_answer_types().items()} | _registered_files
+    if answer_type not in by_name:
+        hint = (
+            "a dataset can't name a file; list the file in rewards.accuracy.settings.answer_types, and name its type"
+            if ".py" in answer_type
+            else plugins.suggest(answer_type, by_name)
+        )
+        raise DataError(f"there is no answer type {answer_type!r}; {hint}", key="answer_type", value=answer_type)
+    return by_name[answer_type]
+
+
+def get_answer_type(answer_type: str) -> type[AnswerFormat]:
+    """Return the class of a task's answer type. Raises DataError for an unknown one."""
+    plugin: type[AnswerFormat] = plugins.load(FOLDER, find_plugin(answer_type))
+    return plugin
+
+
+def unwrap_answer(text: str) -> str:
+    r"""Remove `<answer>` tags and a `\boxed{...}` around a published answer.
+
+    >>> unwrap_answer("<answer>\n\\boxed{red}\n</answer>")
+    'red'
+    """
+    answer = (_ANSWER_TAG.findall(text) or [text])[-1].strip()
+    boxed = extract_boxed(answer)
+    return boxed[-1].strip() if boxed and answer.startswith("\\boxed") else answer
+
+
+def parse_text(value: Any) -> str | None:
+    """Return the text of a published answer, which may be a number; None if it is blank."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    return unwrap_answer(str(value)) or None
+
+
+def parse_numbers(value: Any) -> tuple[float, ...]:
+    """Return every finite number of a published answer, in order."""
+    if isinstance(value, str):
+        text = _separate_listed_numbers(normalize_text(unwrap_answer(value)))
+        numbers = [float(number.rstrip("%").replace(",", "")) for number in _NUMBER.findall(text)]
+    else:
+        values = value if isinstance(value, list | tuple) else [value]
+        numbers = [float(item) for item in values if isinstance(item, int | float) and not isinstance(item, bool)]
+    return tuple(number for number in numbers if math.isfinite(number))
+
+
+def _separate_listed_numbers(text: str) -> str:
+    # A comma between digits separates thousands only before exactly three digits, and outside a list.
+    listed = text.lstrip().startswith(("[", "("))
+    return text.replace(",", ", ") if listed else re.sub(r",(?!\d{3}(?!\d))", ", ", text)

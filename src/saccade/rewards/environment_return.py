@@ -1,0 +1,14 @@
+"""Reward what the environment itself rewarded: a game's score, an OpenEnv server's rewards."""
+
+from saccade.types import Episode, EpisodeStatus, Ungraded
+
+# The last reply never reached the environment, so that no reward at all is a return of 0.
+_CUT_SHORT = (EpisodeStatus.LENGTH, EpisodeStatus.CONTEXT_FULL, EpisodeStatus.TOOL_ERROR, EpisodeStatus.ABORTED)
+
+
+def environment_return(episode: Episode) -> float | Ungraded:
+    """Return the sum of the rewards that the environment gave the turns; Ungraded if it gave none."""
+    rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
+    if not rewards and episode.status not in _CUT_SHORT:
+        return Ungraded(reason=f"the environment {episode.environment} gave no reward")
+    return sum(rewards, 0.0)

@@ -1,0 +1,184 @@
+"""The stages of a run as functions: what `saccade data synth`, `sft`, `train`, `eval` and `ask` do, from Python.
+
+    recipe = saccade.load_recipe("tiny/para_grpo", ["rl.steps=20"])
+    saccade.generate_data(recipe, "data/a")
+    saccade.make_tiny_model(recipe, "models/a", data="data/a")
+    saccade.sft(recipe, out="runs/a", model="models/a", data="data/a")
+    saccade.train(recipe, out="runs/a", resume=True)
+    episodes = saccade.evaluate("runs/a")
+
+`recipe` is a `Recipe`, a packaged recipe's name or a YAML file's path. Every function raises a SaccadeError with one
+sentence for whatever the caller can fix.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saccade.config.load import load_recipe
+from saccade.config.schema import Recipe
+from saccade.errors import DataError, MediaError
+from saccade.evaluation.judge_results import read_judged_episodes
+from saccade.evaluation.runner import Progress
+from saccade.media import image, video
+from saccade.rollouts.runner import run_episode
+from saccade.runs import evaluation, pipeline
+from saccade.runs.run_folder import Run
+from saccade.types import AnswerType, Episode, Media, MediaKind, ScoredEpisode, Task
+
+AnyPath = str | os.PathLike[str]
+OnStep = Callable[[int, Mapping[str, float]], None]
+
+
+def generate_data(
+    recipe: Recipe | str, folder: AnyPath, *, on_progress: Callable[[int, str, int], None] = lambda *_: None
+) -> Path:
+    """Generate the recipe's synthetic dataset in `folder`, or finish an interrupted one; return the folder.
+
+    `on_progress(done, text, total)` is called as files are written.
+    """
+    pipeline.generate_data(Path(folder), _load(recipe), on_progress=on_progress)
+    return Path(folder)
+
+
+def make_tiny_model(recipe: Recipe | str, folder: AnyPath, *, data: AnyPath) -> Path:
+    """Make a checkpoint of random weights whose tokenizer has the words of the dataset in `data`; return its folder."""
+    demonstrations = Path(data) / "train" / "demonstrations.jsonl"
+    pipeline.create_tiny_model(Path(folder), _load(recipe), demonstrations=demonstrations)
+    return Path(folder)
+
+
+def sft(
+    recipe: Recipe | str,
+    *,
+    out: AnyPath,
+    model: AnyPath | None = None,
+    data: AnyPath | None = None,
+    resume: bool = False,
+    on_step: OnStep = lambda step, metrics: None,
+) -> Path:
+    """Fine-tune `model` on the demonstrations of `data` in the run folder `out`; return the last checkpoint.
+
+    `model` and `data` default to what the recipe names, and with `resume` to what the run in `out` was started with.
+    `on_step(step, metrics)` is called after every step.
+    """
+    return pipeline.sft(Path(out), _fill_paths(recipe, out, model, data, resume), resume=resume, on_step=on_step)
+
+
+def train(
+    recipe: Recipe | str,
+    *,
+    out: AnyPath,
+    model: AnyPath | None = None,
+    data: AnyPath | None = None,
+    resume: bool = False,
+    on_step: OnStep = lambda step, metrics: None,
+) -> Path:
+    """Train with RL on the tasks of `data` in the run folder `out`; return the last checkpoint.
+
+    In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights. `model`, `data` and
+    `on_step` are as in `sft`.
+    """
+    return pipeline.rl(Path(out), _fill_paths(recipe, out, model, data, resume), resume=resume, on_step=on_step)
+
+
+def evaluate(
+    run: AnyPath,
+    *,
+    recipe: Recipe | str | None = None,
+    model: AnyPath | None = None,
+    tasks: AnyPath | Sequence[Task] | None = None,
+    name: str = "test",
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> list[ScoredEpisode]:
+    """Evaluate a run's newest checkpoint, or `model`, on `tasks` (default: the recipe's test split).
+
+    `model` is a run, a checkpoint folder or a server's address; `recipe` defaults to the run's.
+    The scored episodes are returned and written to `run/evaluations/<name>.jsonl`; an interrupted evaluation resumes.
+    """
+    loaded = Run.open(Path(run)).recipe if recipe is None else _load(recipe)
+    given = Path(tasks) if isinstance(tasks, str | os.PathLike) else tasks
+    loaded, path = pipeline.resolve_target(loaded, None if model is None else str(model))
+    weights = None if path is None else pipeline.resolve_checkpoint(path)
+    return evaluation.evaluate(Path(run), loaded, name=name, weights=weights, tasks=given, on_progress=on_progress)
+
+
+def ask(
+    question: str,
+    *,
+    model: AnyPath,
+    videos: Sequence[AnyPath] = (),
+    images: Sequence[AnyPath] = (),
+    recipe: str = "",
+    settings: Sequence[str] = (),
+    on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
+) -> Episode:
+    """Ask a model one question about videos or images; return the episode, whose `answer` is the answer.
+
+    `model` is a run, a checkpoint folder or a server's address; `recipe` defaults to the run's, or to one that fits.
+    `on_event(event, data)` receives what happens as it happens.
+    """
+    if not question.strip():
+        raise DataError("the question is empty; give a question", key="question", value=question)
+    files = [*((MediaKind.VIDEO, path) for path in videos), *((MediaKind.IMAGE, path) for path in images)]
+    if not files:
+        raise DataError("there is nothing to look at; give a video or an image", key="videos")
+    media = [_open_media(str(path), kind) for kind, path in files]  # before a model is loaded
+    components = pipeline.load_for_inference(str(model), recipe=recipe, settings=settings)
+    task = Task(id="ask", question=question, media=tuple(media), answer_type=AnswerType.OPEN, ground_truth="")
+    context = components.build_context(
+        seed=components.recipe.seed, temperature=components.recipe.evaluation.temperature, on_event=on_event
+    )
+    return pipeline.run_and_close(components, run_episode(task, components.environments(task), context))
+
+
+def _open_media(path: str, kind: MediaKind) -> Media:
+    """Return a file as media. Raises DataError or MediaError for one that can't be opened as its kind."""
+    if not Path(path).exists():
+        raise DataError(f"there is no file {path}; give the path of a file", key=path)
+    openers: dict[MediaKind, Callable[[str], object]] = {
+        MediaKind.VIDEO: video.probe_video,
+        MediaKind.IMAGE: image.read_image,
+    }
+    try:
+        openers[kind](path)
+    except MediaError:
+        (other,) = openers.keys() - {kind}
+        with contextlib.suppress(MediaError):
+            openers[other](path)
+            message = f"{path} is a file of the other kind; give it as {other.value} (--{other.value})"
+            raise DataError(message, key=path) from None
+        raise
+    return Media(path=path, kind=kind)
+
+
+def read_episodes(path: AnyPath, *, name: str = "test") -> list[ScoredEpisode]:
+    """Read the scored episodes of an evaluation: of a results file, or of a run's evaluation `name`."""
+    source = Path(path)
+    return read_judged_episodes(source / "evaluations" / f"{name}.jsonl" if source.is_dir() else source)
+
+
+def _load(recipe: Recipe | str) -> Recipe:
+    return load_recipe(recipe) if isinstance(recipe, str) else recipe
+
+
+def _fill_paths(
+    recipe: Recipe | str, out: AnyPath, model: AnyPath | None, data: AnyPath | None, resume: bool
+) -> Recipe:
+    """Return the recipe with the paths of `model` and `data`; a resumed run's own where neither it nor they name one.
+
+    Raises RunError if there is no run to resume.
+    """
+    filled = pipeline.with_paths(
+        _load(recipe),
+        folder=Path(out),
+        model=None if model is None else Path(model),
+        data=None if data is None else Path(data),
+    )
+    if not resume:
+        return filled
+    started = Run.open(Path(out)).recipe
+    paths = {f"data.{name}": path for name, path in started.data if not getattr(filled.data, name)}
+    return filled.with_values({**paths, "model.path": filled.model.path or started.model.path})

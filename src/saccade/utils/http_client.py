@@ -1,0 +1,185 @@
+"""The HTTP client of judges, chat APIs and inference servers, with one retry policy.
+
+request ─┐                       ┌─ 200 ──────────────────────────────────────> parsed response
+request ─┼─ `max_concurrency` ───┼─ 408, 409, 425, 429, 5xx, timeout ── backoff ──┐
+request ─┘  at a time            └─ 400, 401, 404 ──> RequestFailed               │
+▲                                                                │
+└──── up to `max_retries` retries, then RequestFailed ───────────┘
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+T = TypeVar("T")
+_MAX_BACKOFF = 60.0  # seconds between two tries
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
+
+
+class RequestFailed(Exception):
+    """A request failed; the text is the reason, without the server's address.
+
+    `status` is the HTTP status of the last response (0: none), `server_message` its error text; `is_timeout` is true if
+    the server is reachable but took too long. `retry_after` is the pause in seconds that the server demands.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        status: int = 0,
+        server_message: str = "",
+        is_timeout: bool = False,
+        is_retryable: bool = True,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(reason)
+        self.status, self.server_message, self.is_timeout = status, server_message, is_timeout
+        self.is_retryable, self.retry_after = is_retryable, retry_after
+
+
+def compute_backoff(first: float, num_failures: int, *, at_least: float = 0.0, at_most: float = _MAX_BACKOFF) -> float:
+    """Return the seconds to wait after so many failures: `first`, doubled each time, within bounds."""
+    return float(min(max(first * 2 ** min(num_failures - 1, 30), at_least), at_most))
+
+
+def fetch(url: str, *, timeout: float) -> httpx.Response | None:
+    """Return the response of one GET request, None if the server can't be reached; block at most `timeout` seconds."""
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=timeout, trust_env=False)
+    return None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """The connections that concurrent requests share."""
+
+    client: httpx.AsyncClient
+    limit: contextlib.AbstractAsyncContextManager[Any]
+    num_users: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HttpClient:
+    """A client of one server at `base_url`.
+
+    `timeout` and `retry_backoff` are in seconds. `timeout` limits a whole request, including a slowly streamed
+    response. The n-th retry starts after `retry_backoff` * 2^(n - 1) seconds, or after the server's Retry-After if
+    longer, but within a minute. At most `max_concurrency` requests run at a time (0: no limit). Proxies come from
+    `proxy`, never from environment variables.
+
+    Connections are open only while requests are pending, so that none is bound to a closed event loop and the client
+    needs no explicit close; with `keeps_connections` they stay open until `close`.
+    """
+
+    base_url: str
+    timeout: float
+    api_key: str = ""
+    max_retries: int = 0
+    retry_backoff: float = 1.0
+    max_concurrency: int = 0
+    proxy: str = ""
+    keeps_connections: bool = False
+    _session: _Session | None = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        parse: Callable[[httpx.Response], T],
+        expected: str = "JSON",
+    ) -> T:
+        """Send a request and return the parsed response. Raises RequestFailed.
+
+        `parse` raises ValueError, LookupError, TypeError or AttributeError if the response is not as `expected`. When
+        cancelled, close the connection, which makes inference servers abort the request.
+        """
+        async with self._acquire_session() as session:
+            for attempt in itertools.count(1):
+                try:
+                    async with session.limit:
+                        response = await self._send(session.client, method, path, body, query)
+                    try:
+                        return parse(response)
+                    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                        raise RequestFailed(f"answered something that is no {expected}", status=200) from None
+                except RequestFailed as error:
+                    if not error.is_retryable or attempt > self.max_retries:
+                        error.args = (f"{error} ({attempt} attempts)" if attempt > 1 else str(error),)
+                        raise
+                    pause = compute_backoff(self.retry_backoff, attempt, at_least=error.retry_after)
+                await asyncio.sleep(pause)
+        raise AssertionError
+
+    async def _send(
+        self, client: httpx.AsyncClient, method: str, path: str, body: Any, query: Mapping[str, str] | None
+    ) -> httpx.Response:
+        url = f"{self.base_url.rstrip('/')}/{path.lstrip('/')}"
+        try:
+            async with asyncio.timeout(self.timeout):
+                response = await client.request(method, url, json=body, params=query)
+        except TimeoutError:
+            raise RequestFailed(f"did not answer within {self.timeout:g} seconds", is_timeout=True) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RequestFailed(f"can't be reached: {reason}"[:200]) from error
+        if response.status_code == 200:
+            return response
+        retry_after = response.headers.get("Retry-After", "")  # seconds, or a date, which is ignored
+        raise RequestFailed(
+            f"answered {response.status_code} {response.reason_phrase}",
+            status=response.status_code,
+            server_message=_extract_error_message(response),
+            is_retryable=response.status_code in _RETRYABLE_STATUSES,
+            retry_after=float(retry_after) if retry_after.isdecimal() else 0.0,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _acquire_session(self) -> AsyncIterator[_Session]:
+        session = self._session = self._session or self._open_session()
+        session.num_users += 1
+        try:
+            yield session
+        finally:
+            session.num_users -= 1
+            if not session.num_users and not self.keeps_connections:
+                self._session = None if self._session is session else self._session
+                await session.client.aclose()
+
+    def _open_session(self) -> _Session:
+        return _Session(
+            client=httpx.AsyncClient(
+                headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+                timeout=None,  # `_send` limits the whole request
+                limits=httpx.Limits(max_connections=self.max_concurrency or None),
+                proxy=self.proxy or None,
+                trust_env=False,
+            ),
+            limit=asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else contextlib.nullcontext(),
+        )
+
+    async def close(self) -> None:
+        """Close the connections; unfinished requests fail."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.client.aclose()
+
+
+def _extract_error_message(response: httpx.Response) -> str:
+    """Return the error message of a response, shortened; "" if it has none."""
+    try:
+        body = response.json()
+        error = body.get("error") or body
+        fields = error if isinstance(error, dict) else {}
+        text = str(fields.get("message") or fields.get("detail") or error)
+    except (ValueError, AttributeError, RecursionError):
+        text = response.text
+    return " ".join(text.split())[:300]

@@ -1,0 +1,101 @@
+"""Answer types as plugins: a type from a file in a dataset, in a reward and in the contract; unknown types."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from error_cases import raises
+from reward_cases import said, task
+
+from saccade.data.dataset import load_tasks
+from saccade.errors import ConfigError, DataError
+from saccade.rewards.accuracy import Accuracy
+from saccade.rewards.answer_types.base import find_plugin, list_answer_types, register_file
+from saccade.testing import check_answer_type
+from saccade.types import AnswerType
+
+ANGLE = """
+from saccade.rewards.answer_types.base import AnswerFormat
+
+
+class Angle(AnswerFormat):
+    names = ("angle",)
+    expected = "an angle in degrees"
+    example = (90.0, "450")
+
+    def __init__(self, *, turn: float = 360.0):
+        self.turn = turn
+
+    def __call__(self, episode):
+        self.require_valid(episode.task)
+        try:
+            return float((float(episode.answer) - episode.task.ground_truth) % self.turn == 0)
+        except (TypeError, ValueError):
+            return 0.0
+
+    @classmethod
+    def is_valid(cls, ground_truth):
+        return isinstance(ground_truth, float)
+
+    @classmethod
+    def parse_ground_truth(cls, value):
+        return float(value)
+
+
+angle = Angle
+"""
+
+
+@pytest.fixture
+def angle(tmp_path):
+    file = tmp_path / "angle.py"
+    file.write_text(ANGLE)
+    return str(file)
+
+
+def test_every_packaged_type_is_an_enum_member_and_their_names_are_distinct():
+    types = list_answer_types().values()
+    assert {plugin.names[0] for plugin in types} == set(AnswerType)
+    names = [name for plugin in types for name in plugin.names]
+    assert len(names) == len(set(names))
+
+
+def test_a_type_from_a_file(tmp_path, angle):
+    row = {"id": "a", "question": "?", "media": [], "answer_type": "angle", "ground_truth": 90.0}
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    asyncio.run(check_answer_type(angle))
+    [loaded] = load_tasks(path)
+    assert Accuracy()(replace(said("450", gold=90.0), task=loaded)) == 1.0
+    strict = Accuracy(answer_types={angle: {"turn": 1000.0}})
+    assert [strict(replace(said(body, gold=90.0), task=loaded)) for body in ("450", "1090", "?")] == [0.0, 1.0, 0.0]
+    path.write_text(json.dumps({**row, "ground_truth": "steep"}) + "\n")
+    with raises(DataError, key="ground_truth", value="steep"):
+        load_tasks(path)
+
+
+def test_a_dataset_names_no_file(tmp_path):
+    """Loading a dataset executes no code of it."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    row = {"id": "a", "question": "?", "media": [], "answer_type": str(tmp_path / "evil.py"), "ground_truth": "x"}
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with raises(DataError, key="answer_type", value=str(tmp_path / "evil.py")):
+        load_tasks(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_unknown_types_raise(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"id": "a", "question": "?", "media": [], "answer_type": "opn", "ground_truth": "x"}))
+    with raises(DataError, key="answer_type", value="opn"):
+        load_tasks(path)
+    with raises(DataError, key="answer_type", value="opn"):
+        Accuracy()(replace(said("x", gold="x"), task=replace(task("x"), answer_type="opn")))
+    with raises(ConfigError, key=str(tmp_path / "none.py")):
+        register_file(str(tmp_path / "none.py"))
+    (tmp_path / "none.py").write_text("none = 1")
+    with raises(ConfigError, key=str(tmp_path / "none.py"), value=1):
+        register_file(str(tmp_path / "none.py"))
+    assert find_plugin(AnswerType.MATH) == "formula"
