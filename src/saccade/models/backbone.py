@@ -87,14 +87,7 @@ def attend(
 
 
 def attend_images(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scaling: float,
-    cu_seq_lens_q: Tensor,
-    **_: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, cu_seq_lens_q: Tensor, **_: Any
 ) -> tuple[Tensor, None]:
     """Compute attention within each image (or window): [1, heads, N, dim] -> [1, N, heads, dim].
 
@@ -135,8 +128,7 @@ class VisionFeatures:
         """Concatenate the features of several images, in order."""
         layers = zip(*(part.deepstack for part in parts), strict=True)
         return VisionFeatures(
-            tokens=torch.cat([part.tokens for part in parts]),
-            deepstack=tuple(torch.cat(layer) for layer in layers),
+            tokens=torch.cat([part.tokens for part in parts]), deepstack=tuple(torch.cat(layer) for layer in layers)
         )
 
 

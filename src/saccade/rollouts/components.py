@@ -53,12 +53,7 @@ class RolloutComponents:
             renderer, load_weights = load_renderer(recipe.model.path), functools.partial(Backbone, recipe.model)
             engine = _build_engine(recipe, renderer=renderer, load_weights=load_weights, **dependencies)
         return RolloutComponents(
-            recipe=recipe,
-            renderer=renderer,
-            media=media,
-            engine=engine,
-            environments=environments,
-            score_fn=score_fn,
+            recipe=recipe, renderer=renderer, media=media, engine=engine, environments=environments, score_fn=score_fn
         )
 
     def build_context(

@@ -74,10 +74,7 @@ class RemoteEngine:
     ) -> Mapping[str, str | Exception]:
         """Describe each server, or why it is unusable; see protocols.ProbeableEngine. Raises ConfigError if none."""
         return await handshake.probe(
-            cls.api,
-            requirements,
-            servers,
-            resolve_transfer_api(weight_sync, cls.transfer_api, cls.api.MESSAGES),
+            cls.api, requirements, servers, resolve_transfer_api(weight_sync, cls.transfer_api, cls.api.MESSAGES)
         )
 
     def __init__(
