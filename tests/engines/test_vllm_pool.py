@@ -298,6 +298,65 @@ def test_no_server_for_too_long_stops_the_run(backbone):
     assert took < 2
 
 
+def generate_once(engine, renderer):
+    return engine.generate(GenerationRequest(prompt(renderer, "What?"), sampling_of(renderer)))
+
+
+def test_servers_that_were_never_reached_stop_a_command_soon(backbone, monkeypatch):
+    monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+        async def body():
+            async with engine_of(backbone, url, down_timeout=900.0) as engine:
+                await generate_once(engine, backbone.renderer)
+
+        with raises(BrokenEngineError, key="engine.settings.servers", value=[url]) as error:
+            asyncio.run(body())
+    assert url in str(error.value)
+    assert "saccade serve MODEL" in str(error.value)
+
+
+def test_a_server_that_was_up_is_waited_for_however_it_went_down(backbone, monkeypatch):
+    monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
+    renderer = backbone.renderer
+
+    async def body():
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(server(renderer, lambda number, body: "hang up" if number else None))
+            async with engine_of(backbone, first.url, down_timeout=900.0, max_retries=100) as engine:
+                (home,) = engine._pool.servers
+                await generate_once(engine, renderer)
+                stack.close()
+                task = asyncio.create_task(generate_once(engine, renderer))
+                while "All connection attempts failed" not in home.down_reason:  # a handshake was refused
+                    await asyncio.sleep(0.01)
+                with server(renderer, port=int(first.url.rpartition(":")[2])) as second:
+                    return await task, second.bodies
+
+    replies, bodies = asyncio.run(body())
+    assert replies.tokens
+    assert len(bodies) == 1
+
+
+def test_a_server_that_is_still_loading_is_waited_for(backbone, monkeypatch):
+    monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
+
+    async def body(served):
+        async with engine_of(backbone, served.url, down_timeout=900.0) as engine:
+            (home,) = engine._pool.servers
+            task = asyncio.create_task(generate_once(engine, backbone.renderer))
+            while not home.was_reached:
+                await asyncio.sleep(0.01)
+            served.sick = False
+            return await task
+
+    with server(backbone.renderer) as served:
+        served.sick = True
+        assert asyncio.run(body(served)).tokens
+
+
 def test_a_run_waits_for_a_server_and_continues(backbone, caplog):
     renderer = backbone.renderer
 

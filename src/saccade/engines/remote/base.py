@@ -46,7 +46,8 @@ class RemoteEngine:
     """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
     - `request_timeout` (seconds) bounds one HTTP request, which is retried up to `max_retries` times; `retry_backoff`
-      (seconds) is the first pause, doubled each time. The run stops if no server is up for `down_timeout` seconds.
+      (seconds) is the first pause, doubled each time. The run stops if no server is up for `down_timeout` seconds, and
+      after 10 seconds if none could be reached since the start.
     - `weight_sync` is how servers receive new weights: "files" in `weight_dir`, which the servers must be able to read
       ("": shared memory if there is room), "nccl" from GPU to GPU (not run on GPUs yet), or "gloo", the same between
       CPUs, for servers that implement it.

@@ -11,9 +11,11 @@
   holds a server never waits for the end of a pause, so there is no deadlock. Waiting for a server pauses the episode's
   timeout.
 - The health monitor checks servers that are up; one that hangs is marked down, and its requests fail.
-- Only a reconnect task signals a state change: its server is up, or a fatal error (it serves another model). It waits
-  for its server and the clock, never for rollouts, and ends when its server is up, on a fatal error, or on close.
-- Every server starts as down, so that none is used before its handshake.
+- Only a reconnect task signals a state change: its server is up, its handshake failed, or a fatal error (it serves
+  another model). It waits for its server and the clock, never for rollouts, and ends when its server is up, on a fatal
+  error, or on close.
+- Every server starts as down, so that none is used before its handshake. If none could ever be reached, it seems that
+  none was started: then requests wait only `FIRST_CONNECTION_TIMEOUT` seconds.
 """
 
 import asyncio
@@ -21,13 +23,21 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from saccade.engines.remote.server import SERVERS_KEY, RequestAborted, Server, ServerBusy, ServerError
+from saccade.engines.remote.server import (
+    SERVERS_KEY,
+    RequestAborted,
+    Server,
+    ServerBusy,
+    ServerError,
+    ServerUnreachable,
+)
 from saccade.errors import BrokenEngineError, EngineError, SaccadeError, boundary
 from saccade.media.cache import LRUCache
 from saccade.utils.async_utils import pause_active_clock
 from saccade.utils.http_client import compute_backoff
 
 MAX_BACKOFF = 15.0  # seconds between two tries
+FIRST_CONNECTION_TIMEOUT = 10.0  # seconds, as long as no server could ever be reached
 _HEALTH_CHECK_INTERVAL = 30.0  # seconds between two health checks of a server, and the timeout of each
 _MAX_STICKY_GROUPS = 65536  # groups whose server is remembered
 _logger = logging.getLogger("saccade")
@@ -48,12 +58,8 @@ class Pool:
         down_timeout: float,
         retry_backoff: float,
     ) -> None:
-        self.servers, self._handshake, self._down_timeout, self._retry_backoff = (
-            tuple(servers),
-            handshake,
-            down_timeout,
-            retry_backoff,
-        )
+        self.servers, self._handshake = tuple(servers), handshake
+        self._down_timeout, self._retry_backoff = down_timeout, retry_backoff
         self._sticky_servers: LRUCache[str, Server] = LRUCache(_MAX_STICKY_GROUPS)
         self._reconnect_tasks: dict[Server, asyncio.Task[None]] = {}
         self._state_changed, self._accepting_requests, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -70,6 +76,13 @@ class Pool:
     def servers_up(self) -> list[Server]:
         """Return the servers that are up, in order."""
         return [server for server in self.servers if server.is_up]
+
+    @property
+    def down_timeout(self) -> float:
+        """Return for how many seconds requests wait while no server is up: less if none could ever be reached."""
+        if all(server.was_reached is False for server in self.servers):
+            return min(self._down_timeout, FIRST_CONNECTION_TIMEOUT)
+        return self._down_timeout
 
     @contextlib.asynccontextmanager
     async def acquire(self, group_key: str) -> AsyncIterator[Server]:
@@ -196,14 +209,14 @@ class Pool:
         clock, state_changed = asyncio.get_running_loop().time, self._state_changed
         if self._all_down_since is None:
             self._all_down_since = clock()
-        remaining = self._all_down_since + self._down_timeout - clock()
+        remaining = self._all_down_since + self.down_timeout - clock()
         try:
             with pause_active_clock():
                 async with asyncio.timeout(max(remaining, 0.0)):
                     await state_changed.wait()
         except TimeoutError:
             raise BrokenEngineError(
-                f"no {self._messages.name} server was up for {self._down_timeout:g} seconds "
+                f"no {self._messages.name} server was up for {self.down_timeout:g} seconds "
                 f"({self._format_down_reasons()}); {self._messages.unreachable_hint}",
                 key=SERVERS_KEY,
                 value=[server.url for server in self.servers],
@@ -215,9 +228,8 @@ class Pool:
     # ---- health ----------------------------------------------------------------------------------------------------
 
     async def _monitor_health(self) -> None:
-        silent_before: set[Server] = (
-            set()
-        )  # two checks must fail: the first may time out because our own loop was blocked
+        # Two checks must fail: the first may time out because our own loop was blocked.
+        silent_before: set[Server] = set()
         while True:
             await asyncio.sleep(_HEALTH_CHECK_INTERVAL)
             await self._accepting_requests.wait()  # a server that loads new weights may not respond meanwhile
@@ -254,6 +266,7 @@ class Pool:
             with boundary(BrokenEngineError, f"the handshake with {server.url} failed"):
                 while not await self._try_handshake(server):
                     self._report_outage()
+                    self._notify_waiters()  # `down_timeout` may have changed
                     num_failures += 1
                     await asyncio.sleep(compute_backoff(self._retry_backoff, num_failures, at_most=MAX_BACKOFF))
         except SaccadeError as error:
@@ -274,7 +287,9 @@ class Pool:
             await self._handshake(server)
         except ServerError as error:
             server.down_reason = str(error)
+            server.was_reached = bool(server.was_reached) or not isinstance(error, ServerUnreachable)
             return False
+        server.was_reached = True
         return True
 
     def _report_outage(self) -> None:
@@ -282,9 +297,7 @@ class Pool:
         if not self._outage_reported and self._all_down_since is not None and not self.servers_up:
             self._outage_reported = True
             name, reasons = self._messages.name, self._format_down_reasons()
-            _logger.warning(
-                "no %s server is up (%s); the run waits up to %g seconds", name, reasons, self._down_timeout
-            )
+            _logger.warning("no %s server is up (%s); the run waits up to %g seconds", name, reasons, self.down_timeout)
 
     def _fail_permanently(self, error: BrokenEngineError) -> None:
         self._fatal_error = self._fatal_error or error

@@ -29,6 +29,10 @@ class ServerBusy(ServerError):
     """The server is healthy but overloaded."""
 
 
+class ServerUnreachable(ServerError):
+    """There is no connection to the server: nothing listens at its address, for example."""
+
+
 class RequestAborted(Exception):
     """The request was aborted for a weight sync; it may be retried with the new weights."""
 
@@ -175,8 +179,9 @@ class Server:
     """A server at `url`, such as http://127.0.0.1:8000; each HTTP request is bounded by `timeout` seconds.
 
     `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
-    context in tokens, `is_seeded` whether seeds determine its samples, `version_by_label` the weight version of each
-    label that it may report. The pool and the handshake set them.
+    context in tokens, `is_seeded` whether seeds determine its samples, `was_reached` whether any handshake had a
+    connection (None: not tried yet), `version_by_label` the weight version of each label that it may report. The pool
+    and the handshake set them.
     """
 
     def __init__(self, url: str, timeout: float, api: ServerApi) -> None:
@@ -191,6 +196,7 @@ class Server:
         self._client = HttpClient(base_url=self.url, timeout=timeout, keeps_connections=True)
         self.is_up, self.num_in_flight, self.generation, self.max_model_len = False, 0, 0, 0
         self.down_reason, self.is_seeded = "no handshake yet", True
+        self.was_reached: bool | None = None
         self.version_by_label: dict[str, int] = {}
 
     def check_context_length(self, num_tokens: int) -> None:
@@ -248,8 +254,9 @@ class Server:
     async def post(self, path: str, body: Any = None, **query: str) -> Any:
         """Post a request and return the JSON of the response, None if it is empty.
 
-        Raises ServerError if the server is unreachable, times out, fails (5xx) or returns no JSON; ServerBusy if it is
-        overloaded; EngineError if it refuses the request (4xx). Cancelling makes the server abort the request.
+        Raises ServerError if the server times out, fails (5xx) or returns no JSON; ServerUnreachable without a
+        connection, ServerBusy if it is overloaded; EngineError if it refuses the request (4xx). Cancelling makes the
+        server abort the request.
         """
         return await self._request("POST", path, body, query)
 
@@ -285,7 +292,8 @@ class Server:
             return EngineError(refusal, key=SERVERS_KEY, value=self.url)
         if status >= 500:
             return ServerError(f"{self.url} failed: {path} returned {status}{message}")
-        return ServerError(f"{self.url} {error}")
+        unreachable = not status and not error.is_timeout
+        return (ServerUnreachable if unreachable else ServerError)(f"{self.url} {error}")
 
     async def close(self) -> None:
         """Close the connections; unfinished requests fail."""
