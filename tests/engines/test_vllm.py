@@ -5,7 +5,6 @@ import os
 import random
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -263,7 +262,7 @@ def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, back
 
 
 @pytest.mark.soak
-def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vllm_server, backbone):
+def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vllm_server, backbone, monkeypatch):
     """It can't be restarted here; loading complete weights from files repairs it for the next tests."""
     ledger, wanted = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
 
@@ -276,9 +275,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vl
         async def broken(server, values):
             await receive_tensors(server, {f"unknown.{name}": value for name, value in values.items()})
 
-        engine._weight_sync._create_version.__self__._transfer_api = SimpleNamespace(
-            **{**vars(vllm_api), "receive_tensors": broken}
-        )
+        monkeypatch.setattr(vllm_api, "receive_tensors", broken)
         with raises(BrokenEngineError, key="engine.settings.servers") as caught:
             await engine.sync_weights(backbone, 2)
         assert "partial weights" in str(caught.value)

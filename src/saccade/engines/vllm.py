@@ -8,7 +8,7 @@ class Vllm(RemoteEngine):
     """Samples from vLLM servers."""
 
     api = vllm_api
-    transfer_api = vllm_api
+    supports_broadcast = True
 
 
 vllm = Vllm

@@ -19,7 +19,7 @@ from typing import Any
 from saccade.config.schema import Fraction, NonNegativeInt, PositiveFloat
 from saccade.engines.image_urls import ImageUrls
 from saccade.engines.remote import handshake
-from saccade.engines.remote.broadcast import BroadcastTransport, WeightSyncMode, resolve_transfer_api
+from saccade.engines.remote.broadcast import BroadcastTransport, WeightSyncMode, check_weight_sync
 from saccade.engines.remote.pool import MAX_BACKOFF, Pool
 from saccade.engines.remote.server import (
     SERVERS_KEY,
@@ -29,7 +29,6 @@ from saccade.engines.remote.server import (
     ServerApi,
     ServerBusy,
     ServerError,
-    WeightTransferApi,
     require_servers,
 )
 from saccade.engines.remote.weight_sync import DiskTransport, WeightSync
@@ -61,7 +60,7 @@ class RemoteEngine:
 
     has_separate_weights = True
     api: ServerApi  # set by the subclass
-    transfer_api: WeightTransferApi | None = None  # set by the subclass if its servers support weight broadcast
+    supports_broadcast = False  # set by the subclass if its servers receive weights through a process group
 
     @classmethod
     async def probe(
@@ -74,9 +73,8 @@ class RemoteEngine:
         **_: Any,
     ) -> Mapping[str, str | Exception]:
         """Describe each server, or why it is unusable; see protocols.ProbeableEngine. Raises ConfigError if none."""
-        return await handshake.probe(
-            cls.api, requirements, servers, resolve_transfer_api(weight_sync, cls.transfer_api, cls.api.MESSAGES)
-        )
+        check_weight_sync(weight_sync, cls.supports_broadcast, cls.api.MESSAGES)
+        return await handshake.probe(cls.api, requirements, servers, by_broadcast=weight_sync != "files")
 
     def __init__(
         self,
@@ -107,8 +105,8 @@ class RemoteEngine:
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
         self._image_urls = ImageUrls(media)
         self._logprob_check = handshake.LogprobCheck(renderer)
-        transfer_api = resolve_transfer_api(weight_sync, self.transfer_api, self.api.MESSAGES)
-        if transfer_api is not None and weight_dir:
+        check_weight_sync(weight_sync, self.supports_broadcast, self.api.MESSAGES)
+        if weight_sync != "files" and weight_dir:
             raise ConfigError(
                 f"engine.settings.weight_dir={weight_dir!r} is only used with weight_sync=files, not with "
                 f"weight_sync={weight_sync}; remove one of the two",
@@ -116,9 +114,7 @@ class RemoteEngine:
                 value=weight_dir,
             )
         self._broadcaster = (
-            BroadcastTransport(transfer_api, weight_sync, in_flight, request_timeout)
-            if transfer_api and weight_sync != "files"
-            else None
+            None if weight_sync == "files" else BroadcastTransport(weight_sync, in_flight, request_timeout)
         )
         transport = self._broadcaster or DiskTransport(weight_dir, in_flight)
         self._weight_sync = WeightSync(transport.create_version, self._logprob_check, in_flight, drain_timeout)

@@ -18,7 +18,6 @@ from saccade.engines.remote.server import (
     Server,
     ServerApi,
     ServerError,
-    WeightTransferApi,
     malformed_boundary,
     require_servers,
 )
@@ -153,23 +152,23 @@ class LogprobCheck:
 
 
 async def probe(
-    api: ServerApi, requirements: EngineRequirements, servers: Sequence[str], transfer_api: WeightTransferApi | None
+    api: ServerApi, requirements: EngineRequirements, servers: Sequence[str], by_broadcast: bool
 ) -> Mapping[str, str | Exception]:
-    """Describe each server, by URL, or return the error why it is unusable; it must support `transfer_api`, if given.
+    """Describe each server, by URL, or return the error why it is unusable; `by_broadcast` is how weights are synced.
 
     Raises ConfigError if there is no server.
     """
     require_servers(servers, api.MESSAGES)
-    return {url: await _probe_server(url, api, requirements, transfer_api) for url in dict.fromkeys(servers)}
+    return {url: await _probe_server(url, api, requirements, by_broadcast) for url in dict.fromkeys(servers)}
 
 
 async def _probe_server(
-    url: str, api: ServerApi, requirements: EngineRequirements, transfer_api: WeightTransferApi | None
+    url: str, api: ServerApi, requirements: EngineRequirements, by_broadcast: bool
 ) -> str | Exception:
     try:
         server = Server(url, _PROBE_TIMEOUT, api)
         try:
-            return await _describe_server(server, requirements, transfer_api)
+            return await _describe_server(server, requirements, by_broadcast)
         finally:
             await server.close()
     except ServerError as error:
@@ -178,9 +177,7 @@ async def _probe_server(
         return error
 
 
-async def _describe_server(
-    server: Server, requirements: EngineRequirements, transfer_api: WeightTransferApi | None
-) -> str:
+async def _describe_server(server: Server, requirements: EngineRequirements, by_broadcast: bool) -> str:
     name = await describe(server)
     server.check_context_length(requirements.context_length)
     if difference := next(_find_config_differences(Path(name), Path(requirements.model_path)), None):
@@ -190,9 +187,7 @@ async def _describe_server(
             value=server.url,
         )
     if requirements.is_training:
-        await server.api.check_weight_updates(server)
-        if transfer_api is not None:
-            await transfer_api.check_transfer_support(server)
+        await server.api.check_weight_updates(server, by_broadcast=by_broadcast)
     parts = (f"serves {name}, {server.max_model_len} tokens", check_seeds(server))
     description = "; ".join(filter(None, parts))
     if requirements.renderer is None:

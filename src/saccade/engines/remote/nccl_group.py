@@ -57,7 +57,7 @@ def _load_library() -> Any:
 
 
 class NcclGroup:
-    """A group on GPUs; `device` is this process's. See broadcast.BroadcastGroup. Not run on GPUs yet."""
+    """A group on GPUs; `device` is this process's. See broadcast.GlooGroup. Not run on GPUs yet."""
 
     def __init__(self, world_size: int, device: torch.device) -> None:
         self._world_size, self._device, self._nccl = world_size, device, _load_library()
@@ -72,11 +72,11 @@ class NcclGroup:
 
     @property
     def init_info(self) -> Mapping[str, Any]:
-        """See BroadcastGroup. The unique id contains the address of this process."""
+        """See GlooGroup. The unique id contains the address of this process."""
         return {"nccl_unique_id_b64": base64.b64encode(ctypes.string_at(ctypes.byref(self._unique_id), 128)).decode()}
 
     def join(self) -> None:
-        """See BroadcastGroup. NCCL waits forever for a process that doesn't join; this can't be interrupted."""
+        """See GlooGroup. NCCL waits forever for a process that doesn't join; this can't be interrupted."""
         with torch.cuda.device(self._device):
             comm = _Comm()
             self._call("ncclCommInitRank", ctypes.byref(comm), self._world_size, self._unique_id, 0)
@@ -89,7 +89,7 @@ class NcclGroup:
             self._stream.synchronize()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """See BroadcastGroup. Tensors are copied to the device one by one and held there until all are sent."""
+        """See GlooGroup. Tensors are copied to the device one by one and held there until all are sent."""
         held = []
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for tensor in tensors:
@@ -103,7 +103,7 @@ class NcclGroup:
         return self._comm, self._stream.cuda_stream
 
     def abort(self) -> None:
-        """See BroadcastGroup. Kernels that wait for another process end, and with them the calls that wait for them."""
+        """See GlooGroup. Kernels that wait for another process end, and with them the calls that wait for them."""
         comm, self._comm = self._comm, _Comm()
         if comm:
             self._nccl.ncclCommAbort(comm)  # its return code is ignored: nothing could be done about a failure

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -113,7 +113,7 @@ class ServerApi(Protocol):
         for a malformed response; ServerError or EngineError.
         """
 
-    async def check_weight_updates(self, server: "Server") -> None:
+    async def check_weight_updates(self, server: "Server", *, by_broadcast: bool) -> None:
         """Check that the server accepts new weights, without changing it. Raises ServerError or EngineError."""
 
     async def load_weights(self, server: "Server", folder: Path, label: str, in_flight: InFlightPolicy) -> None:
@@ -121,37 +121,6 @@ class ServerApi(Protocol):
 
         With `in_flight="drain"` all unfinished replies end first, those of other clients included. Raises ServerError
         or EngineError; the server then never samples from a mixture of old and new weights.
-        """
-
-
-class WeightTransferApi(Protocol):
-    """How one kind of server receives weights through a process group; a module with these names implements it.
-
-    All methods raise ServerError or EngineError.
-    """
-
-    async def check_transfer_support(self, server: "Server") -> None:
-        """Check that the server was started with weight transfer enabled, without changing it."""
-
-    async def fetch_label(self, server: "Server") -> str:
-        """Return the label of its weights. Raises ServerError if they are a mixture of two versions."""
-
-    async def count_workers(self, server: "Server") -> int:
-        """Return how many of its processes hold weights."""
-
-    async def join_group(self, server: "Server", init_info: Mapping[str, Any], world_size: int) -> None:
-        """Make the server's workers join a group of `world_size` (rank 0 is the trainer); return when all joined."""
-
-    async def receive_tensors(self, server: "Server", tensors: Mapping[str, Any]) -> None:
-        """Make the server receive these tensors, in this order; return when it has them."""
-
-    async def receive_weights(
-        self, server: "Server", label: str, in_flight: InFlightPolicy, broadcast: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Make the server receive all weights while `broadcast` sends them, label them, and empty stale caches.
-
-        `in_flight` is as in `ServerApi.load_weights`. A server that fails midway is marked by its label and must be
-        restarted before it is used again.
         """
 
 

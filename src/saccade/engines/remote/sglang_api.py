@@ -130,7 +130,7 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     return reply.version_spans[0][0]
 
 
-async def check_weight_updates(server: Server) -> None:
+async def check_weight_updates(server: Server, *, by_broadcast: bool) -> None:
     """See ServerApi."""
     for path in _WEIGHT_UPDATE_PATHS:
         await server.check_path(path)

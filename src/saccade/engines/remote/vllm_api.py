@@ -122,9 +122,11 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     return str(label)
 
 
-async def check_weight_updates(server: Server) -> None:
+async def check_weight_updates(server: Server, *, by_broadcast: bool) -> None:
     """See ServerApi."""
     await server.get("/is_paused")
+    if by_broadcast:
+        await check_transfer_support(server)
 
 
 async def load_weights(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
@@ -148,11 +150,14 @@ async def _reset_caches_and_resume(server: Server, in_flight: InFlightPolicy) ->
     await server.post("/resume")
 
 
-# ---- weight broadcast ------------------------------------------------------------------------------------------------
+# ---- weight broadcast: all functions raise ServerError or EngineError ------------------------------------------------
 
 
 async def check_transfer_support(server: Server) -> None:
-    """See WeightTransferApi. Post an empty init_info, which no worker accepts: the error shows if it is enabled."""
+    """Check that the server was started with weight transfer enabled, without changing it.
+
+    Post an empty init_info, which no worker accepts: the error shows if it is enabled.
+    """
     try:
         await server.post(_INIT_PATH, {"init_info": {}})
     except ServerError as error:
@@ -167,7 +172,7 @@ async def check_transfer_support(server: Server) -> None:
 
 
 async def fetch_label(server: Server) -> str:
-    """See WeightTransferApi."""
+    """Return the label of the server's weights. Raises ServerError if they are a mixture of two versions."""
     with malformed_boundary(f"{server.url} doesn't report its weight version"):
         label = str((await server.get("/weight_info"))["weight_version"])
     if label.endswith(_PARTIAL_SUFFIX):
@@ -176,18 +181,18 @@ async def fetch_label(server: Server) -> str:
 
 
 async def count_workers(server: Server) -> int:
-    """See WeightTransferApi."""
+    """Return how many of the server's processes hold weights."""
     with malformed_boundary(f"{server.url} doesn't report its number of workers"):
         return int((await server.get("/get_world_size"))["world_size"])
 
 
 async def join_group(server: Server, init_info: Mapping[str, Any], world_size: int) -> None:
-    """See WeightTransferApi."""
+    """Make the workers join a group of `world_size` (rank 0 is the trainer); return when all joined."""
     await server.post(_INIT_PATH, {"init_info": {**init_info, "rank_offset": 1, "world_size": world_size}})
 
 
 async def receive_tensors(server: Server, tensors: Mapping[str, Tensor]) -> None:
-    """See WeightTransferApi."""
+    """Make the server receive these tensors, in this order; return when it has them."""
     update = {
         "names": list(tensors),
         "dtype_names": [str(value.dtype).removeprefix("torch.") for value in tensors.values()],
@@ -199,7 +204,11 @@ async def receive_tensors(server: Server, tensors: Mapping[str, Tensor]) -> None
 async def receive_weights(
     server: Server, label: str, in_flight: InFlightPolicy, broadcast: Callable[[], Awaitable[None]]
 ) -> None:
-    """See WeightTransferApi. If it fails, the server stays paused."""
+    """Make the server receive all weights while `broadcast` sends them, label them, and empty stale caches.
+
+    `in_flight` is as in `load_weights`. A server that fails midway stays paused; its label marks it, and it must be
+    restarted before it is used again.
+    """
     await server.post("/pause", mode=_PAUSE_MODES[in_flight])
     await server.post("/update_weight_version", {"new_version": label + _PARTIAL_SUFFIX})
     try:

@@ -25,10 +25,10 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from saccade.engines.remote.handshake import LogprobCheck
 from saccade.engines.remote.pool import Pool
@@ -38,22 +38,18 @@ from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel
 
 
-class WeightVersion(Protocol):
-    """A snapshot of the weights, kept as long as servers may need it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightVersion:
+    """A snapshot of the weights, kept as long as servers may need it; servers report it by its `label`.
 
-    @property
-    def version(self) -> int:
-        """Return the version number."""
+    `load_into` makes a server load it (see ServerApi.load_weights), and raises ServerError or EngineError. `release`
+    deletes its files; memory is freed with the last reference.
+    """
 
-    @property
-    def label(self) -> str:
-        """Return the label by which servers report it."""
-
-    async def load_into(self, server: Server) -> None:
-        """Make a server load it; see ServerApi.load_weights. Raises ServerError or EngineError."""
-
-    def release(self) -> None:
-        """Free its files or memory; no server will load it again."""
+    version: int
+    label: str
+    load_into: Callable[[Server], Awaitable[None]]
+    release: Callable[[], None] = lambda: None
 
 
 CreateVersion = Callable[[WeightSource, int, str], WeightVersion]
@@ -178,24 +174,6 @@ def _describe_rollback(servers: Sequence[Server], previous: WeightVersion | None
 # ---- through files ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskWeightVersion:
-    """A weight version as safetensors in `folder`; see WeightVersion."""
-
-    version: int
-    label: str
-    folder: Path
-    in_flight: InFlightPolicy
-
-    async def load_into(self, server: Server) -> None:
-        """See WeightVersion."""
-        await server.api.load_weights(server, self.folder, self.label, self.in_flight)
-
-    def release(self) -> None:
-        """Delete the files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 class DiskTransport:
     """Writes weights as safetensors, each version into a new folder inside `weight_dir`.
 
@@ -206,7 +184,7 @@ class DiskTransport:
     def __init__(self, weight_dir: str, in_flight: InFlightPolicy) -> None:
         self._weight_dir, self._in_flight = weight_dir, in_flight
 
-    def create_version(self, source: WeightSource, version: int, label: str) -> DiskWeightVersion:
+    def create_version(self, source: WeightSource, version: int, label: str) -> WeightVersion:
         """Write the source's current weights. Raises EngineError if there is no room for them."""
         with boundary(
             EngineError, "the weights can't be written for the servers; set engine.settings.weight_dir to a larger disk"
@@ -215,13 +193,18 @@ class DiskTransport:
                 size = sum(tensor.nbytes for tensor in source.state_dict().values())
                 self._weight_dir = str(_find_shared_memory(2 * size) or tempfile.gettempdir())
             folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=self._weight_dir))
-            weight_version = DiskWeightVersion(version=version, label=label, folder=folder, in_flight=self._in_flight)
+            release = partial(shutil.rmtree, folder, ignore_errors=True)
             try:
                 source.save(folder)
             except BaseException:
-                weight_version.release()
+                release()
                 raise
-        return weight_version
+        return WeightVersion(
+            version=version, label=label, load_into=partial(self._load, folder, label), release=release
+        )
+
+    async def _load(self, folder: Path, label: str, server: Server) -> None:
+        await server.api.load_weights(server, folder, label, self._in_flight)
 
 
 def _find_shared_memory(num_bytes: int) -> Path | None:
