@@ -290,9 +290,7 @@ def _read_evaluation(path: Path) -> tuple[Evaluation, str, str]:
     scored = [record.outcome for record in records if isinstance(record.outcome, ScoredEpisode)]
     reasons = [record.outcome.reason for record in records if isinstance(record.outcome, UngradedEpisode)]
     evaluation = Evaluation(
-        scored=apply_verdicts(scored, read_verdicts(path)),
-        ungraded=len(reasons),
-        weights=read_stratified_weights(path),
+        scored=apply_verdicts(scored, read_verdicts(path)), ungraded=len(reasons), weights=read_stratified_weights(path)
     )
     return evaluation, records[0].fingerprint if records else "", reasons[0] if reasons else ""
 

@@ -20,12 +20,12 @@ from typing import Any
 from saccade.config.schema import EvaluationConfig
 from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import ConfigError, MediaError
+from saccade.evaluation.benchmarks.base import list_media_files
 from saccade.evaluation.records import Record, SampleKey, read_records
 from saccade.evaluation.shards import MANIFEST_SUFFIX, ShardManifest
 from saccade.evaluation.subset import FULL_SET, WEIGHTS_SUFFIX, Subset, assign_frame_budgets
 from saccade.media import hashing
 from saccade.media.relocation import map_media_paths
-from saccade.media.subtitles import find_subtitles
 from saccade.metrics.episode_metrics import get_accuracy
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
 from saccade.rollouts.collect import collect
@@ -108,11 +108,7 @@ async def evaluate(
                     continue
                 relocated = map_media_paths(outcome, lambda file: relativize_path(results_path.parent, file, root))
                 record = Record(
-                    task=key[0],
-                    frame_budget=key[1],
-                    sample_index=key[2],
-                    fingerprint=fingerprint,
-                    outcome=relocated,
+                    task=key[0], frame_budget=key[1], sample_index=key[2], fingerprint=fingerprint, outcome=relocated
                 )
                 append_jsonl(results_path, record)
                 done.append(outcome)
@@ -142,9 +138,7 @@ def _plan_items(tasks: Sequence[Task], settings: EvaluationConfig, subset: Subse
     budgets = assign_frame_budgets(tasks, settings.frame_budgets)
     items: list[EvalItem] = []
     for task in subset.select(tasks):
-        subtitles = find_subtitles(task)
-        files = [media.path for media in task.media] + ([subtitles] if subtitles else [])
-        digest = compute_digest(task.digest, [_hash_file(path) for path in files])
+        digest = compute_digest(task.digest, [_hash_file(path) for path in list_media_files(task)])
         keys = tuple((digest, budgets[task.id], i) for i in range(settings.num_samples))
         # Samples with different option orders have different prompts, so each is its own group.
         if settings.shuffle_options:

@@ -341,10 +341,7 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     graded, ungraded = [group for group in groups if group.episodes], sum(len(group.ungraded) for group in groups)
     behavior = average_behavior(scored)
-    metrics = {
-        "reward": fmean(outcome.score.total for outcome in scored),
-        "accuracy": fmean(map(get_accuracy, scored)),
-    }
+    metrics = {"reward": fmean(outcome.score.total for outcome in scored), "accuracy": fmean(map(get_accuracy, scored))}
     # Format compliance is its own metric, whether or not the recipe rewards it.
     parts = sorted({part for outcome in scored for part in outcome.score.parts} - {"format_compliance"})
     metrics |= {f"reward/{part}": fmean(outcome.score.parts.get(part, 0.0) for outcome in scored) for part in parts}

@@ -245,10 +245,6 @@ def _build_examples(
             answer = "no answer" if item.episode.answer is None else format_answer(item.episode.answer)
             others[item.episode.task.digest].append((other, answer, item.score.correct or 0.0))
     return [
-        {
-            **viewer.build_view(item),
-            "evaluation": name,
-            "others": others[item.episode.task.digest][:4],
-        }
+        {**viewer.build_view(item), "evaluation": name, "others": others[item.episode.task.digest][:4]}
         for item in choose_examples(evaluations.get(name, ()), count)
     ]

@@ -62,23 +62,23 @@ def extract_letter(text: str, letters: str, options: Sequence[str] = ()) -> str 
     >>> [extract_letter(text, "ABCD") for text in ("**(b)**", "A man walks in, so B", "A or B")]
     ['B', 'B', None]
     """
-    boxes = extract_boxed(text)
-    plain = " ".join(strip_formatting(normalize_text(boxes[-1] if boxes else text)).split())
+    plain = " ".join(extract_plain_answer(text).split())
     any_case = f"[{letters}{letters.lower()}]"
     letter_only = re.fullmatch(rf"(?:{_ANSWER_LEAD})?[(\[{{]?({any_case})[)\]}}]?[.,:;!)]*", plain, re.IGNORECASE)
     if letter_only:
         return letter_only[1].upper()
-    option_texts = [_normalize_option(option) for option in options]
-    normalized = _normalize_option(plain)
+    option_texts, normalized = [_normalize_option(option) for option in options], _normalize_option(plain)
     matching = [
         letter for letter, option in zip(letters, option_texts, strict=False) if option and option == normalized
     ]
     if matching:
         return matching[0] if len(matching) == 1 else None
-    letter = _find_leading_letter(plain, letters) or _find_announced_letter(plain, letters)
-    if letter:
-        return letter
-    return _find_lone_letter(plain, letters) or _find_quoted_option(plain, letters, option_texts)
+    return (
+        _find_leading_letter(plain, letters)
+        or _find_announced_letter(plain, letters)
+        or _find_lone_letter(plain, letters)
+        or _find_quoted_option(normalized, letters, option_texts)
+    )
 
 
 def _find_leading_letter(text: str, letters: str) -> str | None:
@@ -107,18 +107,23 @@ def _find_lone_letter(text: str, letters: str) -> str | None:
 
 
 def _find_quoted_option(text: str, letters: str, options: Sequence[str]) -> str | None:
-    """Return the letter of the only option whose text occurs as whole words."""
-    padded = f" {_normalize_option(text)} "
+    """Return the letter of the only option whose text occurs as whole words; all texts are normalized."""
+    padded = f" {text} "
     matching = [letter for letter, option in zip(letters, options, strict=False) if option and f" {option} " in padded]
-    return (
-        matching[0] if len(matching) == 1 and not re.search(r"\b(?:not|neither|nor|except)\b|n't\b", padded) else None
-    )
+    is_negated = re.search(r"\b(?:not|neither|nor|except)\b|n't\b", padded)
+    return matching[0] if len(matching) == 1 and not is_negated else None
 
 
 def _normalize_option(text: str) -> str:
     """Return words and numbers in one case with single spaces, without the label that some options have."""
     plain = re.sub(r"^\s*[(\[]?[A-Ja-j][)\].:]+\s+", "", normalize_text(text)).casefold()
     return " ".join(re.sub(r"[^\w.%+-]+|[.](?!\d)", " ", plain).split())
+
+
+def extract_plain_answer(text: str) -> str:
+    r"""Return the content of the last `\boxed{}`, else the whole text, normalized and without formatting."""
+    boxes = extract_boxed(text)
+    return strip_formatting(normalize_text(boxes[-1] if boxes else text))
 
 
 def strip_formatting(text: str) -> str:
@@ -137,9 +142,8 @@ def extract_number(text: str) -> float | None:
     >>> extract_number("about 1,200 cm"), extract_number("four"), extract_number("\u2212 2.5 m"), extract_number("none")
     (1200.0, 4.0, -2.5, None)
     """
-    boxes = extract_boxed(text)
-    plain = strip_formatting(normalize_text(boxes[-1] if boxes else text)).casefold()
-    digits = _NUMBER_WORD.sub(lambda match: _NUMBER_WORDS[match[0]], re.sub(r"^\s*-\s+", "-", plain))
+    plain = re.sub(r"^\s*-\s+", "-", extract_plain_answer(text).casefold())
+    digits = _NUMBER_WORD.sub(lambda match: _NUMBER_WORDS[match[0]], plain)
     numbers = _NUMBER.findall(digits)
     return float(numbers[-1].replace(",", "")) if numbers else None
 

@@ -28,7 +28,7 @@ from saccade.metrics.episode_metrics import has_failed
 from saccade.metrics.statistics import get_media_key
 from saccade.protocols import ScoreFn
 from saccade.rewards.compose import score_each
-from saccade.types import Episode, Score, ScoredEpisode, Task
+from saccade.types import Episode, Reply, Score, ScoredEpisode, Task
 
 Scoring = Literal["strict", "lenient"]
 
@@ -44,6 +44,7 @@ class Grade:
 
 
 UNPARSED = Grade(extracted=None, value=0.0)
+UNDECIDED = Grade(extracted=None, value=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +92,20 @@ MetricsFn = Callable[[Sequence[GradedAnswer]], dict[str, float]]
 # ---- rules and metrics that benchmarks share -----------------------------------------------------------------------
 
 
-def grade_choice(letter: str | None, task: Task) -> Grade:
-    """Grade a letter; None is unparsed."""
-    return UNPARSED if letter is None else Grade(extracted=letter, value=float(letter == task.ground_truth))
+def grade_choice(letter: str | None, task: Task, without_letter: Grade = UNPARSED) -> Grade:
+    """Grade a letter; `without_letter` is the grade of None."""
+    return without_letter if letter is None else Grade(extracted=letter, value=float(letter == task.ground_truth))
 
 
-def grade_choice_lenient(text: str, task: Task) -> Grade:
+def grade_choice_lenient(text: str, task: Task, without_letter: Grade = UNPARSED) -> Grade:
     """Grade a multiple-choice answer leniently; see `extract_letter`."""
-    return grade_choice(extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options), task)
+    letter = extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
+    return grade_choice(letter, task, without_letter)
 
 
 def format_ground_truth_option(task: Task) -> str:
     """Return the ground-truth option for a judge: its letter and its text."""
     return f"{task.ground_truth}. {task.options[OPTION_LETTERS.index(str(task.ground_truth))]}"
-
-
-def require_one_of(row: BenchmarkRow, field_name: str, value: str, allowed: Iterable[str]) -> str:
-    """Return the value of a row's field. Raises DataError if it is not one of `allowed`."""
-    if value not in allowed:
-        raise row.field_error(field_name, f"it should be one of {', '.join(allowed)}; not {value!r}", value)
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +139,8 @@ def tabulate(results: Sequence[GradedAnswer], stratum_fn: StratumFn) -> dict[str
         for label in get_stratum_labels(stratum_fn, result.task):
             rows[label].append(result)
     return {
-        label: StratumScore(
-            n=len({result.task.id for result in rows[label]}), value=100 * compute_weighted_mean(rows[label])
-        )
-        for label in sorted(rows)
+        label: StratumScore(n=len({result.task.id for result in row}), value=100 * compute_weighted_mean(row))
+        for label, row in sorted(rows.items())
     }
 
 
@@ -242,13 +235,10 @@ class Benchmark:
         Raises DataError for a missing split, a bad row, a repeated id and, unless `allow_incomplete`, a wrong count.
         """
         tasks = list(self.iterate_tasks(root))
-        repeated = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
-        if repeated:
-            raise DataError(
-                f"{root}: {self.name} contains the id {repeated[0]} twice; download the dataset again",
-                key="id",
-                value=repeated[0],
-            )
+        repeated = next((task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1), None)
+        if repeated is not None:
+            problem = f"{root}: {self.name} contains the id {repeated} twice; download the dataset again"
+            raise DataError(problem, key="id", value=repeated)
         if not tasks:
             raise DataError(f"{root}: {self.name} contains no question; download the dataset again", key=str(root))
         # Scores on an incomplete copy are not comparable with published ones.
@@ -263,32 +253,26 @@ class Benchmark:
     def _check_counts(self, tasks: Sequence[Task], root: Path) -> None:
         hint = "complete the copy, or accept it with --allow-incomplete"
         if len(tasks) != self.num_tasks:
-            raise DataError(
-                f"{root}: {self.name} has {self.num_tasks} questions, this copy has {len(tasks)}; {hint}",
-                key=str(root),
-                value=len(tasks),
-            )
-        for stratum, expected in self.stratum_sizes.items():
+            problem = f"{root}: {self.name} has {self.num_tasks} questions, this copy has {len(tasks)}; {hint}"
+            raise DataError(problem, key=str(root), value=len(tasks))
+        for stratum, sizes in self.stratum_sizes.items():
             counts = Counter(label for task in tasks for label in get_stratum_labels(self.strata[stratum], task))
-            for label in sorted({*expected, *counts}):
-                if expected.get(label, 0) != counts[label]:
-                    raise DataError(
-                        f"{root}: {self.name} has {expected.get(label, 0)} questions of {stratum} {label!r}, "
-                        f"this copy has {counts[label]}; {hint}",
-                        key=stratum,
-                        value=label,
-                    )
+            for label in sorted({*sizes, *counts}):
+                if (expected := sizes.get(label, 0)) != counts[label]:
+                    problem = f"{root}: {self.name} has {expected} questions of {stratum} {label!r}, this copy has"
+                    raise DataError(f"{problem} {counts[label]}; {hint}", key=stratum, value=label)
 
 
 def find_missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
     """Return by task id the missing media files, subtitles included, of each task that lacks some."""
-    missing_by_task: dict[str, list[str]] = {}
-    for task in tasks:
-        subtitles = find_subtitles(task)
-        paths = [*(media.path for media in task.media), *([subtitles] if subtitles else [])]
-        missing = [path for path in paths if not Path(path).is_file()]
-        missing_by_task |= {task.id: missing} if missing else {}
-    return missing_by_task
+    missing = {task.id: [path for path in list_media_files(task) if not Path(path).is_file()] for task in tasks}
+    return {task_id: paths for task_id, paths in missing.items() if paths}
+
+
+def list_media_files(task: Task) -> list[str]:
+    """Return the paths of a task's media and of its subtitles, if it has any."""
+    subtitles = find_subtitles(task)
+    return [*(media.path for media in task.media), *([subtitles] if subtitles else [])]
 
 
 def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Iterable[Task], root: Path) -> None:
@@ -298,30 +282,19 @@ def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Itera
     hint = "unpack the dataset's subtitle archive there (with --allow-incomplete such questions run without, or fail)"
     missing = [path for path in map(find_subtitles, selected) if path and not Path(path).is_file()]
     if missing:
-        raise DataError(
-            f"{root}: {benchmark.name} lacks the subtitles of {len(missing)} questions, first {missing[0]}; {hint}",
-            key=missing[0],
-            value=len(missing),
-        )
-    videos = {benchmark.cluster_key(task) for task in tasks if find_subtitles(task)}
-    if benchmark.num_subtitled_videos not in (None, len(videos)):
-        raise DataError(
-            f"{root}: {benchmark.name} has subtitles of {benchmark.num_subtitled_videos} videos, this copy of "
-            f"{len(videos)}; {hint}",
-            key=str(root),
-            value=len(videos),
-        )
+        problem = f"{benchmark.name} lacks the subtitles of {len(missing)} questions, first {missing[0]}"
+        raise DataError(f"{root}: {problem}; {hint}", key=missing[0], value=len(missing))
+    num_videos = len({benchmark.cluster_key(task) for task in tasks if find_subtitles(task)})
+    if benchmark.num_subtitled_videos not in (None, num_videos):
+        problem = f"has subtitles of {benchmark.num_subtitled_videos} videos, this copy of {num_videos}"
+        raise DataError(f"{root}: {benchmark.name} {problem}; {hint}", key=str(root), value=num_videos)
 
 
 # ---- grading -------------------------------------------------------------------------------------------------------
 
 
 def grade(
-    benchmark: Benchmark,
-    tasks: Sequence[Task],
-    answers: Mapping[str, Answer],
-    *,
-    scoring: Scoring = "strict",
+    benchmark: Benchmark, tasks: Sequence[Task], answers: Mapping[str, Answer], *, scoring: Scoring = "strict"
 ) -> list[GradedAnswer]:
     """Return every task with its grade, in order; a missing or blank answer is an error and not graded."""
     grade_fn = benchmark.get_grade_fn(scoring)
@@ -348,10 +321,8 @@ def extract_answer(episode: Episode) -> Answer:
     if has_failed(episode):
         return Answer(text="", error=episode.error or f"the episode ended as {episode.status}")
     # Only the last turn: text before a call is not an answer.
-    reply = episode.turns[-1].reply if episode.turns else None
-    text = reply.text if reply else ""
-    if reply and reply.answer is not None and "<answer>" not in text:
-        text = reply.answer
+    reply = episode.turns[-1].reply if episode.turns else Reply(text="")
+    text = reply.text if reply.answer is None or "<answer>" in reply.text else reply.answer
     return Answer(text=text) if text.strip() else Answer(text="", error="the answer is blank")
 
 

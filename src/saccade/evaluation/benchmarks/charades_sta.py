@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import cast
 
-from saccade.evaluation.benchmarks.answer_extraction import strip_formatting
+from saccade.evaluation.benchmarks.answer_extraction import extract_plain_answer
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, GradedAnswer, compute_weighted_mean
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
-from saccade.rewards.text_normalization import extract_boxed, normalize_text
 from saccade.types import AnswerType, Task
 
 _LINE = re.compile(r"(\S+) ([\d.]+) ([\d.]+)##(.+)")
@@ -52,19 +52,16 @@ def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
     def compute_recall(threshold: float) -> float:
         return 100 * compute_weighted_mean(results, get_value=lambda result: result.value >= threshold)
 
-    return {
-        **{f"r1@{threshold}": compute_recall(threshold) for threshold in (0.3, 0.5, 0.7)},
-        "miou": 100 * compute_weighted_mean(results),
-    }
+    recalls = {f"r1@{threshold}": compute_recall(threshold) for threshold in (0.3, 0.5, 0.7)}
+    return {**recalls, "miou": 100 * compute_weighted_mean(results)}
 
 
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     if row.has("line"):
         match = _LINE.fullmatch(row.get_text("line").strip())
         if match is None:
-            raise row.field_error(
-                "line", f"it should be 'VIDEO START END##sentence.', not {row.get_text('line')[:60]!r}"
-            )
+            problem = f"it should be 'VIDEO START END##sentence.', not {row.get_text('line')[:60]!r}"
+            raise row.field_error("line", problem)
         video, start, end, sentence = match[1], float(match[2]), float(match[3]), match[4]
     else:
         video, sentence = row.get_text("video").removesuffix(".mp4"), row.get_text("caption")
@@ -86,13 +83,10 @@ def _grade_span(span: tuple[float, float] | None, task: Task) -> Grade:
     """Return the IoU of a span with the ground truth, which may end after the video does, so nothing is clipped."""
     if span is None:
         return UNPARSED
-    assert isinstance(task.ground_truth, tuple)
-    start, end = sorted(span)
-    intersection = max(0.0, min(end, task.ground_truth[1]) - max(start, task.ground_truth[0]))
-    return Grade(
-        extracted=f"{start:g} - {end:g}",
-        value=intersection / (max(end, task.ground_truth[1]) - min(start, task.ground_truth[0])),
-    )
+    (start, end), (true_start, true_end) = sorted(span), cast(tuple[float, float], task.ground_truth)
+    intersection = max(0.0, min(end, true_end) - max(start, true_start))
+    union = max(end, true_end) - min(start, true_start)
+    return Grade(extracted=f"{start:g} - {end:g}", value=intersection / union)
 
 
 def _extract_span_strict(text: str) -> tuple[float, float] | None:
@@ -100,8 +94,10 @@ def _extract_span_strict(text: str) -> tuple[float, float] | None:
     sentences = re.split(r"[!?\n]", plain)
     relevant = [sentence for sentence in sentences if any(word in sentence for word in _KEYWORDS)] or sentences
     joined = "\n".join(relevant)
-    span = _find_clock_range(joined) or _find_range(joined)
-    if span:
+    clock_range = re.search(rf"\b({_CLOCK})\s*[-–]\s*({_CLOCK})\b", joined)
+    if clock_range:
+        return parse_seconds(clock_range[1]), parse_seconds(clock_range[2])
+    if span := _find_range(joined):
         return span
     clocks = [parse_seconds(clock) for clock in re.findall(rf"\b{_CLOCK}\b", joined)]
     firsts = [float(match[1]) for sentence in relevant if (match := _NUMBER.search(sentence))]
@@ -109,11 +105,6 @@ def _extract_span_strict(text: str) -> tuple[float, float] | None:
         if len(times) >= 2:
             return times[0], times[1]
     return _find_range(plain)  # finally, in all sentences
-
-
-def _find_clock_range(text: str) -> tuple[float, float] | None:
-    match = re.search(rf"\b({_CLOCK})\s*[-–]\s*({_CLOCK})\b", text)
-    return (parse_seconds(match[1]), parse_seconds(match[2])) if match else None
 
 
 def _find_range(text: str) -> tuple[float, float] | None:
@@ -133,8 +124,7 @@ def extract_time_span(text: str) -> tuple[float, float] | None:
     >>> extract_time_span("from 00:12.5 to 0:20"), extract_time_span("[3.5, 8]"), extract_time_span("-3 - 8")
     ((12.5, 20.0), (3.5, 8.0), None)
     """
-    boxes = extract_boxed(text)
-    plain = strip_formatting(normalize_text(boxes[-1] if boxes else text)).casefold()
+    plain = extract_plain_answer(text).casefold()
     match = _PAIR.search(plain) or _SPAN.search(plain)
     return (parse_seconds(match["start"]), parse_seconds(match["end"])) if match else None
 

@@ -14,6 +14,7 @@ from saccade.evaluation.benchmarks.base import (
     GradedAnswer,
     compute_accuracy,
     compute_weighted_mean,
+    grade_choice,
     group_by_extra,
     group_by_extras,
 )
@@ -22,10 +23,8 @@ from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.types import AnswerType, Task
 
 TOLERANCE = 0.001
-_ANSWER_TYPES = {
-    **{name: name for name in ("float", "multiple choice", "text")},
-    **{"int": "float", "single answer": "text"},
-}
+_ANSWER_TYPES = {"float": "float", "int": "float", "text": "text", "single answer": "text"}
+_ANSWER_TYPES |= {"multiple choice": "multiple choice"}
 
 
 def dynamath() -> Benchmark:
@@ -88,21 +87,16 @@ def _grade_lenient(text: str, task: Task) -> Grade:
     strict = _grade_strict(braces[0], task) if braces else UNPARSED
     answer = text if strict.extracted is None else strict.extracted
     if task.extras["answer_type"] == "multiple choice":
-        letter = extract_letter(answer, OPTION_LETTERS[:6])
-        return UNPARSED if letter is None else Grade(extracted=letter, value=float(letter == task.ground_truth))
-    formula = extract_formula(answer)
+        return grade_choice(extract_letter(answer, OPTION_LETTERS[:6]), task)
+    formula, expected = extract_formula(answer), str(task.ground_truth)
     if formula is None:
         return UNPARSED
     if task.extras["answer_type"] == "float":
         value = evaluate_formula(formula.rpartition("=")[2])
-        return Grade(
-            extracted=formula,
-            value=float(value is not None and abs(value - float(str(task.ground_truth))) <= TOLERANCE),
-        )
-    return Grade(
-        extracted=formula,
-        value=float(are_formulas_equal(formula, str(task.ground_truth)) or str(task.ground_truth) in answer),
-    )
+        is_correct = value is not None and abs(value - float(expected)) <= TOLERANCE
+    else:
+        is_correct = are_formulas_equal(formula, expected) or expected in answer
+    return Grade(extracted=formula, value=float(is_correct))
 
 
 def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
@@ -119,9 +113,8 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     inner = row.with_values(row.get_mapping("row")) if row.has("row") else row
     answer_type = inner.get_text("answer_type", "question_type").strip().lower()
     if answer_type not in _ANSWER_TYPES:
-        raise row.field_error(
-            "answer_type", f"it should be float, multiple choice or text, not {answer_type!r}", answer_type
-        )
+        problem = f"it should be float, multiple choice or text, not {answer_type!r}"
+        raise row.field_error("answer_type", problem, answer_type)
     expected = inner.get_text("ground_truth", "answer").strip()
     if _ANSWER_TYPES[answer_type] == "float":
         inner.get_number("ground_truth", "answer")
@@ -152,7 +145,6 @@ def _read_seed_and_variant(row: BenchmarkRow) -> tuple[str, str]:
     match = re.search(r"(?:trial|variant)(\d+)", str(row.file))
     variant = row.get_text("trial") if row.has("trial") else match[1] if match else ""
     if not variant:
-        raise row.field_error(
-            "trial", "it is missing; call the file sample_variant1 to 10, or put it into trial1 to 10"
-        )
+        problem = "it is missing; call the file sample_variant1 to 10, or put it into trial1 to 10"
+        raise row.field_error("trial", problem)
     return row.get_text("key", "id"), variant

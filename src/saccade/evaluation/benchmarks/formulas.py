@@ -35,14 +35,11 @@ def extract_formula(text: str) -> str | None:
     ('27', '27')
     """
     boxes = extract_boxed(text)
-    if boxes:
-        raw = boxes[-1]
-    else:
-        raw = _ANSWER_LEAD.split(text)[-1].strip().split("\n")[0]
-    plain = (
-        strip_formatting(normalize_text(raw)).replace("{,}", "").replace(r"^\circ", "").replace(r"^{\circ}", "").strip()
-    )
-    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain).rstrip(".").strip()
+    raw = boxes[-1] if boxes else _ANSWER_LEAD.split(text)[-1].strip().split("\n")[0]
+    plain = strip_formatting(normalize_text(raw))
+    for mark in ("{,}", r"^\circ", r"^{\circ}"):
+        plain = plain.replace(mark, "")
+    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain.strip()).rstrip(".").strip()
     plain = _UNIT.sub("", plain).removesuffix(r"\%").removesuffix("%").strip()
     return plain or None
 
@@ -71,10 +68,10 @@ def evaluate_formula(formula: str) -> float | None:
     return value if parser.is_done and math.isfinite(value) else None
 
 
-def have_equal_values(first: str, second: str, decimals: int = 2) -> bool:
-    """Return whether two formulas have the same value after each is rounded to `decimals` decimals."""
+def have_equal_values(first: str, second: str) -> bool:
+    """Return whether two formulas have the same value after each is rounded to two decimals."""
     left, right = evaluate_formula(first), evaluate_formula(second)
-    return left is not None and right is not None and round(left, decimals) == round(right, decimals)
+    return left is not None and right is not None and round(left, 2) == round(right, 2)
 
 
 class _Parser:
@@ -95,18 +92,12 @@ class _Parser:
 
     def _parse_term(self) -> float:
         value = self._parse_factor()
-        while True:
-            token = self._peek()
-            if token in _MULTIPLY_TOKENS:
+        while (token := self._peek()) in (*_MULTIPLY_TOKENS, *_DIVIDE_TOKENS) or self._starts_factor(token):
+            if not self._starts_factor(token):
                 self._consume()
-                value *= self._parse_factor()
-            elif token in _DIVIDE_TOKENS:
-                self._consume()
-                value /= self._parse_factor()
-            elif self._starts_factor(token):
-                value *= self._parse_factor()
-            else:
-                return value
+            factor = self._parse_factor()
+            value = value / factor if token in _DIVIDE_TOKENS else value * factor
+        return value
 
     def _parse_factor(self) -> float:
         if self._peek() in ("-", "+"):
@@ -119,15 +110,13 @@ class _Parser:
                 raise ValueError
             value = float(value**exponent)
         while self._peek() in ("!", "%", r"\%"):
-            value = self._apply_postfix(value, self._consume())
+            if self._consume() != "!":
+                value /= 100
+            elif value == int(value) and 0 <= value <= 20:
+                value = float(math.factorial(int(value)))
+            else:
+                raise ValueError
         return value
-
-    def _apply_postfix(self, value: float, operator: str) -> float:
-        if operator != "!":
-            return value / 100
-        if value != int(value) or not 0 <= value <= 20:
-            raise ValueError
-        return float(math.factorial(int(value)))
 
     def _parse_base(self) -> float:
         token = self._consume()
@@ -144,15 +133,13 @@ class _Parser:
             return numerator / self._parse_argument()
         if token == r"\sqrt":
             root = self._parse_until("]") if self._peek() == "[" and self._consume() else 2.0
-            return float(self._require_nonnegative(self._parse_argument()) ** (1 / root))
+            radicand = self._parse_argument()
+            if radicand < 0:
+                raise ValueError
+            return float(radicand ** (1 / root))
         if token in _FUNCTIONS:
             return _FUNCTIONS[token](self._parse_factor())
         raise ValueError(token)
-
-    def _require_nonnegative(self, value: float) -> float:
-        if value < 0:
-            raise ValueError
-        return value
 
     def _parse_argument(self) -> float:
         """Parse the content of braces, else the single digit that LaTeX takes."""
@@ -160,13 +147,12 @@ class _Parser:
             self._consume()
             return self._parse_until("}")
         token = self._consume()
-        if token.isdigit() and len(token) > 1:
+        if not token.isdigit():
+            raise ValueError(token)
+        if len(token) > 1:
             self._position -= 1
             self._tokens[self._position] = token[1:]
-            return float(token[0])
-        if token.isdigit():
-            return float(token)
-        raise ValueError(token)
+        return float(token[0])
 
     def _parse_until(self, closing: str) -> float:
         value = self.parse_expression()

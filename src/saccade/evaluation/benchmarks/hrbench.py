@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from saccade.evaluation.benchmarks.base import (
+    UNDECIDED,
     Benchmark,
     Grade,
     GradedAnswer,
@@ -62,15 +62,12 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
         name=f"hrbench_{size}",
         repo_id="DreamMr/HR-Bench",
         file_patterns=(
-            f"hr_bench_{size}.tsv",
-            f"hrbench_version_split/hrbench_{size}-*.parquet",
-            f"*{size}*",
-            "*.jsonl",
+            *(f"hr_bench_{size}.tsv", f"hrbench_version_split/hrbench_{size}-*.parquet", f"*{size}*", "*.jsonl"),
         ),
         num_tasks=800,
         parse_row=parse_row,
         grade_strict=_grade_strict,
-        grade_lenient=lambda text, task: _leave_to_judge(grade_choice_lenient(text, task)),
+        grade_lenient=lambda text, task: grade_choice_lenient(text, task, UNDECIDED),
         primary_metric="average",
         compute_metrics=_compute_metrics,
         strata=group_by_extras("category", "rotation"),
@@ -85,32 +82,15 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
 
 
 def _grade_strict(text: str, task: Task) -> Grade:
-    return _leave_to_judge(
-        grade_choice(_find_lone_letter(text) or _find_announced_letter(text) or _find_quoted_option(text, task), task)
-    )
-
-
-def _leave_to_judge(grade: Grade) -> Grade:
-    """Mark a grade without a letter as undecided."""
-    return replace(grade, value=None) if grade.extracted is None else grade
-
-
-def _find_lone_letter(text: str) -> str | None:
     words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
     present = [letter for letter in _LETTERS if letter in words]
-    return present[0] if len(present) == 1 and words.index(present[0]) >= len(words) - _MAX_TOKENS_FROM_END else None
-
-
-def _find_announced_letter(text: str) -> str | None:
-    match = re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text)
-    return match[1] if match else None
-
-
-def _find_quoted_option(text: str, task: Task) -> str | None:
-    if len(text) > 2 * sum(map(len, task.options)):
-        return None
+    if len(present) == 1 and words.index(present[0]) >= len(words) - _MAX_TOKENS_FROM_END:
+        return grade_choice(present[0], task)
+    if announced := re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text):
+        return grade_choice(announced[1], task)
     quoted = [letter for letter, option in zip(_LETTERS, task.options, strict=True) if option.lower() in text.lower()]
-    return quoted[0] if len(quoted) == 1 else None
+    is_short = len(text) <= 2 * sum(map(len, task.options))
+    return grade_choice(quoted[0] if is_short and len(quoted) == 1 else None, task, UNDECIDED)
 
 
 def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:

@@ -8,7 +8,7 @@ for row in iterate_rows(Path("Video-MME"), ["videomme/test-*.parquet"])   the fi
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ class BenchmarkRow(SourceRow):
     """A row of a local copy whose media are below `media_dir`."""
 
     media_dir: Path
+
+    def require_one_of(self, field_name: str, value: str, allowed: Iterable[str]) -> str:
+        """Return the value of a field. Raises DataError if it is not one of `allowed`."""
+        if value not in allowed:
+            raise self.field_error(field_name, f"it should be one of {', '.join(allowed)}; not {value!r}", value)
+        return value
 
     def resolve_video(self, *names: str) -> tuple[Media, ...]:
         """Return the first of these files that exists, else the first one; whether it exists is checked on use."""

@@ -3,14 +3,7 @@
 from collections.abc import Iterator
 
 from saccade.evaluation.benchmarks.answer_extraction import split_inline_options, strip_option_labels
-from saccade.evaluation.benchmarks.base import (
-    UNPARSED,
-    Benchmark,
-    Grade,
-    build_accuracy_metrics,
-    grade_choice,
-    require_one_of,
-)
+from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, build_accuracy_metrics, grade_choice
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.types import AnswerType, Task
 
@@ -69,9 +62,8 @@ def _build_task(row: BenchmarkRow, key: str, genre: str, uid: str) -> Task:
     stem, options = split_inline_options(row.get_text("question"))
     if not options:
         options = strip_option_labels(row.get_texts("candidates", "options"))
-    capabilities = [
-        CAPABILITIES[require_one_of(row, "question_type", name, CAPABILITIES)] for name in row.get_list("question_type")
-    ]
+    question_types = row.get_list("question_type")
+    capabilities = [CAPABILITIES[row.require_one_of("question_type", name, CAPABILITIES)] for name in question_types]
     # The letter alone, or at the start of the option's text: `(D) 1633`.
     letter = row.get_text("answer").strip().removeprefix("(")[:1]
     return Task(
@@ -81,9 +73,5 @@ def _build_task(row: BenchmarkRow, key: str, genre: str, uid: str) -> Task:
         answer_type=AnswerType.CHOICE,
         ground_truth=row.with_values({"answer": letter}).get_option_letter(len(options), "answer"),
         options=options,
-        extras={
-            "capabilities": capabilities,
-            "genre": genre,
-            "time_reference": row.values.get("time_reference"),
-        },
+        extras={"capabilities": capabilities, "genre": genre, "time_reference": row.values.get("time_reference")},
     )

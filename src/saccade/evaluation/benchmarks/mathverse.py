@@ -4,7 +4,15 @@ from collections.abc import Iterator
 
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.evaluation.benchmarks.answer_extraction import extract_letter
-from saccade.evaluation.benchmarks.base import Benchmark, Grade, JudgePrompt, group_by_extra, group_by_extras
+from saccade.evaluation.benchmarks.base import (
+    UNDECIDED,
+    Benchmark,
+    Grade,
+    JudgePrompt,
+    grade_choice,
+    group_by_extra,
+    group_by_extras,
+)
 from saccade.evaluation.benchmarks.formulas import are_formulas_equal, extract_formula
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.types import AnswerType, Task
@@ -45,11 +53,7 @@ def mathverse() -> Benchmark:
         name="mathverse",
         repo_id="AI4Math/MathVerse",
         file_patterns=(
-            "testmini.json",
-            "testmini/*.parquet",
-            "testmini-*.parquet",
-            "data/testmini-*.parquet",
-            "*.jsonl",
+            *("testmini.json", "testmini/*.parquet", "testmini-*.parquet", "data/testmini-*.parquet", "*.jsonl"),
         ),
         num_tasks=3940,
         parse_row=parse_row,
@@ -75,12 +79,10 @@ def mathverse() -> Benchmark:
 
 def _grade_lenient(text: str, task: Task) -> Grade:
     if task.extras["question_type"] == "multi-choice":
-        letter = extract_letter(text, OPTION_LETTERS[:6])
-        return Grade(extracted=letter, value=None if letter is None else float(letter == task.ground_truth))
+        return grade_choice(extract_letter(text, OPTION_LETTERS[:6]), task, UNDECIDED)
     formula = extract_formula(text)
-    return Grade(
-        extracted=formula, value=1.0 if formula and are_formulas_equal(formula, str(task.ground_truth)) else None
-    )
+    is_correct = formula and are_formulas_equal(formula, str(task.ground_truth))
+    return Grade(extracted=formula, value=1.0 if is_correct else None)
 
 
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:

@@ -5,8 +5,13 @@ from collections.abc import Iterator
 
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.evaluation.benchmarks.answer_extraction import extract_letter
-from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, group_by_extras
-from saccade.evaluation.benchmarks.formulas import are_formulas_equal, evaluate_formula, extract_formula
+from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, grade_choice, group_by_extras
+from saccade.evaluation.benchmarks.formulas import (
+    are_formulas_equal,
+    evaluate_formula,
+    extract_formula,
+    have_equal_values,
+)
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.types import AnswerType, Task
 
@@ -44,14 +49,9 @@ def _grade_lenient(text: str, task: Task) -> Grade:
     if task.options:
         letter = extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
         if letter:
-            return Grade(extracted=letter, value=float(letter == task.ground_truth))
-    formula = extract_formula(text)
-    if formula is None:
-        return UNPARSED
-    return Grade(
-        extracted=formula,
-        value=float(are_formulas_equal(formula, _get_ground_truth_option(task) or str(task.ground_truth))),
-    )
+            return grade_choice(letter, task)
+    formula, expected = extract_formula(text), _get_ground_truth_option(task) or str(task.ground_truth)
+    return Grade(extracted=formula, value=float(are_formulas_equal(formula, expected))) if formula else UNPARSED
 
 
 def _get_ground_truth_option(task: Task) -> str:
@@ -109,10 +109,7 @@ def is_equal(ground_truth: str, predicted: str) -> bool:
     if ground_truth.strip() == predicted.strip():
         return True
     ground_truth, predicted = _round_tuple(ground_truth), _round_tuple(predicted)
-    if ground_truth == predicted:
-        return True
-    values = evaluate_formula(ground_truth), evaluate_formula(predicted)
-    return None not in values and round(values[0] or 0.0, 2) == round(values[1] or 0.0, 2)
+    return ground_truth == predicted or have_equal_values(ground_truth, predicted)
 
 
 def _is_number(text: str) -> bool:

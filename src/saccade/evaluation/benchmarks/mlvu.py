@@ -13,18 +13,12 @@ from saccade.evaluation.benchmarks.base import (
     compute_macro_average,
     grade_choice,
     group_by_extra,
-    require_one_of,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.types import AnswerType, Task
 
 TASK_COUNTS = {
-    "plotQA": 539,
-    "needle": 355,
-    "ego": 352,
-    "count": 206,
-    "order": 259,
-    "anomaly_reco": 200,
+    **{"plotQA": 539, "needle": 355, "ego": 352, "count": 206, "order": 259, "anomaly_reco": 200},
     "topic_reasoning": 264,
 }
 _FOLDERS = {name: f"{number}_{name}" for number, name in enumerate(TASK_COUNTS, start=1)}
@@ -43,11 +37,7 @@ def mlvu() -> Benchmark:
         name="mlvu",
         repo_id="MLVU/MVLU",
         file_patterns=(
-            "MLVU/json/[1-7]_*.json",
-            "json/[1-7]_*.json",
-            "data/[1-7]_*.json",
-            "data/test-*.parquet",
-            "*.jsonl",
+            *("MLVU/json/[1-7]_*.json", "json/[1-7]_*.json", "data/[1-7]_*.json", "data/test-*.parquet", "*.jsonl"),
         ),
         num_tasks=sum(TASK_COUNTS.values()),
         parse_row=_parse_row,
@@ -73,7 +63,7 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     name = {"findNeedle": "needle"}.get(kind := row.get_text("question_type", "task_type"), kind)
     if name in _FREE_FORM_TASKS:
         return
-    require_one_of(row, "question_type", name, TASK_COUNTS)
+    row.require_one_of("question_type", name, TASK_COUNTS)
     stem, _ = split_inline_options(row.get_text("question"))  # one of the copies has the options in the question
     options, video = strip_option_labels(row.get_texts("candidates")), row.get_text("video", "video_name")
     folders = (f"MLVU/video/{_FOLDERS[name]}/", f"video/{_FOLDERS[name]}/", "videos/", "")

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterator
 
-from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter, extract_number
+from saccade.evaluation.benchmarks.answer_extraction import extract_number
 from saccade.evaluation.benchmarks.base import (
+    UNDECIDED,
     Benchmark,
     Grade,
     JudgePrompt,
     format_ground_truth_option,
+    grade_choice_lenient,
     group_by_extras,
-    require_one_of,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.rewards.text_normalization import format_question, normalize_and_casefold
@@ -53,16 +53,11 @@ def mmvu() -> Benchmark:
         file_patterns=("validation.json", "data/validation.json", "data/validation-*.parquet", "*.jsonl"),
         num_tasks=1000,
         parse_row=_parse_row,
-        grade_strict=lambda text, task: _grade_letter(text, task) if task.options else _grade_exact_match(text, task),
-        grade_lenient=lambda text, task: _grade_letter(text, task) if task.options else _grade_containment(text, task),
+        grade_strict=_grade_strict,
+        grade_lenient=_grade_lenient,
         strata=group_by_extras("discipline", "question_type", "subject"),
         stratum_sizes={
-            "discipline": {
-                "Science": 318,
-                "Engineering": 348,
-                "Healthcare": 193,
-                "Humanities and Social Science": 141,
-            },
+            "discipline": {"Science": 318, "Engineering": 348, "Healthcare": 193, "Humanities and Social Science": 141},
             "question_type": {"multiple-choice": 625, "open-ended": 375},
         },
         judge_prompt=JudgePrompt(
@@ -73,18 +68,16 @@ def mmvu() -> Benchmark:
     )
 
 
-def _grade_letter(text: str, task: Task) -> Grade:
-    letter = extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
-    return Grade(extracted=letter, value=None if letter is None else float(letter == task.ground_truth))
+def _grade_strict(text: str, task: Task) -> Grade:
+    if task.options:
+        return grade_choice_lenient(text, task, UNDECIDED)
+    is_correct = _normalize_text(text) == _normalize_text(str(task.ground_truth))
+    return Grade(extracted=text or None, value=1.0 if is_correct else None)
 
 
-def _grade_exact_match(text: str, task: Task) -> Grade:
-    return Grade(
-        extracted=text or None, value=1.0 if _normalize_text(text) == _normalize_text(str(task.ground_truth)) else None
-    )
-
-
-def _grade_containment(text: str, task: Task) -> Grade:
+def _grade_lenient(text: str, task: Task) -> Grade:
+    if task.options:
+        return grade_choice_lenient(text, task, UNDECIDED)
     answer, expected = _normalize_text(text), _normalize_text(str(task.ground_truth))
     contains = expected and re.search(rf"(?<![\w.-]){re.escape(expected)}(?![\w-]|\.\d)", answer)
     number = extract_number(expected) if re.match(r"-?[\d.]", expected) else None
@@ -100,7 +93,7 @@ def _normalize_text(text: str) -> str:
 
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     question_types = ("multiple-choice", "open-ended")
-    question_type = require_one_of(row, "question_type", row.get_text("question_type"), question_types)
+    question_type = row.require_one_of("question_type", row.get_text("question_type"), question_types)
     subject = str(row.get_mapping("metadata").get("subject", "")).replace("_", " ")
     if subject not in _DISCIPLINE_BY_SUBJECT:
         raise row.field_error("metadata.subject", f"it should be a known subject, not {subject!r}", subject)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.evaluation.benchmarks.answer_extraction import extract_letter, extract_number, strip_formatting
-from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, JudgePrompt, group_by_extras, require_one_of
+from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, JudgePrompt, group_by_extras
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.rewards.text_normalization import extract_boxed, normalize_and_casefold, normalize_text
 from saccade.types import AnswerType, Task
@@ -60,7 +60,7 @@ def _build_grade(text: str, value: float | None) -> Grade:
 
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     row = row.with_values(row.get_mapping("row")) if row.has("row") else row
-    name = require_one_of(row, "task", row.get_text("task", "category"), TASK_COUNTS)
+    name = row.require_one_of("task", row.get_text("task", "category"), TASK_COUNTS)
     metadata = row.values.get("meta_data") or row.values.get("metadata") or {}
     images = [row.values[field] for field in ("image_1", "image_2") if row.has(field)]
     yield Task(

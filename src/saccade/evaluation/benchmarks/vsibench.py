@@ -16,7 +16,6 @@ from saccade.evaluation.benchmarks.base import (
     grade_choice_lenient,
     group_by_extra,
     group_by_extras,
-    require_one_of,
     tabulate,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
@@ -96,8 +95,8 @@ def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
 
 
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
-    question_type = row.get_text("question_type")
-    require_one_of(row, "question_type", question_type, (*NUMERIC_TASKS, *CHOICE_TASKS))
+    question_types = (*NUMERIC_TASKS, *CHOICE_TASKS)
+    question_type = row.require_one_of("question_type", row.get_text("question_type"), question_types)
     options = strip_option_labels(row.get_texts("options")) if question_type in CHOICE_TASKS else ()
     video = f"{row.get_text('dataset')}/{row.get_text('scene_name')}.mp4"
     yield Task(

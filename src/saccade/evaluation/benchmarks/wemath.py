@@ -13,7 +13,6 @@ from saccade.evaluation.benchmarks.base import (
     compute_accuracy,
     grade_choice,
     group_by_extra,
-    require_one_of,
     tabulate,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
@@ -87,7 +86,7 @@ def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:
 
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     key, problem = row.get_text("key"), row.get_text("ID")
-    require_one_of(row, "key", key, _KEYS)
+    row.require_one_of("key", key, _KEYS)
     # One field holds all options: `A. 300;B. 400; C. ...`
     options = strip_option_labels([option.strip() for option in re.split(r";\s*(?=[B-H]\.)", row.get_text("option"))])
     yield Task(

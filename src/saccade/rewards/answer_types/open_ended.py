@@ -13,9 +13,7 @@ from saccade.types import Episode
 _ARTICLES = frozenset({"a", "an", "the"})
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 # A minus sign is kept only if it is unambiguous: at the start of a word, never between two numbers ("3-5").
-_MINUS_SIGN = re.compile(
-    r"(?:\b(?:minus|negative)\s+|^\s*-\s*|(?<![\w.)])-\s*(?=[$€£¥]))[$€£¥]?\s*(?=\.?\d)",
-)
+_MINUS_SIGN = re.compile(r"(?:\b(?:minus|negative)\s+|^\s*-\s*|(?<![\w.)])-\s*(?=[$€£¥]))[$€£¥]?\s*(?=\.?\d)")
 _ACRONYM = re.compile(r"(?<!\w)(?:[^\W\d_]\.)+[^\W\d_](?!\w)\.?")  # U.S., u.s.a.
 _NON_ASCII = re.compile(r"[^\x00-\x7f]")
 _THOUSANDS_NUMBER = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
