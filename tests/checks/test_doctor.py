@@ -16,7 +16,7 @@ from sglang_server import server as sglang_server
 from saccade.checks import run_checks
 from saccade.config.load import list_recipes, load_recipe
 from saccade.data.dataset import load_tasks, write_items
-from saccade.errors import ConfigError, RunError
+from saccade.errors import ConfigError, DataError, RunError
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 from saccade.sandbox import IsolationLayers, IsolationReport
@@ -142,6 +142,26 @@ def test_large_file_is_read_in_part(tmp_path, monkeypatch):
     result = check("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])["data.train"]
     assert result.is_ok
     assert "the first 3 rows read" in result.message
+
+
+@pytest.mark.parametrize("name", ["hue", "tone"])  # loading registers a type for good, so that each has its own
+def test_answer_type_of_an_environments_rewards(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(
+        "from saccade.rewards.answer_types.open_ended import OpenAnswer\n\n\n"
+        f"class Hue(OpenAnswer):\n    names = ({name!r},)\n\n\n{name} = Hue\n"
+    )
+    task = Task(id="a", question="?", media=(), answer_type=name, ground_truth="red", environment="colors")
+    write_items(tmp_path / "tasks.jsonl", [task])
+    with raises(DataError, key="answer_type", value=name):
+        load_tasks(tmp_path / "tasks.jsonl")
+    accuracy = {"correct": True, "settings": {"answer_types": {str(tmp_path / f"{name}.py"): {}}}}
+    environments = {"colors": {"name": "single_turn", "rewards": {"accuracy": accuracy}}}
+    settings = [f"data.train={tmp_path}/tasks.jsonl", f"environments={json.dumps(environments)}"]
+    if name == "hue":
+        assert pipeline.load_training_tasks(tmp_path, load_recipe("tiny/para_grpo", settings)) == [task]
+    else:
+        result = check("tiny/para_grpo", *settings, folder=tmp_path / "run", stage=["rl"])["data.train"]
+        assert result.is_ok, result.message
 
 
 def test_prompt_without_room_for_a_reply(tmp_path):

@@ -30,9 +30,9 @@ from saccade.checks.estimates import (
 )
 from saccade.checks.machine import CheckResult
 from saccade.checks.plan import format_bytes
-from saccade.config.load import resolve_data_path, resolve_media_root, resolve_model_path
+from saccade.config.load import resolve_model_path
 from saccade.config.schema import Recipe
-from saccade.data.dataset import load_demonstrations, load_tasks
+from saccade.data.dataset import load_recipe_data
 from saccade.engines.sampling_filters import check_neutral
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, ModelError, RunError, SaccadeError, boundary
@@ -350,13 +350,12 @@ def _list_data_files(planned_run: PlannedRun) -> list[tuple[str, str]]:
 
 
 def _check_file(planned_run: PlannedRun, file: str, key: str) -> str:
-    path = resolve_data_path(planned_run.folder, file, key)
-    media_root = resolve_media_root(planned_run.folder, planned_run.recipe)
-    load_rows = load_demonstrations if key == "data.demonstrations" else load_tasks
-    rows: Sequence[Task | Demonstration] = load_rows(path, media_root=media_root, limit=MAX_ROWS)
+    item_type = Demonstration if key == "data.demonstrations" else Task
+    rows = load_recipe_data(planned_run.folder, planned_run.recipe, key, file, item_type, limit=MAX_ROWS)
     num_files, num_opened = open_sample(row.task if isinstance(row, Demonstration) else row for row in rows)
     num_rows = f"the first {len(rows):,}" if len(rows) == MAX_ROWS else f"all {len(rows):,}"
-    return f"{path}: {num_rows} rows read, their {num_files:,} files exist, {num_opened} of them were opened"
+    path, files = planned_run.folder / file, f"their {num_files:,} files exist, {num_opened} of them were opened"
+    return f"{path}: {num_rows} rows read, {files}"
 
 
 def open_sample(tasks: Iterable[Task]) -> tuple[int, int]:

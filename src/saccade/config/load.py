@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from saccade.config.schema import Recipe, Section, parse_section
-from saccade.errors import ConfigError, DataError, RunError
+from saccade.errors import ConfigError, RunError
 from saccade.plugins import suggest
 
 RECIPES_DIR = Path(__file__).parents[1] / "recipes"
@@ -75,18 +75,6 @@ def resolve_model_path(folder: Path, recipe: Recipe) -> Path:
         example = f"a folder with {base_model}" if base_model else "a folder made by `saccade model tiny`"
         raise RunError(f"the recipe names no model; give --model, such as {example}", key="model.path", value="")
     return folder / recipe.model.path
-
-
-def resolve_data_path(folder: Path, path: str, key: str) -> Path:
-    """Return the path of a recipe's data file, seen from `folder`. Raises DataError if the recipe names none."""
-    if not path:
-        raise DataError(f"the recipe names no {key}; give --data, or set {key}=FILE", key=key, value=path)
-    return folder / path
-
-
-def resolve_media_root(folder: Path, recipe: Recipe) -> Path | None:
-    """Return the folder of a recipe's relative media paths, seen from `folder`; None for each file's own folder."""
-    return folder / recipe.data.media_root if recipe.data.media_root else None
 
 
 class _Loader(yaml.SafeLoader):

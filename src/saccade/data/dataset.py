@@ -14,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from saccade.config.schema import Recipe
 from saccade.data import parquet
 from saccade.data.source_row import SourceRow, read_rows
 from saccade.errors import DataError
 from saccade.media.relocation import map_media_paths
 from saccade.plugins import suggest
-from saccade.rewards.answer_types.base import get_answer_type
+from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.types import Demonstration, Media, Task
 from saccade.utils.jsonl import atomic_write, to_jsonable, validate_as, write_jsonl
 
@@ -42,6 +43,28 @@ JSON_COLUMNS = ("media", "ground_truth", "extras")
 
 
 # ---- all items of a file -------------------------------------------------------------------------------------------
+
+
+def load_recipe_data(
+    folder: Path, recipe: Recipe, key: str, file: str, item_type: type[ItemT], *, limit: int | None = None
+) -> list[ItemT]:
+    """Load a data file of a recipe, or its first `limit` rows; `file` is the value of `key`, such as `data.test`.
+
+    Tasks may have the answer types whose files the rewards of the recipe or of its environments name. Relative paths
+    start at `folder`. Raises ConfigError for a file that defines no answer type, DataError if the recipe names no data
+    file, and what `load_tasks` and `load_demonstrations` raise.
+    """
+    for terms in (recipe.rewards, *(environment.rewards for environment in recipe.environments.values())):
+        for term in terms.values():
+            for name in term.settings.get("answer_types") or {}:
+                if ".py" in name:
+                    register_file(name)
+    if not file:
+        raise DataError(f"the recipe names no {key}; give --data, or set {key}=FILE", key=key, value=file)
+    media_root = folder / recipe.data.media_root if recipe.data.media_root else None
+    load: Any = load_demonstrations if item_type is Demonstration else load_tasks
+    items: list[ItemT] = load(folder / file, media_root=media_root, limit=limit)
+    return items
 
 
 def load_tasks(

@@ -14,7 +14,6 @@ from saccade import plugins
 from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError, boundary
 from saccade.protocols import GroupRewardResult, RewardResult, ScoreFn, ScoreResult
-from saccade.rewards.answer_types.base import register_file
 from saccade.types import Credit, Episode, Group, Score, ScoredEpisode, Ungraded, UngradedEpisode
 from saccade.utils.async_utils import gather_or_cancel, maybe_await
 
@@ -103,17 +102,6 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
         return [next(rest) if isinstance(result, Score) else result for result in results]
 
     return score_group if group_rewards else score_each(score_episode)
-
-
-def register_answer_types(terms: Mapping[str, RewardTerm]) -> None:
-    """Load the answer types whose files the terms name, so that tasks may name the types.
-
-    Raises ConfigError for a file that defines none.
-    """
-    for term in terms.values():
-        for name in term.settings.get("answer_types") or {}:
-            if ".py" in name:
-                register_file(name)
 
 
 def score_each(score_episode: Callable[[Episode], ScoreResult | Awaitable[ScoreResult]]) -> ScoreFn:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.config.load import parse_yaml, resolve_data_path, resolve_media_root, resolve_model_path
+from saccade.config.load import parse_yaml, resolve_model_path
 from saccade.config.schema import Recipe
-from saccade.data.dataset import load_tasks
+from saccade.data.dataset import load_recipe_data
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import runner as evaluation_runner
@@ -35,7 +35,6 @@ from saccade.media import hashing
 from saccade.metrics.episode_metrics import has_failed
 from saccade.models.checkpoint_files import compute_checkpoint_digest
 from saccade.protocols import ScoreFn
-from saccade.rewards.compose import register_answer_types
 from saccade.rollouts.components import for_evaluation, uses_chat_engine
 from saccade.runs.pipeline import (
     IMAGES_FOLDER,
@@ -77,18 +76,18 @@ def evaluate(
         raise DataError(
             f"an evaluation can't be called {name!r}; give it a name without slashes", key="name", value=name
         )
-    register_answer_types(recipe.rewards)
-    given = resolve_data_path(folder, recipe.data.test, "data.test") if tasks is None else tasks
-    rows = load_tasks(given, media_root=resolve_media_root(folder, recipe)) if isinstance(given, Path) else given
-    if not rows:
-        raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=rows)
+    if tasks is None or isinstance(tasks, Path):
+        file = recipe.data.test if tasks is None else str(tasks.absolute())
+        tasks = load_recipe_data(folder, recipe, "data.test", file, Task)
+    if not tasks:
+        raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=tasks)
     recipe = for_evaluation(recipe if is_connected else connect_server(recipe))
     checkpoint = resolve_weights(folder, recipe, weights)
     components = load_components(recipe, checkpoint)
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
     path = get_results_path(folder, name, subset.shard)
     work = evaluation_runner.evaluate(
-        rows,
+        tasks,
         environments=components.environments,
         context=components.build_context(seed=recipe.seed),
         score_fn=named_score_fn[1] if named_score_fn else components.score_fn,

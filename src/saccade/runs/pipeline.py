@@ -23,9 +23,9 @@ from saccade.checks.run_checks import (
     run_check,
     start_sandboxes,
 )
-from saccade.config.load import load_recipe, resolve_data_path, resolve_media_root, resolve_model_path
+from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
-from saccade.data.dataset import iterate_items, load_demonstrations, load_tasks
+from saccade.data.dataset import iterate_items, load_recipe_data
 from saccade.data.mixture import Mixture
 from saccade.data.synthetic import build_tokenizer_pieces, draw_contact_sheet, generate_dataset, validate_dataset
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
@@ -34,7 +34,6 @@ from saccade.errors import DataError, ModelError, RunError
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
-from saccade.rewards.compose import register_answer_types
 from saccade.rollouts.components import (
     RolloutComponents,
     TrainingComponents,
@@ -293,9 +292,8 @@ def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None =
 
     `run` is the folder's run if it is already open.
     """
-    path = resolve_data_path(folder, recipe.data.demonstrations, "data.demonstrations")
-    register_answer_types(recipe.rewards)
-    demonstrations = load_demonstrations(path, media_root=resolve_media_root(folder, recipe))
+    file = recipe.data.demonstrations
+    demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     run = run or start_run(folder, recipe, ["sft"], resume=resume)
     return _train_stage(
         "sft",
@@ -330,11 +328,11 @@ def require_finished_sft(run: Run) -> None:
 
 def load_training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
     """Load the training tasks of the run in `folder`: one file, or a mixture of several by weight."""
-    register_answer_types(recipe.rewards)
-    train, media_root = recipe.data.train, resolve_media_root(folder, recipe)
+    train = recipe.data.train
     if isinstance(train, str) or not train:
-        return load_tasks(resolve_data_path(folder, str(train or ""), "data.train"), media_root=media_root)
-    return Mixture(tuple(load_tasks(folder / path, media_root=media_root) for path in train), tuple(train.values()))
+        return load_recipe_data(folder, recipe, "data.train", str(train or ""), Task)
+    datasets = tuple(load_recipe_data(folder, recipe, "data.train", file, Task) for file in train)
+    return Mixture(datasets, tuple(train.values()))
 
 
 def _train_stage(
