@@ -10,7 +10,6 @@ folder/{train,validation,test}/
 ```
 """
 
-import json
 import os
 import random
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import saccade
 from saccade.config.schema import SyntheticConfig
@@ -29,7 +28,7 @@ from saccade.errors import ConfigError, DataError
 from saccade.media import hashing
 from saccade.types import Demonstration, Task
 from saccade.utils.hashing import derive_seed
-from saccade.utils.jsonl import atomic_write, write_jsonl
+from saccade.utils.jsonl import read_json, validate_as, write_json, write_jsonl
 
 SPLITS = ("train", "validation", "test")
 FORMAT_VERSION = 2
@@ -58,10 +57,6 @@ class Content(Protocol):
     @property
     def extras(self) -> dict[str, Any]:
         """The labels in the extras of the file's tasks, as JSON values."""
-
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> Self:
-        """Parse the labels of a file."""
 
 
 ContentT = TypeVar("ContentT", bound=Content)
@@ -163,7 +158,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
                 if progress:
                     progress(split, index + 1, len(contents[split]))
             # Rows are cheap and follow from the seed: every call writes them again.
-            _write_json(root / split / self.labels_filename, entries)
+            write_json(root / split / self.labels_filename, entries)
             if split == "train":
                 write_jsonl(root / split / "demonstrations.jsonl", demonstrations)
             write_items(root / split / "tasks.jsonl", tasks[split])  # last: a split with tasks is complete
@@ -173,7 +168,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         identity = {"format": FORMAT_VERSION, "seed": self.seed, **self.describe()}
         path = root / "dataset.json"
         if path.exists():
-            existing = read_json(path)
+            existing = read_dataset_file(path)
             changed = [key for key, value in identity.items() if existing.get(key) != value]
             if changed:
                 problem = f"{root} holds another dataset (different {', '.join(changed)})"
@@ -184,15 +179,18 @@ class SyntheticDataset(ABC, Generic[ContentT]):
             raise DataError(f"{root} is not empty and holds no dataset; choose a new folder", key=str(root))
         root.mkdir(parents=True, exist_ok=True)
         versions = {"saccade": saccade.__version__, **{package: version(package) for package in self.packages}}
-        _write_json(path, {**identity, "versions": versions})
+        write_json(path, {**identity, "versions": versions})
 
     # ---- validation ----
 
     @classmethod
     def read_labels(cls, root: str | os.PathLike[str], split: str) -> dict[str, tuple[str, ContentT]]:
         """Read the digest and the content of every file of a split, by file name. Raises DataError."""
-        entries = read_json(Path(root) / split / cls.labels_filename).items()
-        return {name: (entry["digest"], cls.content_type.parse(entry)) for name, entry in entries}
+        path = Path(root) / split / cls.labels_filename
+        return {
+            name: (entry["digest"], validate_as(entry, cls.content_type, f"{path}, {name}"))
+            for name, entry in read_dataset_file(path).items()
+        }
 
     @classmethod
     def validate(cls, root: Path) -> ValidationReport:
@@ -249,24 +247,11 @@ class SyntheticDataset(ABC, Generic[ContentT]):
 
 def read_media_kind(folder: str | os.PathLike[str]) -> str:
     """Return the media kind of the dataset in a folder: "video" or "image"."""
-    settings = read_json(Path(folder) / "dataset.json").get("settings")
+    settings = read_dataset_file(Path(folder) / "dataset.json").get("settings")
     # The manifests of video datasets have no `media`.
     return str(settings.get("media", "video")) if isinstance(settings, dict) else "video"
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with atomic_write(path) as partial:
-        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
+def read_dataset_file(path: Path) -> dict[str, Any]:
     """Read the JSON object of a file in a dataset folder. Raises DataError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} can't be read; if the dataset is incomplete, generate it again in the same folder", key=str(path)
-        ) from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} is not a JSON object", key=str(path), value=value)
-    return value
+    return read_json(path, dict[str, Any], hint="if the dataset is incomplete, generate it again in the same folder")

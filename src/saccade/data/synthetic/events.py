@@ -1,9 +1,9 @@
 """Sample the needles of one clip: short visual events at known times."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from saccade.config.schema import SyntheticConfig
 from saccade.errors import ConfigError
@@ -57,12 +57,6 @@ class Labels:
     def extras(self) -> dict[str, Any]:
         """The labels in the extras of tasks."""
         return {"events": [[event.start, event.end, event.color] for event in self.events]}
-
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> Self:
-        """Parse the labels of a clip from its entry in events.json."""
-        events, distractors = (tuple(Event(**event) for event in entry[key]) for key in ("events", "distractors"))
-        return cls(seconds=entry["seconds"], events=events, distractors=distractors)
 
 
 def sample_labels(config: SyntheticConfig, rng: random.Random) -> Labels:

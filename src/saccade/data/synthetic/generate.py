@@ -19,7 +19,7 @@ from saccade.data.synthetic.background_clips import (
     list_background_videos,
     select_background,
 )
-from saccade.data.synthetic.dataset import SPLITS, SyntheticDataset, read_json
+from saccade.data.synthetic.dataset import SPLITS, SyntheticDataset, read_dataset_file
 from saccade.data.synthetic.demonstrations import (
     build_auxiliary_demonstration,
     build_demonstration,
@@ -155,5 +155,5 @@ def _count_frames(config: SyntheticConfig, labels: Labels) -> int:
 
 def read_background_spans(folder: str | os.PathLike[str], split: str) -> dict[str, BackgroundSpan]:
     """Read the haystack span behind every clip of a split that has one, by file name. Raises DataError."""
-    entries = read_json(Path(folder) / split / "events.json").items()
+    entries = read_dataset_file(Path(folder) / split / "events.json").items()
     return {name: BackgroundSpan(**entry["source"]) for name, entry in entries if entry.get("source")}

@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 from saccade.config.schema import SyntheticImageConfig
 from saccade.data.synthetic.events import COLORS
@@ -60,12 +60,6 @@ class Scene:
         """The labels in the extras of tasks."""
         cards = [[card.left, card.top, card.side, card.color, card.symbol_class, card.symbol] for card in self.objects]
         return {"cards": cards}
-
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> Self:
-        """Parse the labels of an image from its entry in objects.json."""
-        cards, distractors = (tuple(SceneObject(**card) for card in entry[key]) for key in ("objects", "distractors"))
-        return cls(pixels=entry["pixels"], objects=cards, distractors=distractors)
 
 
 def compute_object_side(config: SyntheticImageConfig) -> int:
