@@ -69,7 +69,7 @@ def test_parsing_never_raises(pieces):
 
 
 def test_many_fences_are_parsed_in_seconds():
-    start_time = time.monotonic()
+    start_time = time.process_time()  # of this process, whatever else the machine does
     parse_reply("<code>" + "```\n" * 50_001 + "</code>")
     parse_reply("<code>" + "```" * 50_001 + "</code>")
-    assert time.monotonic() - start_time < 5
+    assert time.process_time() - start_time < 30  # quadratic parsing takes many minutes

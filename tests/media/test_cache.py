@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +151,7 @@ def test_cancelling_a_request_does_not_cancel_others(clips, monkeypatch):
     gate, real = threading.Event(), cache.decode_frames
 
     def slow(*args, **settings):
-        gate.wait(5)
+        gate.wait(120)
         return real(*args, **settings)
 
     monkeypatch.setattr(cache, "decode_frames", slow)
@@ -172,55 +171,44 @@ def test_cancelling_a_request_does_not_cancel_others(clips, monkeypatch):
 
 
 @pytest.mark.slow
-def test_decoding_64_clips_does_not_block_the_event_loop(tmp_path, clips):
+def test_decoding_64_clips_does_not_block_the_event_loop(tmp_path, clips, monkeypatch):
     paths = []
     for index in range(64):
         paths.append(str(tmp_path / f"{index}.mp4"))
         Path(paths[-1]).write_bytes(Path(clips[index % 4]).read_bytes() + bytes(8) + index.to_bytes(4, "big"))
-    lags_by_run = []
+    decoding_threads, real = set(), cache.decode_frames
 
-    async def measure_lags(lags):
-        while True:
-            start = time.perf_counter()
-            await asyncio.sleep(0.002)
-            lags.append(time.perf_counter() - start - 0.002)
+    def decode(*args, **settings):
+        decoding_threads.add(threading.get_ident())
+        return real(*args, **settings)
+
+    monkeypatch.setattr(cache, "decode_frames", decode)
 
     async def load():
-        lags_by_run.append([])
-        pulse = asyncio.create_task(measure_lags(lags_by_run[-1]))
         loader = CachingMediaLoader(workers=2)
         times = [index / 25 for index in range(60)]
         results = await asyncio.gather(*(loader.load_frames(path, times, **SMALL) for path in paths))
-        pulse.cancel()
         return [[image.time for image in images] for images in results] == [times] * 64
 
-    for _ in range(4):  # other programs may occupy the CPU in some runs
-        assert asyncio.run(load())
-        assert len(lags_by_run[-1]) > 5
-        if max(lags_by_run[-1]) < 0.05:
-            break
-    max_lag = min(map(max, lags_by_run))
-    assert max_lag < 0.05, f"the event loop was blocked for {max_lag * 1000:.0f} ms"
+    assert asyncio.run(load())
+    assert 1 <= len(decoding_threads) <= 2
+    assert threading.get_ident() not in decoding_threads
 
 
-def test_a_tiny_clip_takes_milliseconds(tmp_path):
+def test_frames_of_a_tiny_clip_are_decoded_once(tmp_path, monkeypatch):
     path = make(str(tmp_path / "tiny.mp4"), rate=4, count=256, draw=lambda i: np.full((64, 64, 3), i, np.uint8))
     times = [2.0 + 4 * index for index in range(16)]
-    budget = PixelBudget(min_pixels=256, max_pixels=4096)
+    budget, calls, real = PixelBudget(min_pixels=256, max_pixels=4096), [], cache.decode_frames
+    monkeypatch.setattr(cache, "decode_frames", lambda *args, **settings: calls.append(1) or real(*args, **settings))
 
-    async def measure():
+    async def load_twice():
         loader = CachingMediaLoader()
-        await loader.probe(path)
-        start = time.perf_counter()
-        images = await loader.load_frames(path, times, factor=16, budget=budget)
-        middle = time.perf_counter()
-        await loader.load_frames(path, times, factor=16, budget=budget)
-        assert [image.time for image in images] == times
-        return middle - start, time.perf_counter() - middle
+        for _ in range(2):
+            images = await loader.load_frames(path, times, factor=16, budget=budget)
+            assert [image.time for image in images] == times
 
-    decoding, cached = (min(seconds) for seconds in zip(*(asyncio.run(measure()) for _ in range(5)), strict=True))
-    assert decoding < 0.1
-    assert cached < 0.005
+    asyncio.run(load_twice())
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])

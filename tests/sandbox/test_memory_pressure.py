@@ -75,7 +75,7 @@ def test_waiting_ends_when_memory_is_available(machine, monkeypatch):
         await asyncio.sleep(0.3)
         assert not waiting.done()
         machine({}, available=RESERVED_BYTES + MIB)
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 120)
         with raises(SandboxError, key="memory", value=513):
             await monitor.wait_for_memory(lambda: 2 * MIB, timeout=0.1)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import pytest
 from error_cases import raises
+from virtual_time import run_in_virtual_time
 
 from saccade.errors import ConfigError, EngineError, MediaError, ToolError
 from saccade.testing import FakeMediaLoader
@@ -32,11 +33,11 @@ async def read_sign(
     return f"{time} {lines} {language} {loud}{echo}"
 
 
-def call_tool(function_tool, arguments, **changes):
+def call_tool(function_tool, arguments, run=asyncio.run, **changes):
     async def body():
         return (await function_tool(arguments, ctx=changes.pop("ctx", None) or make_context(**changes)))[0]
 
-    return asyncio.run(body())
+    return run(body())
 
 
 def make_context(renderer=None, **changes):
@@ -147,7 +148,7 @@ def test_tools_time_out():
             ended.append(True)
         return ""
 
-    assert call_tool(sleeps, {}).error == "sleeps did not finish within 0.02 seconds"
+    assert call_tool(sleeps, {}, run_in_virtual_time).error == "sleeps did not finish within 0.02 seconds"
     assert ended == [True]
 
 
@@ -166,10 +167,9 @@ def run_asking_tool(work, *waits):
         await asyncio.sleep(messages[0])
         return f"after {messages[0]}"
 
-    return call_tool(asks, {}, ctx=make_context(ask=ask))
+    return call_tool(asks, {}, run_in_virtual_time, ctx=make_context(ask=ask))
 
 
-@pytest.mark.slow
 def test_waiting_for_sub_agents_pauses_the_timeout():
     assert run_asking_tool(0.1, 0.5).text == "after 0.5"
     # The timeout is paused until the last of several sub-agents has finished.
@@ -190,7 +190,7 @@ def test_the_timeout_resumes_where_it_was_paused():
     async def ask(messages):
         await asyncio.sleep(0.01)
 
-    assert "within 0.3 seconds" in call_tool(greedy, {}, ctx=make_context(ask=ask)).error
+    assert "within 0.3 seconds" in call_tool(greedy, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
 
 
 def test_the_timeout_resumes_after_a_failed_sub_agent():
@@ -205,7 +205,7 @@ def test_the_timeout_resumes_after_a_failed_sub_agent():
         await asyncio.sleep(5)
         return ""
 
-    assert "within 0.1 seconds" in call_tool(insists, {}, ctx=make_context(ask=ask)).error
+    assert "within 0.1 seconds" in call_tool(insists, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
 
 
 def test_long_texts_are_truncated_with_a_mark(renderer):

@@ -23,8 +23,8 @@ def test_run_in_thread_raises_the_exception():
         asyncio.run(run_in_thread(lambda check: 1 / 0, "the update"))
 
 
-def measure_cancellation(function):
-    """Cancel a task that awaits the function in a thread, once it runs; return the seconds until the task ends."""
+def cancel_while_running(function):
+    """Cancel a task that awaits the function in a thread, once it runs, and wait until the task ends."""
     has_started = threading.Event()
 
     def run(check_cancelled):
@@ -35,13 +35,11 @@ def measure_cancellation(function):
         task = asyncio.create_task(run_in_thread(run, "the update"))
         while not has_started.is_set():
             await asyncio.sleep(0.001)
-        start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return time.monotonic() - start
 
-    return asyncio.run(cancel())
+    asyncio.run(cancel())
 
 
 def test_a_cancelled_run_waits_for_the_next_micro_batch(caplog):
@@ -56,15 +54,16 @@ def test_a_cancelled_run_waits_for_the_next_micro_batch(caplog):
             was_cancelled.append(True)
             raise
 
-    assert measure_cancellation(update) < 5
+    cancel_while_running(update)
     assert was_cancelled == [True]
     assert "Stopping: the update finishes its micro-batch first (at most 30 seconds)" in caplog.text
 
 
 def test_a_cancelled_run_waits_at_most_the_grace_period(monkeypatch):
     monkeypatch.setattr(background, "_GRACE_SECONDS", 0.05)
-    may_finish = threading.Event()
-    assert measure_cancellation(lambda check: may_finish.wait(20)) < 5
+    may_finish, has_finished = threading.Event(), threading.Event()
+    cancel_while_running(lambda check: (may_finish.wait(600), has_finished.set()))
+    assert not has_finished.is_set()
     may_finish.set()
 
 
@@ -94,7 +93,7 @@ def test_a_second_interrupt_stops_at_once():
         warning = process.stderr.readline()  # from here on the first signal is handled
         assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=10)
+        _, stderr = process.communicate(timeout=100)
     finally:
         process.kill()
     assert "the update finishes its micro-batch first" in warning
