@@ -13,6 +13,8 @@ from saccade.errors import ConfigError, RunError
 from saccade.plugins import suggest
 
 RECIPES_DIR = Path(__file__).parents[1] / "recipes"
+PLUGIN_NAME_KEYS = ("name", "estimator")  # keys that name the plugin of the `settings` beside them
+SECTIONS_WITH_NULL_VALUES = ("rl.filters.",)  # null is a value of their keys; elsewhere it removes a mapping
 
 
 def list_recipes() -> tuple[str, ...]:
@@ -150,9 +152,9 @@ def _order_overrides(overrides: Sequence[str]) -> list[str]:
     for text in overrides:
         owner, _, last = text.partition("=")[0].rpartition(".")
         settings = (f"{owner}.settings.", f"{owner}.settings=")
-        others = (f"{owner}.name=", f"{owner}.estimator=", f"{owner}=")
+        others = (*(f"{owner}.{key}=" for key in PLUGIN_NAME_KEYS), f"{owner}=")
         index = len(ordered)
-        if last in ("name", "estimator") and not any(override.startswith(others) for override in ordered):
+        if last in PLUGIN_NAME_KEYS and not any(override.startswith(others) for override in ordered):
             index = next((i for i, override in enumerate(ordered) if override.startswith(settings)), index)
         ordered.insert(index, text)
     return ordered
@@ -173,13 +175,13 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any], section: str = 
     result = dict(base)
     for key, value in override.items():
         old = result.get(key)
-        if isinstance(old, dict) and value is None and section != "rl.filters.":  # null is a filter's value
+        if isinstance(old, dict) and value is None and section not in SECTIONS_WITH_NULL_VALUES:
             del result[key]
         elif isinstance(old, dict) and isinstance(value, dict):
             # Settings belong to the plugin they were written for.
-            names = [name for name in ("name", "estimator") if name in {*old, *value}]
-            is_other_plugin = "settings" in old and any(value.get(n, old.get(n)) != old.get(n) for n in names)
-            result[key] = _merge({**old, "settings": {}} if is_other_plugin else old, value, f"{section}{key}.")
+            is_renamed = any(value.get(name, old.get(name)) != old.get(name) for name in PLUGIN_NAME_KEYS)
+            kept = {**old, "settings": {}} if is_renamed and "settings" in old else old
+            result[key] = _merge(kept, value, f"{section}{key}.")
         else:
             result[key] = value
     return result
