@@ -108,7 +108,10 @@ def compute_published_sizes(name: str) -> ModelSizes:
             key="model.base_model",
             value=name,
         )
-    family, text, vision, tied = PUBLISHED_MODELS[name]
+    family, text_sizes, vision, tied = PUBLISHED_MODELS[name]
+    text = dict(zip(_TEXT_KEYS, text_sizes, strict=True))
+    if family == "qwen3_vl":
+        text["head_dim"] = 128
     shared = {"text_config": {**text, "tie_word_embeddings": tied}, "tie_word_embeddings": tied}
     config = AutoConfig.for_model(family, vision_config={**vision, "out_hidden_size": text["hidden_size"]}, **shared)
     return _compute_sizes(name, config)
@@ -141,29 +144,19 @@ def _compute_sizes(name: str, config: PreTrainedConfig) -> ModelSizes:
 # ---- published models ----------------------------------------------------------------------------------------------
 
 
-def _build_text_config(
-    num_layers: int, hidden_size: int, num_heads: int, num_kv_heads: int, intermediate_size: int, vocab_size: int
-) -> dict[str, int]:
-    return {
-        "num_hidden_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-        "intermediate_size": intermediate_size,
-        "vocab_size": vocab_size,
-    }
+_TEXT_KEYS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+_VISION_KEYS = ("depth", "hidden_size", "intermediate_size", "patch_size")
 
 
-def _build_vision_config(
-    depth: int, hidden_size: int, intermediate_size: int, patch_size: int, **extra: Any
-) -> dict[str, Any]:
-    sizes = {
-        "depth": depth,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "patch_size": patch_size,
-    }
-    return {**sizes, "num_heads": 16, **extra}
+def _build_vision_config(*sizes: int, **extra: Any) -> dict[str, Any]:
+    return {**dict(zip(_VISION_KEYS, sizes, strict=True)), "num_heads": 16, **extra}
 
 
 _LARGE_VISION = _build_vision_config(
@@ -173,44 +166,13 @@ _SMALL_VISION = _build_vision_config(
     24, 1024, 4096, 16, deepstack_visual_indexes=[5, 11, 17], num_position_embeddings=2304
 )
 _WINDOWED_VISION = _build_vision_config(32, 1280, 3420, 14)
-_HEAD_DIM = {"head_dim": 128}
 
-# By name: the family, the text model, the vision tower, and whether input and output embeddings are tied.
-PUBLISHED_MODELS: Mapping[str, tuple[str, dict[str, int], dict[str, Any], bool]] = {
-    "Qwen3-VL-2B-Instruct": (
-        "qwen3_vl",
-        _build_text_config(28, 2048, 16, 8, 6144, 151936) | _HEAD_DIM,
-        _SMALL_VISION,
-        True,
-    ),
-    "Qwen3-VL-4B-Instruct": (
-        "qwen3_vl",
-        _build_text_config(36, 2560, 32, 8, 9728, 151936) | _HEAD_DIM,
-        _SMALL_VISION,
-        True,
-    ),
-    "Qwen3-VL-8B-Instruct": (
-        "qwen3_vl",
-        _build_text_config(36, 4096, 32, 8, 12288, 151936) | _HEAD_DIM,
-        _LARGE_VISION,
-        False,
-    ),
-    "Qwen3-VL-32B-Instruct": (
-        "qwen3_vl",
-        _build_text_config(64, 5120, 64, 8, 25600, 151936) | _HEAD_DIM,
-        _LARGE_VISION,
-        False,
-    ),
-    "Qwen2.5-VL-3B-Instruct": (
-        "qwen2_5_vl",
-        _build_text_config(36, 2048, 16, 2, 11008, 151936),
-        _WINDOWED_VISION,
-        True,
-    ),
-    "Qwen2.5-VL-7B-Instruct": (
-        "qwen2_5_vl",
-        _build_text_config(28, 3584, 28, 4, 18944, 152064),
-        _WINDOWED_VISION,
-        False,
-    ),
+# By name: the family, the text model by `_TEXT_KEYS`, the vision tower, whether input and output embeddings are tied.
+PUBLISHED_MODELS: Mapping[str, tuple[str, tuple[int, ...], dict[str, Any], bool]] = {
+    "Qwen3-VL-2B-Instruct": ("qwen3_vl", (28, 2048, 16, 8, 6144, 151936), _SMALL_VISION, True),
+    "Qwen3-VL-4B-Instruct": ("qwen3_vl", (36, 2560, 32, 8, 9728, 151936), _SMALL_VISION, True),
+    "Qwen3-VL-8B-Instruct": ("qwen3_vl", (36, 4096, 32, 8, 12288, 151936), _LARGE_VISION, False),
+    "Qwen3-VL-32B-Instruct": ("qwen3_vl", (64, 5120, 64, 8, 25600, 151936), _LARGE_VISION, False),
+    "Qwen2.5-VL-3B-Instruct": ("qwen2_5_vl", (36, 2048, 16, 2, 11008, 151936), _WINDOWED_VISION, True),
+    "Qwen2.5-VL-7B-Instruct": ("qwen2_5_vl", (28, 3584, 28, 4, 18944, 152064), _WINDOWED_VISION, False),
 }
