@@ -1,8 +1,8 @@
 """A fake vLLM server for tests: a real HTTP server with vLLM's endpoints and configurable failures.
 
-Its weights are a label and, if it has workers (`workers.py`), the tensors that they received. With `pace` it takes that
-many seconds per token, so that a reply may span several labels: a pause stops sampling (mode "keep"), or waits until
-all replies have ended (mode "wait").
+Its weights are a label and, if it has workers (`workers.py`), the tensors that they received. A gate may hold replies
+after some tokens (`hold_replies`), so that a reply spans several labels: a pause stops sampling (mode "keep"), or waits
+until all replies have ended (mode "wait").
 """
 
 import base64
@@ -11,11 +11,11 @@ import json
 import math
 import select
 import threading
-import time
 from contextlib import contextmanager
 
 import http_server
 from PIL import Image
+from token_gate import TokenGate
 
 LABEL = "default"
 RESETS = ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]
@@ -26,8 +26,8 @@ class Served:
     """What a server received (request bodies, concurrency, weight updates), and how it fails.
 
     `well` cleared makes it hang; `sick` makes it return 500 for everything. `refuses` (a path, or text of a body) makes
-    it return `refusal_status` to `num_refusals` requests; `deaf` makes it keep its label. `mixed` counts the requests
-    that were sampled from partial weights.
+    it return `refusal_status` to `num_refusals` requests, counted in `num_refused`; `deaf` makes it keep its label.
+    `mixed` counts the requests that were sampled from partial weights. `closing` is set when the server closes.
     """
 
     def __init__(self, workers=None):
@@ -35,22 +35,29 @@ class Served:
         self.url = ""
         self.bodies, self.open, self.most, self.left = [], 0, 0, 0
         self.sick, self.refuses, self.refusal_status, self.num_refusals = False, "", 500, math.inf
-        self.deaf = False
-        self.well = threading.Event()
+        self.deaf, self.num_refused, self.gate = False, 0, None
+        self.well, self.closing = threading.Event(), threading.Event()
         self.well.set()
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
 
-    def spans(self, count, pace, gone=lambda: False):
-        """Sample `count` tokens at `pace` until the client is `gone`; return the spans of their labels."""
+    def hold_replies(self, limit):
+        """Hold each reply that starts from now on after `limit` tokens; return the gate, which releases them."""
+        self.gate = TokenGate(self.lock, limit)
+        return self.gate
+
+    def sample(self, count, gate=None, has_left=lambda: False):
+        """Sample `count` tokens through a gate until the client `has_left`; return the spans of their labels."""
         labels = []
-        for _ in range(count):
-            if gone():
-                break
-            time.sleep(pace)
-            with self.lock:
-                self.lock.wait_for(lambda: not self.paused)
+        with self.lock:
+            reply = gate.start() if gate else None
+            while len(labels) < count and not has_left():
+                if self.paused or (gate and not gate.has_passed(reply)):
+                    self.lock.wait(0.02)  # nothing notifies of a disconnected client
+                    continue
                 labels.append(self.label)
+                if gate:
+                    gate.count(reply)
         edges = [index for index in range(len(labels)) if not index or labels[index] != labels[index - 1]]
         ends = [*edges[1:], len(labels)]
         return [{"version": labels[start], "start": start, "end": end} for start, end in zip(edges, ends, strict=True)]
@@ -108,13 +115,11 @@ def reply_to(body, renderer, **changes):
 
 
 @contextmanager
-def server(
-    renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, pace=0.0, root="models/m", workers=None
-):
+def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None, root="models/m", workers=None):
     """Run a server; `behave(number, body)` decides the response to the n-th generate request.
 
-    It returns None (valid reply), a dict (the reply), bytes (invalid JSON), an int (the status), a float (seconds of
-    delay), or "hang up" (close the connection).
+    It returns None (valid reply), a dict (the reply), bytes (invalid JSON), an int (the status), "hang up" (close the
+    connection), or "hang" (no response).
     """
 
     class Handler(http_server.Handler):
@@ -135,40 +140,41 @@ def server(
                 return self.answer({"prompt": words or renderer.decode(body["tokens"])})
             is_refused = self.path.startswith(served.refuses) or served.refuses in json.dumps(body)
             if served.refuses and served.num_refusals and is_refused:
-                served.num_refusals -= 1
+                served.num_refusals, served.num_refused = served.num_refusals - 1, served.num_refused + 1
                 return self.answer({"error": {"message": "refused as configured"}}, served.refusal_status)
             if (response := served.obey(self.path, body)) is not None:
                 return self.act(body, "hang up") if served.sick else self.answer(response[1], response[0])
             if "allowed_token_ids" in body["sampling_params"]:  # a handshake
-                return self.answer(reply_to(body, renderer, weight_versions=served.spans(1, 0.0)))
+                return self.answer(reply_to(body, renderer, weight_versions=served.sample(1)))
             with served.lock:
                 served.mixed += bool(served.workers and served.workers.mixed and not served.paused)
                 number = len(served.bodies)
                 served.bodies.append(body)
                 served.open += 1
                 served.most = max(served.most, served.open)
+                gate = served.gate
             try:
-                return self.act(body, behave(number, body) if behave else None)
+                return self.act(body, behave(number, body) if behave else None, gate)
             finally:
                 with served.lock:
                     served.open -= 1
                     served.lock.notify_all()
 
-        def act(self, body, behavior):
+        def act(self, body, behavior, gate=None):
+            if behavior == "hang":
+                served.closing.wait()
+                behavior = "hang up"
             if behavior == "hang up":
                 self.close_connection = True
                 return self.connection.close()
-            if isinstance(behavior, float):
-                time.sleep(behavior)
-                behavior = None
             if isinstance(behavior, int):
                 return self.answer({"error": {"message": f"configured to return {behavior}"}}, behavior)
             if behavior is None:
-                spans = served.spans(body["sampling_params"]["max_tokens"], pace, self.gone)
+                spans = served.sample(body["sampling_params"]["max_tokens"], gate, self.has_left)
                 behavior = reply_to(body, renderer, weight_versions=spans)
             return self.answer(behavior)
 
-        def gone(self):
+        def has_left(self):
             # Clients don't pipeline requests, so a readable connection is a closed one.
             return bool(select.select([self.connection], [], [], 0)[0])
 
@@ -176,5 +182,9 @@ def server(
             served.left += not self.send(status, content)
 
     served = Served(workers)
-    with http_server.listening(Handler, port) as served.url:
-        yield served
+    try:
+        with http_server.listening(Handler, port) as served.url:
+            yield served
+    finally:
+        served.well.set()
+        served.closing.set()

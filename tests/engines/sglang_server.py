@@ -17,6 +17,7 @@ from pathlib import Path
 import http_server
 import numpy as np
 from PIL import Image
+from token_gate import TokenGate
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.local import Local
@@ -76,15 +77,15 @@ class Shown:
 
 
 class Served:
-    """One server; its options, such as `pace` (seconds per token), may be changed at any time.
+    """One server; its options may be changed at any time. A gate holds replies after some tokens (`hold_replies`).
 
     `behave(number, reply)` returns None (valid reply), another reply, bytes (invalid JSON), an int (the status) or
     "hang up"; `refused` lists the reasons of all responses with 400.
     """
 
-    def __init__(self, folder, *, context=4096, seeded=True, lacks=(), behave=None, pace=0.0, blind=False):
+    def __init__(self, folder, *, context=4096, seeded=True, lacks=(), behave=None, blind=False):
         self.folder, self.context, self.seeded = str(folder), context, seeded
-        self.lacks, self.behave, self.pace, self.blind = lacks, behave, pace, blind
+        self.lacks, self.behave, self.blind, self.gate = lacks, behave, blind, None
         self.bodies, self.orders, self.refused, self.num_generated = [], [], [], 0
         self.open, self.paused, self.label, self.url, self.sees = 0, False, LABEL, "", True
         self.changed, self.shown = threading.Condition(), Shown()
@@ -95,8 +96,13 @@ class Served:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
+    def hold_replies(self, limit):
+        """Hold each reply that starts from now on after `limit` tokens; return the gate, which releases them."""
+        self.gate = TokenGate(self.changed, limit)
+        return self.gate
+
     def run(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self):
         self.run(self.engine.close())
@@ -167,8 +173,9 @@ class Served:
             self.bodies += [] if is_handshake else [body]
             self.changed.wait_for(lambda: not self.paused)
             self.open += 1
+            gate = self.gate
         try:
-            reply = self.sample(self.prompt(body), body["sampling_params"])
+            reply = self.sample(self.prompt(body), body["sampling_params"], gate)
         finally:
             with self.changed:
                 self.open -= 1
@@ -190,18 +197,21 @@ class Served:
         ]
         return Ledger().observe(ids, slots=slots)
 
-    def sample(self, ledger, given):
+    def sample(self, ledger, given, gate):
         if len(ledger) + given["max_new_tokens"] > self.context or len(ledger) >= self.context - 6:
             raise Refused(f"Requested token count exceeds the model's maximum context length of {self.context} tokens.")
         most = min(given["max_new_tokens"], self.context - 2 - len(ledger))
         stops = set() if given["ignore_eos"] else {*given["stop_token_ids"], *self.ends}
         tokens, logprobs, labels = [], [], []
+        with self.changed:
+            number = gate.start() if gate else None
         while len(tokens) < most and not stops.intersection(tokens):
-            time.sleep(self.pace)
             with self.changed:
-                self.changed.wait_for(lambda: not self.paused)
+                self.changed.wait_for(lambda: not self.paused and (not gate or gate.has_passed(number)))
                 completion = self.sample_token(ledger.prefill(tokens) if tokens else ledger, given, len(tokens))
                 labels.append(self.label)
+                if gate:
+                    gate.count(number)
             tokens += completion.tokens
             logprobs += completion.logprobs
         ends = {"type": "stop", "matched": tokens[-1]} if stops.intersection(tokens) else {"type": "length"}

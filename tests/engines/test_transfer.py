@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 import torch
 from error_cases import raises
 from generate_server import RESETS, server
+from polling import wait_until
 from safetensors.torch import load_file
 from workers import Workers
 
@@ -34,8 +36,8 @@ def engine_at(backbone, *served, check=None, **settings):
     given = {
         "verify_weights": False,
         "retry_backoff": 0.01,
-        "down_timeout": 60.0,
-        "request_timeout": 30.0,
+        "down_timeout": 300.0,
+        "request_timeout": 300.0,
         "weight_sync": "gloo",
         **settings,
     }
@@ -85,12 +87,6 @@ async def generate_all(engine, renderer, texts=("What?",), tokens=2):
     )
 
 
-async def wait_until(condition):
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def test_all_workers_of_all_servers_receive_the_checkpoints_weights(backbone, saved):
     async def body(*servers):
         engine = engine_at(backbone, *servers)
@@ -114,18 +110,30 @@ def test_a_reply_continues_over_an_update_without_partial_weights(backbone):
     async def body(served):
         engine = engine_at(backbone, served, in_flight="continue")
         await engine.sync_weights(backbone, 1)
+        gate = served.hold_replies(10)
         task = asyncio.create_task(generate_all(engine, backbone.renderer, tokens=30))
-        await wait_until(lambda: served.open)
-        await asyncio.sleep(0.15)
+        await wait_until(lambda: gate.sampled == [10])
         await engine.sync_weights(backbone, 2)
+        gate.open()
         (reply,) = await task
         await engine.close()
         return reply
 
-    with server(backbone.renderer, pace=0.02, workers=Workers(2)) as served:
+    with server(backbone.renderer, workers=Workers(2)) as served:
         reply = asyncio.run(body(served))
-    assert set(reply.token_versions) == {1, 2}
-    assert reply.token_versions == tuple(sorted(reply.token_versions))
+    assert reply.token_versions == (1,) * 10 + (2,) * 20
+
+
+def limit_transfer(engine, is_limited, seconds):
+    """Limit the transfers for which `is_limited(server)` is true when they begin; the others keep their limit."""
+    transport, usual = engine._broadcaster, engine._broadcaster._timeout
+    run_both = transport._run_both
+
+    async def run_both_within(server, *parts):
+        transport._timeout = seconds if is_limited(server) else usual
+        await run_both(server, *parts)
+
+    transport._run_both = run_both_within
 
 
 @pytest.mark.parametrize("behavior", ["die", "hang", "refuse", "deny"])
@@ -134,11 +142,13 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbon
     renderer, texts = backbone.renderer, [f"What is {number}?" for number in range(6)]
 
     async def body(bad, healthy):
-        engine = engine_at(backbone, bad, healthy, request_timeout=5.0)
+        engine = engine_at(backbone, bad, healthy)
         await engine.sync_weights(backbone, 1)
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
         num_lists = bad.workers.num_lists
         bad.workers.behave = lambda number: behavior if number == num_lists + 2 else None
+        if behavior == "hang":
+            limit_transfer(engine, lambda to: to.url == bad.url and bad.workers.num_lists == num_lists + 2, 1.0)
         change_weights(backbone)
         published = saved()
         await engine.sync_weights(backbone, 2)
@@ -150,6 +160,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbon
         assert len(bad.bodies) == num_requests
         assert len(engine._pool.servers_up) == 1
         change_weights(backbone)
+        await wait_until(lambda: bad.workers.num_lists == num_lists + 3)  # it has received the list at which it fails
         bad.restart()
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
         assert has_weights(bad, published)
@@ -236,18 +247,21 @@ def test_cancelling_a_broadcast_leaves_complete_weights(backbone, saved, caplog)
     async def body(served):
         engine = engine_at(backbone, served)
         await engine.sync_weights(backbone, 1)
-        before, num_lists, has_begun = saved(), served.workers.num_lists, asyncio.Event()
-        loop = asyncio.get_running_loop()
+        before, num_lists = saved(), served.workers.num_lists
+        has_begun, may_continue = threading.Event(), threading.Event()
 
         def behave(number):
             if number == num_lists + 1:
-                loop.call_soon_threadsafe(has_begun.set)
+                has_begun.set()
+                may_continue.wait()
 
         served.workers.behave = behave
         change_weights(backbone)
         update = asyncio.create_task(engine.sync_weights(backbone, 2))
-        await has_begun.wait()
+        await wait_until(has_begun.is_set)
         update.cancel()
+        await wait_until(lambda: "waiting until" in caplog.text)
+        may_continue.set()
         with contextlib.suppress(asyncio.CancelledError):
             await update
         assert update.cancelled()

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 
 import pytest
 from error_cases import raises
 from generate_server import reply_to, server
+from polling import wait_until
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.remote import pool, vllm_api
@@ -43,8 +45,8 @@ def frame(renderer, time, wide=1):
 
 @contextlib.asynccontextmanager
 async def engine_of(backbone, *urls, **settings):
-    given = {"verify_weights": False, "retry_backoff": 0.01, "down_timeout": 5.0, "request_timeout": 5.0, **settings}
-    engine = Vllm(backbone.renderer, FakeMediaLoader(), servers=urls, **given)
+    given = {"verify_weights": False, "retry_backoff": 0.01, "down_timeout": 300.0, "request_timeout": 300.0}
+    engine = Vllm(backbone.renderer, FakeMediaLoader(), servers=urls, **{**given, **settings})
     try:
         yield engine
     finally:
@@ -89,13 +91,12 @@ def test_a_request_has_unexpanded_ids_and_every_image(backbone):
 
 def test_groups_are_sticky_and_balanced(backbone):
     renderer = backbone.renderer
-    with server(renderer, lambda *_: 0.05) as one, server(renderer, lambda *_: 0.05) as other:
+    with server(renderer) as one, server(renderer) as other:
 
         async def body():
             async with engine_of(backbone, one.url, other.url) as engine:
                 await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
-                while not all(each.is_up for each in engine._pool.servers):
-                    await asyncio.sleep(0.01)
+                await wait_until(lambda: all(each.is_up for each in engine._pool.servers))
                 ledgers = [prompt(renderer, f"group {number}") for number in range(8) for _ in range(4)]
                 first = await asyncio.gather(
                     *(engine.generate(GenerationRequest(each, sampling_of(renderer))) for each in ledgers)
@@ -123,13 +124,32 @@ def test_a_failed_request_is_retried(backbone, behavior):
     assert len(served.bodies) == 3
 
 
-@pytest.mark.parametrize("behavior", ["hang up", 500, 429, b"<html>", 5.0])
+@pytest.mark.parametrize("behavior", ["hang up", 500, 429, b"<html>"])
 def test_a_lasting_failure_ends_the_episode_and_not_the_run(backbone, behavior):
     with server(backbone.renderer, lambda number, body: behavior) as served:
-        (error,) = generate_all(backbone, served, max_retries=2, request_timeout=0.2)
+        (error,) = generate_all(backbone, served, max_retries=2)
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert len(served.bodies) == 3
+
+
+def test_a_request_that_times_out_is_retried_and_ends_the_episode(backbone, monkeypatch):
+    generate = Server.generate
+
+    async def generate_within(self, *args, **settings):
+        # Only this request: a slow handshake must not time out.
+        usual, self._client.timeout = self._client.timeout, 0.2
+        try:
+            return await generate(self, *args, **settings)
+        finally:
+            self._client.timeout = usual
+
+    monkeypatch.setattr(Server, "generate", generate_within)
+    with server(backbone.renderer, lambda number, body: "hang") as served:
+        (error,) = generate_all(backbone, served, max_retries=2)
+    assert type(error) is EngineError
+    assert (error.key, error.value) == ("engine.settings.servers", served.url)
+    assert "did not answer within 0.2 seconds (3 tries)" in str(error)
 
 
 def test_a_refused_request_is_not_retried(backbone):
@@ -249,11 +269,13 @@ def test_an_unreachable_server_does_not_block_the_others(backbone):
 
 
 def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(backbone):
-    renderer = backbone.renderer
+    renderer, all_received, has_reconnected = backbone.renderer, threading.Event(), threading.Event()
 
     def behave(number, body):
-        if number < 4:  # the first fails at once, the others after the server has reconnected
-            time.sleep(0.4 * (number > 0))
+        if number < 4:  # the first fails when all are received, the others after the server has reconnected
+            if number == 3:
+                all_received.set()
+            (has_reconnected if number else all_received).wait()
             return "hang up"
         return None
 
@@ -264,8 +286,8 @@ def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(bac
                 engine.generate(GenerationRequest(prompt(renderer, text), sampling_of(renderer))) for text in "abcd"
             ]
             replies = asyncio.gather(*requests)
-            while home.generation < 2:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: home.generation == 2)
+            has_reconnected.set()
             while not replies.done():
                 assert home.is_up, "it was marked down a second time"
                 await asyncio.sleep(0.01)
@@ -295,7 +317,7 @@ def test_no_server_for_too_long_stops_the_run(backbone):
         errors, took = asyncio.run(body())
     assert {type(error) for error in errors} == {BrokenEngineError}
     assert (errors[0].key, errors[0].value) == ("engine.settings.servers", [url])
-    assert took < 2
+    assert took >= 0.3
 
 
 def generate_once(engine, renderer):
@@ -369,7 +391,7 @@ def test_a_run_waits_for_a_server_and_continues(backbone, caplog):
                 task = asyncio.create_task(
                     engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
                 )
-                await asyncio.sleep(0.3)
+                await wait_until(lambda: "the run waits" in caplog.text)
                 assert not task.done()
                 served.sick = False
                 replies = await task
@@ -388,15 +410,13 @@ def test_a_server_that_goes_down_is_logged(backbone, caplog):
     async def body(one, other):
         async with engine_of(backbone, one.url, other.url) as engine:
             await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
-            while len(engine._pool.servers_up) < 2:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: len(engine._pool.servers_up) == 2)
             one.sick = True
             for number in range(8):
                 await engine.generate(GenerationRequest(prompt(renderer, f"{number}"), sampling_of(renderer)))
             assert [each.url for each in engine._pool.servers_up] == [other.url]
             one.sick = False
-            while len(engine._pool.servers_up) < 2:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: len(engine._pool.servers_up) == 2)
 
     with server(renderer) as one, server(renderer) as other:
         asyncio.run(body(one, other))
@@ -411,44 +431,47 @@ def test_a_hanging_server_is_marked_down_before_its_requests_time_out(backbone, 
     renderer = backbone.renderer
 
     async def body(one, other):
-        async with engine_of(backbone, one.url, other.url, request_timeout=60.0) as engine:
+        async with engine_of(backbone, one.url, other.url, max_retries=1000) as engine:
             await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
-            while len(engine._pool.servers_up) < 2:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: len(engine._pool.servers_up) == 2)
             one.well.clear()
-            started = time.monotonic()
             asked = [
                 engine.generate(GenerationRequest(prompt(renderer, f"{number}"), sampling_of(renderer)))
                 for number in range(8)
             ]
             replies = await asyncio.gather(*asked)
             one.well.set()
-            return replies, time.monotonic() - started
+            return replies
 
     with server(renderer) as one, server(renderer) as other:
-        replies, took = asyncio.run(body(one, other))
+        replies = asyncio.run(body(one, other))
     assert all(each.tokens for each in replies)
-    assert took < 20
     assert f"{one.url} hangs" in caplog.text
 
 
-def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(backbone):
+def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(backbone, caplog):
     renderer, clock = backbone.renderer, PausableClock()
 
     async def body(served):
         async with engine_of(backbone, served.url, max_retries=8) as engine:
             await engine.generate(GenerationRequest(prompt(renderer, "before"), sampling_of(renderer)))
             served.sick = True
-            asyncio.get_running_loop().call_later(1.0, setattr, served, "sick", False)
-            started = time.monotonic()
-            async with clock.timeout_at(clock.time() + 0.5):
-                replies = await engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
-            return replies, time.monotonic() - started
+            async with clock.timeout_at(clock.time() + 300) as limit:
+                before = limit.when()
+                task = asyncio.create_task(
+                    engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
+                )
+                await wait_until(lambda: "the run waits" in caplog.text)
+                assert limit.when() is None, "the timeout is not paused"
+                await asyncio.sleep(0.1)
+                served.sick = False
+                replies = await task
+                return replies, limit.when() - before
 
     with server(renderer) as served:
-        replies, took = asyncio.run(body(served))
+        replies, postponement = asyncio.run(body(served))
     assert replies.tokens
-    assert took >= 1.0
+    assert postponement >= 0.1
 
 
 def test_duplicate_servers_are_merged(backbone):
@@ -505,7 +528,8 @@ def test_logprobs_of_another_distribution_stop_the_run(backbone, monkeypatch):
 
 def test_cancelling_closes_the_connection_and_leaves_the_others_alone(backbone):
     renderer = backbone.renderer
-    with server(renderer, lambda *_: 0.4) as served:
+    release = threading.Event()
+    with server(renderer, lambda *_: release.wait() and None) as served:
 
         async def body():
             async with engine_of(backbone, served.url) as engine:
@@ -515,10 +539,11 @@ def test_cancelling_closes_the_connection_and_leaves_the_others_alone(backbone):
                     )
                     for number in range(4)
                 ]
-                while len(served.bodies) < 4:
-                    await asyncio.sleep(0.01)
+                await wait_until(lambda: len(served.bodies) == 4)
                 for task in tasks[1:]:
                     task.cancel()
+                await asyncio.wait(tasks[1:])
+                release.set()
                 ends = await asyncio.gather(*tasks, return_exceptions=True)
                 return ends, engine._pool.servers[0].num_in_flight
 
@@ -572,26 +597,32 @@ def test_an_engine_without_servers_is_refused(backbone):
 
 
 def test_drained_waits_for_replies_and_holds_back_new_ones(backbone):
-    renderer, seen = backbone.renderer, []
+    renderer, seen, release = backbone.renderer, [], threading.Event()
 
-    async def body(url):
-        async with engine_of(backbone, url) as engine:
+    async def body(served):
+        async with engine_of(backbone, served.url) as engine:
 
             async def ask(text):
                 await engine.generate(GenerationRequest(prompt(renderer, text), sampling_of(renderer)))
                 seen.append(text)
 
+            async def drain():
+                async with engine._pool.drained(300.0):
+                    seen.append("drained")
+                    await asyncio.sleep(0.3)
+                    assert len(served.bodies) == 2, "a request was sent"
+
             await ask("warm")
             early = asyncio.create_task(ask("early"))
-            while not engine._pool.servers[0].num_in_flight:
-                await asyncio.sleep(0.001)
-            async with asyncio.timeout(10), engine._pool.drained(5.0):
-                assert seen == ["warm", "early"], "a reply was unfinished"
-                late = asyncio.create_task(ask("late"))
-                await asyncio.sleep(0.3)
-                assert len(seen) == 2, "a request was sent"
-            await asyncio.gather(early, late)
+            await wait_until(lambda: len(served.bodies) == 2)
+            draining = asyncio.create_task(drain())
+            await asyncio.sleep(0)  # from here on requests are held back
+            late = asyncio.create_task(ask("late"))
+            await asyncio.sleep(0.1)
+            assert seen == ["warm"]
+            release.set()
+            await asyncio.gather(early, draining, late)
 
-    with server(renderer, lambda number, body: 0.1) as served:
-        asyncio.run(body(served.url))
-    assert seen == ["warm", "early", "late"]
+    with server(renderer, lambda number, body: release.wait() and None if number == 1 else None) as served:
+        asyncio.run(body(served))
+    assert seen == ["warm", "early", "drained", "late"]

@@ -6,6 +6,7 @@ import time
 import pytest
 from error_cases import raises
 from generate_server import RESETS, server
+from polling import wait_until
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.vllm import Vllm
@@ -16,7 +17,7 @@ from saccade.rollouts.runner import append_completion
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
 
-pytestmark = pytest.mark.slow  # the servers sample slowly
+pytestmark = pytest.mark.slow  # some servers are down for a while
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,8 @@ def engine_at(backbone):
         given = {
             "verify_weights": False,
             "retry_backoff": 0.01,
-            "down_timeout": 60.0,
-            "request_timeout": 60.0,
+            "down_timeout": 300.0,
+            "request_timeout": 300.0,
             **settings,
         }
         given = {"in_flight": "continue", **given}
@@ -52,26 +53,30 @@ def prompt(renderer, text="What?"):
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=(text,)),)),))
 
 
-async def start_replies(engine, renderer, served, sampling, texts=("What?",)):
-    """Start requests; return their tasks when the server samples all of them."""
-    tasks = [
-        asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, text), sampling))) for text in texts
-    ]
-    while served.open < len(texts):
-        await asyncio.sleep(0.001)
-    return tasks
+def start_replies(engine, renderer, sampling, texts=("What?",)):
+    """Start requests; return their tasks."""
+    return [asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, text), sampling))) for text in texts]
 
 
-async def update_during_replies(engine, backbone, served, *, tokens, at, texts=("What?",)):
-    """Return replies during which weights are updated at `at` seconds, and one reply requested afterwards."""
+async def update_during_replies(engine, backbone, served, *, tokens, at, texts=("What?",), is_draining=False):
+    """Return replies, during which weights are updated when each has the numbers of tokens `at`, and a later reply.
+
+    The replies are held during an update, or, if it `is_draining`, only until it has begun.
+    """
     renderer = backbone.renderer
     sampling = SamplingParams(max_tokens=tokens, forbidden_ids=renderer.forbidden_ids)
     await engine.sync_weights(backbone, 1)
-    tasks = await start_replies(engine, renderer, served, sampling, texts)
-    delays = [later - earlier for earlier, later in zip((0.0, *at), at, strict=False)]
-    for version, delay in enumerate(delays, 2):
-        await asyncio.sleep(delay)
-        await engine.sync_weights(backbone, version)
+    gate = served.hold_replies(at[0])
+    tasks = start_replies(engine, renderer, sampling, texts)
+    for version, num_tokens in enumerate(at, 2):
+        gate.open(num_tokens)
+        await wait_until(lambda: gate.sampled == [num_tokens] * len(texts))  # noqa: B023 (awaited in the loop)
+        update = asyncio.create_task(engine.sync_weights(backbone, version))
+        if is_draining:
+            await asyncio.sleep(0)  # the update begins: it waits for the replies
+            gate.open()
+        await update
+    gate.open()
     late = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer), sampling)))
     replies = await asyncio.gather(*tasks, late, return_exceptions=True)
     await engine.close()
@@ -80,16 +85,15 @@ async def update_during_replies(engine, backbone, served, *, tokens, at, texts=(
 
 def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engine_at):
     renderer = backbone.renderer
-    with server(renderer, pace=0.02) as served:
+    with server(renderer) as served:
         engine = engine_at(served)
         *reply, late = asyncio.run(
-            update_during_replies(engine, backbone, served, tokens=30, at=(0.15, 0.3), texts=("one", "two", "three"))
+            update_during_replies(engine, backbone, served, tokens=30, at=(8, 15), texts=("one", "two", "three"))
         )
     for each in reply:
         versions = each.token_versions
         assert len(versions) == len(each.tokens) == len(each.logprobs) == 30
-        assert versions == tuple(sorted(versions))
-        assert set(versions) == {1, 2, 3}
+        assert versions == (1,) * 8 + (2,) * 7 + (3,) * 15
         assert each.version == 3
         ledger = append_completion(prompt(renderer), each)
         assert ledger.versions()[-30:] == versions
@@ -101,10 +105,10 @@ def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engin
 
 def test_drain_gives_replies_of_one_version(backbone, engine_at):
     renderer = backbone.renderer
-    with server(renderer, pace=0.02) as served:
-        engine = engine_at(served, in_flight="drain")
+    with server(renderer) as served:
+        engine = engine_at(served, in_flight="drain", drain_timeout=300.0)
         one, two, late = asyncio.run(
-            update_during_replies(engine, backbone, served, tokens=10, at=(0.1,), texts=("one", "two"))
+            update_during_replies(engine, backbone, served, tokens=10, at=(5,), texts=("one", "two"), is_draining=True)
         )
     assert [(each.version, each.token_versions) for each in (one, two, late)] == [(1, ()), (1, ()), (2, ())]
 
@@ -115,7 +119,7 @@ def test_drain_gives_replies_of_one_version(backbone, engine_at):
 def test_the_order_of_weight_update_requests(backbone, engine_at, in_flight, mode, query):
     with server(backbone.renderer) as served:
         engine = engine_at(served, in_flight=in_flight)
-        asyncio.run(update_during_replies(engine, backbone, served, tokens=1, at=(0.0,), texts=()))
+        asyncio.run(update_during_replies(engine, backbone, served, tokens=1, at=(0,), texts=()))
     prefix, *others = RESETS
     once = [("/pause", f"mode={mode}"), ("/collective_rpc", ""), ("/update_weight_version", ""), (prefix, query)]
     assert served.orders == [*once, *((path, "") for path in others), ("/resume", "")] * 2
@@ -130,24 +134,27 @@ def test_a_reply_with_tokens_of_rolled_back_weights_is_discarded(backbone, engin
 
         async def check(server, source, weight_label=""):
             if failing.is_set():
-                await asyncio.sleep(0.1)
+                gate.open(15)
+                await wait_until(lambda: gate.sampled == [15])
                 raise BrokenEngineError("other weights", key="engine.settings.servers")
 
         engine._logprob_check.check = check
         sampling = SamplingParams(max_tokens=30, forbidden_ids=renderer.forbidden_ids)
         await engine.sync_weights(backbone, 1)
-        (task,) = await start_replies(engine, renderer, served, sampling)
-        await asyncio.sleep(0.1)
+        gate = served.hold_replies(10)
+        (task,) = start_replies(engine, renderer, sampling)
+        await wait_until(lambda: gate.sampled == [10])
         failing.set()
         with raises(BrokenEngineError, key="engine.settings.servers"):
             await engine.sync_weights(backbone, 2)
         failing.clear()
+        gate.open()
         (result,) = await asyncio.gather(task, return_exceptions=True)
         after = await engine.generate(GenerationRequest(prompt(renderer), sampling))
         await engine.close()
         return engine.version, result, after
 
-    with server(renderer, pace=0.02) as served:
+    with server(renderer) as served:
         version, result, after = asyncio.run(body(served))
     assert version == 1
     assert isinstance(result, EngineError)
@@ -160,17 +167,12 @@ def test_a_server_that_samples_from_older_weights_is_not_used(backbone):
 
     async def body(served):
         engine = Vllm(
-            backbone.renderer,
-            FakeMediaLoader(),
-            servers=(served.url,),
-            verify_weights=False,
-            retry_backoff=0.01,
-            down_timeout=3.0,
+            backbone.renderer, FakeMediaLoader(), servers=(served.url,), verify_weights=False, retry_backoff=0.01
         )
         # The trainer's logprobs are replaced by the server's, as if the update were too small to be detected.
         backbone.compute_token_logprobs = lambda ledger, tokens, pixels: [-1.0 - index for index in range(len(tokens))]
         await engine.sync_weights(backbone, 1)
-        served.deaf = True
+        served.deaf, engine._pool._down_timeout = True, 0.5
         with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]) as caught:
             await engine.sync_weights(backbone, 2)
         del backbone.compute_token_logprobs
@@ -188,22 +190,23 @@ def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_a
         engine = engine_at(served)
         sampling = SamplingParams(max_tokens=20, forbidden_ids=renderer.forbidden_ids)
         await engine.sync_weights(backbone, 1)
-        (task,) = await start_replies(engine, renderer, served, sampling)
-        await asyncio.sleep(0.1)
+        gate = served.hold_replies(10)
+        (task,) = start_replies(engine, renderer, sampling)
+        await wait_until(lambda: gate.sampled == [10])
         served.refuses = "/update_weight_version"
         update = asyncio.create_task(engine.sync_weights(backbone, 2))
-        await asyncio.sleep(0.2)
+        await wait_until(lambda: served.num_refused >= 2)
         assert not update.done()
         served.refuses = ""
         await update
+        gate.open()
         reply = await task
         await engine.close()
         return reply
 
-    with server(renderer, pace=0.02) as served:
+    with server(renderer) as served:
         reply = asyncio.run(body(served))
-    assert set(reply.token_versions) == {1, 2}
-    assert len(reply.token_versions) == 20
+    assert reply.token_versions == (1,) * 10 + (2,) * 10
 
 
 def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(backbone, engine_at, caplog):
@@ -214,22 +217,22 @@ def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(backbone
         engine = engine_at(served, in_flight="drain", drain_timeout=0.3)
         await engine.sync_weights(backbone, 1)
         long, short = SamplingParams(max_tokens=100), SamplingParams(max_tokens=5)
-        tasks = [
-            asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer), each))) for each in (long, short)
-        ]
-        while served.open < 2:
-            await asyncio.sleep(0.001)
+        gate = served.hold_replies(5)
+        (short_task,), (long_task,) = (start_replies(engine, renderer, sampling) for sampling in (short, long))
+        await wait_until(lambda: gate.sampled == [5, 5])
+        first = await short_task
+        served.gate = None  # for the restarted reply
         started = time.monotonic()
         await engine.sync_weights(backbone, 2)
         took = time.monotonic() - started
-        reply = await asyncio.gather(*tasks)
+        reply = first, await long_task
         await engine.close()
         return took, reply
 
-    with server(renderer, pace=0.02) as served:
-        took, (long, short) = asyncio.run(body(served))
+    with server(renderer) as served:
+        took, (short, long) = asyncio.run(body(served))
     assert took >= 0.3
-    # It was restarted, so the sync did not wait for its end.
+    # The server never samples the end of the first long reply, so the sync did not wait for it.
     assert (short.version, short.token_versions) == (1, ())
     assert (long.version, long.token_versions, len(long.tokens)) == (2, (), 100)
     assert len(served.bodies) == 3
@@ -241,14 +244,13 @@ def test_weights_that_no_server_loads_are_rolled_back(backbone, engine_at):
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served, down_timeout=3.0)
+        engine = engine_at(served)
         await engine.sync_weights(backbone, 1)
-        served.refuses = "saccade-2-"
+        served.refuses, engine._pool._down_timeout = "saccade-2-", 0.5
         with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):
             await engine.sync_weights(backbone, 2)
+        await wait_until(lambda: engine._pool.servers_up)
         state = engine.version, served.paused, served.label
-        while not engine._pool.servers_up:
-            await asyncio.sleep(0.01)
         reply = await engine.generate(GenerationRequest(prompt(renderer), SamplingParams(max_tokens=3)))
         await engine.close()
         return state, reply
@@ -261,12 +263,6 @@ def test_weights_that_no_server_loads_are_rolled_back(backbone, engine_at):
 
 
 # ---- several servers, of which one fails -----------------------------------------------------------------------------
-
-
-async def wait_until(is_true):
-    async with asyncio.timeout(30):
-        while not is_true():
-            await asyncio.sleep(0.01)
 
 
 async def start_two(engine, backbone):
@@ -398,7 +394,7 @@ def test_cancelling_an_update_rolls_it_back_on_all_servers(backbone, engine_at):
         async def check(server, source, weight_label=""):
             if weight_label.startswith("saccade-2-"):
                 is_loading.set()
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()  # until it is cancelled
             return 0.0
 
         engine._logprob_check.check = check

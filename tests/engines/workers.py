@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
 
-WAIT = timedelta(seconds=20)
+WAIT = timedelta(seconds=300)
 INVITED = {"master_address", "master_port", "rank_offset", "world_size"}
 
 
