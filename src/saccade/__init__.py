@@ -4,86 +4,12 @@ The names below are the public API. They are imported when they are first used, 
 brings no torch.
 """
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-
-_MODULES = {
-    "saccade.ledger": ("Ledger",),
-    "saccade.types": (
-        "Task",
-        "Episode",
-        "Group",
-        "Score",
-        "ScoredEpisode",
-        "Credit",
-        "Span",
-        "Usage",
-        "Ungraded",
-        "Media",
-        "MediaKind",
-        "AnswerType",
-        "Message",
-        "Reply",
-        "Block",
-        "BlockKind",
-        "Call",
-        "CallFormat",
-        "Turn",
-        "ToolResult",
-        "EpisodeStatus",
-        "GenerationRequest",
-        "SamplingParams",
-        "Completion",
-        "FinishReason",
-        "Demonstration",
-    ),
-    "saccade.protocols": (
-        "Environment",
-        "Observation",
-        "Done",
-        "Context",
-        "PixelBudget",
-        "Engine",
-        "ChatEngine",
-        "WeightSource",
-    ),
-    "saccade.tools.base": ("tool", "ToolContext"),
-    "saccade.config.load": ("load_recipe",),
-    "saccade.config.schema": ("Recipe",),
-    "saccade.runs.run_folder": ("Run",),
-    "saccade.runs.api": ("sft", "train", "evaluate", "ask", "read_episodes", "generate_data", "make_tiny_model"),
-    "saccade.data.dataset": ("load_tasks",),
-    "saccade.errors": (
-        "SaccadeError",
-        "ConfigError",
-        "DataError",
-        "MediaError",
-        "ModelError",
-        "EngineError",
-        "BrokenEngineError",
-        "ToolError",
-        "SandboxError",
-        "EnvironmentServerError",
-        "RunError",
-    ),
-    # What plugins of each kind are made of; see docs/extending.md.
-    "saccade.environments.tool_environment": ("ToolEnvironment",),
-    "saccade.evaluation.benchmarks.base": ("Benchmark", "Grade"),
-    "saccade.data.source_row": ("SourceRow",),
-    "saccade.rewards.answer_types.base": ("AnswerFormat",),
-    "saccade.chat.renderer": ("load_renderer",),
-    # What a training loop of your own is made of; see examples/rl_in_one_page.py.
-    "saccade.rollouts.components": ("TrainingComponents",),
-    "saccade.rollouts.collect": ("collect",),
-    "saccade.training.training_samples": ("build_sample",),
-    "saccade.training.packing": ("Batch", "pack"),
-    "saccade.training.optimizer": ("Optimizer",),
-    "saccade.training.train_step": ("train_step",),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
     from saccade.chat.renderer import load_renderer as load_renderer
@@ -159,12 +85,21 @@ if TYPE_CHECKING:
     from saccade.types import Ungraded as Ungraded
     from saccade.types import Usage as Usage
 
+# The one list of the public names is the block above: type checkers read it as it is, `__getattr__` reads it here.
+_MODULES = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("saccade.")
+    for alias in node.names
+}
+__all__ = ["__version__", *_MODULES]
+
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'saccade' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
