@@ -14,8 +14,8 @@ from saccade.checks.estimates import (
     PlanAssumptions,
     TrainingCost,
     compute_tree_sizes,
+    estimate_environment,
     estimate_episode,
-    estimate_episodes,
     estimate_memory,
     estimate_rl_training,
     estimate_rollouts,
@@ -248,10 +248,10 @@ def test_memory_of_8b():
     assert held == (2 * P // 8, 4 * P // 8, 8 * P // 8, 4 * P // 8)
     assert found.logits == 5 * 4 * 2**27
     assert found.checkpointed_activations < found.activations / 10
-    assert found.compute_peak(uses_checkpointing=True) == sum(held) + found.logits + found.checkpointed_activations
+    assert found.peak == sum(held) + found.logits + found.checkpointed_activations
     alone = needs("paravt/para_grpo")
     assert alone.checkpointed_activations == found.checkpointed_activations  # every GPU makes passes of its own
-    assert alone.compute_peak(uses_checkpointing=True) - alone.checkpointed_activations - alone.logits == 18 * P
+    assert alone.peak - alone.checkpointed_activations - alone.logits == 18 * P
 
 
 def test_float32_has_no_master_weights_and_adapters_are_small():
@@ -355,10 +355,11 @@ IMAGES = "environments={image: {name: python, settings: {image_pixels: [1024, 26
 
 def test_every_environment_is_planned():
     recipe, sizes, _ = planned("tiny/para_grpo", IMAGES)
-    episodes = estimate_episodes(recipe, sizes, PlanAssumptions(video_size=(512, 512)))
-    assert episodes[""] == estimate_episode(recipe, sizes, PlanAssumptions(video_size=(512, 512)))
+    assumptions = PlanAssumptions(video_size=(512, 512))
+    default, image = (estimate_environment(recipe, sizes, assumptions, name) for name in ("", "image"))
+    assert default == estimate_episode(recipe, sizes, assumptions)
     # Without an overview a video has no visual tokens; an image of 512x512 has 32 x 32 tokens of 16x16 pixels.
-    assert {(each.num_frames, each.visual_tokens) for each in episodes["image"].conversations} == {(0, 0), (1, 1024)}
+    assert {(each.num_frames, each.visual_tokens) for each in image.conversations} == {(0, 0), (1, 1024)}
     titles = [table.title for table in build_plan("mine", recipe, PlanAssumptions())]
     assert titles[1:3] == ["One RL step, at most", "One RL step, at most, environment image"]
     largest = build_plan("mine", recipe, PlanAssumptions())[-1]
@@ -366,7 +367,7 @@ def test_every_environment_is_planned():
     assert largest.header == alone.header
     with raises(ConfigError, key="environments.image.settings.max_context_tokens", value=20):
         tight, sizes, _ = planned("tiny/para_grpo", IMAGES.replace("3000", "20"))
-        estimate_episodes(tight, sizes, PlanAssumptions())
+        estimate_environment(tight, sizes, PlanAssumptions(), "image")
 
 
 def test_check_names_every_bad_recipe(tmp_path):

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from saccade import plugins
 from saccade.chat.families.base import ModelText, Piece, TemplateText
 from saccade.chat.renderer import load_renderer
-from saccade.config.schema import KlConfig, OptimizerConfig, Recipe
+from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig
 from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.frame_sampling import interleave_timestamps
@@ -57,11 +57,11 @@ class PlanAssumptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationSize:
-    """A conversation: frames, tokens and visual tokens of its prompt, sampled tokens, and total tokens."""
+    """A conversation; a visual token of the prompt is one of its tokens."""
 
-    num_frames: int
+    num_frames: int  # of the prompt
     prompt_tokens: int
-    visual_tokens: int
+    visual_tokens: int  # of the prompt
     sampled_tokens: int
     total_tokens: int
 
@@ -73,14 +73,11 @@ class ConversationSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSize:
-    """The conversations of an episode: its own, one per frame budget K, and a sub-agent's.
-
-    `max_turns` is the number of tool turns, `calls_per_turn` that of the calls in each.
-    """
+    """The conversations of an episode: its own, one per frame budget K, and a sub-agent's."""
 
     conversations: tuple[ConversationSize, ...]
     sub_agent: ConversationSize | None
-    max_turns: int
+    max_turns: int  # with tools
     calls_per_turn: int
 
     @property
@@ -124,11 +121,6 @@ def resolve_assumptions(
 
 
 # ---- an episode ----------------------------------------------------------------------------------------------------
-
-
-def estimate_episodes(recipe: Recipe, sizes: ModelSizes, assumptions: PlanAssumptions) -> dict[str, EpisodeSize]:
-    """Estimate an episode of each environment of the recipe, by name; that of the default environment is ""."""
-    return {name: estimate_environment(recipe, sizes, assumptions, name) for name in ("", *recipe.environments)}
 
 
 def estimate_environment(
@@ -309,67 +301,53 @@ class TrainingCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on each GPU: the persistent state, and what one micro-batch saves for its gradients.
-
-    `activations` is what autograd saves in full, `checkpointed_activations` with activation checkpointing.
-    """
+    """Bytes on each GPU: the persistent state, and what one micro-batch saves for its gradients."""
 
     weights: int
     gradients: int
     optimizer_state: int
     master_weights: int
     reference_weights: int
-    activations: int
-    checkpointed_activations: int
+    activations: int  # all that autograd saves
+    checkpointed_activations: int  # what it saves with activation checkpointing
     logits: int
-
-    def compute_peak(self, *, uses_checkpointing: bool) -> int:
-        """Return the peak, which is in the last backward pass of a step."""
-        persistent = self.weights + self.gradients + self.optimizer_state + self.master_weights + self.reference_weights
-        return persistent + self.logits + (self.checkpointed_activations if uses_checkpointing else self.activations)
-
-
-# ---- tokens --------------------------------------------------------------------------------------------------------
+    peak: int  # in the last backward pass of a step, with the recipe's activation checkpointing
 
 
 def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
     """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions."""
-    group, sub_agent, selection = recipe.rl.group_size, episode.sub_agent, recipe.rl.selection
-    prompts = episode.assign_frame_budgets(selection.compute_launch_counts(recipe.rl.prompts_per_step)[1])
-    num_sub_agents = len(prompts) * group * episode.num_sub_agents
-    total = sum(prompt.total_tokens for prompt in prompts) * group
+    group_size, num_groups = (
+        recipe.rl.group_size,
+        recipe.rl.selection.compute_launch_counts(recipe.rl.prompts_per_step)[1],
+    )
+    prompts = episode.assign_frame_budgets(num_groups)
+    children = [episode.sub_agent] * (num_groups * group_size * episode.num_sub_agents) if episode.sub_agent else []
     return RolloutCost(
-        num_groups=len(prompts),
-        num_episodes=len(prompts) * group,
-        num_images=sum(prompt.num_frames for prompt in prompts)
-        + (num_sub_agents * sub_agent.num_frames if sub_agent else 0),
-        sampled_tokens=sum(prompt.sampled_tokens for prompt in prompts) * group,
-        sub_agent_sampled_tokens=num_sub_agents * sub_agent.sampled_tokens if sub_agent else 0,
-        total_tokens=total + (num_sub_agents * sub_agent.total_tokens if sub_agent else 0),
+        num_groups=num_groups,
+        num_episodes=num_groups * group_size,
+        num_images=sum(conversation.num_frames for conversation in (*prompts, *children)),
+        sampled_tokens=sum(prompt.sampled_tokens for prompt in prompts) * group_size,
+        sub_agent_sampled_tokens=sum(child.sampled_tokens for child in children),
+        total_tokens=sum(conversation.total_tokens for conversation in (*prompts * group_size, *children)),
         max_conversation_tokens=episode.longest.total_tokens,
     )
 
 
 def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     """Estimate the training of an RL step: whole groups, and their sub-agents if those share the credit."""
-    settings, sub_agent = recipe.rl, episode.sub_agent
+    settings, group_size, sub_agent = recipe.rl, recipe.rl.group_size, episode.sub_agent
     prompts = episode.assign_frame_budgets(settings.prompts_per_step)
-    trains_sub_agents = settings.advantage.sub_agent_credit == "shared"
-    num_children = settings.prompts_per_step * settings.group_size * episode.num_sub_agents
-    children = [sub_agent] * num_children if sub_agent and trains_sub_agents else []
+    num_children = len(prompts) * group_size * episode.num_sub_agents
+    children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_credit == "shared" else []
     trees = [
-        (size, prompt)
-        for prompt in prompts
-        for size in compute_tree_sizes(prompt, settings.group_size, settings.pack_length)
+        (size, prompt) for prompt in prompts for size in compute_tree_sizes(prompt, group_size, settings.pack_length)
     ]
     trees += [(child.total_tokens, child) for child in children]
     return _estimate_training(
-        unpacked_tokens=sum(prompt.total_tokens for prompt in prompts) * settings.group_size
-        + sum(child.total_tokens for child in children),
+        settings,
+        unpacked_tokens=sum(conversation.total_tokens for conversation in (*prompts * group_size, *children)),
         tree_sizes=[size for size, _ in trees],
         visual_tokens=sum(conversation.visual_tokens for _, conversation in trees),
-        pack_length=settings.pack_length,
-        micro_batch_size=settings.micro_batch_size,
     )
 
 
@@ -377,27 +355,25 @@ def estimate_sft_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     """Estimate the training of an SFT step: full rows with the largest prompt's share of visual tokens."""
     settings, longest = recipe.sft, episode.longest
     return _estimate_training(
+        settings,
         unpacked_tokens=settings.tokens_per_step,
         tree_sizes=[settings.pack_length] * math.ceil(settings.tokens_per_step / settings.pack_length),
         visual_tokens=math.ceil(settings.tokens_per_step * longest.visual_tokens / longest.prompt_tokens),
-        pack_length=settings.pack_length,
-        micro_batch_size=settings.micro_batch_size,
     )
 
 
 def _estimate_training(
-    *, unpacked_tokens: int, tree_sizes: Sequence[int], visual_tokens: int, pack_length: int, micro_batch_size: int
+    settings: RlConfig | SftConfig, *, unpacked_tokens: int, tree_sizes: Sequence[int], visual_tokens: int
 ) -> TrainingCost:
-    rows = bin_pack(
-        [PrefixTree(prefix_length=0, sample_indices=(), num_tokens=size) for size in tree_sizes], pack_length
-    )
+    trees = [PrefixTree(prefix_length=0, sample_indices=(), num_tokens=size) for size in tree_sizes]
+    rows = bin_pack(trees, settings.pack_length)
     return TrainingCost(
         unpacked_tokens=unpacked_tokens,
         packed_tokens=sum(tree_sizes),
         visual_tokens=visual_tokens,
         num_rows=len(rows),
-        micro_batch_size=min(len(rows), micro_batch_size),
-        num_micro_batches=math.ceil(len(rows) / micro_batch_size),
+        micro_batch_size=min(len(rows), settings.micro_batch_size),
+        num_micro_batches=math.ceil(len(rows) / settings.micro_batch_size),
         max_row_tokens=max(sum(tree.num_tokens for tree in row) for row in rows),
     )
 
@@ -405,9 +381,7 @@ def _estimate_training(
 def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:
     """Return the tokens of each prefix tree of a group; if the group exceeds a row, each tree repeats the prompt.
 
-    >>> size = ConversationSize(
-    ...     num_frames=4, prompt_tokens=100, visual_tokens=4, sampled_tokens=50, total_tokens=150
-    ... )
+    >>> size = ConversationSize(num_frames=4, prompt_tokens=100, visual_tokens=4, sampled_tokens=50, total_tokens=150)
     >>> compute_tree_sizes(size, 8, 300)
     [300, 300]
     """
@@ -465,12 +439,16 @@ def estimate_memory(
     mask = B * T * T
     trained = sizes.count_adapter_parameters(rank) if rank else sizes.num_parameters
     has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
+    state = estimate_state(recipe, sizes, optim, gpus=gpus)
+    state["reference_weights"] = trained * size // gpus if has_reference else 0
+    logits = _LOGITS_COPIES * _FLOAT32_BYTES * min(B * T * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
+    saved = mask + (checkpointed if recipe.model.activation_checkpointing else activations)
     return MemoryEstimate(
-        **estimate_state(recipe, sizes, optim, gpus=gpus),
-        reference_weights=trained * size // gpus if has_reference else 0,
+        **state,
         activations=activations + mask,
         checkpointed_activations=checkpointed + mask,
-        logits=_LOGITS_COPIES * _FLOAT32_BYTES * min(B * T * sizes.vocab_size, MAX_LOGITS_PER_CHUNK),
+        logits=logits,
+        peak=sum(state.values()) + logits + saved,
     )
 
 

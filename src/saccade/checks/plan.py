@@ -8,7 +8,7 @@ from saccade.checks.estimates import (
     MemoryEstimate,
     PlanAssumptions,
     TrainingCost,
-    estimate_episodes,
+    estimate_environment,
     estimate_memory,
     estimate_rl_training,
     estimate_rollouts,
@@ -43,7 +43,8 @@ def build_plan(
     """
     recipe, assumptions = resolve_assumptions(recipe, assumptions, model_root)
     sizes = resolve_model_sizes(recipe)
-    episodes = estimate_episodes(recipe, sizes, assumptions)
+    environments = ("", *recipe.environments)  # "" is the default one
+    episodes = {name: estimate_environment(recipe, sizes, assumptions, name) for name in environments}
     tables, estimates = [summarize_recipe(name, recipe, sizes, episodes, assumptions)], dict[str, MemoryEstimate]()
     for stage, optim in (("RL", recipe.rl.optim), ("SFT", recipe.sft.optim)):
         if stage.lower() not in recipe.model_fields_set:
@@ -60,8 +61,7 @@ def build_plan(
             tables.append(Table(title=title, header=("", "", ""), rows=tuple(rows)))
             kl = recipe.rl.kl if stage == "RL" else None
             memory.append(estimate_memory(recipe, sizes, optim, training, gpus=gpus, kl=kl))
-        uses_checkpointing = recipe.model.activation_checkpointing
-        estimates[stage] = max(memory, key=lambda each: each.compute_peak(uses_checkpointing=uses_checkpointing))
+        estimates[stage] = max(memory, key=lambda estimate: estimate.peak)
     return [*tables, _build_memory_table(recipe, estimates, gpus)] if estimates else tables
 
 
@@ -158,7 +158,7 @@ def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gp
             checkpointed if is_checkpointed else f"({checkpointed})": estimate.checkpointed_activations,
             f"({saved})" if is_checkpointed else saved: estimate.activations,
             "logits": estimate.logits,
-            "total": estimate.compute_peak(uses_checkpointing=is_checkpointed),
+            "total": estimate.peak,
         }
         for stage, estimate in estimates.items()
     }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from saccade import plugins, sandbox
@@ -74,7 +75,7 @@ class PlannedRun:
     uses_own_tasks: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """A check by name: `run` raises SaccadeError if the check fails; else its result is the `message`.
 
@@ -141,25 +142,23 @@ def list_checks(planned_run: PlannedRun) -> list[Check]:
     is_new = planned_run.weights is None  # a run with a checkpoint has passed these, and loading names what is broken
     checks = [
         *list_recipe_checks(recipe, stages),
-        Check(name="device", run=bind(check_device, recipe.model.device), message=recipe.model.device),
+        Check("device", bind(check_device, recipe.model.device), recipe.model.device),
     ]
     if planned_run.has_model:
-        checks.append(Check(name="model", run=bind(_check_model, planned_run), before_run=is_new))
+        checks.append(Check("model", bind(_check_model, planned_run), before_run=is_new))
     if _is_training(stages):
-        memory, disk = bind(_check_memory, planned_run), bind(_check_disk, planned_run)
-        checks.append(Check(name="memory", run=memory, requires=("device", *sizes), before_run=is_new))
-        checks.append(Check(name="disk", run=disk, requires=sizes, before_run=is_new))
+        requires = ("device", *sizes)
+        checks.append(Check("memory", bind(_check_memory, planned_run), requires=requires, before_run=is_new))
+        checks.append(Check("disk", bind(_check_disk, planned_run), requires=sizes, before_run=is_new))
     for key, file in _list_data_files(planned_run):
-        checks.append(Check(name=key, run=bind(_check_file, planned_run, file, key), before_run=False))
+        checks.append(Check(key, bind(_check_file, planned_run, file, key), before_run=False))
     for name, (used, environment) in _list_environments(planned_run).items():
         run = bind(_check_context, planned_run.folder, used, environment)
-        checks.append(Check(name=name, run=run, requires=("environment", *sizes), before_run=False))
+        checks.append(Check(name, run, requires=("environment", *sizes), before_run=False))
     requires = ("environment", "engine", *_list_environments(planned_run))
-    return [
-        *checks,
-        Check(name="servers", run=bind(_check_servers, planned_run), requires=requires, before_run=False),
-        Check(name="sandbox", run=bind(_check_sandboxes, planned_run), requires=("environment",), before_run=False),
-    ]
+    checks.append(Check("servers", bind(_check_servers, planned_run), requires=requires, before_run=False))
+    requires = ("environment",)
+    return [*checks, Check("sandbox", bind(_check_sandboxes, planned_run), requires=requires, before_run=False)]
 
 
 def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
@@ -174,19 +173,18 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
     unmarked = "" if is_marked else "; none is marked `correct: true`, so accuracy reads 0"
     auxiliary = f"{recipe.sft.auxiliary_fraction:g} of the demonstrations"
     rank = f"rank {model.lora_rank}" if model.lora_rank else "none"
-    checks: dict[str, tuple[Callable[[], object], str]] = {
-        "environment": (bind(_check_environments, recipe), ", ".join((recipe.environment.name, *environments))),
-        "engine": (bind(_check_engine, recipe, stages), recipe.engine.name),
-        "rewards": (bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
-        "algorithms": (bind(rl_training.check_algorithms, recipe.rl), ", ".join(algorithms)),
-        "family": (bind(_check_family, model.family), model.family),
-        "adapters": (bind(check_adapters, model.lora_rank), rank),
-        "auxiliary data": (bind(_check_auxiliary_data, recipe), auxiliary),
-        "loggers": (bind(check_loggers, recipe.loggers), ", ".join(recipe.loggers) or "none"),
-    }
-    if _is_training(stages):
-        checks = {"trainable": (bind(require_trainable, recipe), f"by {', '.join(stages)}"), **checks}
-    return [Check(name=name, run=run, message=message) for name, (run, message) in checks.items()]
+    checks = [
+        Check("environment", bind(_check_environments, recipe), ", ".join((recipe.environment.name, *environments))),
+        Check("engine", bind(_check_engine, recipe, stages), recipe.engine.name),
+        Check("rewards", bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
+        Check("algorithms", bind(rl_training.check_algorithms, recipe.rl), ", ".join(algorithms)),
+        Check("family", bind(plugins.load, "chat.families", model.family), model.family),
+        Check("adapters", bind(check_adapters, model.lora_rank), rank),
+        Check("auxiliary data", bind(_check_auxiliary_data, recipe), auxiliary),
+        Check("loggers", bind(check_loggers, recipe.loggers), ", ".join(recipe.loggers) or "none"),
+    ]
+    trainable = Check("trainable", bind(require_trainable, recipe), f"by {', '.join(stages)}")
+    return [*([trainable] if _is_training(stages) else []), *checks]
 
 
 def _is_training(stages: Collection[str]) -> bool:
@@ -221,16 +219,6 @@ def _check_rewards(recipe: Recipe, stages: Collection[str]) -> None:
         raise ConfigError(
             "rewards has no term with a weight other than 0, so every episode would score 0; give a term a weight",
             key="rewards",
-        )
-
-
-def _check_family(family: str) -> None:
-    families = plugins.list_plugins("chat.families")
-    if family not in families:
-        raise ConfigError(
-            f"model.family: there is no family {family!r}; {plugins.suggest(family, families)}",
-            key="model.family",
-            value=family,
         )
 
 
@@ -272,7 +260,6 @@ def _find_weights(planned_run: PlannedRun) -> Path:
 
 
 def _check_model(planned_run: PlannedRun) -> str:
-    """Check that the weights are complete: family, tokenizer, processor, all tensors."""
     weights = _find_weights(planned_run)
     renderer = load_renderer(str(weights))
     check_weights(weights)
@@ -364,21 +351,11 @@ def open_sample(tasks: Iterable[Task]) -> tuple[int, int]:
     Raises MediaError for a file that can't be opened.
     """
     files = list(dict.fromkeys(media for task in tasks for media in task.media))
-    sample = sample_evenly(files, MAX_OPENED_FILES)
-    for media in sample:
-        open_media = video.probe_video if media.kind is MediaKind.VIDEO else image.read_image
-        open_media(media.path)
-    return len(files), len(sample)
-
-
-def sample_evenly(items: Sequence[Any], max_items: int) -> list[Any]:
-    """Return at most `max_items` of the items, evenly spaced from the first to the last.
-
-    >>> sample_evenly("abcdefg", 3), sample_evenly("ab", 3)
-    (['a', 'd', 'g'], ['a', 'b'])
-    """
-    last, gaps = len(items) - 1, max(max_items - 1, 1)
-    return list(items) if len(items) <= max_items else [items[round(i * last / gaps)] for i in range(max_items)]
+    num_opened = min(len(files), MAX_OPENED_FILES)
+    for index in np.linspace(0, len(files) - 1, num_opened).round().astype(int):
+        open_media = video.probe_video if files[index].kind is MediaKind.VIDEO else image.read_image
+        open_media(files[index].path)
+    return len(files), num_opened
 
 
 # ---- context, servers, sandbox -------------------------------------------------------------------------------------
@@ -405,8 +382,7 @@ def _estimate_longest(folder: Path, recipe: Recipe, environment: str) -> int:
 def _get_context_limit(recipe: Recipe, environment: str) -> int:
     """Return the context limit of an environment in tokens; 0 without one."""
     environments = TaskEnvironments.from_recipe(recipe)
-    make_environment = environments.by_name[environment] if environment else environments.default
-    return make_environment().max_context_tokens
+    return environments.by_name.get(environment, environments.default)().max_context_tokens
 
 
 def _check_context(folder: Path, recipe: Recipe, environment: str) -> str:
@@ -447,7 +423,7 @@ def find_isolations(*recipes: Recipe) -> list[tuple[str, sandbox.IsolationMode]]
 
 
 def start_sandboxes(*recipes: Recipe) -> dict[str, str]:
-    """Start the sandbox of each code-running tool of the recipes; return descriptions of the isolation, for metadata.
+    """Start the sandbox of each code-running tool of the recipes; return the isolation of each, for metadata.
 
     Raises ConfigError if this machine offers weaker isolation than a recipe requires.
     """

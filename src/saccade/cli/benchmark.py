@@ -107,7 +107,7 @@ def check_benchmarks(recipe: Recipe, names: Sequence[str], benchmark_data: Bench
 
     for name in names:
         run = functools.partial(_check_benchmark, recipe, name, benchmark_data)
-        yield from run_check(Check(name=f"benchmark {name}", run=run))
+        yield from run_check(Check(f"benchmark {name}", run))
 
 
 def _check_benchmark(recipe: Recipe, name: str, benchmark_data: BenchmarkData) -> str:

@@ -216,7 +216,7 @@ def check_run(
         recipe=recipe, folder=folder, stages=stages, weights=find_newest_weights(folder), uses_own_tasks=uses_own_tasks
     )
     yield from report_checks(planned_run)
-    yield from run_check(Check(name="run folder", run=functools.partial(_check_folder, planned_run)))
+    yield from run_check(Check("run folder", functools.partial(_check_folder, planned_run)))
 
 
 def _check_folder(planned_run: PlannedRun) -> str:
