@@ -1,5 +1,6 @@
 """`saccade ablate`: compare variants of tiny recipes."""
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -48,15 +49,13 @@ def ablate(
     if plan:
         return None
     with progress_lines(out) as add_task:
-        outcome = run(folder, ablation, add_task=add_task, print_line=lambda text: print_text(out, text))
-    print_tables(outcome.tables)
-    print_text(out, f"Report: {outcome.report_path}")
-    if outcome.failures:
-        raise RunError(
-            f"{len(outcome.failures)} jobs of the ablation in {folder} failed; retry them with --resume",
-            key=str(folder),
-            value=sorted(outcome.failures),
-        )
+        print_line = functools.partial(print_text, out)
+        report_path, tables, failures = run(folder, ablation, add_task=add_task, print_line=print_line)
+    print_tables(tables)
+    print_text(out, f"Report: {report_path}")
+    if failures:
+        message = f"{len(failures)} jobs of the ablation in {folder} failed; retry them with --resume"
+        raise RunError(message, key=str(folder), value=sorted(failures))
     return None
 
 

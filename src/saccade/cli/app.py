@@ -236,6 +236,6 @@ def demo(
     from saccade.runs.demo import run_demo
 
     with progress_lines(out) as add_task:
-        outcome = run_demo(folder, recipe, resume=resume, add_task=add_task)
-    print_tables(outcome.tables)
-    print_text(out, f"Report: {outcome.report_path}")
+        report_path, tables = run_demo(folder, recipe, resume=resume, add_task=add_task)
+    print_tables(tables)
+    print_text(out, f"Report: {report_path}")

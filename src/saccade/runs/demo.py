@@ -8,7 +8,7 @@ skipped, and the report is rewritten from the files in the folder.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,21 +46,17 @@ COMPARED_PAIRS = [(AFTER_SFT + suffix, AFTER_RL + suffix) for suffix in EVALUATI
     (name + TOOLS_OFF_SUFFIX, name) for name in (AFTER_SFT, AFTER_RL)
 ]
 
-AddTask = Callable[[str], UpdateProgress]  # adds a progress line for a stage
 Metadata = Mapping[str, Any]
 SECTION_STAGES = {"sft": "sft", "evaluation": "sft_evaluation", "rl": "rl"}  # recipe section: first stage that uses it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOutcome:
-    """The result of a demo: the report page, and the tables for the terminal."""
+def run_demo(
+    folder: Path, recipe: Recipe, *, resume: bool = False, add_task: Callable[[str], UpdateProgress]
+) -> tuple[Path, list[Table]]:
+    """Run or resume the whole pipeline in `folder`; return the report page, and the tables for the terminal.
 
-    report_path: Path
-    tables: Sequence[Table]
-
-
-def run_demo(folder: Path, recipe: Recipe, *, resume: bool = False, add_task: AddTask) -> DemoOutcome:
-    """Run or resume the whole pipeline in `folder`. Raises SaccadeError."""
+    `add_task` adds a progress line for a stage. Raises SaccadeError.
+    """
     recipe = pipeline.with_paths(recipe, folder=folder, model=folder / "model", data=folder / "data")
     if resume:  # keep the paths as the run's recipe has them
         existing = Run.open(folder).recipe
@@ -70,7 +66,7 @@ def run_demo(folder: Path, recipe: Recipe, *, resume: bool = False, add_task: Ad
     finished = {section for section, stage in SECTION_STAGES.items() if unchanged.is_done(stage)}
     resumable_keys = [key for key in RESUMABLE_KEYS if key.split(".")[0] not in finished]
     run = pipeline.start_run(folder, recipe, STAGES, resume=resume, resumable_keys=resumable_keys, has_model=False)
-    runner = DemoRunner(run=run)
+    runner = DemoRunner(run)
     stages = runner.build_stages()
     for number, (name, (description, stage_fn)) in enumerate(stages.items(), 1):
         update_progress = add_task(f"{number}/{len(stages) + 1} {description}")
@@ -81,7 +77,7 @@ def run_demo(folder: Path, recipe: Recipe, *, resume: bool = False, add_task: Ad
     return runner.write_report(add_task(f"{len(stages) + 1}/{len(stages) + 1} Report: tables, curves, episodes"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DemoRunner:
     """The stages of a demo in one run."""
 
@@ -102,9 +98,8 @@ class DemoRunner:
         self, name: str, stage_fn: Callable[[UpdateProgress], Metadata], update_progress: UpdateProgress
     ) -> None:
         """Run a stage and record its status, with its seconds over all invocations and the peak memory (GiB)."""
-        start, seconds = time.monotonic(), dict[str, float]()
-        if (self.run.path / "seconds.json").exists():
-            seconds = self.run.read_json("seconds.json")
+        start = time.monotonic()
+        seconds = self.run.read_json("seconds.json") if (self.run.path / "seconds.json").exists() else {}
         try:
             metadata = stage_fn(update_progress)
         finally:
@@ -118,18 +113,14 @@ class DemoRunner:
     def generate_data(self, update_progress: UpdateProgress) -> Metadata:
         """Generate and validate videos or images, tasks and demonstrations in `data`."""
         report = pipeline.generate_data(self.run.path / "data", self.run.recipe, on_progress=update_progress)
-        return {
-            "media": report.num_media,
-            "tasks": report.num_tasks,
-            "constant_baselines": report.constant_baselines,
-        }
+        baselines = report.constant_baselines
+        return {"media": report.num_media, "tasks": report.num_tasks, "constant_baselines": baselines}
 
     def make_model(self, update_progress: UpdateProgress) -> Metadata:
         """Make a tiny checkpoint in `model` whose tokenizer has the data's words as tokens."""
         recipe, folder = self.run.recipe, self.run.path
-        pipeline.create_tiny_model(
-            folder / recipe.model.path, recipe, demonstrations=folder / recipe.data.demonstrations
-        )
+        demonstrations = folder / recipe.data.demonstrations
+        pipeline.create_tiny_model(folder / recipe.model.path, recipe, demonstrations=demonstrations)
         return {}
 
     def train(self, name: str, update_progress: UpdateProgress) -> Metadata:
@@ -156,8 +147,8 @@ class DemoRunner:
         suffixes = self.list_evaluations()
         for number, suffix in enumerate(suffixes):
 
-            def report_progress(progress: Progress, index: int = number, label: str = suffix) -> None:
-                remark = ", ".join(filter(None, (_format_evaluation_name(label), progress.accuracy_text)))
+            def report_progress(progress: Progress, index: int = number, label: str = _format_suffix(suffix)) -> None:
+                remark = ", ".join(filter(None, (label, progress.accuracy_text)))
                 update_progress(index * progress.total + progress.done, remark, len(suffixes) * progress.total)
 
             evaluation.evaluate(
@@ -174,15 +165,14 @@ class DemoRunner:
         environment = plugins.load("environments", self.run.recipe.environment.name)
         return EVALUATIONS if has_tools(environment) else (SAMPLED_SUFFIX, "")
 
-    def write_report(self, update_progress: UpdateProgress) -> DemoOutcome:
+    def write_report(self, update_progress: UpdateProgress) -> tuple[Path, list[Table]]:
         """Write comparison.json, report.md and report.html; return the page and the tables for the terminal."""
         folder = self.run.path
         finished = read_evaluations(folder)
         names = [name + suffix for name in (AFTER_SFT, AFTER_RL) for suffix in self.list_evaluations()]
         evaluations = {name: finished[name] for name in names}
         pairs = [pair for pair in COMPARED_PAIRS if set(pair) <= set(evaluations)]
-        comparison = compare_evaluations(evaluations, pairs=pairs)
-        metadata = self.collect_metadata()
+        comparison, metadata = compare_evaluations(evaluations, pairs=pairs), self.collect_metadata()
         renderer = load_renderer(str(folder / self.run.recipe.model.path))
         with file_errors(folder):
             page = write_report(
@@ -195,22 +185,16 @@ class DemoRunner:
             )
         update_progress(None, "done")
         costs = Table(title="The run", header=("", ""), rows=tuple(metadata.items()))
-        return DemoOutcome(report_path=page, tables=[*build_headline_tables(comparison), costs])
+        return page, [*build_headline_tables(comparison), costs]
 
     def collect_metadata(self) -> dict[str, str]:
         """Return wall time by stage, peak memory, and the largest logprob difference between engine and trainer."""
         statuses = {name: self.run.read_json(f"status/{name}.json") for name in self.build_stages()}
-        wall_times = {
-            f"{name}, wall time": format_duration(status["seconds"])
-            for name, status in statuses.items()
-            if "seconds" in status
-        }
-        peak = max((status.get("memory_gib", 0.0) for status in statuses.values()), default=0.0)
-        differences = [
-            row["engine_trainer_logprob_diff_max"]
-            for row in self.run.read_metrics("rl")
-            if row.get("engine_trainer_logprob_diff_max") is not None
-        ]
+        seconds = {name: status["seconds"] for name, status in statuses.items() if "seconds" in status}
+        wall_times = {f"{name}, wall time": format_duration(value) for name, value in seconds.items()}
+        peak = max(status.get("memory_gib", 0.0) for status in statuses.values())
+        values = [row.get("engine_trainer_logprob_diff_max") for row in self.run.read_metrics("rl")]
+        differences = [value for value in values if value is not None]
         largest = f"{max(differences):.1e} nats at most" if differences else "not measured"
         return {"engine-trainer logprob difference": largest, "peak memory": f"{peak:.2f} GiB", **wall_times}
 
@@ -230,7 +214,7 @@ def build_headline_tables(comparison: Comparison) -> list[Table]:
         before, after = (format_estimate(summaries[name + suffix].accuracy) for name in (AFTER_SFT, AFTER_RL))
         gain = changes.get((AFTER_SFT + suffix, AFTER_RL + suffix, ""), "–")
         num_tasks = str(summaries[AFTER_RL + suffix].num_tasks)
-        rows.append((_format_evaluation_name(suffix), before, after, gain, num_tasks))
+        rows.append((_format_suffix(suffix), before, after, gain, num_tasks))
     rows.append(("constant-answer baseline", *[format_optional(summaries[AFTER_RL].constant_baseline)] * 2, "", ""))
     formats = [f"{summaries[name + SAMPLED_SUFFIX].format_compliance.mean:.2f}" for name in (AFTER_SFT, AFTER_RL)]
     visual_tokens = [f"{summaries[name].visual_tokens:.1f}" for name in (AFTER_SFT, AFTER_RL)]
@@ -263,5 +247,5 @@ def _build_question_table(comparison: Comparison) -> Table:
     return Table(title="By question, greedy", header=("", *names, "baseline", "n"), rows=tuple(rows))
 
 
-def _format_evaluation_name(evaluation: str) -> str:
-    return evaluation.removeprefix(", ") or "greedy"
+def _format_suffix(suffix: str) -> str:
+    return suffix.removeprefix(", ") or "greedy"

@@ -150,7 +150,9 @@ def collect_metadata(folder: Path, ablation: Ablation) -> dict[str, str]:
     done_files = [folder / "jobs" / f"{job.name}.done.json" for job in jobs]
     seconds = sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in done_files if file.exists())
     recipe = ablation.build_recipe(*ablation.list_cells()[0])
-    commits = dict.fromkeys(_shorten_commit(invocation["versions"]["commit"]) for invocation in invocations)
+    # A commit's hash is shortened; the suffix `-dirty` of changed sources is kept.
+    parts = [(invocation["versions"]["commit"] or "unknown").partition("-") for invocation in invocations]
+    commits = dict.fromkeys(name[:10] + dash + suffix for name, dash, suffix in parts)
     return {
         "seeds": ", ".join(map(str, range(ablation.seeds))),
         "held-out tasks": f"{ablation.count_tasks(recipe)} per seed, on {recipe.synthetic.test} clips",
@@ -161,12 +163,6 @@ def collect_metadata(folder: Path, ablation: Ablation) -> dict[str, str]:
         "machine": f"{platform.machine()}, {last['cores']} cores; two processes of one thread each",
         "time": f"{format_duration(seconds)} over all processes; planned {estimate_minutes(jobs):.0f} min with two",
     }
-
-
-def _shorten_commit(commit: str | None) -> str:
-    """Shorten a commit hash; the suffix `-dirty` of changed sources is kept."""
-    name, dash, suffix = (commit or "unknown").partition("-")
-    return name[:10] + dash + suffix
 
 
 def describe_components(ablation: Ablation) -> list[tuple[str, str, str]]:

@@ -84,9 +84,8 @@ def load_results(folder: Path, ablation: Ablation) -> list[VariantResult]:
                 initial = folder / ablation.initial_evaluation_folder(condition, variant, seed) / "results.json"
                 if initial.exists():
                     before[seed] = json.loads(initial.read_text(encoding="utf-8"))
-        results.append(
-            VariantResult(condition=condition, variant=variant, before=before, after=after, step_metrics=steps)
-        )
+        names = {"condition": condition, "variant": variant}
+        results.append(VariantResult(**names, before=before, after=after, step_metrics=steps))
     return results
 
 
@@ -107,11 +106,8 @@ def compute_rows(ablation: Ablation, results: Sequence[VariantResult]) -> list[R
                     rows.append(ResultRow(**names, slice=name, estimates={"after": _estimate(after)}))
                 continue
             before, after = collect_values(result.before, table), collect_values(result.after, table)
-            estimates = {
-                "before": _estimate(before),
-                "after": _estimate(after),
-                "gain": estimate_difference(after, before),
-            }
+            estimates = {"before": _estimate(before), "after": _estimate(after)}
+            estimates["gain"] = estimate_difference(after, before)
             if result.variant != ablation.spec.baseline:
                 estimates["against_baseline"] = estimate_difference(after, baselines.get(result.condition, {}))
             rows.append(ResultRow(**names, estimates=estimates))

@@ -14,7 +14,6 @@ The parent only reads files and exit codes, so nothing can block it. If a job fa
 too; the others continue. When the parent is interrupted it interrupts the processes, and finished work is kept.
 """
 
-import contextlib
 import json
 import os
 import shlex
@@ -22,10 +21,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from saccade.errors import RunError
 from saccade.metrics.tables import Table
@@ -38,15 +37,6 @@ from saccade.utils.versions import collect_versions
 
 POLL_SECONDS = 0.4
 STOP_TIMEOUT_SECONDS = 20.0  # for an interrupted process to end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AblationOutcome:
-    """The result of an ablation: the report page, its tables, and the reasons of failed jobs by name."""
-
-    report_path: Path
-    tables: Sequence[Table]
-    failures: Mapping[str, str]
 
 
 def resolve_ablation(folder: Path, ablation: Ablation, *, resume: bool, keep_selection: bool = False) -> Ablation:
@@ -68,11 +58,8 @@ def resolve_ablation(folder: Path, ablation: Ablation, *, resume: bool, keep_sel
             key=str(folder),
         )
     if existing.name != ablation.name:
-        raise RunError(
-            f"{folder} holds the ablation {existing.name}, not {ablation.name}; choose another folder with --out",
-            key="name",
-            value=ablation.name,
-        )
+        message = f"{folder} holds the ablation {existing.name}, not {ablation.name}; choose another folder with --out"
+        raise RunError(message, key="name", value=ablation.name)
     before, now = existing.model_dump(mode="json"), ablation.model_dump(mode="json")
     keys = [(key, before[key], now[key]) for key in ("format", "quick", "settings")]
     keys += [(f"spec.{key}", value, now["spec"][key]) for key, value in before["spec"].items()]
@@ -89,39 +76,30 @@ def resolve_ablation(folder: Path, ablation: Ablation, *, resume: bool, keep_sel
 
 
 def run(
-    folder: Path,
-    ablation: Ablation,
-    *,
-    add_task: Callable[..., UpdateProgress],
-    print_line: Callable[[str], None],
-    command: str = "",
-) -> AblationOutcome:
-    """Run the jobs that are not done, and write the report. Raises RunError if another process uses the folder."""
+    folder: Path, ablation: Ablation, *, add_task: Callable[..., UpdateProgress], print_line: Callable[[str], None]
+) -> tuple[Path, list[Table], Mapping[str, str]]:
+    """Run the jobs that are not done; return the report page, its tables, and the reasons of failed jobs by name.
+
+    Raises RunError if another process uses the folder.
+    """
     with lock_folder(folder):
         write_text(folder / "ablation.json", ablation.model_dump_json(indent=1) + "\n")
-        record_invocation(folder, command)
-        pool = JobPool(folder=folder, jobs=ablation.build_jobs())
-        failures = dict(pool.run(add_task, print_line))
-        page, tables = write_report(folder, ablation, failures)
-    return AblationOutcome(report_path=page, tables=tables, failures=failures)
+        record_invocation(folder, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+        failures = JobPool(folder=folder, jobs=ablation.build_jobs()).run(add_task, print_line)
+        return *write_report(folder, ablation, failures), failures
 
 
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock an ablation's folder. Raises RunError if another process holds it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock_file(folder / ".lock", wait=False))
-        except BlockingIOError:
-            raise RunError(
-                f"another process is using {folder}; wait for it, or choose another folder with --out", key=str(folder)
-            ) from None
-        yield
+def lock_folder(folder: Path) -> IO[str]:
+    """Lock an ablation's folder until the returned file is closed. Raises RunError if another process holds it."""
+    try:
+        return lock_file(folder / ".lock", wait=False)
+    except BlockingIOError:
+        message = f"another process is using {folder}; wait for it, or choose another folder with --out"
+        raise RunError(message, key=str(folder)) from None
 
 
-def record_invocation(folder: Path, command: str = "") -> None:
+def record_invocation(folder: Path, command: str) -> None:
     """Append the command, cores and versions of this invocation to invocations.jsonl."""
-    command = command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     line = {"command": command, "cores": os.cpu_count(), "versions": collect_versions()}
     path = folder / "invocations.jsonl"
     with file_errors(path), path.open("a", encoding="utf-8") as file:
@@ -147,14 +125,12 @@ def format_plan(ablation: Ablation) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class JobPool:
-    """The jobs of an ablation while they run, each process with a number from 0.
-
-    `failures` holds the reason of each failed job by name.
-    """
+    """The jobs of an ablation while they run, and the reasons of failed jobs by name."""
 
     folder: Path
     jobs: Sequence[Job]
     failures: dict[str, str] = field(default_factory=dict)
+    # By the number of the process, from 0: the job's name, and the process.
     running: dict[int, tuple[str, "subprocess.Popen[bytes]"]] = field(default_factory=dict)
 
     def run(self, add_task: Callable[..., UpdateProgress], print_line: Callable[[str], None]) -> Mapping[str, str]:

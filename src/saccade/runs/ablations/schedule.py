@@ -19,13 +19,7 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import PositiveInt, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError
 from saccade.plugins import suggest
-from saccade.runs.ablations.spec import (
-    BASE_RECIPE,
-    COMMON_SETTINGS,
-    AblationSpec,
-    EvaluationMode,
-    load_spec,
-)
+from saccade.runs.ablations.spec import BASE_RECIPE, COMMON_SETTINGS, AblationSpec, EvaluationMode, load_spec
 from saccade.utils.hashing import compute_digest
 
 NUM_PROCESSES = 2
@@ -86,11 +80,8 @@ class Ablation(Section):
             raise ConfigError(f"--seeds can't be {seeds}: a comparison needs at least 1", key="--seeds", value=seeds)
         for name in conditions:
             if name not in spec.conditions:
-                raise ConfigError(
-                    f"{name_or_path} has no condition {name!r}; {suggest(name, spec.conditions)}",
-                    key="--condition",
-                    value=name,
-                )
+                message = f"{name_or_path} has no condition {name!r}; {suggest(name, spec.conditions)}"
+                raise ConfigError(message, key="--condition", value=name)
         chosen = conditions or (spec.quick.conditions if quick else ()) or spec.conditions
         ablation = cls(
             name=Path(name_or_path).stem,
@@ -112,9 +103,8 @@ class Ablation(Section):
         try:
             return parse_section(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
         except (OSError, ValueError, ConfigError) as error:
-            raise RunError(
-                f"{path} can't be read; delete the folder and start again: {error}", key=str(path)
-            ) from error
+            message = f"{path} can't be read; delete the folder and start again: {error}"
+            raise RunError(message, key=str(path)) from error
 
     # ---- recipes ---------------------------------------------------------------------------------------------------
 
@@ -171,11 +161,8 @@ class Ablation(Section):
         """Check that every recipe can be used, and that all variants share one dataset. Raises ConfigError."""
         if not self.list_cells():
             where = f"{' or '.join(self.conditions)}{' with --quick' if self.quick else ''}"
-            raise ConfigError(
-                f"{self.name} has no variant in {where}, so there is nothing to compare",
-                key="--condition",
-                value=self.conditions,
-            )
+            message = f"{self.name} has no variant in {where}, so there is nothing to compare"
+            raise ConfigError(message, key="--condition", value=self.conditions)
         for name in self.list_initial_checkpoints():
             check_recipe(self.build_initial_checkpoint_recipe(name), ["sft"])
         for condition, variant in self.list_cells():

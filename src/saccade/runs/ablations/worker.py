@@ -9,7 +9,6 @@ An interrupted job resumes from its stages' status files and checkpoints. A work
 end of its step; another worker for the same job waits for the lock.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -17,10 +16,9 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from saccade.config.schema import Recipe
 from saccade.data.synthetic.dataset import SPLITS
@@ -61,15 +59,14 @@ def main(arguments: Sequence[str]) -> None:
 
 def run_job(folder: Path, name: str, parent_pid: int) -> None:
     """Run a job of the ablation in `folder`, unless it is done; delete all its checkpoints but the last."""
-    ablation = Ablation.load(folder)
+    ablation, jobs_folder = Ablation.load(folder), folder / "jobs"
     job = next((job for job in ablation.build_jobs() if job.name == name), None)
     if job is None:
         raise RunError(f"the ablation in {folder} has no job {name!r}", key=str(folder), value=name)
-    jobs_folder = folder / "jobs"
     with lock_file(jobs_folder / f"{name}.lock", wait=True):
         if (jobs_folder / f"{name}.done.json").exists():
             return
-        progress = JobProgress(path=jobs_folder / f"{name}.progress.json", parent_pid=parent_pid)
+        progress = JobProgress(jobs_folder / f"{name}.progress.json", parent_pid)
         progress.check_parent()
         stages = {"data": generate_data, "initial_checkpoint": train_initial_checkpoint}
         stages.get(job.stage, train_and_evaluate)(ablation, job, folder, progress)
@@ -81,35 +78,32 @@ def run_job(folder: Path, name: str, parent_pid: int) -> None:
         write_text(jobs_folder / f"{name}.done.json", json.dumps(done) + "\n")
 
 
-@contextlib.contextmanager
-def lock_file(path: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a file for one process, until the block or the process ends; without `wait`, raise BlockingIOError."""
+def lock_file(path: Path, *, wait: bool) -> IO[str]:
+    """Return an open file that is locked until it is closed or the process ends; without `wait`, BlockingIOError."""
     with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
-    with file:
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
 
 
-@dataclass(kw_only=True)
 class JobProgress:
     """Writes a job's progress to a file that the parent reads; interrupts the job if the parent has exited."""
 
-    path: Path
-    parent_pid: int
-    earlier_seconds: float = 0.0  # of interrupted invocations
-    start_time: float = field(default_factory=time.monotonic)
-    last_write_time: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            self.earlier_seconds = float(json.loads(self.path.read_text(encoding="utf-8"))["seconds"])
+    def __init__(self, path: Path, parent_pid: int) -> None:
+        self.path, self.parent_pid, self.last_write_time = path, parent_pid, 0.0
+        self.start_time = time.monotonic()  # earlier by the seconds of interrupted invocations
+        if path.exists():
+            self.start_time -= float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds that the job has taken, over all invocations."""
-        return self.earlier_seconds + time.monotonic() - self.start_time
+        return time.monotonic() - self.start_time
 
     def check_parent(self) -> None:
         """Raise KeyboardInterrupt if the parent has exited."""
@@ -133,10 +127,8 @@ def generate_data(ablation: Ablation, job: Job, folder: Path, progress: JobProgr
     """Generate a seed's synthetic data and random weights, which all its variants share."""
     recipe, seed_folder = ablation.build_initial_checkpoint_recipe("usual", job.seed), folder / f"seed-{job.seed}"
     pipeline.generate_data(seed_folder / "data", recipe, on_progress=progress)
-    demonstrations = seed_folder / "data" / "train" / "demonstrations.jsonl"
-    pipeline.create_tiny_model(
-        seed_folder / "model", recipe, demonstrations=demonstrations, phrases=PYTHON_STYLE_TOKENS
-    )
+    texts = seed_folder / "data" / "train" / "demonstrations.jsonl"
+    pipeline.create_tiny_model(seed_folder / "model", recipe, demonstrations=texts, phrases=PYTHON_STYLE_TOKENS)
 
 
 def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
@@ -180,8 +172,7 @@ def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: Job
     # An evaluation before RL is stored one level deeper than a run, and refers to the same files.
     base_folder = job_folder if job.stage == "variant" else job_folder.parent
     weights = pipeline.find_newest_weights(job_folder, "rl") or (base_folder / model_path).resolve()
-    test_path = str((base_folder / recipe.data.test).resolve())
-    recipe = recipe.with_values({"data.test": test_path})
+    recipe = recipe.with_values({"data.test": str((base_folder / recipe.data.test).resolve())})
     results = {}
     for mode in ablation.spec.evaluations:
 
