@@ -7,7 +7,7 @@ import pytest
 import torch
 from error_cases import raises
 
-from saccade.algorithms.group_advantages import compute_advantages
+from saccade.algorithms.group_advantages import resolve_estimator
 from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters, select_groups
 from saccade.algorithms.policy_loss import compute_policy_loss
 from saccade.checks import run_checks
@@ -44,9 +44,9 @@ def test_unknown_algorithms_and_settings_raise_before_a_run(override, key, value
 def test_an_estimator_from_a_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def median(rewards_G, total_rewards_G, *, scale: float = 1.0):\n    return scale * rewards_G\n")
-    assert compute_advantages([1.0, 3.0], f"{file}:median", {"scale": 2.0}).tolist() == [2.0, 6.0]
+    assert resolve_estimator(f"{file}:median", {"scale": 2.0})([1.0, 3.0]).tolist() == [2.0, 6.0]
     with raises(ConfigError, key="rl.advantage.settings.scale", value="large"):
-        compute_advantages([1.0, 3.0], f"{file}:median", {"scale": "large"})
+        resolve_estimator(f"{file}:median", {"scale": "large"})([1.0, 3.0])
 
 
 def test_a_loss_from_a_file(tmp_path):
@@ -78,7 +78,7 @@ def test_filters_are_told_apart_by_their_parameters(tmp_path):
 def test_a_different_loss_or_estimator_drops_the_settings_of_the_recipe_below():
     recipe = load_recipe("tiny/base", ["rl.loss.name=gspo", "rl.advantage={estimator: rloo}"])
     assert (recipe.rl.loss.settings, recipe.rl.loss.aggregation) == ({}, "token_mean")
-    assert compute_advantages([1.0, 0.0], recipe.rl.advantage.estimator).tolist() == np.array([1.0, -1.0]).tolist()
+    assert resolve_estimator(recipe.rl.advantage.estimator, {})([1.0, 0.0]).tolist() == np.array([1.0, -1.0]).tolist()
 
 
 FAILING = """
@@ -147,7 +147,7 @@ def test_filters_have_names_of_their_own(failing, tmp_path):
 @pytest.mark.parametrize("name", ["estimator", "sums"])
 def test_an_estimator_that_fails_is_an_error_of_the_recipe(failing, name):
     with raises(ConfigError, key="rl.advantage.estimator", value=f"{failing}:{name}"):
-        compute_advantages([1.0, 3.0], f"{failing}:{name}")
+        resolve_estimator(f"{failing}:{name}", {})([1.0, 3.0])
 
 
 @pytest.mark.parametrize("name", ["loss", "mean"])

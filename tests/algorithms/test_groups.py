@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from saccade.algorithms import group_advantages
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_advantages import (
-    compute_advantages,
     frac_correct_negative,
+    resolve_estimator,
     shape_rewards,
     whiten,
 )
@@ -74,23 +74,23 @@ def test_no_budgets():
 
 
 def test_dr_grpo_by_hand():
-    assert compute_advantages([1.3, 1.0, 0, 0], "dr_grpo") == pytest.approx([0.725, 0.425, -0.575, -0.575])
-    assert compute_advantages([1.2, 1, 1, 1], "dr_grpo") == pytest.approx([0.15, -0.05, -0.05, -0.05])
+    assert resolve_estimator("dr_grpo", {})([1.3, 1.0, 0, 0]) == pytest.approx([0.725, 0.425, -0.575, -0.575])
+    assert resolve_estimator("dr_grpo", {})([1.2, 1, 1, 1]) == pytest.approx([0.15, -0.05, -0.05, -0.05])
 
 
 def test_the_other_estimators_by_hand():
-    assert compute_advantages([1, 0, 0, 1], "grpo") == pytest.approx([1, -1, -1, 1], abs=1e-5)  # population std 0.5
-    assert compute_advantages([3, 1, 0, 0], "rloo") == pytest.approx([3 - 1 / 3, 0, -4 / 3, -4 / 3])
+    assert resolve_estimator("grpo", {})([1, 0, 0, 1]) == pytest.approx([1, -1, -1, 1], abs=1e-5)  # population std 0.5
+    assert resolve_estimator("rloo", {})([3, 1, 0, 0]) == pytest.approx([3 - 1 / 3, 0, -4 / 3, -4 / 3])
     for estimator in ESTIMATORS:
-        assert compute_advantages([0.7], estimator).tolist() == [0.0]
-        assert compute_advantages([], estimator).tolist() == []
-        assert compute_advantages([0.3] * 7, estimator) == pytest.approx([0.0] * 7, abs=1e-9)
+        assert resolve_estimator(estimator, {})([0.7]).tolist() == [0.0]
+        assert resolve_estimator(estimator, {})([]).tolist() == []
+        assert resolve_estimator(estimator, {})([0.3] * 7) == pytest.approx([0.0] * 7, abs=1e-9)
 
 
 @settings(deadline=None)
 @given(rewards_st, st.sampled_from(ESTIMATORS))
 def test_advantages_of_a_group_sum_to_zero(rewards, estimator):
-    assert compute_advantages(rewards, estimator).sum() == pytest.approx(0.0, abs=1e-6)
+    assert resolve_estimator(estimator, {})(rewards).sum() == pytest.approx(0.0, abs=1e-6)
 
 
 @settings(deadline=None)
@@ -98,21 +98,21 @@ def test_advantages_of_a_group_sum_to_zero(rewards, estimator):
 def test_advantages_do_not_depend_on_the_order_of_episodes(rewards, estimator, random):
     order = list(range(len(rewards)))
     random.shuffle(order)
-    shuffled = compute_advantages([rewards[index] for index in order], estimator)
-    assert shuffled == pytest.approx(compute_advantages(rewards, estimator)[order], abs=1e-6)
+    shuffled = resolve_estimator(estimator, {})([rewards[index] for index in order])
+    assert shuffled == pytest.approx(resolve_estimator(estimator, {})(rewards)[order], abs=1e-6)
 
 
 @settings(deadline=None)
 @given(rewards_st, st.floats(-5, 5))
 def test_a_constant_added_to_all_rewards_makes_no_difference(rewards, constant):
-    shifted = compute_advantages(np.array(rewards) + constant, "dr_grpo")
-    assert shifted == pytest.approx(compute_advantages(rewards, "dr_grpo"), abs=1e-9)
+    shifted = resolve_estimator("dr_grpo", {})(np.array(rewards) + constant)
+    assert shifted == pytest.approx(resolve_estimator("dr_grpo", {})(rewards), abs=1e-9)
 
 
 @pytest.mark.parametrize("bad", [[1.0, float("nan")], [[1.0]], [float("inf")]])
 def test_invalid_rewards_raise(bad):
     with pytest.raises(ValueError, match="flat list of finite numbers"):
-        compute_advantages(bad, "dr_grpo")
+        resolve_estimator("dr_grpo", {})(bad)
 
 
 def test_reward_shaping_and_clipping():

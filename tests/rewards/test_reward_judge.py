@@ -14,7 +14,7 @@ from error_cases import raises
 from judge_server import candidate, server
 from reward_cases import RAN, answer, call, episode, said, task, text, think, turn
 
-from saccade.algorithms.group_advantages import compute_advantages
+from saccade.algorithms.group_advantages import resolve_estimator
 from saccade.algorithms.group_filter import select_groups
 from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError
@@ -432,4 +432,4 @@ def test_ungraded_episodes_are_excluded_from_the_group():
     )
     selected = select_groups([group, unjudged], {"statuses": {}, "reward_std": {}}, target=2).kept_groups
     assert [other.rewards for other in selected] == [group.rewards]
-    assert compute_advantages(selected[0].rewards, "dr_grpo").round(3).tolist() == [0.333, -0.667, 0.333]
+    assert resolve_estimator("dr_grpo", {})(selected[0].rewards).round(3).tolist() == [0.333, -0.667, 0.333]

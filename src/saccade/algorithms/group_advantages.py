@@ -5,9 +5,9 @@
 Axis letters: G episodes of one group, N episodes of a whole batch, S spans that a group credits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,17 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from saccade import plugins
 from saccade.config.schema import AdvantageConfig
 from saccade.errors import ConfigError, boundary
-from saccade.types import Group, ScoredEpisode, Span
+from saccade.types import Group, Span
 
 _EPSILON = 1e-6  # added to a std before dividing
 FloatArray = NDArray[np.float64]
-
-
-class AdvantageEstimator(Protocol):
-    """An estimator with its settings bound; see `algorithms/advantages`."""
-
-    def __call__(self, rewards_G: FloatArray, total_rewards_G: FloatArray) -> FloatArray:
-        """Return one advantage per episode, linear in `rewards_G`, which may be a part of the total rewards."""
+# (rewards [G], total rewards [G]; None: the same) -> advantages [G], linear in the rewards: those of parts of the total
+# rewards add up to the advantages of the total.
+AdvantageEstimator = Callable[..., FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,52 +37,32 @@ class GroupAdvantages:
         return self.every_token_G + sum(self.by_span.values())
 
 
-def compute_advantages(
-    rewards_G: ArrayLike,
-    estimator: str,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    total_rewards_G: ArrayLike | None = None,
-) -> FloatArray:
-    """Return one advantage per episode of a group, [G]; a group of one gets 0.
-
-    If `rewards_G` are one part of larger rewards, pass those as `total_rewards_G`, so that the advantages of the parts
-    add up to the advantage of the total. Raises ValueError for rewards that are not finite or not a flat list,
-    ConfigError for an unknown estimator or setting.
-
-    >>> compute_advantages([1.3, 1.0, 0.0, 0.0], "dr_grpo").round(3).tolist()
-    [0.725, 0.425, -0.575, -0.575]
-    """
-    return _estimate(resolve_estimator(estimator, settings or {}), rewards_G, total_rewards_G)
-
-
 def resolve_estimator(name: str, settings: Mapping[str, Any]) -> AdvantageEstimator:
     """Return an estimator with its settings. Raises ConfigError for an unknown name or setting.
 
-    The estimator raises it, too, if the plugin fails or returns anything but one finite number per episode.
+    The estimator returns 0 for a group of one. It raises ConfigError, too, if the plugin fails or returns anything but
+    one finite number per episode, and ValueError for rewards that are not finite or not a flat list.
+
+    >>> resolve_estimator("dr_grpo", {})([1.3, 1.0, 0.0, 0.0]).round(3).tolist()
+    [0.725, 0.425, -0.575, -0.575]
     """
     bound, key = plugins.resolve("algorithms.advantages", name, settings), "rl.advantage.estimator"
 
-    def estimate(rewards_G: FloatArray, total_rewards_G: FloatArray) -> FloatArray:
+    def estimate(rewards: ArrayLike, total_rewards: ArrayLike | None = None) -> FloatArray:
+        rewards_G = np.asarray(rewards, dtype=np.float64)
+        if rewards_G.ndim != 1 or not np.isfinite(rewards_G).all():
+            raise ValueError(f"rewards must be a flat list of finite numbers, got {rewards_G.tolist()}")
+        if len(rewards_G) < 2:  # nothing to compare with
+            return np.zeros_like(rewards_G)
+        totals_G = rewards_G if total_rewards is None else np.asarray(total_rewards, dtype=np.float64)
         with boundary(ConfigError, f"the advantage estimator {name!r} failed", key=key, value=name):
-            values_G = np.asarray(bound(rewards_G, total_rewards_G), dtype=np.float64)
+            values_G = np.asarray(bound(rewards_G, totals_G), dtype=np.float64)
         if values_G.shape != rewards_G.shape or not np.isfinite(values_G).all():
             message = f"the advantage estimator {name!r} must return {len(rewards_G)} finite numbers, one per episode"
             raise ConfigError(f"{message}, not {values_G.tolist()}", key=key, value=name)
         return values_G
 
     return estimate
-
-
-def _estimate(
-    estimator: AdvantageEstimator, rewards_G: ArrayLike, total_rewards_G: ArrayLike | None = None
-) -> FloatArray:
-    values_G = np.asarray(rewards_G, dtype=np.float64)
-    if values_G.ndim != 1 or not np.isfinite(values_G).all():
-        raise ValueError(f"rewards must be a flat list of finite numbers, got {values_G.tolist()}")
-    if len(values_G) < 2:  # nothing to compare with
-        return np.zeros_like(values_G)
-    return estimator(values_G, values_G if total_rewards_G is None else np.asarray(total_rewards_G, dtype=np.float64))
 
 
 def shape_rewards(rewards: ArrayLike, *, scale: float = 1.0, bias: float = 0.0, clip: float = 20.0) -> FloatArray:
@@ -143,18 +119,13 @@ def _compute_parts(
         bias=settings.reward_bias,
         clip=settings.reward_clip,
     )
-    return np.stack([_estimate(estimator, row_G, shaped[-1]) for row_G in np.diff(shaped, axis=0, prepend=0.0)])
-
-
-def is_correct_with_negative_advantage(scored_episode: ScoredEpisode, advantage: float) -> bool:
-    """Return whether an episode is correct although its advantage is below 0."""
-    return advantage < 0 and scored_episode.score.is_correct
+    return np.stack([estimator(row_G, shaped[-1]) for row_G in np.diff(shaped, axis=0, prepend=0.0)])
 
 
 def frac_correct_negative(groups: Sequence[Group], advantages: Sequence[ArrayLike]) -> float:
     """Return the fraction of correct episodes whose advantage is below 0; 0.0 if none is correct."""
     is_negative = [
-        is_correct_with_negative_advantage(scored, value)
+        value < 0
         for group, values_G in zip(groups, advantages, strict=True)
         for scored, value in zip(group.episodes, np.asarray(values_G).tolist(), strict=True)
         if scored.score.is_correct

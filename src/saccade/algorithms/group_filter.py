@@ -57,10 +57,8 @@ def resolve_filters(filters: Filters) -> dict[str, dict[str, Callable[..., bool]
             message = f"the filter {name!r} has no first parameter; it must be `scored` or `group`"
             raise ConfigError(message, key=key, value=name)
         if stage in names_in_use:
-            message = (
-                f"the name {stage!r} of the filter {name!r} belongs to another one or to a built-in stage; rename it"
-            )
-            raise ConfigError(message, key=key, value=stage)
+            message = f"the name {stage!r} of the filter {name!r} belongs to another one or to a built-in stage"
+            raise ConfigError(f"{message}; rename it", key=key, value=stage)
         names_in_use.add(stage)
         kind = "advantage" if "advantage" in parameters else "group" if positional[0] == "group" else "scored"
         resolved[kind][stage] = _with_boundary(name, bound)
@@ -91,12 +89,14 @@ def select_groups(
     stages: dict[str, Sequence[Group]] = {"": groups}
     last = groups
     for name, keep_episode in resolved["scored"].items():
-        stages[name] = last = [_filter_episodes(group, keep_episode) for group in last]
+        stages[name] = last = [replace(group, episodes=tuple(filter(keep_episode, group.episodes))) for group in last]
     # A group's statistics are derived from its episodes: from here on, from the remaining ones.
     stages["too_few_episodes"] = last = [group for group in last if len(group.episodes) > 1]
     for name, keep_group in resolved["group"].items():
         stages[name] = last = [group for group in last if keep_group(group)]
-    ranked = sorted(last, key=_build_rank_key) if rank_by == "reward_std" else last
+    ranked = last
+    if rank_by == "reward_std":  # rounded, so that the order of the episodes doesn't break ties
+        ranked = sorted(last, key=lambda group: (-round(float(np.std(group.total_rewards)), 9), group.task.id))
     stages["over_target"] = ranked[:target]
     kept, surplus = tuple(ranked[:target]), tuple(ranked[target:])
     return SelectionResult(
@@ -130,15 +130,6 @@ def filter_by_advantage(
         reports.append(build_filter_report(name, before, after))
         before = after
     return masks, reports
-
-
-def _filter_episodes(group: Group, should_keep: Callable[[ScoredEpisode], bool]) -> Group:
-    return replace(group, episodes=tuple(filter(should_keep, group.episodes)))
-
-
-def _build_rank_key(group: Group) -> tuple[float, str]:
-    """Sort by descending std; rounding keeps the order of the episodes from breaking ties."""
-    return (-round(float(np.std(group.total_rewards)), 9), group.task.id)
 
 
 def build_filter_report(name: str, before: Sequence[Group], after: Sequence[Group]) -> FilterReport:

@@ -18,8 +18,8 @@ once on the whole batch and sliced, so the losses and gradients of the parts add
 combines the statistics of the parts accordingly.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,15 +32,8 @@ from saccade.errors import ConfigError, boundary
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 _DEFAULT_TIS_CAP, _DEFAULT_STALE_TIS_CAP = 2.0, 5.0  # for measuring truncation when it is off
 _METRICS_WITH_MAX = ("ratio", "tis_weight", "engine_trainer_logprob_diff")
-
-
-class TokenLoss(Protocol):
-    """A loss with its settings bound; see `algorithms/losses`."""
-
-    def __call__(
-        self, logp_N: Tensor, old_logp_N: Tensor, adv_N: Tensor, seq_N: Tensor
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the loss of each token and statistics of each token, [N]; only `logp_N` has a gradient."""
+# (logp_N, old_logp_N, adv_N, seq_N) -> the loss and statistics of each token, [N]; see `algorithms/losses`
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 def resolve_loss(settings: LossConfig) -> TokenLoss:
