@@ -1,6 +1,7 @@
 """The documents' commands and code blocks run, their settings exist, and their generated parts are up to date.
 
-A block is skipped only where a comment before it gives a reason: `<!-- not run: needs a GPU -->`.
+Python is executed, `saccade` commands run, YAML is loaded as a recipe or a prompt file, JSON as rows of tasks. A block is
+skipped only where a comment before it gives a reason: `<!-- not run: needs a GPU -->`.
 """
 
 import ast
@@ -16,6 +17,7 @@ import pytest
 from commands import SMALL, good
 
 import saccade
+from saccade.environments.prompt_format import load_prompt_format
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -73,6 +75,26 @@ def test_blocks_import_the_public_api_and_plugins_alone(page):
                 assert not private, f"not in the public API: {private}"
 
 
+def check_yaml(text, folder):
+    """Load a block: a prompt file, or a recipe or part of one."""
+    (folder / "block.yaml").write_text(
+        text if "tool_format:" in text or "extends:" in text else f"extends: tiny/para_grpo\n{text}"
+    )
+    if "tool_format:" in text:
+        load_prompt_format("./block.yaml")
+    else:
+        good("recipes", "show", "block.yaml")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_runs_or_says_why_not(page):
+    for kind, text in find_blocks(page):
+        assert kind in ("python", "yaml", "json", "text", "mermaid", ""), f"a block of kind {kind}"
+        if kind == "":
+            lines = [line for line in re.sub(r" *\\\n *", " ", text).splitlines() if line.strip()]
+            assert len(lines) == len(find_commands(text)), f"this is not run, and no comment says why:\n{text}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if find_blocks(page)], ids=name_of)
 def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
@@ -85,6 +107,11 @@ def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
                 (tmp_path / file[1]).write_text(text)
                 monkeypatch.syspath_prepend(str(tmp_path))
             exec(compile(text, f"{name_of(page)}", "exec"), scope)
+        if kind == "yaml":
+            check_yaml(text, tmp_path)
+        if kind == "json":
+            (tmp_path / "rows.jsonl").write_text(" ".join(text.split("\n")))
+            assert len(saccade.load_tasks(tmp_path / "rows.jsonl")) == 1
         for command in find_commands(text):
             good(*shrink(command))
     if page.name == "index.md":  # its commands train a run
