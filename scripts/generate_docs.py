@@ -13,6 +13,7 @@ import re
 import sys
 import tokenize
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -66,20 +67,41 @@ counts as its visual tokens, not as one placeholder.
 
 def read_field_comments(path: Path) -> dict[tuple[str, str], str]:
     """Return the comment behind each field of a file's settings classes, or the lines of comment above it."""
-    source = path.read_text()
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
-    alone = {token.start[0] for token in tokens if not token.line[: token.start[1]].strip()}
-    found = {}
+    source, found = path.read_text(), {}
+    find_text = index_comments(source)
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             for statement in node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-                    above = list(itertools.takewhile(alone.__contains__, range(statement.lineno - 1, 0, -1)))
-                    text = " ".join(comments[line] for line in lines if line in comments)
-                    found[node.name, statement.target.id] = text or " ".join(comments[n] for n in reversed(above))
+                    lines = statement.lineno, statement.end_lineno or statement.lineno
+                    found[node.name, statement.target.id] = find_text(*lines)
     return found
+
+
+def index_comments(source: str) -> Callable[[int, int], str]:
+    """Return a function of a first and a last line: the comments behind these lines, or the lines of comment above."""
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
+    alone = {token.start[0] for token in tokens if not token.line[: token.start[1]].strip()}
+
+    def find_text(first: int, last: int) -> str:
+        above = list(itertools.takewhile(alone.__contains__, range(first - 1, 0, -1)))
+        text = " ".join(comments[line] for line in range(first, last + 1) if line in comments)
+        return text or " ".join(comments[line] for line in reversed(above))
+
+    return find_text
+
+
+def read_parameter_comments(plugin: Any) -> dict[str, str]:
+    """Return the comment of each parameter in the definition of a plugin: a function, a tool, or a class."""
+    function = plugin.__init__ if isinstance(plugin, type) else inspect.unwrap(plugin)
+    source = inspect.cleandoc(f"\n{inspect.getsource(function)}")
+    find_text = index_comments(source)
+    node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {
+        argument.arg: find_text(argument.lineno, (default or argument).end_lineno or argument.lineno)
+        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    }
 
 
 def format_value(value: Any) -> str:
@@ -164,7 +186,6 @@ def render_configuration() -> str:
         for name in plugins.list_plugins(folder):
             plugin = plugins.load(folder, name)
             rows = list_settings(plugin, comments)
-            # Settings without a comment of their own are described by the docstring's further paragraphs.
             doc = (inspect.getdoc(plugin) or "").partition(">>>")[0].strip()
             if not rows or hasattr(plugin, "settings_type"):
                 doc = doc.split("\n\n")[0]
@@ -172,9 +193,7 @@ def render_configuration() -> str:
                 doc += "\n\n" + (inspect.getdoc(plugin.__base__) or "").partition("\n\n")[2]
             parts += [f"### {name}", "", *(f"{format_paragraph(text)}\n" for text in doc.split("\n\n"))]
             if rows:
-                has_meaning = hasattr(plugin, "settings_type")
-                parts += ["| setting | default |" + " meaning |" * has_meaning, "|---|---|" + "---|" * has_meaning]
-                parts += [*rows, ""]
+                parts += ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -186,16 +205,21 @@ def format_paragraph(text: str) -> str:
 
 
 def list_settings(plugin: Any, comments: dict[tuple[str, str], str]) -> list[str]:
-    """Return the rows of a plugin's settings; those of a settings class have a meaning."""
+    """Return the rows of the settings of a plugin. Raises ValueError for a setting without a comment: its meaning."""
     parameters = inspect.signature(plugin, eval_str=True).parameters.values()
     given = {*plugins.CALL_TIME_PARAMS, "settings"}
     rows = []
     for one in parameters:
         if one.kind is one.KEYWORD_ONLY and one.name not in given:
-            row = f"| `{one.name}` | {format_value(one.default)} |"
-            if hasattr(plugin, "settings_type"):
-                row += f" {escape(find_comment(plugin.settings_type, one.name, comments))} |"
-            rows.append(row)
+            has_type = hasattr(plugin, "settings_type")
+            meaning = (
+                find_comment(plugin.settings_type, one.name, comments)
+                if has_type
+                else read_parameter_comments(plugin)[one.name]
+            )
+            if not meaning:
+                raise ValueError(f"{plugin.__module__}: write a comment behind {one.name} that says what it means")
+            rows.append(f"| `{one.name}` | {format_value(one.default)} | {escape(meaning)} |")
     return rows
 
 

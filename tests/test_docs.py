@@ -1,7 +1,7 @@
 """The documents' commands and code blocks run, their settings exist, and their generated parts are up to date.
 
-Python is executed, `saccade` commands run, YAML is loaded as a recipe or a prompt file, JSON as rows of tasks. A block is
-skipped only where a comment before it gives a reason: `<!-- not run: needs a GPU -->`.
+Python is executed, `saccade` commands run, YAML is loaded as a recipe or a prompt file, JSON as rows of tasks. A block
+is skipped only where a comment before it gives a reason: `<!-- not run: needs a GPU -->`.
 """
 
 import ast
@@ -110,7 +110,10 @@ def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
         if kind == "yaml":
             check_yaml(text, tmp_path)
         if kind == "json":
-            (tmp_path / "rows.jsonl").write_text(" ".join(text.split("\n")))
+            for media in json.loads(text)["media"]:
+                (tmp_path / media["path"]).parent.mkdir(exist_ok=True)
+                (tmp_path / media["path"]).touch()
+            (tmp_path / "rows.jsonl").write_text(" ".join(text.splitlines()))
             assert len(saccade.load_tasks(tmp_path / "rows.jsonl")) == 1
         for command in find_commands(text):
             good(*shrink(command))

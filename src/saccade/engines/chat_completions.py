@@ -41,15 +41,8 @@ _LENGTH_ERROR = re.compile(r"context|length|too long|too large|max\w*_tokens", r
 class ChatCompletions(ChatEngine):
     """Queries `model` (by default the server's only one) at `url`, such as http://127.0.0.1:8000/v1.
 
-    Not token-exact: see `protocols.ChatEngine`.
-
-    - `api_key_env` is the environment variable with the API key; `extra_body` adds fields to each request, such as
-      `top_p`; `max_tokens_field` is the server's name for the token limit of a reply.
-    - `image_token_size` is the side of a visual token in pixels, for resizing images and counting tokens.
-    - `supports_prefill` is whether the server continues a prefilled reply by `continue_final_message` (null: if it is
-      vLLM or SGLang).
-    - A request is tried 1 + `max_retries` times, each bounded by `request_timeout` seconds, with pauses of
-      `retry_backoff` seconds, doubled each time, or as the server demands; at most `max_concurrency` run concurrently.
+    Not token-exact: see `protocols.ChatEngine`. A server may demand longer pauses between attempts. It continues a
+    prefilled reply by `continue_final_message`.
     """
 
     def __init__(
@@ -57,17 +50,17 @@ class ChatCompletions(ChatEngine):
         media: MediaLoader,
         context_length: int = 0,
         *,
-        url: str,
-        model: str = "",
-        api_key_env: str = "",
-        extra_body: Mapping[str, Any] | None = None,
-        max_tokens_field: str = "max_tokens",
-        image_token_size: PositiveInt = 32,
-        supports_prefill: bool | None = None,
-        request_timeout: PositiveFloat = 600.0,
-        max_retries: NonNegativeInt = 4,
-        retry_backoff: NonNegativeFloat = 1.0,
-        max_concurrency: PositiveInt = 32,
+        url: str,  # address of the server, such as http://127.0.0.1:8000/v1
+        model: str = "",  # name of the model; empty = the server's only one
+        api_key_env: str = "",  # environment variable that holds the API key; empty = none
+        extra_body: Mapping[str, Any] | None = None,  # further request fields, such as top_p
+        max_tokens_field: str = "max_tokens",  # the server's name for the token limit of a reply
+        image_token_size: PositiveInt = 32,  # side of a visual token for resizing and counting, pixels
+        supports_prefill: bool | None = None,  # the server continues a prefilled reply; null = if it is vLLM or SGLang
+        request_timeout: PositiveFloat = 600.0,  # time limit of an attempt, seconds
+        max_retries: NonNegativeInt = 4,  # attempts after the first
+        retry_backoff: NonNegativeFloat = 1.0,  # first pause between attempts, doubled each time, seconds
+        max_concurrency: PositiveInt = 32,  # requests at a time
     ) -> None:
         check_settings(url, extra_body or {}, max_tokens_field)
         self.renderer: MessageRenderer = MessageRenderer(image_token_size)

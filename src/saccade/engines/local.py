@@ -11,12 +11,9 @@ from saccade.types import Completion, GenerationRequest
 class Local:
     """Samples from a backbone in this process, which may be the one that is trained.
 
-    - `max_num_seqs` is how many conversations are sampled concurrently; fewer if their number times the longest length
-      would exceed `kv_cache_tokens` in the KV cache.
-    - `prefix_cache_tokens` bounds the KV cache entries that are kept for later turns and shared prompts.
-    - `max_num_batched_tokens` bounds the new tokens of a prefill pass, `vision_cache_bytes` the cached image features.
-
-    Memory is allocated as needed. The other requests of a batch change a result only by floating-point rounding.
+    Fewer conversations than `max_num_seqs` are sampled concurrently where their number times the longest length would
+    exceed `kv_cache_tokens`. Memory is allocated as needed. The other requests of a batch change a result only by
+    floating-point rounding.
     """
 
     has_separate_weights = False
@@ -26,11 +23,11 @@ class Local:
         backbone: Backbone,
         media: MediaLoader,
         *,
-        max_num_seqs: PositiveInt = 256,
-        kv_cache_tokens: int = 262144,
-        prefix_cache_tokens: int = 131072,
-        max_num_batched_tokens: int = 8192,
-        vision_cache_bytes: int = 2**31,
+        max_num_seqs: PositiveInt = 256,  # conversations sampled concurrently; fewer where the KV cache would overflow
+        kv_cache_tokens: int = 262144,  # KV cache of the conversations being sampled, tokens
+        prefix_cache_tokens: int = 131072,  # KV cache kept for later turns and shared prompts, tokens
+        max_num_batched_tokens: int = 8192,  # new tokens of a prefill pass
+        vision_cache_bytes: int = 2**31,  # cached image features, bytes
     ) -> None:
         self._backbone = backbone
         self._scheduler = BatchScheduler(

@@ -28,8 +28,9 @@ class Scripted:
         self,
         renderer: Renderer,
         *,
+        # one text per call in order of arrival, or a function of the ledger
         replies: Sequence[str] | Callable[[Ledger], str] = (),
-        latency: float | Callable[[Ledger], float] = 0.0,
+        latency: float | Callable[[Ledger], float] = 0.0,  # time of a reply, seconds, or a function of the ledger
     ) -> None:
         self.version = 0
         self.history: list[tuple[Ledger, Completion]] = []

@@ -23,9 +23,10 @@ class Accuracy:
     def __init__(
         self,
         *,
+        # settings of answer types by plugin name, such as {open_ended: {mode: exact}}
         answer_types: Mapping[str, Mapping[str, Any]] | None = None,
-        judge: Mapping[str, Any] | None = None,
-        judged: tuple[str, ...] = ("open_ended",),
+        judge: Mapping[str, Any] | None = None,  # settings of the reward `judge`; null = no LLM scores answers
+        judged: tuple[str, ...] = ("open_ended",),  # answer types that the judge scores
     ) -> None:
         for name in answer_types or {}:
             if ".py" in name:

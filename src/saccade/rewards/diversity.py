@@ -6,7 +6,12 @@ from saccade.types import Episode, Group
 from saccade.utils.hashing import compute_digest
 
 
-def diversity(group: Group, *, of: Literal["calls", "answer"] = "calls", only_correct: bool = False) -> list[float]:
+def diversity(
+    group: Group,
+    *,
+    of: Literal["calls", "answer"] = "calls",  # what is compared: calls (names and arguments in order) or the answer
+    only_correct: bool = False,  # an episode that is not correct gets 0
+) -> list[float]:
     """Return for each episode the fraction of the group's other episodes whose calls (or answer) differ from its own.
 
     Calls are compared by name and arguments, in order. With `only_correct` an episode that is not correct gets 0. An

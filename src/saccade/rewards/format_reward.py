@@ -14,13 +14,15 @@ _MIN_SUBSTANTIVE_CHARS = 10
 def format_reward(
     episode: Episode,
     *,
+    # anchored, or grammar: the fraction of turns that follow the grammar of `format_compliance`
     mode: Literal["anchored", "grammar"] = "anchored",
-    count_prefilled_think: bool = True,
-    answer_suffix: bool = True,
-    anchor_weight: float = 0.5,
-    alpha: float = 0.4,
-    beta: float = 0.3,
-    gamma: float = 0.3,
+    count_prefilled_think: bool = True,  # count a think block that the prefill opened; false hides the prefill
+    answer_suffix: bool = True,  # weights for prompts that end with the answer instruction
+    anchor_weight: float = 0.5,  # weight of the anchor; 0 = the vanilla reward
+    alpha: float = 0.4,  # think closed and substantive
+    beta: float = 0.3,  # full flow
+    gamma: float = 0.3,  # penalty for a think left open
+    # tokens = the anchor is credited to the structural tokens alone
     anchor_credit: Literal["episode", "tokens"] = "episode",
 ) -> float | Score:
     """Return R_fmt (ParaVT, arXiv 2605.20342) from the blocks of the main agent's turns: at most 1.0, possibly

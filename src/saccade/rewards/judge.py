@@ -44,20 +44,20 @@ class Judge:
     def __init__(
         self,
         *,
-        url: str,
-        model: str,
-        api_key_env: str = "",
-        prompt: str = PROMPT,
-        labels: Mapping[str, float] = _DEFAULT_LABELS,
-        max_tokens: PositiveInt | None = 16,
-        extra_body: Mapping[str, Any] | None = None,
-        timeout: PositiveFloat = 60.0,
-        max_retries: NonNegativeInt = 3,
-        retry_backoff: NonNegativeFloat = 1.0,
-        max_concurrency: PositiveInt = 16,
-        max_answer_chars: PositiveInt = 2000,
-        cache_dir: str | None = "~/.cache/saccade/judge",
-        proxy: str = "",
+        url: str,  # address of the server, such as http://127.0.0.1:8000/v1
+        model: str,  # name of the model on the server
+        api_key_env: str = "",  # environment variable that holds the API key; empty = none
+        prompt: str = PROMPT,  # instruction before question, ground truth and answer
+        labels: Mapping[str, float] = _DEFAULT_LABELS,  # accepted replies and their rewards
+        max_tokens: PositiveInt | None = 16,  # token limit of the reply; null = the server's
+        extra_body: Mapping[str, Any] | None = None,  # further request fields, such as chat_template_kwargs
+        timeout: PositiveFloat = 60.0,  # time limit of an attempt, seconds
+        max_retries: NonNegativeInt = 3,  # attempts after the first
+        retry_backoff: NonNegativeFloat = 1.0,  # first pause between attempts, doubled each time, seconds
+        max_concurrency: PositiveInt = 16,  # requests at a time
+        max_answer_chars: PositiveInt = 2000,  # a longer answer scores 0 without a request, characters
+        cache_dir: str | None = "~/.cache/saccade/judge",  # folder of cached verdicts; null = no cache
+        proxy: str = "",  # address of an HTTP proxy; empty = none
     ) -> None:
         _validate_settings(url=url, model=model, labels=labels, extra_body=extra_body or {})
         self._request = {"model": model, "temperature": 0.0, **(extra_body or {})}

@@ -3,7 +3,11 @@
 from saccade.types import Episode
 
 
-def tool_call_penalty(episode: Episode, *, penalty: float = 0.05) -> float:
+def tool_call_penalty(
+    episode: Episode,
+    *,
+    penalty: float = 0.05,  # cost of an executed call
+) -> float:
     """Return minus `penalty` for every call of the main agent that was executed, whatever its result.
 
     A call that was refused or failed to parse costs nothing, and neither do the calls of sub-agents.

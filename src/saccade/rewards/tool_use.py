@@ -12,11 +12,11 @@ _CountMode = Literal["executed", "succeeded", "informative"]
 def tool_use(
     episode: Episode,
     *,
-    mode: Literal["graded", "accumulative", "none"] = "graded",
-    count: _CountMode = "informative",
-    bonus: float = 0.1,
-    cap: NonNegativeInt = 4,
-    threshold: float | None = None,
+    mode: Literal["graded", "accumulative", "none"] = "graded",  # rule of the reward
+    count: _CountMode = "informative",  # calls that earn the bonus of accumulative
+    bonus: float = 0.1,  # reward per counted call, of accumulative
+    cap: NonNegativeInt = 4,  # maximum number of counted calls
+    threshold: float | None = None,  # least value of a correct answer; null = 0.5 for graded, 1.0 for accumulative
     correct: float,
 ) -> float:
     """Return R_tool from the recorded tool results; text that only looks like a tool response counts nothing.

@@ -137,7 +137,7 @@ class FunctionTool:
         self.name, self.__doc__ = function.__name__, function.__doc__
         self.description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
         self.timeout = timeout
-        self._function = function
+        self.__wrapped__ = function
         self._parameters, self._setting_names = _parse_signature(function)
         self.__signature__ = inspect.signature(function, eval_str=True)  # plugins.resolve checks settings against it
 
@@ -203,7 +203,7 @@ class FunctionTool:
             async with asyncio.timeout(self.timeout) as timeout:
                 ctx = replace(ctx, ask=PausedTimeoutAsk(ctx.ask, timeout))
                 with boundary(ToolError, f"{self.name} failed"):
-                    return await self._function(**arguments, **ctx.settings, ctx=ctx)
+                    return await self.__wrapped__(**arguments, **ctx.settings, ctx=ctx)
         except TimeoutError:
             raise ToolError(f"{self.name} did not finish within {self.timeout:g} seconds") from None
 

@@ -18,11 +18,11 @@ async def crop_video(
     question: Annotated[str, "what to find out about the window"] = "",
     *,
     ctx: ToolContext,
-    fps: PositiveFloat = 1.0,
-    frame_range: IntRange = (1, 16),
-    frame_pixels: IntRange = (784, 50176),
-    default_question: str = DEFAULT_QUESTION,
-    max_subtitle_tokens: NonNegativeInt = 512,
+    fps: PositiveFloat = 1.0,  # sampling rate within the window, frames per second
+    frame_range: IntRange = (1, 16),  # minimum and maximum number of frames that the sub-agent sees
+    frame_pixels: IntRange = (784, 50176),  # minimum and maximum pixels per frame
+    default_question: str = DEFAULT_QUESTION,  # question of a call that has none
+    max_subtitle_tokens: NonNegativeInt = 512,  # maximum tokens of the window's subtitles
 ) -> tuple[ToolResult, Episode]:
     """Look closely at a window of the video and answer a question about it.
 

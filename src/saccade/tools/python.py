@@ -28,12 +28,12 @@ async def python(
     code: Annotated[str, "Python source; variables are kept from call to call"],
     *,
     ctx: ToolContext,
-    timeout: PositiveFloat = 30.0,
-    cpu_seconds: PositiveInt = 600,
-    memory_mib: PositiveInt = 2048,
-    max_images: PositiveInt = 32,
-    image_pixels: IntRange = (3136, 2_000_000),
-    isolation: IsolationMode = "best_effort",
+    timeout: PositiveFloat = 30.0,  # time limit of a call, seconds
+    cpu_seconds: PositiveInt = 600,  # processor time of an episode, seconds
+    memory_mib: PositiveInt = 2048,  # memory of an episode beyond the libraries, MiB
+    max_images: PositiveInt = 32,  # images that an episode may show
+    image_pixels: IntRange = (3136, 2_000_000),  # minimum and maximum pixels of a shown image
+    isolation: IsolationMode = "best_effort",  # strict = refuse a machine that lacks an isolation layer
 ) -> ToolResult:
     """Run Python: print() what you want to read, show pictures with plt.show() or their own show().
 

@@ -16,11 +16,12 @@ async def show_frames(
     fps: Annotated[float, "frames per second; 0 is the usual rate", Range(minimum=0, maximum=120)] = 0.0,
     *,
     ctx: ToolContext,
-    default_fps: PositiveFloat = 1.0,
-    max_frames: PositiveInt = 16,
+    default_fps: PositiveFloat = 1.0,  # sampling rate of a call without `fps`, frames per second
+    max_frames: PositiveInt = 16,  # maximum number of frames of a call
+    # with more frames than that: spread as many evenly, or refuse the call
     on_overflow: Literal["spread", "refuse"] = "spread",
-    frame_pixels: IntRange = (784, 50176),
-    max_subtitle_tokens: NonNegativeInt = 512,
+    frame_pixels: IntRange = (784, 50176),  # minimum and maximum pixels per frame
+    max_subtitle_tokens: NonNegativeInt = 512,  # maximum tokens of the window's subtitles
 ) -> ToolResult:
     """Show frames of a window of the video, each after its time.
 

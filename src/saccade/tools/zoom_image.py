@@ -25,8 +25,8 @@ async def zoom_image(
     image: Annotated[int, "which image; the first one is 0", Range(minimum=0)] = 0,
     *,
     ctx: ToolContext,
-    image_pixels: IntRange = (50176, 1003520),
-    coordinates: Coordinates = "auto",
+    image_pixels: IntRange = (50176, 1003520),  # minimum and maximum pixels of the crop as shown
+    coordinates: Coordinates = "auto",  # unit in which the model writes boxes
 ) -> ToolResult:
     """Look closely at a box of an image.
 

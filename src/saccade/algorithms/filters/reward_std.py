@@ -6,6 +6,10 @@ from saccade.config.schema import NonNegativeFloat
 from saccade.types import Group
 
 
-def reward_std(group: Group, *, above: NonNegativeFloat = 1e-6) -> bool:
+def reward_std(
+    group: Group,
+    *,
+    above: NonNegativeFloat = 1e-6,  # population std of the rewards that a group must exceed
+) -> bool:
     """Return whether the population std of the total rewards, credits included, is greater than `above`."""
     return float(np.std(group.total_rewards)) > above

@@ -13,9 +13,9 @@ def clipped(
     adv_N: Tensor,
     seq_N: Tensor,
     *,
-    clip_low: NonNegativeFloat = 0.2,
-    clip_high: NonNegativeFloat = 0.2,
-    dual_clip: DualClip | None = None,
+    clip_low: NonNegativeFloat = 0.2,  # the ratio is clipped below 1 - clip_low
+    clip_high: NonNegativeFloat = 0.2,  # the ratio is clipped above 1 + clip_high
+    dual_clip: DualClip | None = None,  # bound of the loss of a negative advantage, as a factor of it; null = none
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logp - old) (PPO, arXiv 1707.06347).
 

@@ -13,9 +13,9 @@ def gspo(
     adv_N: Tensor,
     seq_N: Tensor,
     *,
-    clip_low: NonNegativeFloat = 3e-4,
-    clip_high: NonNegativeFloat = 4e-4,
-    dual_clip: DualClip | None = None,
+    clip_low: NonNegativeFloat = 3e-4,  # the ratio is clipped below 1 - clip_low
+    clip_high: NonNegativeFloat = 4e-4,  # the ratio is clipped above 1 + clip_high
+    dual_clip: DualClip | None = None,  # bound of the loss of a negative advantage, as a factor of it; null = none
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of `clipped` with each token's sequence ratio; the defaults are the published clip range.
 

@@ -44,18 +44,10 @@ _logger = logging.getLogger("saccade")
 class RemoteEngine:
     """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
-    - `request_timeout` (seconds) bounds one HTTP request, which is retried up to `max_retries` times; `retry_backoff`
-      (seconds) is the first pause, doubled each time. The run stops if no server is up for `down_timeout` seconds, and
-      after 10 seconds if none could be reached since the start.
-    - `weight_sync` is how servers receive new weights: "files" in `weight_dir`, which the servers must be able to read
-      ("": shared memory if there is room), "nccl" from GPU to GPU (not run on GPUs yet), or "gloo", the same between
-      CPUs, for servers that implement it.
-    - `in_flight` is what happens to unfinished replies during a weight sync: "drain" lets them finish, and restarts
-      with the new weights those that take longer than `drain_timeout` seconds; "continue" pauses them and continues
-      with the new weights.
-    - `top_p`, `top_k` (0: all) and `repetition_penalty` are for evaluation only: `sync_weights` refuses them.
-    - `verify_weights` compares a server's weights with those of `load_weights`, if given, at the first handshake; after
-      a weight sync they are always compared.
+    The run stops after 10 seconds if no server could be reached since the start of the command. `weight_sync` nccl has
+    not been run on GPUs yet; gloo needs servers that implement it. With `in_flight` continue, a reply continues with
+    the new weights, each token with its version. `sync_weights` refuses `top_p`, `top_k` and `repetition_penalty`.
+    `verify_weights` uses `load_weights`, if given; after a weight sync the weights are always compared.
     """
 
     has_separate_weights = True
@@ -83,19 +75,22 @@ class RemoteEngine:
         context_length: int = 0,
         load_weights: Callable[[], WeightSource] | None = None,
         *,
-        servers: tuple[str, ...] = ("http://127.0.0.1:8000",),
-        request_timeout: PositiveFloat = 900.0,
-        max_retries: NonNegativeInt = 4,
-        down_timeout: PositiveFloat = 900.0,
-        retry_backoff: PositiveFloat = 0.5,
+        servers: tuple[str, ...] = ("http://127.0.0.1:8000",),  # addresses of the servers
+        request_timeout: PositiveFloat = 900.0,  # time limit of an HTTP request, seconds
+        max_retries: NonNegativeInt = 4,  # attempts after the first
+        down_timeout: PositiveFloat = 900.0,  # the run stops if no server is up for this long, seconds
+        retry_backoff: PositiveFloat = 0.5,  # first pause between attempts, doubled each time, seconds
+        # how servers receive weights: files, nccl (GPU to GPU) or gloo (CPU to CPU)
         weight_sync: WeightSyncMode = "files",
-        weight_dir: str = "",
+        weight_dir: str = "",  # folder of weight files, readable by the servers; empty = shared memory if there is room
+        # unfinished replies at a weight sync: drain finishes them first, continue pauses them
         in_flight: InFlightPolicy = "drain",
+        # a reply that drains for longer is restarted with the new weights, seconds
         drain_timeout: PositiveFloat = 60.0,
-        top_p: Fraction = 1.0,
-        top_k: NonNegativeInt = 0,
-        repetition_penalty: PositiveFloat = 1.0,
-        verify_weights: bool = True,
+        top_p: Fraction = 1.0,  # nucleus sampling, for evaluation only
+        top_k: NonNegativeInt = 0,  # most likely tokens to sample from, for evaluation only; 0 = all
+        repetition_penalty: PositiveFloat = 1.0,  # factor on repeated tokens, for evaluation only
+        verify_weights: bool = True,  # compare the servers' weights with the model at the first handshake
     ) -> None:
         require_servers(servers, self.api.MESSAGES)
         self._renderer, self._context_length = renderer, context_length

@@ -40,7 +40,11 @@ class BoxAnswer(AnswerFormat):
     expected = "left, top, right and bottom of a box"
     example: ClassVar[tuple[GroundTruth, str]] = ((0.25, 0.25, 0.75, 0.5), "[0.25, 0.25, 0.75, 0.5]")
 
-    def __init__(self, *, coordinates: Coordinates = "auto") -> None:
+    def __init__(
+        self,
+        *,
+        coordinates: Coordinates = "auto",  # unit in which the model writes boxes
+    ) -> None:
         self._coordinates = coordinates
 
     def __call__(self, episode: Episode) -> float:

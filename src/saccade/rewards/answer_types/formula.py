@@ -45,7 +45,11 @@ class FormulaAnswer(AnswerFormat):
     example = ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}}")
 
     def __init__(
-        self, *, cpu_seconds: PositiveInt = 3, num_workers: PositiveInt = 2, max_answer_chars: PositiveInt = 400
+        self,
+        *,
+        cpu_seconds: PositiveInt = 3,  # processor time of a comparison, seconds; exceeding it is wrong
+        num_workers: PositiveInt = 2,  # worker processes
+        max_answer_chars: PositiveInt = 400,  # a longer answer is wrong, characters
     ) -> None:
         if not _is_math_verify_installed():
             raise ConfigError(

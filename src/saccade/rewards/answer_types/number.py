@@ -59,7 +59,12 @@ class NumberAnswer(AnswerFormat):
     expected = "a finite number"
     example = (2.0, "2")
 
-    def __init__(self, *, mode: Literal["mra", "exact"] = "mra", tolerance: NonNegativeFloat = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        mode: Literal["mra", "exact"] = "mra",  # mra = mean relative accuracy, exact = within `tolerance`
+        tolerance: NonNegativeFloat = 0.0,  # largest absolute error of exact
+    ) -> None:
         self._mode, self._tolerance = mode, tolerance
 
     def __call__(self, episode: Episode) -> float:

@@ -41,7 +41,11 @@ class OpenAnswer(AnswerFormat):
     expected = "a text"
     example = ("red", "red")
 
-    def __init__(self, *, mode: Literal["f1", "exact"] = "f1") -> None:
+    def __init__(
+        self,
+        *,
+        mode: Literal["f1", "exact"] = "f1",  # f1 of the words, or exact: the same words in order
+    ) -> None:
         self._mode = mode
 
     def __call__(self, episode: Episode) -> float:
