@@ -31,7 +31,7 @@ LAYERS = [
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Single files of one layer may import each other; folders of one layer may not.
-FILES_BESIDE = {("types", "ledger"), ("protocols", "plugins"), ("plugins", "protocols")}
+FILES_BESIDE = {("types", "ledger"), ("protocols", "plugins")}
 SANDBOX_MAY_IMPORT = {"errors"}
 # Third-party packages that live behind single files, or a folder that is nothing but a use of them.
 OWNERS = {
