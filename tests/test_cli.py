@@ -123,7 +123,7 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
 
 
 def test_eval_runs_its_default_command(tmp_path):
-    for words in ((tmp_path,), ("--limit", 3, tmp_path), ("of", tmp_path), (tmp_path, "--use-tools", "off", "seed=1")):
+    for words in ((tmp_path,), ("--limit", 3, tmp_path), (tmp_path, "--use-tools", "off", "seed=1")):
         fail(RunError, "eval", *words, key=tmp_path)
     assert all(word in good("eval", "--help") for word in ("merge", "compare"))
-    assert "--shuffle-options" in good("eval", "of", "--help")
+    assert "--shuffle-options" in good("eval", "--help")

@@ -27,14 +27,22 @@ if TYPE_CHECKING:
     from saccade.types import ScoredEpisode
 
 
+_DEFAULT_COMMAND = "<run>"  # not the name of a folder
+
+
 class EvaluationGroup(TyperGroup):
-    """The commands of `saccade eval`; `of` is the default."""
+    """The commands of `saccade eval`; without one of their names, the default command runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read `saccade eval RUN` as `saccade eval of RUN`."""
+        """Read `saccade eval RUN` and `saccade eval --help` as the default command's."""
         # A run whose folder has a command's name is given as ./merge.
-        is_command = not args or args[0] in self.commands or args[0] == "--help"
-        return super().parse_args(ctx, args if is_command else ["of", *args])
+        is_command = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if is_command else [_DEFAULT_COMMAND, *(args or ["--help"])])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Leave the default command's name out of its usage."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == _DEFAULT_COMMAND else name), command, rest
 
 
 ScoringMode = Annotated[
@@ -44,12 +52,11 @@ DEFAULT_FOLDER = Path("runs") / "eval"  # for models that were trained elsewhere
 
 evaluation_app = typer.Typer(
     cls=EvaluationGroup,
-    no_args_is_help=True,
-    help="Evaluate a run (saccade eval RUN; options: saccade eval of --help), merge shards, compare evaluations.",
+    help="Evaluate a run (saccade eval RUN), merge shards, compare evaluations.",
 )
 
 
-@evaluation_app.command("of")
+@evaluation_app.command(_DEFAULT_COMMAND, hidden=True)
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run, or a recipe for --model, for which --out becomes a run.")],
     settings: Settings = None,
@@ -83,6 +90,9 @@ def evaluate(
     """Evaluate a run's newest checkpoint, or a model by a recipe; the results are written to the run's folder.
 
     --limit, --num-samples, --shuffle-options and --use-tools set `evaluation`'s settings of these names, --seed `seed`.
+
+    `saccade eval merge RUN COPY...` merges the shards of several machines; `saccade eval compare A B` compares two
+    evaluations.
     """
     if bench and tasks is not None:
         raise ConfigError("--bench has its own tasks; leave out --tasks, or --bench", key="--tasks", value=str(tasks))
