@@ -65,5 +65,5 @@ EXAMPLES = {
         "options": ["red", "blue"],
         "extras": {"level": 3},
     },
-    "plain": {"media": "a.mp4", "question": "Which?", "answer": "red", "choices": "red|blue", "level": 3},
+    "plain": {"media": "a.mp4", "question": "Which?", "answer": "red", "options": "red|blue", "level": 3},
 }

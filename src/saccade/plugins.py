@@ -75,6 +75,16 @@ def get_object_name(name: str) -> str:
     return name.rpartition(".py:")[2] if ".py:" in name else Path(name).stem
 
 
+def get_file(name: str) -> Path | None:
+    """Return the file of a plugin that is named by a path, with or without the object in it, else None.
+
+    >>> get_file("length"), get_file("./mine.py"), get_file("./mine.py:other")
+    (None, PosixPath('mine.py'), PosixPath('mine.py'))
+    """
+    path, separator, _ = name.partition(".py:")
+    return Path(path + ".py") if separator else Path(name) if name.endswith(".py") else None
+
+
 def list_plugins(folder: str) -> tuple[str, ...]:
     """Return the plugin names of a folder such as "rewards" or "chat.families", sorted; import no plugin."""
     return tuple(sorted({*_list_plugin_modules(folder), *_find_entry_points(folder)}))
@@ -85,10 +95,8 @@ def load(folder: str, name: str) -> Any:
 
     Raises ConfigError if the name is unknown, the file can't be imported or it lacks the object.
     """
-    path, separator, object_name = name.partition(".py:")
-    if separator or name.endswith(".py"):
-        file = Path(path + ".py") if separator else Path(name)
-        return _get_public_object(_import_file(file), object_name or file.stem, str(file))
+    if file := get_file(name):
+        return _get_public_object(_import_file(file), get_object_name(name), str(file))
     if name in _list_plugin_modules(folder):
         with boundary(
             ConfigError, f"the plugin {folder}/{name} can't be imported", key=_get_name_key(folder, name), value=name

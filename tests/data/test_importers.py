@@ -144,7 +144,7 @@ def test_plain_table_with_custom_columns():
     assert (task.answer_type, task.ground_truth) == (AnswerType.CHOICE, "B")
     with raises(DataError, key="answer", value=0):
         import_row(
-            "plain", {"media": "a.mp4", "question": "Which?", "answer": 0, "choices": ["red", "blue"]}, index_base=1
+            "plain", {"media": "a.mp4", "question": "Which?", "answer": 0, "options": ["red", "blue"]}, index_base=1
         )
     with raises(ConfigError, key="plain.medai"):
         import_row("plain", EXAMPLES["plain"], medai="x")
@@ -165,7 +165,7 @@ def test_numeric_validation_row():
 
 
 def test_path_with_brackets_and_options_by_letter():
-    row = {"media": "[x] a.mp4", "question": "Which?", "answer": "B", "choices": {"A": "red", "B": "blue", "C": ""}}
+    row = {"media": "[x] a.mp4", "question": "Which?", "answer": "B", "options": {"A": "red", "B": "blue", "C": ""}}
     (task,) = import_row("plain", {**row, "picture": b"x" * 99})
     assert (task.media[0].path, task.options, task.ground_truth) == ("[x] a.mp4", ("red", "blue"), "B")
     assert task.extras == {"picture": "99 bytes"}
@@ -345,6 +345,40 @@ def test_default_answer_type_must_exist(table, tmp_path):
     fail(ConfigError, *words, "default_answer_type=chioce", key="plain.default_answer_type", value="chioce")
     good(*words, "--on-missing", "skip", "default_answer_type=number")
     assert {task.answer_type for task in load_tasks(tmp_path / "tasks.jsonl")} == {AnswerType.NUMBER}
+
+
+ANSWER_TYPE = """
+import saccade
+
+
+class Shade(saccade.AnswerFormat):
+    names = ("shade",)
+    expected = "a shade"
+    example = ("dark", "dark")
+
+    def __call__(self, episode):
+        return 1.0
+
+    @classmethod
+    def is_valid(cls, ground_truth):
+        return ground_truth in ("dark", "light")
+
+    @classmethod
+    def parse_ground_truth(cls, value):
+        return value if cls.is_valid(value) else None
+"""
+
+
+def test_an_answer_type_of_ones_own_is_imported_and_checked(table, tmp_path):
+    shade = tmp_path / "shade.py"
+    shade.write_text(ANSWER_TYPE)
+    write_rows(table, {"media": "clips/0.mp4", "question": "Which?", "answer": "dark", "answer_type": "shade"})
+    target = tmp_path / "tasks.jsonl"
+    words = ["data", "import", "plain", table, "--root", tmp_path / "media", "--out", target]
+    fail(DataError, *words, key="answer_type", value="shade")
+    good(*words, "--answer-type", shade)
+    assert [(task.answer_type, task.ground_truth) for task in load_tasks(target)] == [("shade", "dark")]
+    assert "1 shade" in good("data", "check", target, "--no-open", "--answer-type", shade)
 
 
 def test_repeated_id_is_an_error(tmp_path):

@@ -171,7 +171,7 @@ def _resolve_benchmarks(names: Sequence[str]) -> list[tuple[str, Any]]:
     known = sorted({*plugins.list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES})
     names = [name.strip() for name in names]
     for name in names:
-        if name not in known and not name.endswith(".py"):
+        if name not in known and not plugins.get_file(name):
             raise ConfigError(
                 f"there is no benchmark {name!r}; {plugins.suggest(name, known)}", key="--bench", value=name
             )

@@ -29,6 +29,9 @@ class RowErrorAction(StrEnum):
 
 
 Files = Annotated[list[Path], typer.Argument(help="Files of rows.")]
+AnswerTypes = Annotated[
+    list[str] | None, typer.Option("--answer-type", help="File of an answer type of your own, such as ./color.py.")
+]
 Root = Annotated[Path | None, typer.Option(help="Folder of relative media paths; the file's own by default.")]
 
 
@@ -41,6 +44,7 @@ def _import(
     ],
     output_path: Annotated[Path, typer.Option("--out", help="The file of tasks to write: .jsonl or .parquet.")],
     root: Root = None,
+    answer_types: AnswerTypes = None,
     on_missing: Annotated[
         RowErrorAction, typer.Option(help="What to do with rows whose media files are missing.")
     ] = RowErrorAction.ERROR,
@@ -57,6 +61,7 @@ def _import(
     from saccade.data.importer import import_dataset
     from saccade.media.hashing import compute_file_digest
 
+    _register(answer_types)
     # An argument with an equals sign is a file if it exists.
     pairs = [word.partition("=") for word in arguments if "=" in word and not Path(word).exists()]
     files = [word for word in arguments if "=" not in word or Path(word).exists()]
@@ -77,7 +82,12 @@ def _import(
             identity=[
                 source,
                 settings,
-                compute_file_digest(source) if source.endswith(".py") else find_package_version("saccade"),
+                find_package_version("saccade"),
+                *(
+                    compute_file_digest(str(file))
+                    for file in map(plugins.get_file, [source, *(answer_types or ())])
+                    if file
+                ),
             ],
             on_progress=lambda rows: update_progress(rows, "") if rows % 256 == 0 else None,
         )
@@ -152,6 +162,7 @@ def _materialize(
 def _check(
     files: Annotated[list[Path], typer.Argument(help="Files of tasks or demonstrations, each a split.")],
     root: Root = None,
+    answer_types: AnswerTypes = None,
     open_media: Annotated[
         bool, typer.Option("--open/--no-open", help="Open every media file, and compare files by content.")
     ] = True,
@@ -159,6 +170,7 @@ def _check(
     """Validate datasets: rows, files, times, answers, duplicates, and overlap between splits."""
     from saccade.data.validate import FINDING_DESCRIPTIONS, NOTE_FINDINGS, validate_dataset
 
+    _register(answer_types)
     with progress("check") as update_progress:
         splits = validate_dataset(
             files,
@@ -188,18 +200,27 @@ def _show(
     row: Annotated[int, typer.Option(min=1, help="Which row, from 1.")] = 1,
     id: Annotated[str | None, typer.Option(help="Or the row with this id.")] = None,
     root: Root = None,
+    answer_types: AnswerTypes = None,
     page: Annotated[Path | None, typer.Option(help="An HTML page to write.")] = None,
 ) -> None:
     """Show a row as text, and as a page with its images."""
     from saccade.data.dataset import find_item, resolve_media_paths
     from saccade.reporting.task_view import format_item, render_item_page
 
+    _register(answer_types)
     item = resolve_media_paths(find_item(file, row, id), root or file.parent)
     out.print(escape(format_item(item)), soft_wrap=True)
     if page is not None:
         with file_errors(page):
             page.write_text(render_item_page(item, file), encoding="utf-8")
         out.print(f"wrote {escape(str(page))}", soft_wrap=True)
+
+
+def _register(answer_types: list[str] | None) -> None:
+    from saccade.rewards.answer_types.base import register_file
+
+    for path in answer_types or ():
+        register_file(path)
 
 
 def _format_counts(report: "ImportReport") -> Iterator[str]:

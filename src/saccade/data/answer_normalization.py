@@ -3,7 +3,6 @@
 Options written into the question (`A. red`, `(A) red`) are removed from it, because environments list them themselves.
 """
 
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ def normalize_question(
     Without `declared_type` a question is CHOICE if its answer names one of its options, else OPEN. A MATH question
     with options is CHOICE, too. Raises DataError with the field as its key for an answer that doesn't fit the type.
     """
-    answer_type = None if declared_type is None else _find_answer_type(declared_type)
+    answer_type = None if declared_type is None else find_answer_type(declared_type) or AnswerType.OPEN
     stem, inline_options = split_options(question)
     options = tuple(map(strip_option_label, option_texts)) or inline_options
     if answer_type in (None, AnswerType.CHOICE, AnswerType.MATH) and options:
@@ -68,11 +67,10 @@ def normalize_question(
     return NormalizedQuestion(question=question, answer_type=answer_type, ground_truth=ground_truth)
 
 
-@functools.cache
-def _find_answer_type(declared: str) -> str:
-    """Return the answer type that a dataset calls `declared`; OPEN for any other name."""
+def find_answer_type(declared: str) -> str | None:
+    """Return the answer type that a dataset calls `declared`, None for any other name."""
     names = {name: plugin.names[0] for plugin in list_answer_types().values() for name in plugin.names}
-    return names.get(declared.strip().lower(), AnswerType.OPEN)
+    return names.get(declared.strip().lower())
 
 
 # ---- options -------------------------------------------------------------------------------------------------------

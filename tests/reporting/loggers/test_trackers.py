@@ -21,8 +21,6 @@ LOGGER = """
 import json
 
 class {name}:
-    package = ""
-
     def __init__(self, folder, recipe):
         self.path = folder / "{name}.jsonl"
         {opening}

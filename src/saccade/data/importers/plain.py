@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+from saccade.data.answer_normalization import find_answer_type
 from saccade.data.conversations import MEDIA_PLACEHOLDER_PATTERN, build_task, collect_extras
 from saccade.data.source_row import OPTION_LETTERS, MediaFile, RowModel, SourceRow, Text, list_values
 from saccade.errors import DataError
@@ -57,8 +58,8 @@ def plain(
     media: str = "media",
     question: str = "question",
     answer: str = "answer",
-    options: str = "choices",
-    answer_type: str = "kind",
+    options: str = "options",
+    answer_type: str = "answer_type",
     id: str = "id",
     environment: str = "environment",
     default_answer_type: DeclaredType | None = None,
@@ -74,6 +75,8 @@ def plain(
     columns = {"media": media, "question": question, "answer": answer, "options": options, "answer_type": answer_type}
     columns |= {"id": id, "environment": environment}
     values = row.parse(PlainRow, columns)
+    if values.answer_type and not find_answer_type(values.answer_type):
+        raise row.field_error(answer_type, f"there is no answer type {values.answer_type!r}", value=values.answer_type)
     answer_value = values.answer
     if index_base is not None:
         answer_value = _resolve_numbered_option(row, answer, index_base, len(values.options))

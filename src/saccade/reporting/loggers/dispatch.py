@@ -30,7 +30,7 @@ _logger = logging.getLogger("saccade")
 class Logger(Protocol):
     """A logger plugin: a class constructed with a run's folder and recipe; any of its methods may raise anything."""
 
-    package: str  # the package it needs, by its import name; "" for none
+    package: str  # the package it needs, by its import name; may be left out
 
     def __init__(self, folder: Path, recipe: Recipe) -> None: ...
 
@@ -44,7 +44,8 @@ class Logger(Protocol):
 def check_loggers(names: Sequence[str]) -> None:
     """Check that each logger exists and its package is installed. Raises ConfigError."""
     for name in names:
-        package = plugins.load("reporting.loggers", name).package
+        plugin = plugins.load("reporting.loggers", name)
+        package = plugin.package if hasattr(plugin, "package") else ""
         if package and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"the logger {name} needs the package {package}; pip install 'saccade[track]', or remove it from "

@@ -56,13 +56,17 @@ class AnswerFormat(ABC):
             raise DataError(f"task {task.id}: {sentence}; correct the row", key=field, value=getattr(task, field))
 
 
-@functools.cache
+_registered: dict[str, type[AnswerFormat]] = {}  # those of files that a recipe or a program names, by path
+
+
 def list_answer_types() -> Mapping[str, type[AnswerFormat]]:
-    """Return the packaged and installed answer types by plugin name."""
+    """Return the packaged, installed and registered answer types by plugin name, a file's by its path."""
+    return _load_packaged() | _registered
+
+
+@functools.cache
+def _load_packaged() -> dict[str, type[AnswerFormat]]:
     return {name: plugins.load(FOLDER, name) for name in plugins.list_plugins(FOLDER)}
-
-
-_registered_files: dict[str, str] = {}  # the files of answer types that a recipe or a program names, by type
 
 
 def register_file(path: str) -> type[AnswerFormat]:
@@ -73,19 +77,19 @@ def register_file(path: str) -> type[AnswerFormat]:
     plugin = plugins.load(FOLDER, path)
     if not (isinstance(plugin, type) and issubclass(plugin, AnswerFormat)):
         raise ConfigError(f"{path} must define a subclass of AnswerFormat, not {plugin!r}", key=path, value=plugin)
-    if plugin.names[0] in {packaged.names[0] for packaged in list_answer_types().values()}:
+    if plugin.names[0] in {packaged.names[0] for packaged in _load_packaged().values()}:
         raise ConfigError(
             f"{path} defines the answer type {plugin.names[0]!r}, which exists already; choose another name",
             key=path,
             value=plugin.names[0],
         )
-    _registered_files[plugin.names[0]] = path
+    _registered[path] = plugin
     return plugin
 
 
 def find_plugin(answer_type: str) -> str:
     """Return the plugin of a task's answer type. Raises DataError for an unknown one."""
-    by_name = {plugin.names[0]: name for name, plugin in list_answer_types().items()} | _registered_files
+    by_name = {plugin.names[0]: name for name, plugin in list_answer_types().items()}
     if answer_type not in by_name:
         hint = (
             "a dataset can't name a file; list the file in rewards.accuracy.settings.answer_types, and name its type"
@@ -98,8 +102,7 @@ def find_plugin(answer_type: str) -> str:
 
 def get_answer_type(answer_type: str) -> type[AnswerFormat]:
     """Return the class of a task's answer type. Raises DataError for an unknown one."""
-    plugin: type[AnswerFormat] = plugins.load(FOLDER, find_plugin(answer_type))
-    return plugin
+    return list_answer_types()[find_plugin(answer_type)]
 
 
 def unwrap_answer(text: str) -> str:
