@@ -48,8 +48,8 @@ class Task:
     """A question with its media, answer type and ground truth.
 
     `ground_truth` is a letter (choice), a text (open), a formula (math), a start and an end in seconds (grounding), a
-    number, or the four sides of a box (box and point: see the reward `box`). `options` are the option texts in order.
-    `extras` holds all further fields of the dataset's row, unchanged.
+    number, or the four sides of a box (box and point: see the answer type `box`). `options` are the option texts in
+    order. `extras` holds all further fields of the dataset's row, unchanged.
 
     >>> answer_type, ground_truth = AnswerType.GROUNDING, (3.0, 5.0)
     >>> task = Task(
@@ -62,7 +62,7 @@ class Task:
     id: str
     question: str
     media: tuple[Media, ...]
-    answer_type: str  # name of an answer type, or the path of its file
+    answer_type: str  # name of an answer type; never the path of a file
     ground_truth: str | float | tuple[float, ...]
     options: tuple[str, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -95,8 +95,8 @@ class Demonstration:
     """A demonstration for SFT, as text: the reply of each turn, and the replies of its sub-agents.
 
     `replies` are complete, prefilled part included, such as `("<think>Red.</think><answer>red</answer>",)`.
-    `children[t]` are the sub-agents' replies of turn t, in the order of its calls. An auxiliary demonstration trains
-    its sub-agents alone where it has some.
+    `children[t]` are the sub-agents' replies of turn t, in the order of its calls. With `is_auxiliary`, only
+    the sub-agents' replies have a loss; if there are none, the demonstration's own replies have one.
     """
 
     task: Task

@@ -58,8 +58,8 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     correct = _find_correctness_term({names[part]: part for part in weights if terms[names[part]].correct})
     if correct in group_rewards or (needs_correct and correct is None):
         raise ConfigError(
-            f"{', '.join(sorted(needs_correct)) or 'rewards'}: no term on episodes measures correctness; mark the one "
-            "that does, as in `accuracy: {correct: true}`",
+            f"{', '.join(sorted(needs_correct)) or 'rewards'}: no reward term that scores single episodes is marked as "
+            "correctness; mark one, as in `accuracy: {correct: true}`",
             key="rewards",
             value=correct,
         )

@@ -5,9 +5,9 @@
        │                 └───────────────────┘
        └── with `surplus: requeue`, prompts of surplus and of cancelled groups
 
-A surplus group's prompt is requeued, its episodes are discarded: a later step would train on them with weights one
-version older than those of its other groups. Requeueing therefore adds no staleness; it costs another rollout, and
-without it the prompt would not be drawn again before its next epoch.
+A surplus group is one beyond the target. Its episodes are discarded: in a later step they would be staler than that
+step's other groups. With `surplus: requeue` its prompt is sampled again in a later step, which costs another rollout;
+without, the prompt is not drawn again before its next epoch.
 
 With `over_provision` above 1 a round starts more groups than it waits for and cancels the last ones, so that a step
 doesn't wait for its slowest episode. This makes long episodes rarer in the training data. The finished episodes of a
