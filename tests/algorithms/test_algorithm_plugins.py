@@ -157,6 +157,15 @@ def test_a_loss_that_fails_is_an_error_of_the_recipe(failing, name):
         compute_policy_loss(values, None, values, values, settings=LossConfig(name=f"{failing}:{name}"))
 
 
+@pytest.mark.parametrize("metric", ["loss", "entropy", "grad_norm", "lr", "tokens", "approx_kl", "staleness_max"])
+def test_a_statistic_of_a_loss_may_not_replace_a_metric(tmp_path, metric):
+    file = tmp_path / "mine.py"
+    file.write_text(f"def mine(logp_N, old_logp_N, adv_N, seq_N):\n    return -logp_N, {{'{metric}': logp_N}}\n")
+    values = torch.tensor([-1.0, -2.0])
+    with raises(ConfigError, key="rl.loss.name", value=str(file)):
+        compute_policy_loss(values, None, values, values, settings=LossConfig(name=str(file)))
+
+
 def test_a_check_that_fails_itself_is_an_error_of_one_line(monkeypatch, tmp_path):
     def fail():
         raise IndexError("list index out of range")

@@ -32,6 +32,13 @@ from saccade.errors import ConfigError, boundary
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 _DEFAULT_TIS_CAP, _DEFAULT_STALE_TIS_CAP = 2.0, 5.0  # for measuring truncation when it is off
 _METRICS_WITH_MAX = ("ratio", "tis_weight", "engine_trainer_logprob_diff")
+# Metrics of every update: a loss's own statistic of the same name would replace one, or be replaced.
+_STEP_METRICS = ("step", "stage", "updates", "loss", "entropy", "grad_norm", "lr", "packed_tokens", "trained_tokens")
+_TOKEN_METRICS = ("tokens", "approx_kl", "kl", "tis_weight", "frac_tis_truncated", "engine_trainer_logprob_diff")
+_MEASURED_WITH_MAX = ("tis_weight", "engine_trainer_logprob_diff", "staleness")
+_SHARED_METRICS = {*_STEP_METRICS, *_TOKEN_METRICS} | {
+    f"{name}_{kind}" for name in _MEASURED_WITH_MAX for kind in ("mean", "max")
+}
 # (logp_N, old_logp_N, adv_N, seq_N) -> the loss and statistics of each token, [N]; see `algorithms/losses`
 TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -39,7 +46,8 @@ TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Mapping[str
 def resolve_loss(settings: LossConfig) -> TokenLoss:
     """Return the recipe's loss with its settings. Raises ConfigError for an unknown name or setting.
 
-    The loss raises it, too, if the plugin fails or returns tensors that don't have one value per token.
+    The loss raises it, too, if the plugin fails, returns tensors that don't have one value per token, or names a
+    statistic like a metric of every update.
     """
     name, key = settings.name, "rl.loss.name"
     bound = plugins.resolve("algorithms.losses", name, settings.settings)
@@ -53,6 +61,9 @@ def resolve_loss(settings: LossConfig) -> TokenLoss:
         if wrong := {what: tuple(shape) for what, shape in shapes.items() if shape != logp_N.shape}:
             message = f"the loss {name!r} must return tensors of the shape {tuple(logp_N.shape)}, one value per token"
             raise ConfigError(f"{message}, not {wrong}", key=key, value=name)
+        if taken := sorted(_SHARED_METRICS & stats.keys()):
+            message = f"the loss {name!r} returns statistics with the names of logged metrics: {', '.join(taken)}"
+            raise ConfigError(f"{message}; rename them", key=key, value=name)
         return loss_N, stats
 
     return compute_loss
