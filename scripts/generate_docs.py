@@ -55,7 +55,22 @@ builds on; `key.subkey=value` on the command line, with a value in YAML, overrid
 | another `name` (or `estimator`) of a plugin | drops the inherited `settings`, which belong to the previous plugin |
 
 Only what recipes write is inherited: a plugin's own defaults, such as the tools of an environment, are replaced.
-Paths of plugins (`./mine.py`) start at the working directory of the command, paths of data and model at the run folder.
+
+## Relative paths
+
+| path | starts at |
+|---|---|
+| a command's recipe, a plugin (`./mine.py`), a prompt format (`./mine.yaml`) | the command's working directory |
+| `--model`, `--data`, `--out` and all other options | the command's working directory |
+| `extends` in a recipe | the folder of the recipe that contains it |
+| the `parser` file of a prompt format | the folder of the prompt format |
+| `model.path` | the run folder if the path exists there, else the working directory |
+| `data.train`, `data.test`, `data.demonstrations`, `data.media_root` | the run folder (`--out`) |
+| `media` of a task | `data.media_root`, else the folder of the data file |
+| `extras.subtitles` of a task | the folder of the task's first video |
+
+On the command line, too, `data.train` starts at the run folder: write `data.train=$PWD/train.jsonl`. A run stores the
+paths of `--model` and `--data` relative to its folder if they are inside it, else as absolute paths.
 
 A sub-agent is an episode that a tool starts with the same weights. Limits in tokens count *expanded* tokens: an image
 counts as its visual tokens, not as one placeholder.

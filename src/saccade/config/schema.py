@@ -321,8 +321,10 @@ class LossConfig(Section):
     """The policy loss, weighted per token by the truncated ratio of trainer to engine probability (TIS)."""
 
     name: str = "clipped"  # name or file of the loss; clipped = PPO's ratio of tokens, gspo = ratio of sequences
-    settings: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the loss, such as clip_high
-    old_logprobs: Literal["trainer", "engine"] = "trainer"  # old logprobs of the ratio; trainer = before the update
+    # keyword arguments of the loss; clip_low, clip_high and dual_clip have no effect where the ratio is 1
+    settings: dict[str, Any] = Field(default_factory=dict)
+    # old logprobs of the ratio; trainer = before the update, so the ratio is exactly 1 with one update per batch
+    old_logprobs: Literal["trainer", "engine"] = "trainer"
     # how token losses are averaged over a batch
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
     sum_norm: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
@@ -367,7 +369,9 @@ class RlConfig(Section):
     steps: PositiveInt = 100  # training steps, one rollout batch each
     prompts_per_step: PositiveInt = 8  # prompts, and thus groups, per step
     group_size: Annotated[int, Field(ge=2)] = 8  # episodes per group; advantages compare them, so at least 2
-    updates_per_batch: PositiveInt = 1  # optimizer steps per rollout batch, each on the whole batch (PPO epochs)
+    # optimizer steps per rollout batch, each on the whole batch (PPO epochs); with 1 and rl.loss.old_logprobs=trainer
+    # the ratio is exactly 1, so clipping has no effect
+    updates_per_batch: PositiveInt = 1
     # weight versions that rollouts may be older than the trainer; above 0 both run concurrently, with 0 in turns
     max_staleness: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit

@@ -20,7 +20,8 @@ def clipped(
     """Return max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logp - old) (PPO, arXiv 1707.06347).
 
     For A < 0 the maximum is at most -dual_clip A (arXiv 1912.09729). `clip_fraction` marks the tokens whose gradient
-    clipping removed.
+    clipping removed. With one update per batch and `rl.loss.old_logprobs: trainer` r is exactly 1, and no clip setting
+    has an effect.
     """
     return clip_surrogate(compute_token_ratio(logp_N, old_logp_N), adv_N, clip_low, clip_high, dual_clip)
 

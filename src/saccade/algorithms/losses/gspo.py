@@ -19,6 +19,8 @@ def gspo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of `clipped` with each token's sequence ratio; the defaults are the published clip range.
 
-    With `rl.loss.aggregation: seq_mean_token_mean`, loss and gradient are those of the paper's equation 5.
+    With one update per batch and `rl.loss.old_logprobs: trainer` the ratio is exactly 1, as in `clipped`: both have the
+    same loss and gradient. With `rl.loss.aggregation: seq_mean_token_mean`, loss and gradient are those of the paper's
+    equation 5.
     """
     return clip_surrogate(compute_sequence_ratio(logp_N, old_logp_N, seq_N), adv_N, clip_low, clip_high, dual_clip)
