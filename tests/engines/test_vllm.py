@@ -34,7 +34,7 @@ def backbone(vllm_server):
 
 
 def engine_of(backbone, server, **settings):
-    given = {"retry_backoff": 0.1, "down_timeout": 60.0, **settings}
+    given = {"retry_backoff": 0.1, "down_timeout": 600.0, **settings}
     return Vllm(
         backbone.renderer, FakeMediaLoader(), load_weights=lambda: backbone, servers=(server.config.url,), **given
     )
@@ -267,7 +267,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vl
     ledger, wanted = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
 
     async def body():
-        engine = engine_of(backbone, vllm_server, weight_sync="gloo", down_timeout=5.0)
+        engine = engine_of(backbone, vllm_server, weight_sync="gloo")
         await engine.sync_weights(backbone, 1)
         before = await engine.generate(GenerationRequest(ledger, wanted))
         receive_tensors = vllm_api.receive_tensors
@@ -276,6 +276,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vl
             await receive_tensors(server, {f"unknown.{name}": value for name, value in values.items()})
 
         monkeypatch.setattr(vllm_api, "receive_tensors", broken)
+        engine._pool._down_timeout = 5.0
         with raises(BrokenEngineError, key="engine.settings.servers") as caught:
             await engine.sync_weights(backbone, 2)
         assert "partial weights" in str(caught.value)

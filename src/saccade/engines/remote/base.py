@@ -44,7 +44,7 @@ _logger = logging.getLogger("saccade")
 class RemoteEngine:
     """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
-    The run stops after 10 seconds if no server could be reached since the start of the command. `weight_sync` nccl has
+    The run stops after 60 seconds if no server could be reached since the start of the command. `weight_sync` nccl has
     not been run on GPUs yet; gloo needs servers that implement it. With `in_flight` continue, a reply continues with
     the new weights, each token with its version. `sync_weights` refuses `top_p`, `top_k` and `repetition_penalty`.
     `verify_weights` uses `load_weights`, if given; after a weight sync the weights are always compared.

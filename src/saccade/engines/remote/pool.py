@@ -37,7 +37,7 @@ from saccade.utils.async_utils import pause_active_clock
 from saccade.utils.http_client import compute_backoff
 
 MAX_BACKOFF = 15.0  # seconds between two tries
-FIRST_CONNECTION_TIMEOUT = 10.0  # seconds, as long as no server could ever be reached
+FIRST_CONNECTION_TIMEOUT = 60.0  # seconds, as long as no server could ever be reached
 _HEALTH_CHECK_INTERVAL = 30.0  # seconds between two health checks of a server, and the timeout of each
 _MAX_STICKY_GROUPS = 65536  # groups whose server is remembered
 _logger = logging.getLogger("saccade")
