@@ -2,9 +2,11 @@
 
 import asyncio
 import functools
+from types import SimpleNamespace
 
 import pytest
 from error_cases import raises
+from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
 from saccade.environments.parallel_crop import FINAL_ANSWER_PROMPT, ParallelCrop
@@ -14,6 +16,7 @@ from saccade.ledger import Ledger, Origin
 from saccade.protocols import Context
 from saccade.rollouts.runner import run_episode
 from saccade.testing import FakeMediaLoader
+from saccade.tools import base
 from saccade.tools.crop_video import crop_video
 from saccade.types import AnswerType, Completion, EpisodeStatus, FinishReason, Media, SamplingParams, Task
 from saccade.utils.hashing import derive_seed
@@ -44,11 +47,12 @@ def script(renderer, *replies, child="nothing"):
     return Scripted(renderer, replies=say)
 
 
-def run(renderer, engine, environment=ParallelCrop, task=TASK, **settings):
+def run(renderer, engine, environment=ParallelCrop, task=TASK, run_coroutine=asyncio.run, **settings):
     changes = {key: settings.pop(key) for key in ("frame_budget", "on_event", "seed") if key in settings}
     sampling = SamplingParams(max_tokens=settings.pop("max_tokens", 200))
     given = {"engine": engine, "renderer": renderer, "media": FakeMediaLoader(), "sampling": sampling, "seed": 5}
-    return asyncio.run(run_episode(task, functools.partial(environment, **settings), Context(**{**given, **changes})))
+    ctx = Context(**{**given, **changes})
+    return run_coroutine(run_episode(task, functools.partial(environment, **settings), ctx))
 
 
 def text(renderer, segment):
@@ -103,7 +107,7 @@ def test_calls_run_at_the_same_time(renderer):
     running = most = 0
     engine = script(renderer, f"</think>{call(0)}{call(8)}{call(16)}{call(24)}", ANSWER)
     plain, engine.generate = engine.generate, waits
-    run(renderer, engine)
+    run(renderer, engine, run_coroutine=run_in_virtual_time)
     assert most == 4
 
 
@@ -118,7 +122,7 @@ def test_results_do_not_depend_on_who_finishes_first(renderer):
             return await plain(request)
 
         engine.generate = generate
-        return run(renderer, engine)
+        return run(renderer, engine, run_coroutine=run_in_virtual_time)
 
     assert slow_first([1, 0]).ledger == slow_first([0, 1]).ledger
 
@@ -266,9 +270,9 @@ def under_deadline(renderer, engine, *, media=None, seconds=0.05):
             "sampling": SamplingParams(),
         }
         soon = asyncio.get_running_loop().time() + seconds
-        return await asyncio.wait_for(run_episode(TASK, ParallelCrop, Context(**given, seed=5, deadline=soon)), 20)
+        return await run_episode(TASK, ParallelCrop, Context(**given, seed=5, deadline=soon))
 
-    return asyncio.run(body())
+    return run_in_virtual_time(body())
 
 
 @pytest.mark.parametrize("slow", ["reply", "sub-agent", "media"])
@@ -312,10 +316,11 @@ def test_a_time_out_inside_is_not_taken_for_the_deadline(renderer):
         under_deadline(renderer, Late(renderer), seconds=30)
 
 
-@pytest.mark.slow
 def test_a_sub_agent_that_queues_behind_others_is_waited_for(renderer, monkeypatch):
     """The tool has less time than the engine takes: that the engine is busy is not the tool's fault."""
     monkeypatch.setattr(crop_video, "timeout", 0.2)
+    virtual_clock = SimpleNamespace(perf_counter=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(base, "time", virtual_clock)
 
     class Queue(Scripted):
         async def generate(self, request):
@@ -323,7 +328,7 @@ def test_a_sub_agent_that_queues_behind_others_is_waited_for(renderer, monkeypat
             return await super().generate(request)
 
     replies = (f"</think>{call(0)}{call(8)}", "seen", "seen", ANSWER)
-    episode = run(renderer, Queue(renderer, replies=replies))
+    episode = run(renderer, Queue(renderer, replies=replies), run_coroutine=run_in_virtual_time)
     assert [result.error for result in episode.results] == [None, None]
     assert all(result.seconds > 0.4 for result in episode.results)
 

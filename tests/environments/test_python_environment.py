@@ -180,12 +180,19 @@ def test_errors_are_observations(renderer, files):
 
 
 @pytest.mark.slow
-def test_a_runaway_ends_its_call_not_the_episode(renderer, files):
-    replies = [block("x = 7\nwhile True: pass"), block("print(x)"), ANSWER]
-    episode = run(renderer, task(files, "blue.png"), *replies, tools={"python": {"timeout": 1.0}})
-    assert (episode.status, episode.results[1].text) == (EpisodeStatus.ANSWERED, "7")
-    assert episode.results[0].error == "Execution timeout: stopped after 1 s. Variables are kept."
-    assert not episode.results[0].was_executed
+def test_a_runaway_ends_its_call_not_the_episode(renderer, files, monkeypatch):
+    run_code = sandbox.Sandbox.run
+
+    async def run_with_short_runaways(self, code, *args, **kwargs):
+        self._limits = replace(self._limits, timeout=1.0 if "while" in code else 300.0)
+        return await run_code(self, code, *args, **kwargs)
+
+    monkeypatch.setattr(sandbox.Sandbox, "run", run_with_short_runaways)
+    replies = [block("x = 7"), block("while True: pass"), block("print(x)"), ANSWER]
+    episode = run(renderer, task(files, "blue.png"), *replies)
+    assert (episode.status, episode.results[2].text) == (EpisodeStatus.ANSWERED, "7")
+    assert episode.results[1].error == "Execution timeout: stopped after 1 s. Variables are kept."
+    assert not episode.results[1].was_executed
 
 
 def test_what_code_prints_is_no_answer_and_no_picture(renderer, files):
