@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import av
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from commands import SFT, SMALL, WORLD, fail, good
 from PIL import Image
+from polling import block_until
 
 from saccade.data.synthetic.video_writer import write_video
 from saccade.errors import ConfigError, DataError, MediaError, ModelError, RunError
@@ -392,12 +392,9 @@ def stopped(folder, arguments, sign, how):
     process = subprocess.Popen(
         [*START, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    for _ in range(6000):
-        if (folder / sign).exists() or process.poll() is not None:
-            break
-        time.sleep(0.02)
+    block_until(lambda: (folder / sign).exists() or process.poll() is not None)
     process.send_signal(how)
-    return process.communicate(timeout=120)[1], process.returncode
+    return process.communicate()[1], process.returncode
 
 
 def numbers_of(folder):

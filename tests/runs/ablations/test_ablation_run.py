@@ -6,12 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from ablation_cases import SET, SMALL
 from commands import bad, fail, good, run
+from polling import block_until
 
 from saccade.errors import RunError
 from saccade.runs.ablations.run import lock_folder
@@ -172,12 +172,9 @@ def started(path, out, *more):
     )
 
 
-def wait_for(found, process, seconds=120):
-    end = time.monotonic() + seconds
-    while not found():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def wait_for(found, process):
+    block_until(lambda: process.poll() is not None or found())
+    assert process.poll() is None, process.communicate()[0]
 
 
 def workers(out):
@@ -202,7 +199,7 @@ def test_stopped_and_killed_it_goes_on_to_the_same_numbers(path, folder, tmp_pat
         stopped = started(path, out, *more)
         wait_for(lambda: (out / "seed-0/initial_checkpoints/usual/metrics.jsonl").exists(), stopped)
         stopped.send_signal(signal.SIGINT)
-        output = stopped.communicate(timeout=60)[0]
+        output = stopped.communicate()[0]
         assert stopped.returncode == 130
         assert "--resume" in output
         assert workers(out) == []
@@ -211,11 +208,8 @@ def test_stopped_and_killed_it_goes_on_to_the_same_numbers(path, folder, tmp_pat
     killed = started(path, out, *more)
     wait_for(lambda: (out / "seed-0/one/plain/metrics.jsonl").exists(), killed)
     os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate(timeout=60)
-    wait_for_nobody = time.monotonic() + 60
-    while workers(out):
-        assert time.monotonic() < wait_for_nobody, "a worker outlives its parent"
-        time.sleep(0.1)
+    killed.communicate()
+    block_until(lambda: not workers(out))  # no worker outlives its parent
     assert not all((out / "jobs" / f"{job.name}.done.json").exists() for job in wanted.build_jobs())
 
     good("ablate", path, *SMALL, "--out", out, "--resume", "--seeds", 1, "--condition", "one")
