@@ -1,9 +1,9 @@
 """Async helpers: `run_until` and timeouts on a clock that can be paused."""
 
 import asyncio
-import time
 
 import pytest
+from virtual_time import run_in_virtual_time
 
 from saccade.utils.async_utils import PausableClock, gather_or_cancel, run_until
 
@@ -20,7 +20,7 @@ def test_run_until_returns_none_when_stopped():
         asyncio.get_running_loop().call_later(0.01, stop_event.set)
         assert await run_until(stop_event, sleep_and_return(60)) is None
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_pauses_do_not_count_toward_a_timeout():
@@ -43,7 +43,7 @@ def test_pauses_do_not_count_toward_a_timeout():
             await limited()
         return asyncio.get_running_loop().time() - start_time
 
-    assert 0.2 < asyncio.run(body()) < 10
+    assert run_in_virtual_time(body()) == pytest.approx(0.21)
 
 
 def test_a_timeout_set_in_a_pause_starts_at_its_end():
@@ -61,7 +61,7 @@ def test_a_timeout_set_in_a_pause_starts_at_its_end():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(task, 10)
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_blocking_the_loop_in_a_pause_costs_no_time():
@@ -69,13 +69,13 @@ def test_blocking_the_loop_in_a_pause_costs_no_time():
         clock = PausableClock()
         async with clock.timeout_at(clock.time() + 0.05):
             with clock.pause():
-                time.sleep(0.1)
+                asyncio.get_running_loop()._selector.now += 60  # the loop is blocked for a minute
             await asyncio.sleep(0.01)
         async with clock.timeout_at(None) as limit:
             await asyncio.sleep(0)
         assert limit.when() is None
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_an_expired_timeout_stays_expired():
@@ -95,14 +95,14 @@ def test_an_expired_timeout_stays_expired():
         with pytest.raises(TimeoutError):
             await limited()
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 # ---- gather_or_cancel ------------------------------------------------------------------------------------------------
 
 
 def test_gather_or_cancel_returns_results_in_order():
-    assert asyncio.run(gather_or_cancel([asyncio.sleep(0.02, "a"), asyncio.sleep(0.0, "b")])) == ["a", "b"]
+    assert run_in_virtual_time(gather_or_cancel([asyncio.sleep(0.02, "a"), asyncio.sleep(0.0, "b")])) == ["a", "b"]
 
 
 def test_gather_or_cancel_raises_when_all_others_have_ended():
@@ -126,7 +126,7 @@ def test_gather_or_cancel_raises_when_all_others_have_ended():
         assert events == ["cleaned up", "cleaned up"]
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(body())
+    run_in_virtual_time(body())
 
 
 def test_cancelling_gather_or_cancel_waits_for_all_cleanups():
@@ -147,4 +147,4 @@ def test_cancelling_gather_or_cancel_waits_for_all_cleanups():
             await task
         assert events == [0.01, 0.05]
 
-    asyncio.run(body())
+    run_in_virtual_time(body())

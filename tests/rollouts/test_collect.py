@@ -5,6 +5,7 @@ import functools
 
 import pytest
 from error_cases import raises
+from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
 from saccade.environments.parallel_crop import ParallelCrop
@@ -250,7 +251,7 @@ def test_an_episodes_seconds_begin_when_it_does(renderer):
 
     engine = Slow(renderer, replies=lambda ledger: "</think><answer>red</answer>")
     tasks = [task(str(n)) for n in range(4)]
-    groups = asyncio.run(
+    groups = run_in_virtual_time(
         collect(
             tasks,
             each_in(ParallelCrop),
@@ -261,7 +262,7 @@ def test_an_episodes_seconds_begin_when_it_does(renderer):
         )
     )
     assert [group.rewards for group in groups] == [(1.0,)] * 4
-    late = asyncio.run(run_episode(tasks[0], ParallelCrop, base(renderer, engine, episode_timeout=0.1)))
+    late = run_in_virtual_time(run_episode(tasks[0], ParallelCrop, base(renderer, engine, episode_timeout=0.1)))
     assert (late.status, late.error) == (EpisodeStatus.ABORTED, "the episode's deadline passed before it had ended")
     assert late.ledger.segments  # the agent's own end: what was said is kept
 
@@ -271,7 +272,7 @@ def test_an_environment_that_hangs_is_ended_at_the_deadline(renderer):
         await asyncio.sleep(60)
 
     ctx = base(renderer, episode_timeout=0.05, frame_budget=4)
-    episode = asyncio.run(run_episode(task("a"), functools.partial(quick, hang), ctx))
+    episode = run_in_virtual_time(run_episode(task("a"), functools.partial(quick, hang), ctx))
     assert (episode.status, episode.environment) == (EpisodeStatus.ABORTED, "quick")
     assert "deadline" in episode.error
 

@@ -278,13 +278,13 @@ def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(workspace
     """Both take longer than the timeout of an episode in progress."""
     save_checkpoint = checkpoint.save_checkpoint
     monkeypatch.setattr(
-        checkpoint, "save_checkpoint", lambda *args, **settings: (time.sleep(2), save_checkpoint(*args, **settings))
+        checkpoint, "save_checkpoint", lambda *args, **settings: (time.sleep(5.5), save_checkpoint(*args, **settings))
     )
-    components = load_overlapped(workspace, "sampling.episode_timeout=0.5", f"rl.on_weight_update={on_update}")
+    components = load_overlapped(workspace, "sampling.episode_timeout=5", f"rl.on_weight_update={on_update}")
 
     class SlowSyncEngine(RecordingEngine):
         async def sync_weights(self, source, version):
-            await asyncio.sleep(2)
+            await asyncio.sleep(5.5)
             await super().sync_weights(source, version)
 
     components, may_finish = replace(components, engine=SlowSyncEngine(components.engine)), asyncio.Event()
