@@ -586,6 +586,20 @@ def test_exit_reasons_are_distinguished(server, code, detail):
     assert result.error.endswith(f"and it was restarted. {VARIABLES_LOST_NOTE}")
 
 
+def test_a_crash_is_reported_although_the_host_gives_up_on_the_exit(server, monkeypatch):
+    """As on a machine that is so busy that the worker exits only when the host is about to kill it."""
+    wait_readable = execution.wait_readable
+
+    async def wait_too_long(fd):
+        await wait_readable(fd)
+        raise TimeoutError
+
+    monkeypatch.setattr(execution, "wait_readable", wait_too_long)
+    result = run_code(server, "import os; os.kill(os.getpid(), 11)")
+    assert result.failure_reason is FailureReason.CRASHED
+    assert result.error == f"The interpreter crashed (segmentation fault) and it was restarted. {VARIABLES_LOST_NOTE}"
+
+
 @pytest.mark.slow
 def test_threads_that_read_frames_continue_in_the_next_cell(server, tmp_path):
     videos = [make_clip(tmp_path / "clip.mp4")]

@@ -40,7 +40,8 @@ from saccade.sandbox.scheduler import CpuSlot
 from saccade.sandbox.streams import StdoutCapture, wait_readable
 from saccade.sandbox.time_limit import CellClock
 
-INTERRUPT_INTERVAL, CLOCK_CHECK_INTERVAL, USAGE_CHECK_INTERVAL, EXIT_TIMEOUT = 0.5, 0.5, 0.25, 0.2
+INTERRUPT_INTERVAL, CLOCK_CHECK_INTERVAL, USAGE_CHECK_INTERVAL = 0.5, 0.5, 0.25
+EXIT_TIMEOUT = 5.0  # of a worker whose socket closed; on a busy machine a crashed process takes seconds to exit
 MONITORING_DELAY = 0.005  # calls that finish earlier are never monitored
 SHORT_SLICE_SECONDS, LONG_SLICE_SECONDS = 0.05, 0.5  # after which a short cell, a long cell gives up its slot
 MAX_PAUSED_CPU_SECONDS = 0.03  # a cell that uses more CPU while paused wakes itself by a timer: the pause is charged
@@ -297,8 +298,9 @@ class Execution:
         self.worker.send_signal(signal.SIGKILL)
         status, _ = await receive_status(self.worker.status_socket)
         is_cpu_limit_reached = status["cpu"] >= self.limits.cpu_seconds
-        exit_reason, detail = explain_exit(status["status"], is_cpu_limit_reached=is_cpu_limit_reached)
-        reason = self.kill_reason or exit_reason
+        reason, detail = explain_exit(status["status"], is_cpu_limit_reached=is_cpu_limit_reached)
+        if os.waitstatus_to_exitcode(status["status"]) == -signal.SIGKILL:  # else it exited before the host's kill
+            reason = self.kill_reason or reason
         if reason is FailureReason.TIMEOUT:
             return reason, limits.format_timeout(self.limits, variables_kept=False)
         return reason, limits.format_restart(reason, self.limits, detail)
