@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attacks import FILES, NETWORK, PRELUDE, PROCESSES, PROTOCOL, PROTOCOL_PRELUDE, TRICKS
 from corners import CORNERS, HABITS
+from sandbox_cases import run_attack
 
 from saccade.sandbox import ForkServerClient, Limits, Sandbox, jail, syscalls
 
@@ -70,7 +71,7 @@ async def run_attacks(names):
 
     async def attack(name, code):
         async with semaphore, Sandbox.open(SHORT_LIMITS, fork_server=server) as sandbox:
-            first, *later = [await sandbox.run(cell) for cell in (code, *["print(6 * 7)"] * 3)]
+            first, *later = await run_attack(sandbox, code)
         is_contained = not any(word in first.text for word in ("BREACH", "MISSED"))
         works_afterwards = [result.text for result in later].count("42\n") >= 2
         if not (is_contained and works_afterwards) or Path(names["labels"]).read_text() != labels_before:

@@ -1,6 +1,7 @@
 """Attacks: none escapes, none reaches the trainer, and the sandbox still works after each of them."""
 
 import ast
+import asyncio
 import json
 import os
 import secrets
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 from attacks import FILES, NETWORK, PRELUDE, PROCESSES, PROTOCOL, PROTOCOL_PRELUDE, TRICKS
 from corners import CORNERS, HABITS
-from sandbox_cases import run_cells
+from sandbox_cases import run_attack, run_cells
 
 import saccade
-from saccade.sandbox import Limits
+from saccade.sandbox import Limits, Sandbox
+from saccade.tools.served_media import ServedVideo
 
 SHORT_LIMITS = Limits(timeout=2.5, grace_seconds=0.5, memory_mib=512, max_images=4)
 WORD = secrets.token_hex(8)
@@ -89,7 +91,13 @@ def targets():
 
 def attack(server, targets, code, videos=()):
     """Run an attack and return its result; it may break one further call (by an alarm, a dying thread), not more."""
-    first, *later = run_cells(server, code, *["print(6 * 7)"] * 3, limits=SHORT_LIMITS, videos=videos)
+
+    async def body():
+        served = [ServedVideo(path, f"video_clue_{number}") for number, path in enumerate(videos)]
+        async with Sandbox.open(SHORT_LIMITS, videos=served, fork_server=server) as sandbox:
+            return await run_attack(sandbox, code)
+
+    first, *later = asyncio.run(body())
     for result in (first, *later):
         output = result.text + (result.error or "").replace("print('BREACH', what)", "").replace('BREACH")', "")
         assert "BREACH" not in output
