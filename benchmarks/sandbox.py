@@ -425,6 +425,9 @@ async def _soak(
         return np.array([len(results), sum(shows_frame)])
 
     [zygote] = list_children(server.process.pid)
+    # The folders of this server's workers, if it has any: the zygote holds their root's lock.
+    links = map(os.readlink, Path(f"/proc/{zygote}/fd").iterdir())
+    work_roots = {Path(link).parent for link in links if Path(link).name == ".lock"}
 
     async def measure_usage() -> dict[str, float]:
         for _ in range(500):  # the last workers may still be exiting
@@ -437,7 +440,7 @@ async def _soak(
             "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), zygote)),
             "host MB": read_resident_mb(os.getpid()),
             "zygote MB": read_resident_mb(zygote),
-            "folders": len(list(Path(tempfile.gettempdir()).glob("saccade-sandbox-*/[0-9]*"))),
+            "folders": sum(len(list(root.glob("[0-9]*"))) for root in work_roots),
         }
 
     num_first = max(1, episodes // 10)

@@ -1,5 +1,6 @@
 """Working folders on the machine's disk, for workers without a private file system."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -17,13 +18,13 @@ _UNBOUNDED_BYTES = 2**60  # counted for anything nested deeper; exceeds every li
 def create_work_root() -> str:
     """Create a folder for the workers of this process, locked while it is in use; remove those of dead processes."""
     for old_root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        try:
+        with contextlib.suppress(OSError):  # in use, or another user's
             lock_fd = os.open(old_root / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(str(old_root))
-            os.close(lock_fd)
-        except OSError:  # in use, or another user's
-            continue
+            try:
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(str(old_root))
+            finally:
+                os.close(lock_fd)
     work_root = tempfile.mkdtemp(prefix=_PREFIX)
     os.chmod(work_root, 0o711)
     # This process and, through inheritance, its children hold the lock until the last of them exits.
