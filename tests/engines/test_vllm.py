@@ -530,7 +530,8 @@ def test_a_frozen_server_loses_no_request(vllm_server, backbone, caplog):
         os.killpg(vllm_server.pid, signal.SIGSTOP)
         try:
             tasks = [asyncio.create_task(engine.generate(GenerationRequest(each, sampling))) for each in ledgers]
-            await asyncio.sleep(15)
+            while not any(record.module == "pool" for record in caplog.records):  # the outage is logged
+                await asyncio.sleep(0.1)
         finally:
             os.killpg(vllm_server.pid, signal.SIGCONT)
         after = await asyncio.gather(*tasks)
@@ -539,8 +540,9 @@ def test_a_frozen_server_loses_no_request(vllm_server, backbone, caplog):
 
     before, after = asyncio.run(body())
     assert before == after
-    (_, _, seconds), recovery = [record.args for record in caplog.records if record.module == "pool"]
-    assert (seconds, recovery) == (600.0, (vllm_server.config.url,))
+    (_, _, seconds), *others = [record.args for record in caplog.records if record.module == "pool"]
+    assert seconds == 600.0
+    assert (vllm_server.config.url,) in others
 
 
 def test_encode_png_is_lossless():
