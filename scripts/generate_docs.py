@@ -221,20 +221,21 @@ def format_paragraph(text: str) -> str:
 
 def list_settings(plugin: Any, comments: dict[tuple[str, str], str]) -> list[str]:
     """Return the rows of the settings of a plugin. Raises ValueError for a setting without a comment: its meaning."""
-    parameters = inspect.signature(plugin, eval_str=True).parameters.values()
     given = {*plugins.CALL_TIME_PARAMS, "settings"}
+    parameters = [
+        parameter
+        for parameter in inspect.signature(plugin, eval_str=True).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in given
+    ]
+    has_type = hasattr(plugin, "settings_type")
+    own_comments = read_parameter_comments(plugin) if parameters and not has_type else {}
     rows = []
-    for one in parameters:
-        if one.kind is one.KEYWORD_ONLY and one.name not in given:
-            has_type = hasattr(plugin, "settings_type")
-            meaning = (
-                find_comment(plugin.settings_type, one.name, comments)
-                if has_type
-                else read_parameter_comments(plugin)[one.name]
-            )
-            if not meaning:
-                raise ValueError(f"{plugin.__module__}: write a comment behind {one.name} that says what it means")
-            rows.append(f"| `{one.name}` | {format_value(one.default)} | {escape(meaning)} |")
+    for parameter in parameters:
+        name = parameter.name
+        meaning = find_comment(plugin.settings_type, name, comments) if has_type else own_comments[name]
+        if not meaning:
+            raise ValueError(f"{plugin.__module__}: write a comment behind {name} that says what it means")
+        rows.append(f"| `{name}` | {format_value(parameter.default)} | {escape(meaning)} |")
     return rows
 
 
