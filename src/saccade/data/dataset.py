@@ -19,7 +19,7 @@ from saccade.data import parquet
 from saccade.data.source_row import SourceRow, read_rows
 from saccade.errors import DataError
 from saccade.media.relocation import map_media_paths
-from saccade.plugins import suggest
+from saccade.plugins import get_file, suggest
 from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.types import Demonstration, Media, Task
 from saccade.utils.jsonl import atomic_write, to_jsonable, validate_as, write_jsonl
@@ -57,7 +57,7 @@ def load_recipe_data(
     for terms in (recipe.rewards, *(environment.rewards for environment in recipe.environments.values())):
         for term in terms.values():
             for name in term.settings.get("answer_types") or {}:
-                if ".py" in name:
+                if get_file(name):
                     register_file(name)
     if not file:
         raise DataError(f"the recipe names no {key}; give --data, or set {key}=FILE", key=key, value=file)

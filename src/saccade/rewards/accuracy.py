@@ -29,7 +29,7 @@ class Accuracy:
         judged: tuple[str, ...] = ("open_ended",),  # answer types that the judge scores
     ) -> None:
         for name in answer_types or {}:
-            if ".py" in name:
+            if plugins.get_file(name):
                 register_file(name)
         self._rewards_by_plugin: dict[str, Callable[[Episode], RewardResult | Awaitable[RewardResult]]] = {
             name: plugins.resolve(FOLDER, name, settings)() for name, settings in (answer_types or {}).items()

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from saccade import plugins
 from saccade.chat.renderer import ChatRenderer
 from saccade.engines.scripted import Scripted
 from saccade.errors import ConfigError, EngineError, MediaError
@@ -327,7 +328,7 @@ async def check_answer_type(answer_type: str) -> None:
 
     A published row that writes the example's ground truth must be read as the same, unless the type reads none.
     """
-    plugin = register_file(answer_type) if ".py" in answer_type else get_answer_type(answer_type)
+    plugin = register_file(answer_type) if plugins.get_file(answer_type) else get_answer_type(answer_type)
     answer_type = plugin.names[0]
     ground_truth, answer = plugin.example
     score = plugin()
