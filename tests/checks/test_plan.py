@@ -322,11 +322,11 @@ def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
         max_row_tokens=T,
     )
     recipe = load_recipe("tiny/para_grpo", [f"model.path={tmp_path}"])
-    told = estimate_memory(recipe, resolve_model_sizes(recipe), recipe.rl.optim, passed)
+    estimate = estimate_memory(recipe, resolve_model_sizes(recipe), recipe.rl.optim, passed)
     if checkpointing:  # the layer that is computed again comes in the backward pass
-        assert found < told.checkpointed_activations + told.logits < found * 4
+        assert found < estimate.checkpointed_activations + estimate.logits < found * 4
     else:
-        assert told.activations + told.logits == pytest.approx(found, rel=0.15)
+        assert estimate.activations + estimate.logits == pytest.approx(found, rel=0.15)
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

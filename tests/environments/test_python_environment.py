@@ -338,7 +338,7 @@ def test_the_interpreters_words():
         "<interpreter>\nText Result:\n4\n",
         "</interpreter>",
     )
-    told = "<interpreter>\nText Result:\n[nothing was printed and nothing was shown]\n"
-    assert format_interpreter_result(ToolResult(was_executed=True), 0) == (told, "</interpreter>")
+    expected = "<interpreter>\nText Result:\n[nothing was printed and nothing was shown]\n"
+    assert format_interpreter_result(ToolResult(was_executed=True), 0) == (expected, "</interpreter>")
     shown = format_interpreter_result(ToolResult(images=(picture,), was_executed=True), 7)
     assert shown == ("<interpreter>\nImage Result:\n", "<image_clue_7>", picture, "</image_clue_7>\n", "</interpreter>")

@@ -91,13 +91,13 @@ def test_results_with_pictures_come_in_the_order_of_the_calls(renderer, files):
     broken = call(9, 9, 3, 3) + "<tool_call>{</tool_call>"
     for library in (CachingMediaLoader(), CachingMediaLoader(workers=4)):
         episode, _ = run(renderer, task(files, "a.png"), f"Hm.</think>{calls}{broken}", ANSWER, library=library)
-        told = episode.ledger.segments[3]
-        assert (told.origin, boxes(told)) == (Origin.TOOL, wanted)
+        results = episode.ledger.segments[3]
+        assert (results.origin, boxes(results)) == (Origin.TOOL, wanted)
         assert [len(result.images) for result in episode.results] == [1, 1, 1, 0, 0]
         assert [result.ok for result in episode.results] == [True, True, True, False, False]
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
         shown = [f"<tool_response>\n{list(box)}{picture}\n</tool_response>\n" for box in wanted]
-        text = renderer.decode(told.tokens)
+        text = renderer.decode(results.tokens)
         assert text.count(picture) == 3
         assert text.index("".join(shown)) < text.index("Error: right 3 must be greater than left 9")
         assert (episode.status, episode.children, len(episode.ledger.images())) == (EpisodeStatus.ANSWERED, (), 4)
@@ -128,8 +128,8 @@ def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files,
         assert slot.num_tokens == picture.width * picture.height // renderer.factor**2
         assert set(ledger.input_ids()[slot.index : slot.index + slot.num_tokens]) == {pad}
     # per turn: each result's own pictures, one result after the other
-    told = [segment for segment in ledger.segments if segment.origin is Origin.TOOL]
-    assert [boxes(segment) for segment in told] == [
+    results = [segment for segment in ledger.segments if segment.origin is Origin.TOOL]
+    assert [boxes(segment) for segment in results] == [
         [picture.box for result in turn.results for picture in result.images] for turn in episode.turns[:-1]
     ]
     assert renderer.compute_position_ids(ledger).shape == (3, len(ledger))

@@ -1,4 +1,4 @@
-"""Attempts that are begun anew: what had ended is kept, what had not is given up and counted; nobody is left over."""
+"""Restarted episodes: finished ones are kept, unfinished ones are discarded and counted; no task is left over."""
 
 import asyncio
 import functools

@@ -268,12 +268,12 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     assert before["judge"] == ""
     assert before["conditions"]["marked by"].startswith("rules alone; the published metric has a model judge")
     assert before["undecided"] == 2
-    nobody = [
+    without_judge = [
         "evaluation.judge.url=http://127.0.0.1:9/v1",
         "evaluation.judge.model=j",
         "evaluation.judge.max_retries=0",
     ]
-    said = " ".join(good(*words, *nobody, f"evaluation.judge.cache_dir={tmp_path / 'none'}").split())
+    said = " ".join(good(*words, *without_judge, f"evaluation.judge.cache_dir={tmp_path / 'none'}").split())
     assert "on 2 answers (the judge j at http://127.0.0.1:9/v1 can't be reached" in said
     with server(lambda number, prompt: "yes") as judge:
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]

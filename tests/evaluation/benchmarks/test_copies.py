@@ -207,12 +207,12 @@ def test_missing_fields_are_named_with_their_row(name, tmp_path):
     row = next(iter(MAKERS[name]()))
     nested = "row" if name == "dynamath" else "qa" if name == "lvbench" else None
     inner = row[nested] if nested == "row" else row["qa"][0] if nested else row
-    told = 0
+    num_reported = 0
     for field in inner:
         less = {key: value for key, value in inner.items() if key != field}
         changed = {**row, nested: less if nested == "row" else [less]} if nested else less
-        told += problem(name, write_copy(name, tmp_path, [changed])).count("row 1")
-    assert told >= 3
+        num_reported += problem(name, write_copy(name, tmp_path, [changed])).count("row 1")
+    assert num_reported >= 3
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def settings(url, folder, **more):
     }
 
 
-def asked(url, benchmark, results, folder, *, told=lambda tally: None, extractor="strict"):
+def asked(url, benchmark, results, folder, *, on_progress=lambda tally: None, extractor="strict"):
     """Return the results with the judge's verdicts applied, and the verdicts as read back from disk."""
-    said = LlmJudge.from_settings(benchmark, settings(url, folder)).collect_verdicts(results, on_progress=told)
+    said = LlmJudge.from_settings(benchmark, settings(url, folder)).collect_verdicts(results, on_progress=on_progress)
     write_jsonl(folder / "said.jsonl", said)
     said = read_jsonl(folder / "said.jsonl", JudgeVerdict)
     return apply_verdicts_to_answers(results, said, benchmark.get_grade_fn(extractor)), said
@@ -65,7 +65,7 @@ def test_undecided_answers_are_judged_once(name, tmp_path):
 
     tallies = []
     with server(reply) as judge:
-        found, said = asked(judge.url, benchmark, results, tmp_path, told=tallies.append)
+        found, said = asked(judge.url, benchmark, results, tmp_path, on_progress=tallies.append)
         assert sorted(candidate(prompt)[0].lower() for prompt in judge.prompts) == [
             f"say {at}" for at in range(6) for _ in range(stages)
         ]

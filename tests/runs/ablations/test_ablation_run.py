@@ -131,7 +131,7 @@ def test_a_folder_of_another_lab_is_refused(path, folder, tmp_path):
 
 
 def test_a_job_is_one_processes_work_and_without_its_parent_it_stops(path, folder):
-    """A worker outlives its killed parent by a step: whoever goes on must not work beside it, nor work for nobody."""
+    """A worker outlives its killed parent by a step: a resumed run must not work beside it."""
     name = "seed-0/one/plain"
     mark = folder / "jobs" / f"{name}.done.json"
     kept = mark.read_text()
