@@ -215,10 +215,10 @@ def test_a_failure_fails_all_requests_and_the_engine_recovers(backbone, error):
             raise error
 
     async def body(engine):
-        engine._scheduler._load_pixels = Broken().load_pixels
+        engine._media = Broken()
         requests = [engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in range(3)]
         results = await asyncio.gather(*requests, return_exceptions=True)
-        engine._scheduler._load_pixels = Pixels().load_pixels
+        engine._media = Pixels()
         return results, await engine.generate(
             GenerationRequest(prompt(backbone, 1), sampling(backbone, 1, max_tokens=3, stop_ids=()))
         )
@@ -236,7 +236,7 @@ def test_an_unreadable_image_fails_only_its_requests(backbone):
             return super().load_pixels(image)
 
     async def body(engine):
-        engine._scheduler._load_pixels = Lossy().load_pixels
+        engine._media = Lossy()
         requests = [
             engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in (1, 2, 2, 3)
         ]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.config.schema import ModelConfig
-from saccade.engines._local import scheduler as scheduler_module
+from saccade.engines import local as local_module
 from saccade.engines._local.kv_cache import CachedPrefix, KVCache, PrefixCache
 from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
@@ -41,7 +41,7 @@ def prompts(backbone: Backbone, count: int) -> list[Ledger]:
 
 
 def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
-    """Sample all ledgers; return the tokens, the largest number of running rows, and the scheduler."""
+    """Sample all ledgers; return the tokens, the largest number of running rows, and the engine."""
     max_rows = []
     hidden = Backbone.compute_hidden_states
 
@@ -58,20 +58,20 @@ def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
             completions = await asyncio.gather(
                 *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)
             )
-        return completions, engine._scheduler
+        return completions, engine
 
-    completions, scheduler = asyncio.run(main())
-    return [completion.tokens for completion in completions], max(max_rows), scheduler
+    completions, engine = asyncio.run(main())
+    return [completion.tokens for completion in completions], max(max_rows), engine
 
 
 def test_running_rows_stay_within_kv_cache_tokens(backbone):
     ledgers = prompts(backbone, 6)
-    free, max_rows, scheduler = sample(backbone, ledgers)
+    free, max_rows, engine = sample(backbone, ledgers)
     assert max_rows == 6
     longest = max(map(len, ledgers)) + 12
-    assert scheduler._kv_cache.data.shape[2] == 6
-    assert scheduler._kv_cache.data.shape[4] <= longest * 1.25
-    bounded, max_rows, scheduler = sample(backbone, ledgers, kv_cache_tokens=3 * longest)
+    assert engine._kv_cache.data.shape[2] == 6
+    assert engine._kv_cache.data.shape[4] <= longest * 1.25
+    bounded, max_rows, engine = sample(backbone, ledgers, kv_cache_tokens=3 * longest)
     assert bounded == free
     assert 1 < max_rows <= 3 + 1  # shorter rows leave room for another
     alone, max_rows, _ = sample(backbone, ledgers, kv_cache_tokens=1)
@@ -92,7 +92,7 @@ def test_short_rows_make_room_for_long_ones(backbone):
             completions = await asyncio.gather(
                 *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)
             )
-            held.append(([completion.tokens for completion in completions], engine._scheduler._kv_cache.data.shape))
+            held.append(([completion.tokens for completion in completions], engine._kv_cache.data.shape))
         return held
 
     held = asyncio.run(main())
@@ -121,22 +121,22 @@ def test_the_kv_cache_holds_what_is_reserved_within_its_bound(reservations):
 
 def test_an_idle_engine_frees_a_large_cache(backbone, monkeypatch):
     ledgers = prompts(backbone, 3)
-    before, _, scheduler = sample(backbone, ledgers)
-    assert scheduler._kv_cache.data.nbytes > 0
-    monkeypatch.setattr(scheduler_module, "_MAX_IDLE_CACHE_BYTES", 1024)
-    again, _, scheduler = sample(backbone, ledgers)
-    assert scheduler._kv_cache.data.nbytes == 0
+    before, _, engine = sample(backbone, ledgers)
+    assert engine._kv_cache.data.nbytes > 0
+    monkeypatch.setattr(local_module, "_MAX_IDLE_CACHE_BYTES", 1024)
+    again, _, engine = sample(backbone, ledgers)
+    assert engine._kv_cache.data.nbytes == 0
     assert again == before
 
 
 def test_the_vision_cache_is_bounded_by_bytes(backbone):
     ledgers = prompts(backbone, 5)
-    free, _, scheduler = sample(backbone, ledgers)
-    size = scheduler._vision_cache.total_cost // 5
+    free, _, engine = sample(backbone, ledgers)
+    size = engine._vision_cache.total_cost // 5
     assert size == backbone.encode_images(ledgers[0].images(), Media().load_pixels)[0].nbytes
-    bounded, _, scheduler = sample(backbone, ledgers, vision_cache_bytes=2 * size)
+    bounded, _, engine = sample(backbone, ledgers, vision_cache_bytes=2 * size)
     assert bounded == free
-    assert scheduler._vision_cache.total_cost == 2 * size
+    assert engine._vision_cache.total_cost == 2 * size
 
 
 def test_the_kv_cache_grows_in_both_dimensions_and_keeps_its_contents():

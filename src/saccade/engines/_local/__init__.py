@@ -1,1 +1,1 @@
-"""The parts of the local engine: KV cache, prefix cache, scheduler."""
+"""The parts of the local engine: KV cache, prefix cache."""
