@@ -35,12 +35,11 @@ class Sandbox:
         limits: Limits,
         images: Sequence[SealedImage],
         videos: Sequence[Video],
-        first_shown_number: int,
         seed: int,
     ) -> None:
         self._fork_server, self._limits, self._seed = fork_server, limits, seed
         self._images, self._videos = images, videos
-        self._next_number = first_shown_number
+        self._next_number = len(images)
         self._later_images: dict[int, ShownImage] = {}  # images shown after the initial ones, by number
         self._images_left = limits.max_images  # that the code may still show
         self._worker: WorkerHandle | None = None
@@ -54,16 +53,15 @@ class Sandbox:
         *,
         images: Sequence[Image.Image | SealedImage] = (),
         videos: Sequence[Video] = (),
-        first_shown_number: int | None = None,
         seed: int = 0,
         isolation: IsolationMode = "best_effort",
         fork_server: ForkServerClient | None = None,
     ) -> AsyncIterator["Sandbox"]:
         """Open a sandbox whose media are the variables `image_clue_0`, … and `video_clue_0`, …, for the block.
 
-        `images` may have any mode (they are converted to RGB); sandboxes may share a SealedImage. The first image that
-        the code shows becomes `image_clue_<first_shown_number>` (default: the number after `images`). `seed` seeds
-        random and numpy. Without `fork_server`, the process shares one fork server per isolation mode.
+        `images` may have any mode (they are converted to RGB); sandboxes may share a SealedImage. Images that the code
+        shows continue their numbers. `seed` seeds random and numpy. Without `fork_server`, the process shares one fork
+        server per isolation mode.
 
         Raises ConfigError if the machine is weaker than `isolation` requires, SandboxError if the sandbox itself fails.
         """
@@ -72,8 +70,7 @@ class Sandbox:
         with boundary(SandboxError, "images can't be loaded for an interpreter"):
             sealed = iter(await asyncio.to_thread(seal_images, [i for i in images if isinstance(i, Image.Image)]))
         all_sealed = [next(sealed) if isinstance(image, Image.Image) else image for image in images]
-        first_number = len(all_sealed) if first_shown_number is None else first_shown_number
-        sandbox = cls(fork_server, limits or Limits(), all_sealed, videos, first_number, seed)
+        sandbox = cls(fork_server, limits or Limits(), all_sealed, videos, seed)
         try:
             await sandbox._start_worker()
             yield sandbox
@@ -118,7 +115,7 @@ class Sandbox:
                 setup_messages.append(header.pack() + location)
             else:
                 header = Header(MessageKind.IMAGE, image.width, image.height, number, image.num_bytes)
-                setup_messages += [header.pack(), image.read_bytes()]
+                setup_messages += [header.pack(), image.memory.read(image.num_bytes, image.offset)]
         setup_messages += _pack_shown_images(self._later_images)
         setup_messages += [Header(MessageKind.VIDEO, number).pack() for number in range(len(self._videos))]
         with contextlib.ExitStack() as stack:

@@ -78,13 +78,9 @@ def warm_up() -> None:
     plt.close("all")
     vars(plt).update(show=show_all, switch_backend=do_nothing)
     vars(matplotlib).update(use=do_nothing)
-    shows = (
-        (Figure, show_figure),
-        (FigureManagerBase, lambda manager: show_figure(manager.canvas.figure)),
-        (Image.Image, show_image),
-    )
-    for kind, show in shows:
-        setattr(kind, "show", show)  # noqa: B010 (for a type checker this is no assignment)
+    Figure.show = show_figure  # type: ignore[assignment,method-assign]
+    FigureManagerBase.show = lambda manager: show_figure(manager.canvas.figure)  # type: ignore[assignment,method-assign]
+    Image.Image.show = show_image  # type: ignore[assignment,method-assign]
     vars(ImageShow).update(show=show_image)
     package, module = ModuleType("IPython"), ModuleType("IPython.display")
     vars(module).update(display=display, clear_output=do_nothing)
@@ -94,15 +90,11 @@ def warm_up() -> None:
 
 def install_opencv_hooks(library: ModuleType) -> None:
     """Replace OpenCV's window functions, which its headless build lacks: `imshow` shows its image."""
-
-    def show_array(window: str, array: Any, *args: Any) -> None:
-        """Show an array: gray, or blue, green, red."""
-        show_image(convert_opencv_array(array))
-
     names = (
         "waitKey waitKeyEx pollKey namedWindow destroyWindow destroyAllWindows resizeWindow moveWindow setWindowTitle"
     )
-    vars(library).update(dict.fromkeys(names.split(), lambda *args: -1), imshow=show_array)  # -1: no key was pressed
+    vars(library).update(dict.fromkeys(names.split(), lambda *args: -1))  # -1: no key was pressed
+    vars(library).update(imshow=lambda window, array, *args: show_image(convert_opencv_array(array)))
 
 
 def build_namespace() -> dict[str, Any]:

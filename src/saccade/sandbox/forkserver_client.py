@@ -28,7 +28,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from saccade.errors import ConfigError, SandboxError
-from saccade.sandbox.isolation import IsolationReport
+from saccade.sandbox.isolation import IsolationLayers, IsolationReport
 from saccade.sandbox.jail import ENVIRONMENT
 from saccade.sandbox.limits import MIB, IsolationMode, Limits
 from saccade.sandbox.memory_pressure import MemoryMonitor
@@ -152,7 +152,7 @@ class ForkServerClient:
             self.process.wait()
             raise SandboxError(f"the sandbox can't start: {data['error']}")
         self._control.setblocking(False)
-        self.report = IsolationReport.from_dict(data)
+        self.report = IsolationReport(IsolationLayers(**data["isolation"]), data["reasons"], tuple(data["escapes"]))
 
     @classmethod
     def start(

@@ -6,7 +6,7 @@ The three layers are independent: *namespaces* (private files, processes, networ
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from saccade.errors import ConfigError
 from saccade.sandbox.limits import IsolationMode
@@ -58,11 +58,6 @@ class IsolationReport:
     reasons: Mapping[str, str] = field(default_factory=dict)
     escapes: tuple[str, ...] = ()
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "IsolationReport":
-        """Rebuild a report from what `dataclasses.asdict` returned."""
-        return cls(IsolationLayers(**data["isolation"]), data["reasons"], tuple(data["escapes"]))
-
     @property
     def layers(self) -> tuple[LayerStatus, ...]:
         """The status of the three layers, and of the workers' user ids."""
@@ -97,11 +92,6 @@ class IsolationReport:
             LayerStatus(name, bool(active), form if active else reasons.get(name, ""), meaning)
             for name, active, form, meaning in rows
         )
-
-    @property
-    def missing_layers(self) -> tuple[str, ...]:
-        """The names of the inactive layers."""
-        return tuple(layer.name for layer in self.layers[:3] if not layer.is_active)
 
     @property
     def is_safe(self) -> bool:

@@ -32,7 +32,13 @@ def select_isolation(library_bytes: int, disabled_layers: frozenset[str]) -> Iso
     landlock = _probe_feature("Landlock", syscalls.probe_landlock_version, reasons)
     seccomp = bool(_probe_feature("seccomp", syscalls.probe_seccomp, reasons))
     escapes: tuple[str, ...] = ()
-    for namespaces, per_worker_user in _list_candidates(disabled_layers):
+    candidates: list[tuple[Namespaces, bool]] = [("user", True), ("user", False), ("", False)]  # the strongest first
+    if os.geteuid() == 0:  # the kernel never limits the number of root's threads
+        candidates = [("root", True), ("root", False), ("user", False), ("", True), ("", False)]
+    for namespaces, per_worker_user in candidates:
+        used_layers = {"namespaces": namespaces, "worker user": per_worker_user}
+        if any(used_layers.get(name) for name in disabled_layers):
+            continue
         layers = IsolationLayers(
             namespaces=namespaces, landlock=landlock, seccomp=seccomp, per_worker_user=per_worker_user
         )
@@ -56,18 +62,6 @@ def _probe_feature(name: str, probe: Callable[[], int], reasons: dict[str, str])
     except OSError as error:
         reasons[name] = f"refused by the kernel: {error.strerror}"
         return 0
-
-
-def _list_candidates(disabled_layers: frozenset[str]) -> Iterator[tuple[Namespaces, bool]]:
-    """Yield combinations of namespaces and per-worker users, the strongest first."""
-    candidates: list[tuple[Namespaces, bool]] = [("user", True), ("user", False), ("", False)]
-    if os.geteuid() == 0:  # the kernel never limits the number of root's threads
-        candidates = [("root", True), ("root", False), ("user", False), ("", True), ("", False)]
-    for namespaces, per_worker_user in candidates:
-        if namespaces and "namespaces" in disabled_layers:
-            continue
-        if not (per_worker_user and "worker user" in disabled_layers):
-            yield namespaces, per_worker_user
 
 
 def _run_selftest(layers: IsolationLayers, library_bytes: int) -> Mapping[str, Any]:

@@ -57,23 +57,15 @@ class JailConfig:
     hidden_dirs: tuple[str, ...]  # folders below `readable_paths` that are not readable
     library_bytes: int
     zygote_pid: int  # in the workers' pid namespace
-    user_block: int
+    first_user_id: int
     work_root: str  # parent of the working folders, used when workers have no private file system
     proc_fd: int  # a descriptor of /proc, which the new root lacks
 
-    def compute_user_id(self, pid: int) -> int:
-        """Return the user id of the worker with this process id, unique among the machine's running workers."""
-        return _FIRST_USER_ID + (self.user_block << 16) + (pid & 0xFFFF)
-
     def resolve_work_dir(self, pid: int) -> str:
         """Return the working folder of the worker with this process id."""
-        return self.private_work_dir if self.isolation.namespaces else f"{self.work_root}/{pid}"
-
-    @property
-    def private_work_dir(self) -> str:
-        """The working folder in a worker's private file system."""
-        in_use = {folder for folder in WORK_DIR_CANDIDATES for path in self.readable_paths if is_within(path, folder)}
-        return next(folder for folder in WORK_DIR_CANDIDATES if folder not in in_use)
+        if self.isolation.namespaces:
+            return find_free_dir(WORK_DIR_CANDIDATES, self.readable_paths)
+        return f"{self.work_root}/{pid}"
 
 
 def find_library_paths() -> tuple[str, ...]:
@@ -104,6 +96,11 @@ def _list_devices() -> list[str]:
     return [path for path in devices if os.path.exists(path)]
 
 
+def find_free_dir(candidates: Iterable[str], paths: Sequence[str]) -> str:
+    """Return the first of these folders that holds none of the paths."""
+    return next(folder for folder in candidates if not any(is_within(path, folder) for path in paths))
+
+
 def is_within(path: str, folder: str) -> bool:
     """Return whether a path is a folder or below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
@@ -120,7 +117,8 @@ def fork_isolated(
     `library_bytes` is the address space that the libraries take, `work_root` the parent of the working folders. Raises
     OSError in the process in which the kernel refuses a step.
     """
-    user_block, readable_paths = os.getpid() & 0x3FFF, find_library_paths()
+    # Unique among the machine's running workers, with their process ids added.
+    first_user_id, readable_paths = _FIRST_USER_ID + ((os.getpid() & 0x3FFF) << 16), find_library_paths()
     hidden_dirs = find_source_dirs(readable_paths)
     if isolation.namespaces:  # the next child of this process is pid 1 in them
         flags = syscalls.NEW_MOUNT | syscalls.NEW_PID | syscalls.NEW_NET | syscalls.NEW_IPC | syscalls.NEW_UTS
@@ -138,7 +136,7 @@ def fork_isolated(
         hidden_dirs=hidden_dirs,
         library_bytes=library_bytes,
         zygote_pid=os.getpid(),
-        user_block=user_block,
+        first_user_id=first_user_id,
         work_root=work_root,
         proc_fd=fcntl.fcntl(proc_fd, fcntl.F_DUPFD_CLOEXEC, 256),  # above the numbers that a worker uses
     )
@@ -168,12 +166,7 @@ def change_root(jail: JailConfig) -> None:
     readable = jail.readable_paths
     syscalls.make_mounts_private()
     # The mount point of the new root must not hide what is bound into it.
-    free = (
-        folder
-        for folder in _NEW_ROOT_CANDIDATES
-        if os.path.isdir(folder) and not any(is_within(path, folder) for path in readable)
-    )
-    root = next(free)
+    root = find_free_dir(filter(os.path.isdir, _NEW_ROOT_CANDIDATES), readable)
     syscalls.mount("tmpfs", root, "tmpfs", syscalls.NO_SUID, "size=1m,mode=755")
     for path in readable:
         _bind_path(path, root + path)
@@ -183,7 +176,7 @@ def change_root(jail: JailConfig) -> None:
                 syscalls.mask_dir(root + path + folder[len(real_path) :])
     for path in _list_devices():
         _bind_path(path, root + path, writable=True)
-    os.makedirs(root + jail.private_work_dir, 0o755, exist_ok=True)
+    os.makedirs(root + jail.resolve_work_dir(os.getpid()), 0o755, exist_ok=True)
     syscalls.pivot_root(root)
 
 
@@ -241,7 +234,8 @@ def enter_jail(jail: JailConfig, limits: Limits, kept_fds: Sequence[int] = ()) -
     os.setsid()
     cpus = sorted(os.sched_getaffinity(0))  # consecutive pids get different ones if there are enough
     os.sched_setaffinity(0, {cpus[(pid * limits.num_cpus + number) % len(cpus)] for number in range(limits.num_cpus)})
-    user_id = jail.compute_user_id(pid) if isolation.per_worker_user and isolation.namespaces != "user" else None
+    has_user_id = isolation.per_worker_user and isolation.namespaces != "user"
+    user_id = jail.first_user_id + (pid & 0xFFFF) if has_user_id else None
     work_dir = jail.resolve_work_dir(pid)
     if isolation.namespaces:
         _enter_namespaces(isolation, syscalls.NEW_MOUNT, jail.proc_fd)

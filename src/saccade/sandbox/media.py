@@ -101,10 +101,6 @@ class SealedImage:
         """The size of its pixels in bytes."""
         return 3 * self.width * self.height
 
-    def read_bytes(self) -> bytes:
-        """Read its pixels."""
-        return self.memory.read(self.num_bytes, self.offset)
-
 
 def seal_images(images: Sequence[Image.Image]) -> list[SealedImage]:
     """Copy images of any mode, converted to RGB, into one sealed memory."""

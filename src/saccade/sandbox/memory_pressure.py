@@ -31,7 +31,9 @@ class MemoryMonitor:
         now = time.monotonic()
         if not self._measured_at or now - self._measured_at > _CACHE_SECONDS:
             self._measured_at = now
-            self._available_bytes = min([self._read_machine_available(), *self._read_cgroups_available()])
+            fields = dict(line.split(":", 1) for line in (self._root / "proc/meminfo").read_text().splitlines())
+            machine_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+            self._available_bytes = min([machine_bytes, *self._read_cgroups_available()])
         return self._available_bytes
 
     async def wait_for_memory(
@@ -52,10 +54,6 @@ class MemoryMonitor:
                     value=available // MIB,
                 )
             await asyncio.sleep(_POLL_INTERVAL)
-
-    def _read_machine_available(self) -> int:
-        fields = dict(line.split(":", 1) for line in (self._root / "proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
 
     def _read_cgroups_available(self) -> Iterator[int]:
         for folder, limit_file, usage_file in self._cgroups:

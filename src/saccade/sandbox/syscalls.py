@@ -103,10 +103,7 @@ def pivot_root(folder: str) -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this signal (0: none) when the thread that forked this process ends.
-
-    A change of user resets this.
-    """
+    """Have the kernel send a signal (0: none) when the thread that forked this process ends; a new user resets this."""
     _call_prctl(_PR_PDEATHSIG, int(number))
 
 

@@ -24,7 +24,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -57,19 +57,6 @@ _compile, _execute = compile, exec  # code may replace the built-in functions
 
 class TimeLimitExceeded(BaseException):
     """Interrupts a call at its time limit. Not an Exception, so that `except Exception` doesn't catch it."""
-
-
-class CatchAll:
-    """A context manager that stores any exception of its block: model-written code may raise anything."""
-
-    error: BaseException | None = None
-
-    def __enter__(self) -> "CatchAll":
-        return self
-
-    def __exit__(self, error_type: object, error: BaseException | None, traceback: TracebackType | None) -> bool:
-        self.error = error
-        return True
 
 
 class StdoutStream(io.TextIOWrapper):
@@ -167,20 +154,18 @@ class Worker:
         self._cell_index += 1
         name = f"<cell {self._cell_index}>"
         linecache.cache[name] = len(code), None, [line + "\n" for line in code.split("\n")], name
-        caught = CatchAll()
         self._exchange_lock.release()  # threads of earlier cells may be waiting for it
-        with caught:
+        status, text = CompletionStatus.OK, ""
+        try:
             self._is_running_code = True
             try:
                 _execute(_compile(code, name, "exec", dont_inherit=True), self.namespace)
             finally:
                 self._is_running_code = False
-        self._restore_state()
-        status, text = CompletionStatus.OK, ""
-        if caught.error is not None:
-            status, text = self._describe_error_safely(caught.error)
-            caught.error = None
-            self._restore_state()  # an exception's __str__ and finalizers are model-written code too
+        except BaseException as error:  # noqa: BLE001 (model-written code may raise anything)
+            self._restore_state()
+            status, text = self._describe_error_safely(error)
+        self._restore_state()  # after the exception: its __str__ and finalizers are model-written code too
         self._exchange_lock.acquire()  # waits for a thread's exchange to finish
         if self._images_refused:
             self._stdout.write(f"[{self._images_refused} further images not shown, limit {self._max_images}]\n")
@@ -218,16 +203,16 @@ class Worker:
 
     def _describe_error_safely(self, error: BaseException) -> tuple[CompletionStatus, str]:
         """Return the completion status, and the error text for the model."""
-        # An exception's __str__ is model-written code too, and may raise another exception or run forever.
-        caught = CatchAll()
-        status, text = CompletionStatus.RAISED, "The code raised an exception that can't be described."
-        with caught:
+        try:
             self._is_running_code = True
             try:
-                status, text = self._describe_error(error)
+                return self._describe_error(error)
             finally:
                 self._is_running_code = False
-        return (CompletionStatus.INTERRUPTED, "") if type(caught.error) is TimeLimitExceeded else (status, text)
+        except TimeLimitExceeded:
+            return CompletionStatus.INTERRUPTED, ""
+        except BaseException:  # noqa: BLE001 (its __str__ is model-written code too)
+            return CompletionStatus.RAISED, "The code raised an exception that can't be described."
 
     def _describe_error(self, error: BaseException) -> tuple[CompletionStatus, str]:
         if isinstance(error, TimeLimitExceeded):
@@ -309,8 +294,10 @@ class Worker:
     # ---- bytes -----------------------------------------------------------------------------------------------------
 
     def _send(self, kind: MessageKind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
-        with CatchAll():  # code may have closed stdout
+        try:  # noqa: SIM105 (code may have replaced what `suppress` calls)
             self._stdout.flush()
+        except BaseException:  # noqa: BLE001 (code may have closed it)
+            pass
         header = Header(kind, a, b, c, len(payload)).pack(self._nonce)
         if len(payload) > MAX_ERROR_BYTES:
             self._host.sendall(header)
