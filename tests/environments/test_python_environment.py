@@ -16,7 +16,7 @@ from PIL import Image
 from saccade import plugins, sandbox
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.python import FINAL_ANSWER_PROMPT, Python, format_interpreter_result
+from saccade.environments.python import FINAL_ANSWER_PROMPT, Python
 from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Origin
 from saccade.media.cache import CachingMediaLoader
@@ -334,11 +334,12 @@ def test_python_and_crop_video_in_one_episode(renderer, files):
 
 def test_the_interpreters_words():
     picture = ImageRef(path="a.png", digest="d", time=None, width=32, height=32)
-    assert format_interpreter_result(ToolResult(text="4", was_executed=True), 0) == (
+    environment = Python()
+    assert environment.format_result(ToolResult(text="4", was_executed=True), 0) == (
         "<interpreter>\nText Result:\n4\n",
         "</interpreter>",
     )
     expected = "<interpreter>\nText Result:\n[nothing was printed and nothing was shown]\n"
-    assert format_interpreter_result(ToolResult(was_executed=True), 0) == (expected, "</interpreter>")
-    shown = format_interpreter_result(ToolResult(images=(picture,), was_executed=True), 7)
+    assert environment.format_result(ToolResult(was_executed=True), 0) == (expected, "</interpreter>")
+    shown = environment.format_result(ToolResult(images=(picture,), was_executed=True), 7)
     assert shown == ("<interpreter>\nImage Result:\n", "<image_clue_7>", picture, "</image_clue_7>\n", "</interpreter>")

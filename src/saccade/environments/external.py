@@ -7,23 +7,18 @@ so they can't be trained on.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt, Section
 from saccade.environments.prompt import build_prompt, find_first_video, format_question
-from saccade.environments.prompt_format import (
-    PromptFormatName,
-    fill_question_template,
-    format_tool_result,
-    load_prompt_format,
-    parse_reply,
-    without_tools,
-)
+from saccade.environments.prompt_format import PromptFormatName, load_prompt_format
 from saccade.environments.tool_environment import ToolEnvironment, ToolSettings
 from saccade.ledger import ImageRef
+from saccade.media.frame_sampling import interleave_timestamps
 from saccade.protocols import Context
 from saccade.tools.base import Tools
-from saccade.types import FinishReason, Message, Reply, Task, ToolResult
+from saccade.types import Block, BlockKind, FinishReason, Message, Reply, Task, ToolResult
 
 
 class ExternalSettings(Section):
@@ -52,13 +47,14 @@ class External(ToolEnvironment):
         given = ExternalSettings.model_validate(settings)
         prompt_format, self.parse_text = load_prompt_format(given.prompt_format)
         tools = prompt_format.tools if given.tools is None else given.tools
-        self.prompt_format = prompt_format if tools else without_tools(prompt_format)
-        self.tool_result_role = self.prompt_format.tool_result_role
+        if not tools:  # a control, in which no text offers a tool
+            texts = {"system": prompt_format.no_tools_system, "question": prompt_format.no_tools_question}
+            update = {key: text for key, text in texts.items() if text is not None}
+            prompt_format = prompt_format.model_copy(update={**update, "tool_schemas": ()})
+        self.prompt_format, self.tool_result_role = prompt_format, prompt_format.tool_result_role
         shared = prompt_format.model_dump(include={*ToolSettings.model_fields})
         overrides = given.model_dump(exclude={"prompt_format"}, exclude_none=True)
-        self.settings = ToolSettings(
-            **{**shared, "system": self.prompt_format.system, **overrides, "force_think": False}
-        )
+        self.settings = ToolSettings(**{**shared, **overrides, "force_think": False})
 
     @property
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
@@ -81,17 +77,30 @@ class External(ToolEnvironment):
             tags_as_tokens=True,
         )
         video = find_first_video(task)
-        clip = await ctx.media.probe(video.path) if video else None
-        question = fill_question_template(self.prompt_format, format_question(task), video.path if video else "", clip)
+        seconds = int((await ctx.media.probe(video.path)).duration) if video else 0
+        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        template = self.prompt_format.question.replace("{video}", Path(video.path).name if video else "")
+        # The question comes last: braces in it are no placeholders.
+        question = template.replace("{clock}", clock).replace("{question}", format_question(task))
         return (*system, replace(user, parts=(*user.parts[:-1], question))), num_frames
 
     def parse_reply(self, reply: Reply, finish_reason: FinishReason) -> Reply:
-        """Read a reply by the format's parser."""
-        return parse_reply(self.prompt_format, self.parse_text, reply, finish_reason)
+        """Parse a reply's text; text without tags that ended by itself is an answer, if the format accepts those."""
+        parsed = self.parse_text(reply.text, len(reply.prefill))
+        untagged = "".join(block.body for block in parsed.find_blocks(BlockKind.TEXT)).strip()
+        has_tags = parsed.calls or parsed.find_blocks(BlockKind.ANSWER)
+        has_ended = finish_reason is FinishReason.STOP
+        if not self.prompt_format.accept_untagged_answer or not has_ended or has_tags or not untagged:
+            return parsed
+        return replace(parsed, blocks=(*parsed.blocks, Block(kind=BlockKind.ANSWER, body=untagged, is_closed=True)))
 
     def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
         """See ToolEnvironment."""
-        return format_tool_result(self.prompt_format, result)
+        frames = interleave_timestamps(result.images, self.prompt_format.timestamp_format)
+        if result.error is None:
+            before, _, after = self.prompt_format.result_template.partition("{result}")
+            return before + result.text, *frames, after
+        return result.text + self.prompt_format.error_template.replace("{error}", result.error), *frames
 
 
 external = External

@@ -9,7 +9,6 @@ Saccade's own tools: the parser maps them to our names.
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,11 +18,9 @@ from saccade import plugins
 from saccade.config.load import parse_yaml
 from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt, Section, parse_section
 from saccade.errors import ConfigError, boundary
-from saccade.ledger import ImageRef
-from saccade.media.frame_sampling import TIMESTAMP_FORMAT, format_timestamp, interleave_timestamps
-from saccade.protocols import VideoInfo
+from saccade.media.frame_sampling import TIMESTAMP_FORMAT, format_timestamp
 from saccade.tools.base import Tools
-from saccade.types import Block, BlockKind, FinishReason, Reply, ToolResult
+from saccade.types import Reply
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 KEY = "environment.settings.prompt_format"
@@ -57,13 +54,6 @@ class PromptFormat(Section):
     accept_untagged_answer: bool = True
     max_turns: NonNegativeInt = 0
     max_calls: PositiveInt = 1
-
-
-def without_tools(prompt_format: PromptFormat) -> PromptFormat:
-    """Return the format for a control with the tools off: no text offers a tool."""
-    texts = {"system": prompt_format.no_tools_system, "question": prompt_format.no_tools_question}
-    update = {key: text for key, text in texts.items() if text is not None}
-    return prompt_format.model_copy(update={**update, "tool_schemas": ()})
 
 
 def list_prompt_formats() -> tuple[str, ...]:
@@ -109,34 +99,3 @@ def _validate_prompt_format(name: str) -> str:
 
 # The type of a setting: a prompt format by name; an unknown one is rejected before anything runs.
 PromptFormatName = Annotated[str, AfterValidator(_validate_prompt_format)]
-
-
-def fill_question_template(
-    prompt_format: PromptFormat, question: str, video_path: str, video_info: VideoInfo | None
-) -> str:
-    """Return the question in the format's template, with the name of the video's file and its length as hh:mm:ss."""
-    seconds = int(video_info.duration) if video_info else 0
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    text = prompt_format.question.replace("{video}", Path(video_path).name).replace("{clock}", clock)
-    return text.replace("{question}", question)  # last: braces in the question are no placeholders
-
-
-def parse_reply(
-    prompt_format: PromptFormat, parse_text: Callable[..., Reply], reply: Reply, finish_reason: FinishReason
-) -> Reply:
-    """Parse a reply's text; text without tags that ended by itself is an answer, if the format accepts those."""
-    parsed = parse_text(reply.text, len(reply.prefill))
-    untagged = "".join(block.body for block in parsed.find_blocks(BlockKind.TEXT)).strip()
-    has_tags = parsed.calls or parsed.find_blocks(BlockKind.ANSWER)
-    if not prompt_format.accept_untagged_answer or finish_reason is not FinishReason.STOP or has_tags or not untagged:
-        return parsed
-    return replace(parsed, blocks=(*parsed.blocks, Block(kind=BlockKind.ANSWER, body=untagged, is_closed=True)))
-
-
-def format_tool_result(prompt_format: PromptFormat, result: ToolResult) -> tuple[str | ImageRef, ...]:
-    """Return a result in the format's templates: its text and frames, or its error."""
-    frames = interleave_timestamps(result.images, prompt_format.timestamp_format)
-    if result.error is None:
-        before, _, after = prompt_format.result_template.partition("{result}")
-        return before + result.text, *frames, after
-    return result.text + prompt_format.error_template.replace("{error}", result.error), *frames

@@ -87,16 +87,11 @@ class Python(ToolEnvironment):
 
     def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
         """See ToolEnvironment."""
-        return format_interpreter_result(result, first_image_index)
-
-
-def format_interpreter_result(result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
-    """Return a result as the model reads it; `first_image_index` is the number of its first image."""
-    text = "\n".join(part for part in (result.text, result.error) if part)
-    text = text if text or result.images else NO_OUTPUT_TEXT
-    parts = [f"Text Result:\n{text}\n" if text else ""]
-    parts.append("Image Result:\n" if result.images else "")
-    return "<interpreter>\n" + "".join(parts), *wrap_images_in_names(result.images, first_image_index), "</interpreter>"
+        text = "\n".join(part for part in (result.text, result.error) if part)
+        text = text if text or result.images else NO_OUTPUT_TEXT
+        head = f"<interpreter>\nText Result:\n{text}\n" if text else "<interpreter>\n"
+        head += "Image Result:\n" if result.images else ""
+        return head, *wrap_images_in_names(result.images, first_image_index), "</interpreter>"
 
 
 def wrap_images_in_names(parts: Sequence[str | ImageRef], first_image_index: int) -> list[str | ImageRef]:

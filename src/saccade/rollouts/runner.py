@@ -12,7 +12,7 @@ is raised and cancels the group.
 import functools
 import json
 import time
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
@@ -50,7 +50,8 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
     deadline = ctx.deadline
     if deadline is None and ctx.episode_timeout is not None:
         deadline = ctx.clock.time() + ctx.episode_timeout
-    name = _get_environment_name(make_environment)
+    bare = make_environment.func if isinstance(make_environment, functools.partial) else make_environment
+    name = get_plugin_name(getattr(bare, "__name__", type(bare).__name__))
     rollout: Rollout | None = None
     try:
         async with ctx.clock.timeout_at(deadline) as limit:
@@ -60,7 +61,9 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
                 environment, episode_ctx = make_environment(), _provide_sub_agents(replace(ctx, deadline=deadline))
                 rollout = Rollout(task=task, environment=environment, ctx=episode_ctx)
                 try:
-                    rollout.start(await environment.reset(task, episode_ctx))
+                    observation = await environment.reset(task, episode_ctx)
+                    rollout.num_frames = observation.num_frames
+                    rollout.observe(render_prompt(ctx.renderer, observation), observation)
                     while rollout.status is None:
                         await rollout.take_turn()
                 finally:
@@ -106,11 +109,6 @@ class Rollout:
     error: str | None = None
     start_time: float = field(default_factory=time.perf_counter)
 
-    def start(self, observation: Observation) -> None:
-        """Render the prompt."""
-        self.num_frames = observation.num_frames
-        self.observe(render_prompt(self.ctx.renderer, observation), observation)
-
     def observe(self, segment: Segment, observation: Observation) -> None:
         """Append an observation as a whole and the prefill, or end the episode if they leave no room for a reply."""
         prefill = (self.ctx.renderer.render_prefill(observation.prefill),) if observation.prefill else ()
@@ -128,10 +126,12 @@ class Rollout:
         """Sample a reply and pass it to the environment."""
         turn = len(self.turns)
         self.ctx.emit_event("turn", turn=turn)
+        # A sub-agent's seed is the one of its call: demonstrations look replies up by it.
+        is_call = self.ctx.is_sub_agent and turn == 0
         max_tokens = min(self.ctx.sampling.max_tokens, self.environment.max_context_tokens - len(self.ledger))
         sampling = replace(
             self.ctx.sampling,
-            seed=self._derive_turn_seed(turn),
+            seed=self.ctx.seed if is_call else derive_seed(self.ctx.seed, turn),
             max_tokens=max_tokens,
             stop_ids=self.ctx.renderer.stop_ids,
             forbidden_ids=self.ctx.renderer.forbidden_ids,
@@ -155,10 +155,6 @@ class Rollout:
             self.end(EpisodeStatus.CONTEXT_FULL if is_context_limited else EpisodeStatus.LENGTH)
         else:
             await self.step(turn, reply)
-
-    def _derive_turn_seed(self, turn: int) -> int:
-        # A sub-agent's seed is the one of its call: demonstrations look replies up by it.
-        return self.ctx.seed if self.ctx.is_sub_agent and turn == 0 else derive_seed(self.ctx.seed, turn)
 
     async def step(self, turn: int, reply: Reply) -> None:
         """Pass a complete reply to the environment, and record what follows."""
@@ -184,6 +180,14 @@ class Rollout:
     def build_episode(self) -> Episode:
         """Return the finished episode."""
         assert self.status is not None
+        num_sampled, costs = self.ledger.num_sampled_tokens, [child.usage for child in self.children]
+        num_visual = sum(slot.num_tokens for slot in self.ledger.slots())
+        usage = Usage(
+            prompt_tokens=len(self.ledger) - num_sampled + sum(cost.prompt_tokens for cost in costs),
+            sampled_tokens=num_sampled + sum(cost.sampled_tokens for cost in costs),
+            visual_tokens=num_visual + sum(cost.visual_tokens for cost in costs),
+            seconds=time.perf_counter() - self.start_time,  # children run within it
+        )
         return Episode(
             task=self.task,
             environment=self.environment.name,
@@ -191,7 +195,7 @@ class Rollout:
             turns=tuple(self.turns),
             status=self.status,
             children=tuple(self.children),
-            usage=compute_usage(self.ledger, self.children, time.perf_counter() - self.start_time),
+            usage=usage,
             frame_budget=self.num_frames,
             error=self.error,
         )
@@ -229,20 +233,3 @@ def append_completion(ledger: Ledger, completion: Completion) -> Ledger:
         ledger = ledger.append_completion(completion.tokens[part], logprobs=completion.logprobs[part], version=version)
         start = part.stop
     return ledger
-
-
-def compute_usage(ledger: Ledger, children: Sequence[Episode], seconds: float) -> Usage:
-    """Return the cost of an episode with its children; `seconds` are its own, since children run within them."""
-    num_sampled = ledger.num_sampled_tokens
-    num_visual = sum(slot.num_tokens for segment in ledger.segments for slot in segment.slots)
-    return Usage(
-        prompt_tokens=len(ledger) - num_sampled + sum(child.usage.prompt_tokens for child in children),
-        sampled_tokens=num_sampled + sum(child.usage.sampled_tokens for child in children),
-        visual_tokens=num_visual + sum(child.usage.visual_tokens for child in children),
-        seconds=seconds,
-    )
-
-
-def _get_environment_name(make_environment: EnvironmentFactory) -> str:
-    bare = make_environment.func if isinstance(make_environment, functools.partial) else make_environment
-    return get_plugin_name(bare.__name__ if hasattr(bare, "__name__") else type(bare).__name__)

@@ -30,6 +30,7 @@ from saccade.media.subtitles import Cue
 from saccade.plugins import load, resolve, suggest
 from saccade.protocols import MediaLoader, Renderer
 from saccade.types import Episode, Message, ToolResult
+from saccade.utils.async_utils import PausableClock
 
 T = TypeVar("T")
 JSON_TYPES: Mapping[type, str] = {float: "number", int: "integer", str: "string", bool: "boolean"}
@@ -199,11 +200,16 @@ class FunctionTool:
             name = min(unknown)
             message = f"the tool {self.name} has no setting {name!r}; {suggest(name, self._setting_names)}"
             raise ConfigError(message, key=f"{self.name}.{name}", value=ctx.settings[name])
+        clock = PausableClock()
+
+        async def ask(messages: Sequence[Message]) -> Episode:
+            with clock.pause():
+                return await ctx.ask(messages)
+
         try:
-            async with asyncio.timeout(self.timeout) as timeout:
-                ctx = replace(ctx, ask=PausedTimeoutAsk(ctx.ask, timeout))
+            async with clock.timeout_at(clock.time() + self.timeout):
                 with boundary(ToolError, f"{self.name} failed"):
-                    return await self.__wrapped__(**arguments, **ctx.settings, ctx=ctx)
+                    return await self.__wrapped__(**arguments, **ctx.settings, ctx=replace(ctx, ask=ask))
         except TimeoutError:
             raise ToolError(f"{self.name} did not finish within {self.timeout:g} seconds") from None
 
@@ -233,28 +239,6 @@ def _resolve_settings(tools: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Ma
 
 # The type of an environment's `tools` setting; unknown tools and settings are errors before anything runs.
 Tools = Annotated[Mapping[str, Mapping[str, Any]], BeforeValidator(_normalize_tools), AfterValidator(_resolve_settings)]
-
-
-class PausedTimeoutAsk:
-    """An `ask` that pauses a timeout while at least one call waits for its sub-agent."""
-
-    def __init__(self, ask: Ask, timeout: asyncio.Timeout) -> None:
-        self._ask, self._timeout = ask, timeout
-        self._num_waiting, self._seconds_left = 0, 0.0
-
-    async def __call__(self, messages: Sequence[Message]) -> Episode:
-        """Run a sub-agent and return its episode; see ToolContext."""
-        clock = asyncio.get_running_loop().time
-        if not self._num_waiting:
-            self._seconds_left = (self._timeout.when() or 0.0) - clock()
-            self._timeout.reschedule(None)
-        self._num_waiting += 1
-        try:
-            return await self._ask(messages)
-        finally:
-            self._num_waiting -= 1
-            if not self._num_waiting:
-                self._timeout.reschedule(clock() + self._seconds_left)
 
 
 @overload
