@@ -14,6 +14,7 @@ from small_rl import small_rl
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.remote import sglang_api
+from saccade.engines.remote.server import ServerRequest
 from saccade.engines.sglang import Sglang
 from saccade.errors import BrokenEngineError, EngineError
 from saccade.ledger import ImageRef, Ledger
@@ -105,8 +106,9 @@ def test_build_request(backbone):
     ledger = prompt(renderer, frame(renderer, 1.0), "and", frame(renderer, 2.0, wide=3), "?")
     sampling = SamplingParams(temperature=0.5, max_tokens=7, seed=3, stop_ids=(5, 6), forbidden_ids=(8, 9))
     filters = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    images, texts = ["data:1", "data:2"], ["a", "b"]
     reply = sglang_api.build_request(
-        ledger, sampling, image_urls=["data:1", "data:2"], forbidden_texts=["a", "b"], filters=filters
+        ServerRequest(ledger, sampling, image_urls=images, forbidden_texts=texts, filters=filters)
     )
     assert reply == {
         "input_ids": list(ledger.prompt_ids()),
@@ -130,9 +132,7 @@ def test_build_request(backbone):
         },
     }
     # All sampling parameters are sent, so that the server's defaults never change the distribution.
-    plain = sglang_api.build_request(
-        prompt(renderer, "?"), SamplingParams(), image_urls=[], forbidden_texts=[], filters={}
-    )
+    plain = sglang_api.build_request(ServerRequest(prompt(renderer, "?"), SamplingParams()))
     assert "image_data" not in plain
     assert plain["sampling_params"].items() >= {"top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0}.items()
     assert plain["sampling_params"]["ignore_eos"], "without stop ids nothing ends a reply"

@@ -13,7 +13,7 @@ from polling import wait_until
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.remote import pool, vllm_api
-from saccade.engines.remote.server import Server
+from saccade.engines.remote.server import Server, ServerRequest
 from saccade.engines.vllm import Vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
 from saccade.ledger import ImageRef, Ledger
@@ -230,9 +230,9 @@ def test_a_reply_from_unknown_weights_is_refused(backbone):
 def test_a_reply_may_have_several_versions(backbone):
     renderer = backbone.renderer
     ledger, sampling = prompt(renderer, "What?"), sampling_of(renderer)
-    body = vllm_api.build_request(ledger, sampling, image_urls=[], forbidden_texts=[], filters={})
+    request = ServerRequest(ledger, sampling)
     spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 4}]
-    reply = reply_to(body, renderer, weight_versions=spans)
+    reply = reply_to(vllm_api.build_request(request), renderer, weight_versions=spans)
     away = Server("http://127.0.0.1:9", 1.0, vllm_api)
     away.version_by_label = {"a": 3, "b": 4}
 
@@ -240,7 +240,7 @@ def test_a_reply_may_have_several_versions(backbone):
         return reply
 
     away.post = post
-    replies, labels = asyncio.run(away.generate(ledger, sampling, image_urls=(), forbidden_texts=()))
+    replies, labels = asyncio.run(away.generate(request))
     assert labels == {"a", "b"}
     assert (replies.version, replies.token_versions) == (4, (3, 4, 4, 4))
     longer = append_completion(ledger, replies)

@@ -397,14 +397,8 @@ class Local:
         images = [image for request in batch for image in request.uncached_images()]
         if not images:
             return None
-        features: dict[str, VisionFeatures] = {}
-        missing: dict[str, ImageRef] = {}
-        for image in images:
-            cached = self._vision_cache.get(image.key)
-            if cached is None:
-                missing[image.key] = image
-            else:
-                features[image.key] = cached
+        features = {image.key: cached for image in images if (cached := self._vision_cache.get(image.key))}
+        missing = {image.key: image for image in images if image.key not in features}
         encoded = self._backbone.encode_images(list(missing.values()), lambda image: pixels[image.key])
         for key, feature in zip(missing, encoded, strict=True):
             features[key] = feature
@@ -427,9 +421,7 @@ def sample_tokens(
     sampled = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
     is_greedy = torch.tensor([temperature == 0 for temperature in temperatures], device=logits_BV.device)
     tokens_B = torch.where(is_greedy, logp.argmax(dim=-1), sampled)
-    logprobs: list[float] = logp.gather(1, tokens_B[:, None])[:, 0].tolist()
-    tokens: list[int] = tokens_B.tolist()
-    return tokens, logprobs
+    return tokens_B.tolist(), logp.gather(1, tokens_B[:, None])[:, 0].tolist()
 
 
 local = Local

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from saccade.protocols import Context, Engine, EnvironmentFactory, WeightSource
+from saccade.protocols import Context, Engine, EnvironmentFactory
 from saccade.rollouts.runner import run_episode
 from saccade.types import Completion, Episode, GenerationRequest, Task
 from saccade.utils.async_utils import run_until
@@ -30,7 +31,7 @@ class RestartOnUpdate:
         """Run an episode like `runner.run_episode`, as often as needed; each start has the full timeout."""
         while True:
             await self._can_start.wait()
-            engine = _TokenCountingEngine(ctx.engine)
+            engine: Any = _TokenCountingEngine(ctx.engine)
             episode = await run_until(
                 self._restart_event, run_episode(task, make_environment, replace(ctx, engine=engine))
             )
@@ -64,26 +65,15 @@ class RestartOnUpdate:
 
 
 class _TokenCountingEngine:
-    """Count the tokens that an engine samples."""
+    """An engine whose sampled tokens are counted."""
 
     def __init__(self, engine: Engine) -> None:
         self.num_tokens, self._engine = 0, engine
 
-    @property
-    def has_separate_weights(self) -> bool:
-        return self._engine.has_separate_weights
-
-    @property
-    def version(self) -> int:
-        return self._engine.version
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         completion = await self._engine.generate(request)
         self.num_tokens += len(completion.tokens)
         return completion
-
-    async def sync_weights(self, source: WeightSource, version: int) -> None:
-        await self._engine.sync_weights(source, version)
-
-    async def close(self) -> None:
-        await self._engine.close()

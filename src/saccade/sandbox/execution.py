@@ -169,16 +169,10 @@ class Execution:
 
         Waiting for a decoder isn't charged.
         """
-        loop, video, name = asyncio.get_running_loop(), self.videos[header.a], f"video_clue_{header.a}"
-
-        def build_reply() -> list[Any]:
-            self._clock.end_decode_wait()
-            return _build_reply(video, name, (header.b, header.c), numbers)
-
-        parts = _build_refusal("stopped")
+        loop, parts = asyncio.get_running_loop(), _build_refusal("stopped")
         if not self._timed_out.is_set():
             self._clock.begin_decode_wait()
-            reply = loop.run_in_executor(get_decoder_pool(), build_reply)
+            reply = loop.run_in_executor(get_decoder_pool(), self._build_video_reply, header, numbers)
             futures: list[asyncio.Future[Any]] = [reply, loop.create_task(self._timed_out.wait())]
             try:
                 await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -189,6 +183,20 @@ class Execution:
                     future.cancel()
         for part in parts:
             await self.worker.connection.send(part)
+
+    def _build_video_reply(self, header: Header, numbers: list[int]) -> list[Any]:
+        """On a thread of the decoder pool: decode what a worker requested; return the reply as message parts."""
+        self._clock.end_decode_wait()
+        video, name = self.videos[header.a], f"video_clue_{header.a}"
+        try:
+            if numbers:
+                frames = load_requested_frames(video, name, (header.b, header.c), numbers)
+                parts: list[Any] = [frame.data.cast("B") for frame in frames]
+            else:
+                parts = [video.read_metadata().pack()]
+        except MediaError as error:
+            return _build_refusal(str(error))
+        return [Header(MessageKind.VIDEO_REPLY, payload_size=sum(map(len, parts))).pack(), *parts]
 
     # ---- the time limit ----------------------------------------------------------------------------------------------
 
@@ -330,18 +338,6 @@ def explain_exit(status: int, *, is_cpu_limit_reached: bool = False) -> tuple[Fa
         return FailureReason.KILLED, ""
     name = signal.Signals(number).name if number in set(signal.Signals) else number  # real-time signals have no names
     return FailureReason.CRASHED, _SIGNAL_DESCRIPTIONS.get(number, f"signal {name}")
-
-
-def _build_reply(video: Video, name: str, size: tuple[int, int], numbers: list[int]) -> list[Any]:
-    """Decode what a worker requested; return the reply as message parts."""
-    try:
-        if numbers:
-            parts: list[Any] = [frame.data.cast("B") for frame in load_requested_frames(video, name, size, numbers)]
-        else:
-            parts = [video.read_metadata().pack()]
-    except MediaError as error:
-        return _build_refusal(str(error))
-    return [Header(MessageKind.VIDEO_REPLY, payload_size=sum(map(len, parts))).pack(), *parts]
 
 
 def _build_refusal(reason: str) -> list[Any]:

@@ -3,7 +3,7 @@
 The sentences are training data: short, true, always the same, and they state whether variables are kept.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -58,10 +58,7 @@ class ShownImage:
     name: str
     width: int
     height: int
-    rgb_bytes: bytes
-
-    def __repr__(self) -> str:
-        return f"ShownImage({self.name}, {self.width}x{self.height})"
+    rgb_bytes: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from saccade.engines.remote.server import (
     ServerApi,
     ServerBusy,
     ServerError,
+    ServerRequest,
     require_servers,
 )
 from saccade.engines.remote.weight_sync import DiskTransport, WeightSync
@@ -134,17 +135,20 @@ class RemoteEngine:
         ledger, sampling = request.ledger, request.sampling
         if not ledger.segments:
             raise EngineError("the ledger is empty; render a prompt first")
-        forbidden = [self._renderer.decode([token]) for token in sampling.forbidden_ids]
-        urls = [self._image_urls(image) for image in ledger.images()]
+        server_request = ServerRequest(
+            ledger,
+            sampling,
+            image_urls=[self._image_urls(image) for image in ledger.images()],
+            forbidden_texts=[self._renderer.decode([token]) for token in sampling.forbidden_ids],
+            filters=self._filters,
+        )
         group, started = ledger.prefix(1).prefix_hashes()[0], time.perf_counter()
         num_failures = 0
         while True:
             try:
                 async with self._pool.acquire(group) as server:
                     server.check_context_length(len(ledger) + sampling.max_tokens)
-                    completion, _ = await server.generate(
-                        ledger, sampling, image_urls=urls, forbidden_texts=forbidden, filters=self._filters
-                    )
+                    completion, _ = await server.generate(server_request)
                     return replace(completion, seconds=time.perf_counter() - started)
             except RequestAborted:  # at most once per weight sync
                 continue

@@ -14,7 +14,7 @@ reconnect receive the copy, and so do all servers on a rollback. During a weight
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -105,15 +105,15 @@ class BroadcastTransport:
         """Copy the source's current weights to the CPU. Raises EngineError if there is no room for them."""
         with boundary(EngineError, "the weights can't be copied for the servers"):
             layers = source.copy_layers_to_cpu()
-        send = partial(self._send, label, layers, source.device)
-        return WeightVersion(version=version, label=label, load_into=partial(self._send_to_end, send))
+        load_into = partial(self._send_to_end, label, layers, source.device)
+        return WeightVersion(version=version, label=label, load_into=load_into)
 
-    async def _send_to_end(self, send: Callable[[Server], Coroutine[Any, Any, None]], server: Server) -> None:
+    async def _send_to_end(self, label: str, layers: Layers, device: torch.device, server: Server) -> None:
         """Send weights to a server. Raises ServerError or EngineError; ConfigError if NCCL is missing.
 
         When cancelled, wait for the transfer to end first: a server with partial weights would have to be restarted.
         """
-        transfer = asyncio.create_task(send(server))
+        transfer = asyncio.create_task(self._send(label, layers, device, server))
         try:
             await asyncio.shield(transfer)
         except asyncio.CancelledError:
@@ -162,16 +162,9 @@ class BroadcastTransport:
 
     async def _run_both(self, server: Server, server_part: Awaitable[None], trainer_part: Callable[[], None]) -> None:
         """Run the server's part (HTTP) and the trainer's part (blocking) of a collective operation concurrently."""
-
-        async def run_server_part() -> None:
-            await server_part
-
-        async def run_trainer_part() -> None:
-            await run_in_daemon_thread(trainer_part, "saccade-transfer")
-
         try:
             async with asyncio.timeout(self._timeout):
-                await gather_or_cancel((run_server_part(), run_trainer_part()))
+                await gather_or_cancel((server_part, run_in_daemon_thread(trainer_part, "saccade-transfer")))
         except TimeoutError:
             raise ServerError(f"{server.url} received no weights within {self._timeout:g} seconds") from None
         except RuntimeError as error:

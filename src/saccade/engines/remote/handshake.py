@@ -18,6 +18,7 @@ from saccade.engines.remote.server import (
     Server,
     ServerApi,
     ServerError,
+    ServerRequest,
     malformed_boundary,
     require_servers,
 )
@@ -107,9 +108,8 @@ class LogprobCheck:
         sampling = self._sampling if server.is_seeded else replace(self._sampling, temperature=0.0)
         for index, ledger in enumerate(self._probes):
             urls = [encode_data_url(encode_png(self._pixels)) for _ in ledger.images()]
-            completion, labels = await server.generate(
-                ledger, sampling, image_urls=urls, forbidden_texts=self._forbidden_texts
-            )
+            request = ServerRequest(ledger, sampling, image_urls=urls, forbidden_texts=self._forbidden_texts)
+            completion, labels = await server.generate(request)
             if weight_label and labels != {weight_label}:
                 raise ServerError(f"{server.url} samples from other weights than those that it received last")
             trainer_logprobs = self._get_trainer_logprobs(source, weight_label, index, completion.tokens)
@@ -159,22 +159,19 @@ async def probe(
     Raises ConfigError if there is no server.
     """
     require_servers(servers, api.MESSAGES)
-    return {url: await _probe_server(url, api, requirements, by_broadcast) for url in dict.fromkeys(servers)}
-
-
-async def _probe_server(
-    url: str, api: ServerApi, requirements: EngineRequirements, by_broadcast: bool
-) -> str | Exception:
-    try:
-        server = Server(url, _PROBE_TIMEOUT, api)
+    results: dict[str, str | Exception] = {}
+    for url in dict.fromkeys(servers):
         try:
-            return await _describe_server(server, requirements, by_broadcast)
-        finally:
-            await server.close()
-    except ServerError as error:
-        return EngineError(f"{error}; {api.MESSAGES.unreachable_hint}", key=SERVERS_KEY, value=url)
-    except SaccadeError as error:
-        return error
+            server = Server(url, _PROBE_TIMEOUT, api)
+            try:
+                results[url] = await _describe_server(server, requirements, by_broadcast)
+            finally:
+                await server.close()
+        except ServerError as error:
+            results[url] = EngineError(f"{error}; {api.MESSAGES.unreachable_hint}", key=SERVERS_KEY, value=url)
+        except SaccadeError as error:
+            results[url] = error
+    return results
 
 
 async def _describe_server(server: Server, requirements: EngineRequirements, by_broadcast: bool) -> str:

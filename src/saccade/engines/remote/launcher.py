@@ -110,7 +110,7 @@ def check_launch_config(config: LaunchConfig) -> None:
             key="--weight-sync",
             value="nccl",
         )
-    max_positions = _read_max_positions(config.model)
+    max_positions = _load_text_config(config.model).get("max_position_embeddings") or sys.maxsize
     if config.max_model_len > max_positions:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} exceeds the {max_positions} positions of {config.model}; "
@@ -153,12 +153,6 @@ def find_unfinished_run(model: Path) -> Path | None:
     return stage.parent if is_checkpoint and not (stage.parent / "status" / f"{stage.name}.json").exists() else None
 
 
-def _read_max_positions(model: Path) -> int:
-    """Return how many positions a checkpoint supports."""
-    max_positions = _load_text_config(model).get("max_position_embeddings")
-    return max_positions if isinstance(max_positions, int) else sys.maxsize
-
-
 def _load_text_config(model: Path) -> dict[str, Any]:
     """Return a checkpoint's config, updated by its text_config: families differ in where they keep values."""
     config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -173,20 +167,15 @@ def _check_port(config: LaunchConfig) -> None:
         except OSError as error:
             reason, key = error.strerror or str(error), "--host"
             if error.errno == errno.EADDRINUSE:
-                served, key = _query_served_model(config.url), "--port"
-                reason = f"it is in use by a server of {served}" if served else "it is in use"
+                reason, key = "it is in use", "--port"
+                with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # by another program
+                    models = fetch(f"{config.url}/v1/models", timeout=2).json()  # type: ignore[union-attr]
+                    reason = f"it is in use by a server of {models['data'][0]['root']}"
             raise ConfigError(
                 f"the server can't listen at {config.host}:{config.port}: {reason}; give another --port or --host",
                 key=key,
                 value=f"{config.host}:{config.port}",
             ) from error
-
-
-def _query_served_model(url: str) -> str | None:
-    """Return the model that a server at this address reports, None if there is none."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        return str(fetch(f"{url}/v1/models", timeout=2).json()["data"][0]["root"])  # type: ignore[union-attr]
-    return None
 
 
 @contextlib.contextmanager

@@ -84,8 +84,8 @@ class NcclGroup:
             # vLLM's workers start with this all-reduce, so every rank must take part.
             with torch.cuda.stream(self._stream):
                 zero = torch.zeros(1, device=self._device)
-                pointer, dtype = zero.data_ptr(), _to_nccl_dtype(zero)
-                self._call("ncclAllReduce", pointer, pointer, 1, dtype, _SUM, *self._comm_and_stream())
+                pointer, dtype, stream = zero.data_ptr(), _to_nccl_dtype(zero), self._stream.cuda_stream
+                self._call("ncclAllReduce", pointer, pointer, 1, dtype, _SUM, comm, stream)
             self._stream.synchronize()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
@@ -94,13 +94,10 @@ class NcclGroup:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for tensor in tensors:
                 copy = tensor.to(self._device).contiguous()
-                pointer, count = copy.data_ptr(), copy.numel()
-                self._call("ncclBroadcast", pointer, pointer, count, _to_nccl_dtype(copy), 0, *self._comm_and_stream())
+                pointer, count, dtype = copy.data_ptr(), copy.numel(), _to_nccl_dtype(copy)
+                self._call("ncclBroadcast", pointer, pointer, count, dtype, 0, self._comm, self._stream.cuda_stream)
                 held.append(copy)
             self._stream.synchronize()
-
-    def _comm_and_stream(self) -> tuple[Any, ...]:
-        return self._comm, self._stream.cuda_stream
 
     def abort(self) -> None:
         """See GlooGroup. Kernels that wait for another process end, and with them the calls that wait for them."""

@@ -3,15 +3,13 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
-from saccade.ledger import Ledger
 from saccade.protocols import Renderer
-from saccade.types import Completion, FinishReason, SamplingParams
+from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from saccade.utils.http_client import HttpClient, RequestFailed
 
 # What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights.
@@ -60,6 +58,18 @@ class ServerMessages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRequest(GenerationRequest):
+    """A request in a format common to all servers: one URL per image, and the texts of `sampling.forbidden_ids`.
+
+    `filters` change the distribution beyond the temperature, such as top_p.
+    """
+
+    image_urls: Sequence[str] = ()
+    forbidden_texts: Sequence[str] = ()
+    filters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReply:
     """A completion in a format common to all servers: prompt ids, sampled ids, and one logprob per sampled id.
 
@@ -79,20 +89,8 @@ class ServerApi(Protocol):
     MESSAGES: ServerMessages
     GENERATE_PATH: str  # the path that samples
 
-    def build_request(
-        self,
-        ledger: Ledger,
-        sampling: SamplingParams,
-        *,
-        image_urls: Sequence[str],
-        forbidden_texts: Sequence[str],
-        filters: Mapping[str, float],
-    ) -> dict[str, Any]:
-        """Build the body of a generate request: unexpanded ids, one URL per image, sampling parameters.
-
-        `forbidden_texts` are the texts of `sampling.forbidden_ids`; `filters` change the distribution beyond the
-        temperature, such as top_p.
-        """
+    def build_request(self, request: ServerRequest) -> dict[str, Any]:
+        """Build the body of a generate request: unexpanded ids, image URLs, sampling parameters."""
 
     def parse_reply(self, response: Any) -> ServerReply:
         """Parse a generate response. Raises LookupError, TypeError or ValueError if it is malformed."""
@@ -180,27 +178,17 @@ class Server:
                 value=num_tokens,
             )
 
-    async def generate(
-        self,
-        ledger: Ledger,
-        sampling: SamplingParams,
-        *,
-        image_urls: Sequence[str],
-        forbidden_texts: Sequence[str],
-        filters: Mapping[str, float] = MappingProxyType({}),
-    ) -> tuple[Completion, frozenset[str]]:
+    async def generate(self, request: ServerRequest) -> tuple[Completion, frozenset[str]]:
         """Sample a continuation; return it, and the labels of the weights that sampled it.
 
         Raises ServerError for a malformed completion or one sampled from weights of an unknown label; BrokenEngineError
         if the server's prompt differs from the ledger; what `post` raises.
         """
-        body = self.api.build_request(
-            ledger, sampling, image_urls=image_urls, forbidden_texts=forbidden_texts, filters=filters
-        )
-        response = await self.post(self.api.GENERATE_PATH, body)
+        sampling = request.sampling
+        response = await self.post(self.api.GENERATE_PATH, self.api.build_request(request))
         with malformed_boundary(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
-        _check_prompt_ids(reply.prompt_ids, ledger.input_ids(), self.url)
+        _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)
         if reply.finish_reason == "abort":
             raise ServerError(f"{self.url} aborted a request")
         has_stop_id = bool(reply.tokens) and reply.tokens[-1] in sampling.stop_ids

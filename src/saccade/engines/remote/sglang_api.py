@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from saccade.engines.remote.server import (
     ServerError,
     ServerMessages,
     ServerReply,
+    ServerRequest,
     parse_ids,
     parse_version_spans,
 )
@@ -50,19 +51,13 @@ _PROBE_TEMPERATURE = 1e6  # at which all tokens are equally likely
 _NUM_PROBE_TOKENS = 4  # sampled at that temperature
 
 
-def build_request(
-    ledger: Ledger,
-    sampling: SamplingParams,
-    *,
-    image_urls: Sequence[str],
-    forbidden_texts: Sequence[str],
-    filters: Mapping[str, float],
-) -> dict[str, Any]:
+def build_request(request: ServerRequest) -> dict[str, Any]:
     """See ServerApi."""
-    settings = {**_DEFAULT_SAMPLING, **filters}
+    sampling = request.sampling
+    settings = {**_DEFAULT_SAMPLING, **request.filters}
     return {
-        "input_ids": list(ledger.prompt_ids()),
-        **({"image_data": list(image_urls)} if image_urls else {}),
+        "input_ids": list(request.ledger.prompt_ids()),
+        **({"image_data": list(request.image_urls)} if request.image_urls else {}),
         "return_logprob": True,
         "return_prompt_token_ids": True,
         "sampling_params": {
@@ -111,8 +106,7 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     """See ServerApi. At a very high temperature all logprobs must be equal; without the temperature they differ."""
     ledger = Ledger().observe(renderer.encode("a"))
     sampling = SamplingParams(temperature=_PROBE_TEMPERATURE, max_tokens=_NUM_PROBE_TOKENS)
-    body = build_request(ledger, sampling, image_urls=(), forbidden_texts=(), filters={})
-    response = await server.post(GENERATE_PATH, body)
+    response = await server.post(GENERATE_PATH, build_request(ServerRequest(ledger, sampling)))
     if "prompt_token_ids" not in response or "weight_versions" not in response["meta_info"]:
         raise BrokenEngineError(
             f"{server.url} doesn't return prompt_token_ids and weight_versions; {_VERSION_HINT}",

@@ -19,14 +19,13 @@ from saccade.engines.remote.server import (
     ServerError,
     ServerMessages,
     ServerReply,
+    ServerRequest,
     malformed_boundary,
     parse_ids,
     parse_version_spans,
 )
 from saccade.errors import BrokenEngineError, EngineError
-from saccade.ledger import Ledger
 from saccade.protocols import Renderer
-from saccade.types import SamplingParams
 
 GENERATE_PATH = "/inference/v1/generate"
 _INIT_PATH = "/init_weight_transfer_engine"
@@ -52,18 +51,13 @@ _PARTIAL_HINT = "it holds partial weights and is not used until it is restarted"
 _logger = logging.getLogger("saccade")
 
 
-def build_request(
-    ledger: Ledger,
-    sampling: SamplingParams,
-    *,
-    image_urls: Sequence[str],
-    forbidden_texts: Sequence[str],
-    filters: Mapping[str, float],
-) -> dict[str, Any]:
+def build_request(request: ServerRequest) -> dict[str, Any]:
     """See ServerApi."""
+    sampling = request.sampling
+    content_parts = [{"type": "image_url", "url": url} for url in request.image_urls]
     return {
-        "token_ids": list(ledger.prompt_ids()),
-        **({"content_parts": [{"type": "image_url", "url": url} for url in image_urls]} if image_urls else {}),
+        "token_ids": list(request.ledger.prompt_ids()),
+        **({"content_parts": content_parts} if content_parts else {}),
         "return_token_ids": True,
         "sampling_params": {
             "max_tokens": sampling.max_tokens,
@@ -71,11 +65,11 @@ def build_request(
             "seed": sampling.seed,
             "stop_token_ids": list(sampling.stop_ids),
             "ignore_eos": True,  # only the ids above end a reply
-            "bad_words": list(forbidden_texts),
+            "bad_words": list(request.forbidden_texts),
             "logprobs": 0,  # of the sampled token only
             "detokenize": True,  # vLLM matches bad_words against the text
             "skip_special_tokens": False,
-            **filters,
+            **request.filters,
         },
     }
 

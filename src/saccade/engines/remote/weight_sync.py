@@ -52,7 +52,6 @@ class WeightVersion:
     release: Callable[[], None] = lambda: None
 
 
-CreateVersion = Callable[[WeightSource, int, str], WeightVersion]
 _SHARED_MEMORY = Path("/dev/shm")
 _ROLLBACK_TIMEOUT = 60.0  # seconds for a server that is down to load the previous version
 
@@ -66,7 +65,7 @@ class WeightSync:
 
     def __init__(
         self,
-        create_version: CreateVersion,
+        create_version: Callable[[WeightSource, int, str], WeightVersion],
         logprob_check: LogprobCheck,
         in_flight: InFlightPolicy,
         drain_timeout: float,
@@ -191,7 +190,8 @@ class DiskTransport:
         ):
             if not self._weight_dir:
                 size = sum(tensor.nbytes for tensor in source.state_dict().values())
-                self._weight_dir = str(_find_shared_memory(2 * size) or tempfile.gettempdir())
+                has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > 2 * size
+                self._weight_dir = str(_SHARED_MEMORY) if has_room else tempfile.gettempdir()
             folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=self._weight_dir))
             release = partial(shutil.rmtree, folder, ignore_errors=True)
             try:
@@ -199,13 +199,8 @@ class DiskTransport:
             except BaseException:
                 release()
                 raise
-        return WeightVersion(
-            version=version, label=label, load_into=partial(self._load, folder, label), release=release
-        )
 
-    async def _load(self, folder: Path, label: str, server: Server) -> None:
-        await server.api.load_weights(server, folder, label, self._in_flight)
+        def load_into(server: Server) -> Awaitable[None]:
+            return server.api.load_weights(server, folder, label, self._in_flight)
 
-
-def _find_shared_memory(num_bytes: int) -> Path | None:
-    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > num_bytes else None
+        return WeightVersion(version=version, label=label, load_into=load_into, release=release)
