@@ -17,7 +17,7 @@ import pytest
 from commands import SMALL, good
 
 import saccade
-from saccade.environments.prompt_format import load_prompt_format
+from saccade.environments.external import load_prompt_format
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -55,7 +55,7 @@ OWNERS = {
         "tools.base",
         "utils.jsonl",
         "runs.ablations.spec",
-        "environments.prompt_format",
+        "environments.external",
         "environments.openenv",
     ),
     "transformers": ("models",),

@@ -14,9 +14,8 @@ from saccade import plugins
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.external import External
+from saccade.environments.external import External, list_prompt_formats, load_prompt_format
 from saccade.environments.parallel_crop import ParallelCrop
-from saccade.environments.prompt_format import list_prompt_formats, load_prompt_format
 from saccade.errors import ConfigError
 from saccade.evaluation.benchmarks.base import extract_answer
 from saccade.ledger import Origin
