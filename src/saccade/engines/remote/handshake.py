@@ -34,7 +34,7 @@ _NUM_PROBE_TOKENS = 16  # sampled to compare logprobs
 # Mean |difference| of logprobs in nats, by dtype; different weights differ by about 1.
 _MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.1}
 _PROBE_TIMEOUT = 60.0  # seconds per request: a server's first one takes longest
-_IGNORED_CONFIG_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
+_IGNORED_CONFIG_KEYS = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
 
 async def describe(server: Server) -> str:
@@ -177,7 +177,9 @@ async def probe(
 async def _describe_server(server: Server, requirements: EngineRequirements, by_broadcast: bool) -> str:
     name = await describe(server)
     server.check_context_length(requirements.context_length)
-    if difference := next(_find_config_differences(Path(name), Path(requirements.model_path)), None):
+    served_config, model_config = _load_config(name), _load_config(requirements.model_path)
+    differences = _find_config_differences(served_config, model_config) if served_config and model_config else ()
+    for difference in differences:
         raise EngineError(
             f"{server.url} serves another model, {name}: {difference}; serve this run's checkpoint",
             key=SERVERS_KEY,
@@ -191,31 +193,23 @@ async def _describe_server(server: Server, requirements: EngineRequirements, by_
         return f"{description}; not compared: there is no local model"
     await check_tokenizer(server, requirements.renderer)
     await check_logprobs(server, requirements.renderer)
-    note = "" if _load_flat_config(Path(name)) else "its config is not on this machine and was not compared; "
+    note = "" if served_config else "its config is not on this machine and was not compared; "
     return f"{description}; {note}its weights are compared with the model's when the run starts"
 
 
-def _find_config_differences(served: Path, model: Path) -> Iterator[str]:
-    """Yield the differences of two checkpoints' configs, if both are on this machine."""
-    served_config, model_config = _load_flat_config(served), _load_flat_config(model)
-    if served_config and model_config:
-        for key in sorted({*served_config, *model_config}):
-            if served_config.get(key) != model_config.get(key):
-                yield f"its {key} is {served_config.get(key)}, the model's {model_config.get(key)}"
-
-
-def _load_flat_config(folder: Path) -> dict[str, Any]:
-    """Return the values of a config.json by dotted name, without ignored keys; empty if there is no such file."""
+def _load_config(folder: str) -> dict[str, Any]:
+    """Return a checkpoint's config.json; empty if it is not on this machine."""
     try:
-        return dict(_flatten(json.loads((folder / "config.json").read_text(encoding="utf-8")), ""))
+        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return config if isinstance(config, dict) else {}
 
 
-def _flatten(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        yield key, value
-        return
-    for name, inner in value.items():
-        if name not in _IGNORED_CONFIG_KEYS:
-            yield from _flatten(inner, f"{key}.{name}" if key else name)
+def _find_config_differences(served: Mapping[str, Any], model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in sorted({*served, *model} - _IGNORED_CONFIG_KEYS):
+        served_value, model_value = served.get(key), model.get(key)
+        if isinstance(served_value, dict) and isinstance(model_value, dict):
+            yield from _find_config_differences(served_value, model_value, f"{prefix}{key}.")
+        elif served_value != model_value:
+            yield f"its {prefix}{key} is {served_value}, the model's {model_value}"

