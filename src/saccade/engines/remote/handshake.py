@@ -22,7 +22,7 @@ from saccade.engines.remote.server import (
     malformed_boundary,
     require_servers,
 )
-from saccade.errors import BrokenEngineError, EngineError, SaccadeError
+from saccade.errors import EngineError, SaccadeError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.image import encode_png
 from saccade.protocols import EngineRequirements, Renderer, WeightSource
@@ -53,11 +53,9 @@ async def check_tokenizer(server: Server, renderer: Renderer) -> None:
     with malformed_boundary(f"{server.url} returned no text for /detokenize"):
         server_text = await server.api.detokenize(server, ids)
     if server_text != model_text:
-        raise BrokenEngineError(
-            f"{server.url} serves {name}, whose vocabulary differs from the model's: it decodes {len(ids)} ids as "
-            f"{str(server_text)[:60]!r}…, the model as {model_text[:60]!r}…; serve this run's checkpoint",
-            key=SERVERS_KEY,
-            value=server.url,
+        raise server.build_fatal_error(
+            f"serves {name}, whose vocabulary differs from the model's: it decodes {len(ids)} ids as "
+            f"{str(server_text)[:60]!r}…, the model as {model_text[:60]!r}…; serve this run's checkpoint"
         )
 
 
@@ -121,12 +119,10 @@ class LogprobCheck:
             raise ServerError(f"{server.url} samples other tokens from the current weights than another server did")
         diff, bound = sum(diffs) / len(diffs), _MAX_LOGPROB_DIFF[source.dtype]
         if not diff <= bound:
-            raise BrokenEngineError(
-                f"{server.url} has other weights than the trainer: logprobs differ by {diff:.2g} nats on average, more "
-                f"than {bound:g}; serve this run's checkpoint in its dtype (vLLM on a CPU can't load new weights if "
-                "input and output embeddings are tied)",
-                key=SERVERS_KEY,
-                value=server.url,
+            raise server.build_fatal_error(
+                f"has other weights than the trainer: logprobs differ by {diff:.2g} nats on average, more than {bound:g}; "
+                "serve this run's checkpoint in its dtype (vLLM on a CPU can't load new weights if input and output "
+                "embeddings are tied)"
             )
         return diff
 

@@ -178,6 +178,10 @@ class Server:
                 value=num_tokens,
             )
 
+    def build_fatal_error(self, problem: str) -> BrokenEngineError:
+        """Return an error about this server that stops the run."""
+        return BrokenEngineError(f"{self.url} {problem}", key=SERVERS_KEY, value=self.url)
+
     async def generate(self, request: ServerRequest) -> tuple[Completion, frozenset[str]]:
         """Sample a continuation; return it, and the labels of the weights that sampled it.
 

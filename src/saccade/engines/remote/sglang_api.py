@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from saccade.engines.remote.server import (
-    SERVERS_KEY,
     InFlightPolicy,
     Server,
     ServerError,
@@ -18,7 +17,7 @@ from saccade.engines.remote.server import (
     parse_version_spans,
 )
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
-from saccade.errors import BrokenEngineError, EngineError
+from saccade.errors import EngineError
 from saccade.ledger import Ledger
 from saccade.protocols import Renderer
 from saccade.types import SamplingParams
@@ -108,18 +107,12 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     sampling = SamplingParams(temperature=_PROBE_TEMPERATURE, max_tokens=_NUM_PROBE_TOKENS)
     response = await server.post(GENERATE_PATH, build_request(ServerRequest(ledger, sampling)))
     if "prompt_token_ids" not in response or "weight_versions" not in response["meta_info"]:
-        raise BrokenEngineError(
-            f"{server.url} doesn't return prompt_token_ids and weight_versions; {_VERSION_HINT}",
-            key=SERVERS_KEY,
-            value=server.url,
-        )
+        raise server.build_fatal_error(f"doesn't return prompt_token_ids and weight_versions; {_VERSION_HINT}")
     reply = parse_reply(response)
     if max(reply.logprobs) - min(reply.logprobs) > 1e-3:
-        raise BrokenEngineError(
-            f"{server.url} returns logprobs of another distribution than it samples from; start it without "
-            "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
-            key=SERVERS_KEY,
-            value=server.url,
+        raise server.build_fatal_error(
+            "returns logprobs of another distribution than it samples from; start it without "
+            "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
         )
     return reply.version_spans[0][0]
 

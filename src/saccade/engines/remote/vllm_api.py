@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from saccade.engines.remote.server import (
-    SERVERS_KEY,
     InFlightPolicy,
     Server,
     ServerError,
@@ -24,7 +23,7 @@ from saccade.engines.remote.server import (
     parse_ids,
     parse_version_spans,
 )
-from saccade.errors import BrokenEngineError, EngineError
+from saccade.errors import EngineError
 from saccade.protocols import Renderer
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -107,11 +106,9 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     choice = response["choices"][0]
     logprob, label = float(choice["logprobs"]["content"][0]["logprob"]), choice["weight_versions"][0]["version"]
     if abs(logprob) > 1e-3:
-        raise BrokenEngineError(
-            f"{server.url} returns logprobs of another distribution than it samples from; start it with vLLM's flag "
-            "--logprobs-mode processed_logprobs, as `saccade serve` does",
-            key=SERVERS_KEY,
-            value=server.url,
+        raise server.build_fatal_error(
+            "returns logprobs of another distribution than it samples from; start it with vLLM's flag "
+            "--logprobs-mode processed_logprobs, as `saccade serve` does"
         )
     return str(label)
 
