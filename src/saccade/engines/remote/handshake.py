@@ -121,8 +121,8 @@ class LogprobCheck:
         if not diff <= bound:
             raise server.build_fatal_error(
                 f"has other weights than the trainer: logprobs differ by {diff:.2g} nats on average, more than "
-                f"{bound:g}; serve this run's checkpoint in its dtype (vLLM on a CPU can't load new weights if input and output "
-                "embeddings are tied)"
+                f"{bound:g}; serve this run's checkpoint in its dtype (vLLM on a CPU can't load new weights if "
+                "input and output embeddings are tied)"
             )
         return diff
 
