@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from saccade.config.schema import ModelConfig
 from saccade.engines import local as local_module
-from saccade.engines._local.kv_cache import CachedPrefix, KVCache, PrefixCache
+from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, PrefixCache
 from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.backbone import Backbone
@@ -163,7 +163,7 @@ def test_a_shared_block_counts_once_until_its_last_reference():
     assert cache._num_tokens == 17
     cache.put("c", CachedPrefix(blocks=(blocks[3],), num_tokens=6, last_hidden=None))
     # The prompt's entry is evicted, then "a"; the prompt's block stays as long as "b" holds it.
-    assert [cache.find_longest([key]) is None for key in ("prompt", "a", "b", "c")] == [True, True, True, False]
+    assert [cache.find_longest([key]) is NO_PREFIX for key in ("prompt", "a", "b", "c")] == [True, True, True, False]
     assert cache._num_tokens == 6
     cache.clear()
     assert cache._num_tokens == 0

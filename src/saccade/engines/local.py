@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from saccade.config.schema import PositiveInt
-from saccade.engines._local.kv_cache import CachedPrefix, KVCache, PrefixCache
+from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, PrefixCache
 from saccade.errors import EngineError, MediaError, SaccadeError, boundary
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.cache import LRUCache
@@ -47,7 +47,7 @@ class Request:
     prefix_hashes: tuple[str, ...]
     start_time: float
     uniforms: np.ndarray  # one number per token, from the request's own seed
-    prefix: CachedPrefix | None = None
+    prefix: CachedPrefix = NO_PREFIX
     position: int = 0  # of the next token, on all three axes
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Request:
     @property
     def num_new_tokens(self) -> int:
         """Return how many of the ledger's tokens are not in the KV cache yet."""
-        return self.length - (self.prefix.num_tokens if self.prefix else 0)
+        return self.length - self.prefix.num_tokens
 
     @property
     def max_length(self) -> int:
@@ -64,8 +64,7 @@ class Request:
 
     def uncached_images(self) -> list[ImageRef]:
         """Return the ledger's images, in order, that are not in the KV cache yet."""
-        start = self.prefix.num_tokens if self.prefix else 0
-        return [slot.image for slot in self.ledger.slots() if slot.index >= start]
+        return [slot.image for slot in self.ledger.slots() if slot.index >= self.prefix.num_tokens]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,13 +215,12 @@ class Local:
         rows = (*self._running, *admitted)
         self._kv_cache.reserve(len(rows), max(request.length + len(request.tokens) for request in rows) + 1)
         for row, request in enumerate(admitted, start=first):
-            assert request.prefix is not None
             self._kv_cache.load_row(row, request.prefix.blocks)
         # Only now: if anything above fails, their futures must still receive the error.
         self._waiting = self._waiting[num_admissible:]
         self._running += admitted
-        hidden = [request.prefix.last_hidden for request in admitted if request.prefix is not None]
-        self._sample_next(torch.stack([state for state in hidden if state is not None]), first)
+        hidden = [request.prefix.last_hidden for request in admitted if request.prefix.last_hidden is not None]
+        self._sample_next(torch.stack(hidden), first)
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _count_admissible(self) -> int:
@@ -241,7 +239,7 @@ class Local:
             return
         started = time.perf_counter()
         count, device = len(self._running), self._backbone.device
-        lengths = [request.prefix.num_tokens + len(request.tokens) for request in self._running if request.prefix]
+        lengths = [request.prefix.num_tokens + len(request.tokens) for request in self._running]
         self._kv_cache.prepare(count, 1, max(lengths) - 1)
         ids = torch.tensor([[request.tokens[-1]] for request in self._running], device=device)
         positions = torch.tensor([[request.position] for request in self._running], device=device)
@@ -276,7 +274,6 @@ class Local:
     def _finish(self, row: int, finish_reason: FinishReason) -> None:
         request = self._running[row]
         tokens, logprobs = tuple(request.tokens), tuple(request.logprobs)
-        assert request.prefix is not None
         num_cached = request.prefix.num_tokens + len(tokens) - 1
         block = self._kv_cache.copy_block(row, request.prefix.num_tokens, num_cached)
         blocks = (*request.prefix.blocks, block) if block.shape[3] else request.prefix.blocks
@@ -310,7 +307,7 @@ class Local:
         distinct: dict[str, Request] = {}
         for request in requests:
             request.prefix = self._prefix_cache.find_longest(request.prefix_hashes)
-            if request.prefix is None or request.prefix.last_hidden is None or request.num_new_tokens:
+            if request.prefix.last_hidden is None or request.num_new_tokens:
                 distinct.setdefault(request.prefix_hashes[-1], request)
         self.stats.prefill_tokens += sum(request.num_new_tokens for request in distinct.values())
         computed: dict[str, Request] = {}
@@ -367,7 +364,7 @@ class Local:
     def _forward(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> None:
         """Run one padded pass over the new tokens of several ledgers; cache the results."""
         device = self._backbone.device
-        starts = [request.prefix.num_tokens if request.prefix else 0 for request in batch]
+        starts = [request.prefix.num_tokens for request in batch]
         new_ids = [request.ledger.input_ids()[start:] for request, start in zip(batch, starts, strict=True)]
         width = max(len(new) for new in new_ids)
         ids = torch.zeros(len(batch), width, dtype=torch.long)
@@ -379,17 +376,16 @@ class Local:
             position_ids = self._backbone.renderer.compute_position_ids(request.ledger)
             positions[:, row, : len(new)] = torch.from_numpy(position_ids[:, start:])
             request.position = int(position_ids[:, -1].max()) + 1
-            scratch.load_row(row, request.prefix.blocks if request.prefix else ())
+            scratch.load_row(row, request.prefix.blocks)
         scratch.prepare(len(batch), width, max(starts))
         features = self._gather_features(batch, pixels)
         hidden = self._backbone.compute_hidden_states(
             ids.to(device), positions.to(device), scratch.build_mask(), features=features, kv_store=scratch
         )
         for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
-            past = request.prefix.blocks if request.prefix else ()
-            block = scratch.copy_block(row, start, start + len(new))
+            blocks = *request.prefix.blocks, scratch.copy_block(row, start, start + len(new))
             last = hidden[row, len(new) - 1].clone()
-            request.prefix = CachedPrefix(blocks=(*past, block), num_tokens=start + len(new), last_hidden=last)
+            request.prefix = CachedPrefix(blocks=blocks, num_tokens=start + len(new), last_hidden=last)
             self._prefix_cache.put(request.prefix_hashes[-1], request.prefix)
 
     def _gather_features(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> VisionFeatures | None:

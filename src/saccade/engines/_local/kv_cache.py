@@ -121,6 +121,9 @@ class CachedPrefix:
     last_hidden: Tensor | None
 
 
+NO_PREFIX = CachedPrefix(blocks=(), num_tokens=0, last_hidden=None)
+
+
 class PrefixCache:
     """An LRU cache of conversations by prefix hash, within a budget of tokens."""
 
@@ -149,13 +152,13 @@ class PrefixCache:
                 del self._ref_counts[id(block)]
                 self._num_tokens -= block.shape[3]
 
-    def find_longest(self, keys: Sequence[str]) -> CachedPrefix | None:
-        """Return the longest stored prefix among a ledger's prefix hashes, None if there is none."""
+    def find_longest(self, keys: Sequence[str]) -> CachedPrefix:
+        """Return the longest stored prefix among a ledger's prefix hashes, NO_PREFIX if there is none."""
         for key in reversed(keys):
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key]
-        return None
+        return NO_PREFIX
 
     def clear(self) -> None:
         """Remove all entries; required after a weight update."""
