@@ -115,7 +115,7 @@ class Sandbox:
                 setup_messages.append(header.pack() + location)
             else:
                 header = Header(MessageKind.IMAGE, image.width, image.height, number, image.num_bytes)
-                setup_messages += [header.pack(), image.memory.read(image.num_bytes, image.offset)]
+                setup_messages += [header.pack(), image.read_bytes()]
         setup_messages += _pack_shown_images(self._later_images)
         setup_messages += [Header(MessageKind.VIDEO, number).pack() for number in range(len(self._videos))]
         with contextlib.ExitStack() as stack:

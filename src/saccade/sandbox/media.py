@@ -64,27 +64,23 @@ class SealedMemory:
     """Immutable memory that workers can map: a sealed memfd."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
-        self._fd = os.memfd_create("saccade-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with os.fdopen(os.dup(self._fd), "wb") as file:
+        self.fd = os.memfd_create("saccade-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with os.fdopen(os.dup(self.fd), "wb") as file:
             file.writelines(parts)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     @contextlib.contextmanager
     def open_fd(self) -> Iterator[int]:
         """Open a separate read-only file description: workers could exchange information by a shared one's offset."""
         with boundary(SandboxError, "an image can't be shared with an interpreter"):
-            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield fd
         finally:
             os.close(fd)
 
-    def read(self, size: int, offset: int) -> bytes:
-        """Read `size` bytes from `offset`."""
-        return os.pread(self._fd, size, offset)
-
     def __del__(self) -> None:
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +96,10 @@ class SealedImage:
     def num_bytes(self) -> int:
         """The size of its pixels in bytes."""
         return 3 * self.width * self.height
+
+    def read_bytes(self) -> bytes:
+        """Read its pixels."""
+        return os.pread(self.memory.fd, self.num_bytes, self.offset)
 
 
 def seal_images(images: Sequence[Image.Image]) -> list[SealedImage]:
