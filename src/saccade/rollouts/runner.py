@@ -51,7 +51,7 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
     if deadline is None and ctx.episode_timeout is not None:
         deadline = ctx.clock.time() + ctx.episode_timeout
     bare = make_environment.func if isinstance(make_environment, functools.partial) else make_environment
-    name = get_plugin_name(getattr(bare, "__name__", type(bare).__name__))
+    name = get_plugin_name(bare.__name__ if hasattr(bare, "__name__") else type(bare).__name__)
     rollout: Rollout | None = None
     try:
         async with ctx.clock.timeout_at(deadline) as limit:
