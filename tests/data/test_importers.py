@@ -10,7 +10,7 @@ from error_cases import raises
 from published_rows import EXAMPLES
 
 from saccade import plugins
-from saccade.data.answer_normalization import find_option_letter, normalize_question, split_options
+from saccade.data.answer_normalization import build_task, find_option_letter, split_options
 from saccade.data.dataset import load_demonstrations, load_tasks
 from saccade.data.source_row import SourceRow, read_rows
 from saccade.errors import ConfigError, DataError
@@ -228,18 +228,16 @@ def test_find_option_letter(answer, letter):
     assert find_option_letter(answer, ("red", "blue")) == letter
 
 
-def test_normalize_question_rejects_answers_of_another_type():
+def test_build_task_rejects_answers_of_another_type():
     row = SourceRow(file=Path("a.jsonl"), number=3, values={})
     with raises(DataError, key="answer", value="B"):
-        normalize_question(row, "Which?", "B", field_name="answer", declared_type="mcq")
+        build_task(row, "Which?", "B", (), field_name="answer", extras={}, declared_type="mcq")
     assert GroundingAnswer.parse_ground_truth("5 to 3") is None
     assert GroundingAnswer.parse_ground_truth("3") is None
     with raises(DataError, key="answer", value="3 or 4"):
-        normalize_question(row, "How many?", "3 or 4", field_name="answer", declared_type="number")
-    assert (
-        normalize_question(row, "How many?", "1,200", field_name="answer", declared_type="number").ground_truth
-        == 1200.0
-    )
+        build_task(row, "How many?", "3 or 4", (), field_name="answer", extras={}, declared_type="number")
+    task = build_task(row, "How many?", "1,200", (), field_name="answer", extras={}, declared_type="number")
+    assert task.ground_truth == 1200.0
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------

@@ -79,10 +79,6 @@ def test_datasets_of_one_length_are_shuffled_differently():
 
 
 def test_invalid_mixtures_are_errors(tmp_path):
-    with raises(DataError, key="data.train"):
-        Mixture((tasks("a", 1), []), (1.0, 1.0))
-    with raises(DataError, key="data.train", value=(0.0,)):
-        Mixture((tasks("a", 1),), (0.0,))
     with raises(ConfigError, key="data.train.weight.a.jsonl", value=0):
         load_recipe("tiny/base", ["data.train={a.jsonl: 0}"])
     with raises(ConfigError, key="data.train.file", value=3):

@@ -18,7 +18,8 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import SyntheticConfig, SyntheticImageConfig
 from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.dataset import load_demonstrations, load_tasks, write_items
-from saccade.data.synthetic import draw_contact_sheet, generate_dataset, validate_dataset
+from saccade.data.synthetic import generate_dataset, validate_dataset
+from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS
 from saccade.data.synthetic.events import COLORS, PALETTE
 from saccade.data.synthetic.image.demonstrations import MAX_CALLS_PER_TURN, build_demonstration

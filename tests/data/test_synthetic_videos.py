@@ -29,7 +29,7 @@ from saccade.data.synthetic.background_clips import (
     list_background_videos,
     select_background,
 )
-from saccade.data.synthetic.contact_sheet import draw_video_contact_sheet
+from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS
 from saccade.data.synthetic.demonstrations import (
     SubAgentCall,
@@ -580,7 +580,7 @@ def test_incomplete_dataset_is_an_error(copy):
 
 
 def test_contact_sheet_frames_the_events(small, tmp_path):
-    draw_video_contact_sheet(small, tmp_path / "contact_sheet.png", num_clips=2, frames_per_clip=6)
+    draw_contact_sheet(small, tmp_path / "contact_sheet.png")
     with Image.open(tmp_path / "contact_sheet.png") as sheet:
         pixels = np.asarray(sheet.convert("RGB")).reshape(-1, 3)
         assert sheet.width > 400

@@ -1,5 +1,6 @@
 """`saccade data`: import datasets, unpack archives, rewrite media paths, validate datasets, and show rows."""
 
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -134,6 +135,7 @@ def _materialize(
     reverse: Annotated[bool, typer.Option("--reverse", help="Remove the root again.")] = False,
 ) -> None:
     """Rewrite published media paths to local ones, for other programs; `--root` of `import` needs none."""
+    from saccade.data.importer import get_archive_folder
     from saccade.data.materialize import MEDIA_PREFIXES, materialize
 
     with file_errors(folder), progress("materialize") as update_progress:
@@ -146,11 +148,11 @@ def _materialize(
             on_progress=lambda name, rows: update_progress(rows, name),
         )
     for report in reports:
-        missing = report.count_missing()
+        missing = Counter(map(get_archive_folder, report.missing_files))
         num_paths, num_missing = sum(report.path_counts.values()), len(report.missing_files)
         print_text(out, f"{report.file}: {report.rows} rows, {num_paths} paths, {num_missing} files missing")
         for bucket in sorted({*report.path_counts, *missing}):
-            num_paths, num_missing = report.path_counts.get(bucket, 0), missing.get(bucket, 0)
+            num_paths, num_missing = report.path_counts.get(bucket, 0), missing[bucket]
             print_text(out, f"  {bucket}: {num_paths} paths, {num_missing} files missing")
         if report.missing_files:
             listing = f"{folder / report.file}.missing.txt"

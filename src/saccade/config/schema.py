@@ -127,6 +127,10 @@ class SelectionConfig(Section):
         return num_collected, math.ceil(round(num_collected * self.over_provision, 6))
 
 
+VideoQuestion = Literal["at", "after", "before", "count", "order", "when", "at:choice", "after:choice", "before:choice"]
+ImageQuestion = Literal["colour", "digit", "letter", "which", "count", "where"]
+
+
 class SyntheticImageConfig(Section):
     """Parameters of synthetic images: objects with symbols too small to read in an overview.
 
@@ -136,14 +140,14 @@ class SyntheticImageConfig(Section):
     image_size: PositiveInt = 320  # side of an image, pixels
     object_scale: Annotated[float, Field(gt=0, lt=1)] = 0.1  # side of an object, fraction of the image's side
     symbol_scale: Annotated[float, Field(gt=0, lt=1)] = 0.4  # height of a symbol, fraction of its object's side
-    objects: tuple[int, int] = (2, 4)  # minimum and maximum number of objects per image
+    objects: IntRange = (2, 4)  # minimum and maximum number of objects per image
     distractors: NonNegativeInt = 0  # white discs with symbols that no question is about, per image
     tasks_per_image: PositiveInt = 8  # questions per image
     # additional training images filled with a grid of objects, for auxiliary demonstrations, per training image
     grid_images: NonNegativeFloat = 0.0
     # objects per side of a grid image; choose it so that the overview shows an object as large as a zoom does
     grid_size: Annotated[int, Field(ge=1, le=20)] = 5
-    questions: tuple[str, ...] = ("colour", "digit", "letter", "which", "count", "where")  # question types
+    questions: tuple[ImageQuestion, ...] = ("colour", "digit", "letter", "which", "count", "where")  # question types
 
 
 class SyntheticConfig(Section):
@@ -156,12 +160,12 @@ class SyntheticConfig(Section):
     test: PositiveInt = 48  # videos or images in the test split
     clip_seconds: PositiveFloat = 64.0  # length of a clip, seconds
     event_seconds: PositiveFloat = 2.0  # length of an event, seconds
-    events: tuple[int, int] = (2, 4)  # minimum and maximum number of events per clip
+    events: IntRange = (2, 4)  # minimum and maximum number of events per clip
     distractors: NonNegativeInt = 0  # events of other shapes that no question is about, per clip
-    frame_size: PositiveInt = 64  # side of a frame, pixels
+    frame_size: Annotated[int, Field(ge=16, multiple_of=2)] = 64  # side of a frame, pixels
     fps: PositiveFloat = 4.0  # frame rate, frames per second
     tasks_per_video: PositiveInt = 8  # questions per video
-    questions: tuple[str, ...] = ("at", "after", "before", "count", "order", "when")  # question types
+    questions: tuple[VideoQuestion, ...] = ("at", "after", "before", "count", "order", "when")  # question types
     # how the demonstrations find the answer: with tools, with Python, or in the prompt's frames (direct)
     demonstrations: Literal["tool_calls", "python", "direct"] = "tool_calls"
     haystack: str | None = None  # folder of background clips for the events; null = plain gray

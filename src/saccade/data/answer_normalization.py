@@ -1,17 +1,16 @@
-"""Normalize published questions: split off the options, and parse the answer as a letter, span, number or text.
+"""Build tasks of published questions: split off the options, parse the answer as a letter, span, number or text.
 
 Options written into the question (`A. red`, `(A) red`) are removed from it, because environments list them themselves.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.data.source_row import OPTION_LETTERS, SourceRow
 from saccade.rewards.answer_types.base import get_answer_type, list_answer_types, unwrap_answer
 from saccade.rewards.text_normalization import ANSWER_LEAD_IN, normalize_text
-from saccade.types import AnswerType
+from saccade.types import AnswerType, Media, Task
 
 _OPTION_LABEL_PATTERN = re.compile(r"^[ \t]*(?:\(([A-Ja-j])\)|([A-J])[.):：．、])[ \t]*(?=\S)", re.MULTILINE)
 _INLINE_LABEL_PATTERN = re.compile(r"(?<!\S)(?:\(([A-J])\)|([A-J])[.):：．、])[ \t]+(?=\S)")
@@ -20,26 +19,20 @@ _LEAD_IN_PATTERN = re.compile(ANSWER_LEAD_IN, re.IGNORECASE)
 _OPTION_TAG_PATTERN = re.compile(r"</?(?:options|choices|candidates)>[ \t]*\n?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormalizedQuestion:
-    """The fields of a `Task` that depend on question and answer; `ground_truth` is as in `Task`."""
-
-    question: str
-    answer_type: str
-    ground_truth: str | float | tuple[float, ...]
-    options: tuple[str, ...] = ()
-
-
-def normalize_question(
+def build_task(
     row: SourceRow,
     question: str,
     answer: Any,
+    media: tuple[Media, ...],
     *,
     field_name: str,
+    extras: Mapping[str, Any],
     declared_type: str | None = None,
     option_texts: Sequence[str] = (),
-) -> NormalizedQuestion:
-    """Return the question with its answer type, ground truth and options; `field_name` is the answer's field.
+    id: str = "",
+    environment: str | None = None,
+) -> Task:
+    """Build the task of a published question; `field_name` is the field of its answer.
 
     Without `declared_type` a question is CHOICE if its answer names one of its options, else OPEN. A MATH question
     with options is CHOICE, too. Raises DataError with the field as its key for an answer that doesn't fit the type.
@@ -47,24 +40,30 @@ def normalize_question(
     answer_type = None if declared_type is None else find_answer_type(declared_type) or AnswerType.OPEN
     stem, inline_options = split_options(question)
     options = tuple(map(strip_option_label, option_texts)) or inline_options
+    ground_truth = None
     if answer_type in (None, AnswerType.CHOICE, AnswerType.MATH) and options:
-        letter = find_option_letter(answer, options)
-        if letter is not None:
-            return NormalizedQuestion(
-                question=question if option_texts else stem,
-                answer_type=AnswerType.CHOICE,
-                ground_truth=letter,
-                options=options,
-            )
-    if answer_type == AnswerType.CHOICE:
+        ground_truth = find_option_letter(answer, options)
+    if ground_truth is not None:
+        answer_type, question = AnswerType.CHOICE, question if option_texts else stem
+    elif answer_type == AnswerType.CHOICE:
         expected = f"one of {', '.join(options)}" if options else "a letter, since the question lists no options"
         raise row.field_error(field_name, f"{answer!r} should be {expected}", value=answer)
-    answer_type = answer_type or AnswerType.OPEN
-    plugin = get_answer_type(answer_type)
-    ground_truth = plugin.parse_ground_truth(answer)
-    if ground_truth is None:
-        raise row.field_error(field_name, f"{answer!r} should be {plugin.expected}", value=answer)
-    return NormalizedQuestion(question=question, answer_type=answer_type, ground_truth=ground_truth)
+    else:
+        answer_type, options = answer_type or AnswerType.OPEN, ()
+        plugin = get_answer_type(answer_type)
+        ground_truth = plugin.parse_ground_truth(answer)
+        if ground_truth is None:
+            raise row.field_error(field_name, f"{answer!r} should be {plugin.expected}", value=answer)
+    return Task(
+        id=id or row.id,
+        question=question,
+        media=media,
+        answer_type=answer_type,
+        ground_truth=ground_truth,
+        options=options,
+        extras=extras,
+        environment=environment,
+    )
 
 
 def find_answer_type(declared: str) -> str | None:
@@ -134,9 +133,9 @@ def find_option_letter(answer: Any, options: Sequence[str]) -> str | None:
     ['B', 'A', None]
     """
     text = normalize_text(unwrap_answer(str(answer)))
-    plain = [_normalize_text(option) for option in options]
-    if plain.count(_normalize_text(text)) == 1:
-        return OPTION_LETTERS[plain.index(_normalize_text(text))] if len(options) <= len(OPTION_LETTERS) else None
+    plain, plain_text = [_normalize_text(option) for option in options], _normalize_text(text)
+    if plain.count(plain_text) == 1:
+        return OPTION_LETTERS[plain.index(plain_text)] if len(options) <= len(OPTION_LETTERS) else None
     text = text[match.end() :] if (match := _LEAD_IN_PATTERN.match(text)) else text
     parts = _LETTER_ANSWER_PATTERN.fullmatch(text)
     letters = OPTION_LETTERS[: len(options)]

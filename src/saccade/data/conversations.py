@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
 
-from saccade.data.answer_normalization import normalize_question
+from saccade.data.answer_normalization import build_task
 from saccade.data.source_row import RowModel, SourceRow, Text, decode_json, list_values, parse_media
 from saccade.rewards.answer_types.base import unwrap_answer
 from saccade.types import Demonstration, Media, MediaKind, Task
@@ -148,22 +148,23 @@ def build_demonstrations(
     for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(turns)], strict=True)):
         media += turns[start].media
         question = history + turns[start].question
-        if not question:
-            raise row.field_error(field_name, "a question of it has no text")
-        replies, children = _parse_turns(row, turns[start + 1 : end], field_name)
-        replies, answer = _find_answer(row, replies, wrap_answer, field_name)
+        try:
+            if not question:
+                raise ValueError("a question of it has no text")
+            replies, children = _parse_turns(turns[start + 1 : end])
+            replies, answer = _find_answer(replies, wrap_answer)
+        except ValueError as error:
+            raise row.field_error(field_name, str(error)) from None
         task_id = row.id if len(starts) == 1 else f"{row.id}.{index}"
         task = build_task(row, question, answer, media, field_name=field_name, extras=extras, id=task_id)
         yield Demonstration(task=task, frame_budget=None, replies=replies, children=children)
         history += f"Asked before: {turns[start].question}\nAnswered: {task.ground_truth}\n"
 
 
-def _find_answer(
-    row: SourceRow, replies: tuple[str, ...], wrap_answer: bool, field_name: str
-) -> tuple[tuple[str, ...], str]:
+def _find_answer(replies: tuple[str, ...], wrap_answer: bool) -> tuple[tuple[str, ...], str]:
     """Return the replies, the last one with its answer in tags if it should be, and the answer."""
     if "<answer>" not in replies[-1] and re.search(r"<(?:tool_call|tool_code|code)>", replies[-1]):
-        raise row.field_error(field_name, "its last reply calls a tool, but no tool response follows")
+        raise ValueError("its last reply calls a tool, but no tool response follows")
     if not any("<answer>" in reply for reply in replies) and wrap_answer:
         # thinking stays in front of the answer
         thinking, end_tag, answer = replies[-1].rpartition("</think>")
@@ -171,20 +172,18 @@ def _find_answer(
     tagged_answers = re.findall(r"<answer>(.*?)</answer>", replies[-1], re.DOTALL)
     answer = unwrap_answer(tagged_answers[-1] if tagged_answers else replies[-1])
     if not answer:
-        raise row.field_error(field_name, "its last reply has no answer")
+        raise ValueError("its last reply has no answer")
     return replies, answer
 
 
-def _parse_turns(
-    row: SourceRow, responses: Sequence[SourceMessage], field_name: str
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _parse_turns(responses: Sequence[SourceMessage]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the replies to one question, and the tool responses after each reply but the last."""
     replies: list[str] = []
     tool_responses: list[list[str]] = []
     for message in responses:
         if message.role == "tool":
             if not replies:
-                raise row.field_error(field_name, "a tool response comes before any tool call")
+                raise ValueError("a tool response comes before any tool call")
             tagged = [text.strip() for text in _TOOL_RESPONSE_PATTERN.findall(message.text)]
             tool_responses[-1] += tagged or [message.text.strip()]
         elif replies and not tool_responses[-1]:
@@ -193,61 +192,23 @@ def _parse_turns(
             replies.append(message.text)
             tool_responses.append([])
     if not replies or tool_responses[-1]:
-        raise row.field_error(field_name, "it should end with the assistant's reply")
+        raise ValueError("it should end with the assistant's reply")
     if any(not reply.strip() for reply in replies):
-        raise row.field_error(field_name, "a reply of the assistant is blank")
+        raise ValueError("a reply of the assistant is blank")
     # environments that prefill a reply end the tag with a line break
     normalized = tuple(re.sub(r"\A\s*<think>\s*", "<think>\n", reply) for reply in replies)
-    children = tuple(
-        _validate_tool_responses(row, *turn, field_name) for turn in zip(replies[:-1], tool_responses[:-1], strict=True)
-    )
-    return normalized, children if any(children) else ()
+    children: list[tuple[str, ...]] = []
+    for reply, texts in zip(replies[:-1], tool_responses[:-1], strict=True):
+        num_calls = reply.count("<tool_call>") + reply.count("<tool_code>")
+        if num_calls and len(texts) != num_calls:
+            raise ValueError(f"a turn has {num_calls} calls and {len(texts)} tool responses")
+        if num_calls and not all(texts):
+            raise ValueError("a tool response has no text")
+        children.append(tuple(texts) if num_calls else ())  # the output of Python code is reproduced by running it
+    return normalized, tuple(children) if any(children) else ()
 
 
-def _validate_tool_responses(row: SourceRow, reply: str, responses: Sequence[str], field_name: str) -> tuple[str, ...]:
-    num_calls = reply.count("<tool_call>") + reply.count("<tool_code>")
-    if not num_calls:
-        return ()  # Python code, whose output is reproduced by running it
-    if len(responses) != num_calls:
-        raise row.field_error(field_name, f"a turn has {num_calls} calls and {len(responses)} tool responses")
-    if not all(responses):
-        raise row.field_error(field_name, "a tool response has no text")
-    return tuple(responses)
-
-
-# ---- tasks ---------------------------------------------------------------------------------------------------------
-
-
-def build_task(
-    row: SourceRow,
-    question: str,
-    answer: Any,
-    media: tuple[Media, ...],
-    *,
-    field_name: str,
-    extras: Mapping[str, Any],
-    declared_type: str | None = None,
-    option_texts: Sequence[str] = (),
-    id: str = "",
-    environment: str | None = None,
-) -> Task:
-    """Build the task of a published question; `field_name` is the field of its answer.
-
-    The arguments are those of `normalize_question`. Raises DataError for an answer that doesn't fit its type.
-    """
-    normalized = normalize_question(
-        row, question, answer, field_name=field_name, declared_type=declared_type, option_texts=option_texts
-    )
-    return Task(
-        id=id or row.id,
-        question=normalized.question,
-        media=media,
-        answer_type=normalized.answer_type,
-        ground_truth=normalized.ground_truth,
-        options=normalized.options,
-        extras=extras,
-        environment=environment,
-    )
+# ---- extras --------------------------------------------------------------------------------------------------------
 
 
 def add_system_prompt(extras: Mapping[str, Any], messages: Sequence[SourceMessage]) -> dict[str, Any]:
@@ -259,7 +220,6 @@ def add_system_prompt(extras: Mapping[str, Any], messages: Sequence[SourceMessag
 def collect_extras(row: SourceRow, *used_fields: str) -> dict[str, Any]:
     """Return the row's other fields as JSON values, for `Task.extras`; bytes become their length."""
     rest = {name: value for name, value in row.values.items() if name not in used_fields and value is not None}
-    extras: dict[str, Any] = json.loads(
+    return json.loads(
         json.dumps(rest, default=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else str(value))
     )
-    return extras

@@ -63,8 +63,7 @@ def load_recipe_data(
         raise DataError(f"the recipe names no {key}; give --data, or set {key}=FILE", key=key, value=file)
     media_root = folder / recipe.data.media_root if recipe.data.media_root else None
     load: Any = load_demonstrations if item_type is Demonstration else load_tasks
-    items: list[ItemT] = load(folder / file, media_root=media_root, limit=limit)
-    return items
+    return load(folder / file, media_root=media_root, limit=limit)
 
 
 def load_tasks(
@@ -80,9 +79,8 @@ def load_tasks(
     for task in tasks:
         require_gradable(task, f"{path}, task {task.id}")
         if task.id in seen_ids:
-            raise DataError(
-                f"{path}, task {task.id}: the id is used twice; ids must be unique", key="id", value=task.id
-            )
+            problem = f"{path}, task {task.id}: the id is used twice; ids must be unique"
+            raise DataError(problem, key="id", value=task.id)
         seen_ids.add(task.id)
     return tasks
 
@@ -107,13 +105,9 @@ def _load_items(
     items = []
     for item in itertools.islice(iterate_items(path, item_type), limit):
         items.append(resolve_media_paths(item, folder))
-        for media in get_task(items[-1]).media:
-            if not is_file(media.path):
-                raise DataError(
-                    f"{path}, task {get_task(item).id}: media file {media.path} is missing",
-                    key="media",
-                    value=media.path,
-                )
+        task = get_task(items[-1])
+        for file in (media.path for media in task.media if not is_file(media.path)):
+            raise DataError(f"{path}, task {task.id}: media file {file} is missing", key="media", value=file)
     return items
 
 
@@ -169,9 +163,8 @@ def find_item(path: Path, row_number: int, task_id: str | None = None) -> Task |
         if own_id == task_id if task_id is not None else num_rows == row_number:
             return parse_item(row, item_type)
     wanted = f"with the id {task_id!r}" if task_id else row_number
-    raise DataError(
-        f"{path} has no row {wanted}; it has {num_rows} rows", key=str(path), value=task_id if task_id else row_number
-    )
+    problem = f"{path} has no row {wanted}; it has {num_rows} rows"
+    raise DataError(problem, key=str(path), value=task_id or row_number)
 
 
 def parse_item(row: SourceRow, item_type: type[ItemT]) -> ItemT:
@@ -188,13 +181,13 @@ def write_items(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     """Write tasks or demonstrations (or their JSON values) as JSONL or Parquet (by suffix), atomically."""
     target = Path(path)
     if target.suffix.lower() != ".parquet":
-        return write_jsonl(target, items)
+        write_jsonl(target, items)
+        return
     rows = map(_build_parquet_row, items)
     first = list(itertools.islice(rows, 1))
     columns = DEMONSTRATION_COLUMNS if first and "replies" in first[0] else TASK_COLUMNS
     with atomic_write(target) as partial:
         parquet.write_parquet(partial, columns, itertools.chain(first, rows))
-    return None
 
 
 def detect_item_type(path: str | os.PathLike[str]) -> type[Task] | type[Demonstration]:
@@ -216,13 +209,13 @@ def _reject_unknown_fields(value: Any, item_type: type[Any], location: str) -> N
     names = {field.name for field in dataclasses.fields(item_type)}
     unknown = next((str(name) for name in value if name not in names), None)
     if unknown is not None:
-        raise DataError(
-            f"{location}, field {unknown}: a {item_type.__name__} has no such field; {suggest(unknown, names)}",
-            key=unknown,
-        )
-    for name, items in (("task", [value.get("task")]), ("media", value.get("media"))):
-        for item in items if name in names and isinstance(items, list) else ():
-            _reject_unknown_fields(item, {"task": Task, "media": Media}[name], f"{location}, {name}")
+        problem = f"{location}, field {unknown}: a {item_type.__name__} has no such field"
+        raise DataError(f"{problem}; {suggest(unknown, names)}", key=unknown)
+    if item_type is Demonstration:
+        _reject_unknown_fields(value.get("task"), Task, f"{location}, task")
+    media = value.get("media") if item_type is Task else None
+    for item in media if isinstance(media, list) else ():
+        _reject_unknown_fields(item, Media, f"{location}, media")
 
 
 def _build_parquet_row(item: Any) -> dict[str, Any]:
@@ -236,11 +229,8 @@ def _parse_parquet_row(flat: dict[str, Any], item_type: type[Any], location: str
         try:
             flat[name] = json.loads(flat.get(name) or "")
         except (ValueError, TypeError) as error:
-            raise DataError(
-                f"{location}, field {name}: not valid JSON: {error} (read as {item_type.__name__})",
-                key=name,
-                value=flat.get(name),
-            ) from error
+            problem = f"{location}, field {name}: not valid JSON: {error} (read as {item_type.__name__})"
+            raise DataError(problem, key=name, value=flat.get(name)) from error
     if item_type is Task:
         return flat
     return {"task": {name: flat.pop(name) for name in TASK_COLUMNS if name in flat}, **flat}

@@ -206,13 +206,12 @@ class _ImportJob:
         if isinstance(row, DataError):
             raise row
         items = list(self.importer(row))
+        location = f"{row.file}, row {row.number}"
         for item in items:
             task = get_task(item)
-            require_gradable(task, f"{row.file}, row {row.number}")
+            require_gradable(task, location)
             if type(item) is not (self.item_type or type(item)):
-                raise DataError(
-                    f"{row.file}, row {row.number}: a file can't hold both tasks and demonstrations", key=str(row.file)
-                )
+                raise DataError(f"{location}: a file can't hold both tasks and demonstrations", key=str(row.file))
             self.item_type = type(item)
             id_hash = _hash_id(task.id)
             if id_hash in self.seen_ids and self.item_type is Task:  # a task may have several demonstrations

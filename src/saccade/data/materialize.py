@@ -90,10 +90,6 @@ class MaterializeReport:
     path_counts: dict[str, int]
     missing_files: tuple[str, ...]
 
-    def count_missing(self) -> dict[str, int]:
-        """Return the number of missing files by archive folder."""
-        return dict(Counter(map(get_archive_folder, self.missing_files)))
-
 
 def materialize(
     sources: Sequence[Path],

@@ -11,13 +11,13 @@ a run resumes from a position alone, and a single dataset gives the same order w
 """
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
-from saccade.errors import DataError
 from saccade.types import Task
 from saccade.utils.hashing import derive_seed
 
@@ -28,34 +28,18 @@ MAX_CYCLE_LENGTH = 1000  # positions
 class Mixture(Sequence[Task]):
     """Several datasets with weights: `Mixture((videos, images), (2.0, 1.0))` draws two video tasks per image task.
 
-    As a sequence it holds all tasks, dataset by dataset. Raises DataError for an empty dataset or a weight <= 0.
+    As a sequence it holds all tasks, dataset by dataset. Datasets aren't empty, and weights are above 0.
     """
 
     datasets: tuple[Sequence[Task], ...]
     weights: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.datasets or not all(self.datasets):
-            raise DataError("a dataset of the mixture is empty; remove its file from data.train", key="data.train")
-        if len(self.datasets) != len(self.weights) or not all(
-            math.isfinite(weight) and weight > 0 for weight in self.weights
-        ):
-            raise DataError(
-                f"the weights of a mixture can't be {self.weights}; give each file a number above 0",
-                key="data.train",
-                value=self.weights,
-            )
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task]) -> "Mixture":
         """Return tasks as a mixture: unchanged if they are one, else as its only dataset."""
         return tasks if isinstance(tasks, Mixture) else cls((tasks,), (1.0,))
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+    def __getitem__(self, index: Any) -> Any:
         """Return the task (or tasks) at an index of the concatenated datasets."""
         return [task for dataset in self.datasets for task in dataset][index]
 
@@ -64,22 +48,16 @@ class Mixture(Sequence[Task]):
 
     def get_task(self, seed: int, position: int) -> tuple[Task, int]:
         """Return the task at a position of the sequence, and the epoch of its dataset."""
-        dataset_index, dataset_position = self._locate_in_dataset(seed, position)
-        dataset = self.datasets[dataset_index]
-        epoch, rank = divmod(dataset_position, len(dataset))
-        # two datasets of the same length must not be shuffled alike
-        seed = seed if len(self.datasets) == 1 else derive_seed("part", seed, dataset_index)
+        dataset = self.datasets[0]
+        if len(self.datasets) > 1:
+            # From the position alone: a resumed run needs no other state.
+            counts = compute_cycle_counts(self.weights)
+            cycle, rank = divmod(position, sum(counts))
+            index, offset = shuffle_cycle(counts, seed, cycle)[rank]
+            dataset, position = self.datasets[index], cycle * counts[index] + offset
+            seed = derive_seed("part", seed, index)  # two datasets of the same length must not be shuffled alike
+        epoch, rank = divmod(position, len(dataset))
         return dataset[compute_epoch_order(len(dataset), seed, epoch)[rank]], epoch
-
-    def _locate_in_dataset(self, seed: int, position: int) -> tuple[int, int]:
-        """Return the index of the dataset at a position of the sequence, and the position within that dataset."""
-        if len(self.datasets) == 1:
-            return 0, position
-        # From the position alone: a resumed run needs no other state.
-        counts = compute_cycle_counts(self.weights)
-        cycle, rank = divmod(position, sum(counts))
-        dataset_index, offset = shuffle_cycle(counts, seed, cycle)[rank]
-        return dataset_index, cycle * counts[dataset_index] + offset
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,12 +88,8 @@ def shuffle_cycle(counts: tuple[int, ...], seed: int, cycle: int) -> tuple[tuple
     # Every cycle holds each dataset's exact share, so that no part of training lacks one by chance.
     indices = [index for index, count in enumerate(counts) for _ in range(count)]
     random.Random(derive_seed("mixture", seed, cycle)).shuffle(indices)
-    offsets = [0] * len(counts)
-    cycle_positions = []
-    for index in indices:
-        cycle_positions.append((index, offsets[index]))
-        offsets[index] += 1
-    return tuple(cycle_positions)
+    offsets = [itertools.count() for _ in counts]
+    return tuple((index, next(offsets[index])) for index in indices)
 
 
 @functools.lru_cache(maxsize=32)  # a training step looks up each of its positions

@@ -129,9 +129,7 @@ def _format_short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-@functools.cache
-def _build_adapter(field_type: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(field_type)
+_build_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
@@ -172,8 +170,7 @@ class SourceRow:
         Raises DataError for a field that is missing or has another type.
         """
         values = {name: self.values.get(column) for name, column in columns.items()} if columns else self.values
-        parsed: RowT = self.convert(values, model, columns=columns)
-        return parsed
+        return self.convert(values, model, columns=columns)
 
     def convert(
         self, value: Any, field_type: Any, field_name: str = "", columns: Mapping[str, str] | None = None
@@ -196,20 +193,14 @@ class SourceRow:
 
     def get(self, *names: str) -> Any:
         """Return the field's value. Raises DataError if it is missing or empty."""
-        name = next(filter(self.has, names), None)
-        if name is None:
-            fields = ", ".join(map(str, self.values)) or "none"
-            raise self.field_error(names[0], f"it is missing or empty; the row's fields are {fields}")
-        return self.values[name]
+        for name in filter(self.has, names):
+            return self.values[name]
+        fields = ", ".join(map(str, self.values)) or "none"
+        raise self.field_error(names[0], f"it is missing or empty; the row's fields are {fields}")
 
     def get_text(self, *names: str) -> str:
         """Return a text, or a number as text."""
-        return self.parse_text(self.get(*names), names[0])
-
-    def parse_text(self, value: Any, field_name: str) -> str:
-        """Convert a text or a number to text. Raises DataError for any other value and for a blank text."""
-        text: str = self.convert(value, Text, field_name)
-        return text
+        return self.convert(self.get(*names), Text, names[0])
 
     def get_text_or_empty(self, name: str) -> str:
         """Return a text that may be empty; the field must exist."""
@@ -233,17 +224,11 @@ class SourceRow:
 
     def get_mapping(self, name: str) -> dict[str, Any]:
         """Return a mapping, which may be written as JSON."""
-        return self.parse_mapping(self.get(name), name)
-
-    def parse_mapping(self, value: Any, field_name: str) -> dict[str, Any]:
-        """Return the value as a mapping. Raises DataError if it is none."""
-        mapping: dict[str, Any] = self.convert(value, JsonMapping, field_name)
-        return mapping
+        return self.convert(self.get(name), JsonMapping, name)
 
     def get_list(self, name: str) -> list[Any]:
         """Return a list, which may be written as JSON; a single mapping or text becomes a list of one."""
-        items: list[Any] = self.convert(self.get(name), JsonList, name)
-        return items
+        return self.convert(self.get(name), JsonList, name)
 
     def get_texts(self, *names: str) -> tuple[str, ...]:
         """Return the items of a list as texts; a single value isn't accepted."""

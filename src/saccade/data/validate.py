@@ -53,8 +53,8 @@ class SplitReport:
     def add_finding(self, finding: str, message: str) -> None:
         """Count a finding, and keep its message among the first examples."""
         self.findings[finding] += 1
-        self.examples.setdefault(finding, [])
-        self.examples[finding] += [message] if len(self.examples[finding]) < MAX_EXAMPLES else []
+        if self.findings[finding] <= MAX_EXAMPLES:
+            self.examples.setdefault(finding, []).append(message)
 
     @property
     def num_problems(self) -> int:
@@ -75,21 +75,19 @@ def validate_dataset(
     opened and identified by its content, otherwise by its path. Raises DataError for a file that doesn't exist or holds
     neither tasks nor demonstrations.
     """
-    validator = _Validator(open_media=open_media, media_root=media_root, split_names=[str(path) for path in paths])
-    reports = []
-    for split_index, source in enumerate(paths):
-        report = SplitReport(file=str(source))
+    validator = _Validator(open_media=open_media, media_root=media_root)
+    for source in paths:
+        validator.reports.append(SplitReport(file=str(source)))
+        validator.seen_ids.clear()
         item_type = detect_item_type(source)
-        seen_ids: set[int] = set()
         try:
             for num_rows, row in enumerate(iterate_rows_with_errors(source), start=1):
-                validator.check_row(row, item_type, split_index, report, seen_ids)
+                validator.check_row(row, item_type)
                 on_progress(source.name, num_rows)
         except DataError as error:  # the rest of the file can't be read
-            report.add_finding("row", str(error))
-        _check_letter_bias(report)
-        reports.append(report)
-    return reports
+            validator.split.add_finding("row", str(error))
+        validator.check_letter_bias()
+    return validator.reports
 
 
 @dataclass(slots=True)
@@ -105,89 +103,100 @@ class _MediaInfo:
 class _Validator:
     open_media: bool
     media_root: Path | None
-    split_names: Sequence[str]
+    reports: list[SplitReport] = field(default_factory=list)  # the last one is of the split that is checked
+    seen_ids: set[int] = field(default_factory=set)  # hashes, of the split that is checked
     media_by_path: dict[str, _MediaInfo] = field(default_factory=dict)
     seen_questions: set[int] = field(default_factory=set)  # hashes of media, question and split
     splits_by_media: dict[int, set[int]] = field(default_factory=dict)  # content hash -> split indices
     first_occurrences: dict[int, tuple[int, int]] = field(default_factory=dict)  # question hash -> split, media hash
 
-    def check_row(
-        self, row: SourceRow | DataError, item_type: type[Any], split_index: int, split: SplitReport, seen_ids: set[int]
-    ) -> None:
+    @property
+    def split(self) -> SplitReport:
+        return self.reports[-1]
+
+    def check_row(self, row: SourceRow | DataError, item_type: type[Any]) -> None:
         """Check one row by itself and against the rows before it."""
-        if isinstance(row, DataError):
-            return split.add_finding("row", str(row))
         try:
+            if isinstance(row, DataError):
+                raise row
             item = parse_item(row, item_type)
         except DataError as error:
-            return split.add_finding("row", str(error))
+            self.split.add_finding("row", str(error))
+            return
         task = get_task(item)
-        split.answer_types[task.answer_type] += 1
+        self.split.answer_types[task.answer_type] += 1
         id_hash = _hash_value(task.id)
-        if id_hash in seen_ids and not isinstance(item, Demonstration):  # a task may have several demonstrations
-            split.add_finding("id", f"{task.id}, row {row.number}")
-        seen_ids.add(id_hash)
+        if id_hash in self.seen_ids and not isinstance(item, Demonstration):  # a task may have several demonstrations
+            self.split.add_finding("id", f"{task.id}, row {row.number}")
+        self.seen_ids.add(id_hash)
         for problem in _find_answer_problems(item, task):
-            split.add_finding("answer", f"{task.id}: {problem}")
+            self.split.add_finding("answer", f"{task.id}: {problem}")
         if task.answer_type == AnswerType.CHOICE:
-            split.answer_letters[str(task.ground_truth)] += 1
+            self.split.answer_letters[str(task.ground_truth)] += 1
         folder = self.media_root or row.file.parent
-        media_infos = [
-            self.check_media_file(str(folder / media.path), media, split_index, split, task) for media in task.media
-        ]
+        media_infos = [self.check_media_file(str(folder / media.path), media, task) for media in task.media]
         subtitles = find_subtitles(task)
         if subtitles is not None:
-            self.inspect(str(folder / subtitles), None, split, task)
-        self.check_time_span(task, media_infos, split)
+            self.inspect(str(folder / subtitles), None, task)
+        self.check_time_span(task, media_infos)
         demonstration_key = [item.frame_budget, item.replies] if isinstance(item, Demonstration) else []
-        media_hash = _hash_value([info.content_hash for info in media_infos])
-        self.check_duplicates(task, media_hash, demonstration_key, split_index, split)
-        return None
+        self.check_duplicates(task, _hash_value([info.content_hash for info in media_infos]), demonstration_key)
 
-    def check_media_file(self, path: str, media: Media, split_index: int, split: SplitReport, task: Task) -> _MediaInfo:
+    def check_media_file(self, path: str, media: Media, task: Task) -> _MediaInfo:
         """Check a media file of a task, and whether another split has it."""
-        info = self.inspect(path, media.kind, split, task)
+        info = self.inspect(path, media.kind, task)
         splits = self.splits_by_media.setdefault(info.content_hash, set())
+        split_index = len(self.reports) - 1
         if split_index not in splits:
-            split.num_media += 1
-            split.video_seconds += info.duration
+            self.split.num_media += 1
+            self.split.video_seconds += info.duration
             if splits and info.problem is None:
-                split.add_finding("leak", f"{path} ({task.id}), as in {self.split_names[min(splits)]}")
+                self.split.add_finding("leak", f"{path} ({task.id}), as in {self.reports[min(splits)].file}")
         splits.add(split_index)
         return info
 
-    def inspect(self, path: str, kind: MediaKind | None, split: SplitReport, task: Task) -> _MediaInfo:
+    def inspect(self, path: str, kind: MediaKind | None, task: Task) -> _MediaInfo:
         """Inspect a file that a task names, subtitles if `kind` is None, and report its problem; it is opened once."""
         if path not in self.media_by_path:
             self.media_by_path[path] = _inspect_file(path, kind, open_media=self.open_media)
         info = self.media_by_path[path]
         if info.problem is not None:
-            split.add_finding(info.problem[0], f"{task.id}: {info.problem[1]}")
+            self.split.add_finding(info.problem[0], f"{task.id}: {info.problem[1]}")
         return info
 
-    def check_time_span(self, task: Task, media_infos: Sequence[_MediaInfo], split: SplitReport) -> None:
+    def check_time_span(self, task: Task, media_infos: Sequence[_MediaInfo]) -> None:
         """Check that a ground-truth time span is within the video."""
-        durations = [info.duration for info in media_infos if info.duration]
-        if task.answer_type != AnswerType.GROUNDING or not isinstance(task.ground_truth, tuple) or not durations:
+        duration = max((info.duration for info in media_infos), default=0.0)
+        if task.answer_type != AnswerType.GROUNDING or not isinstance(task.ground_truth, tuple) or not duration:
             return
-        if task.ground_truth[0] < 0 or task.ground_truth[-1] > max(durations) + video.END_TOLERANCE:
-            split.add_finding("time", f"{task.id}: {task.ground_truth} in a video of {max(durations):.1f} s")
+        if task.ground_truth[0] < 0 or task.ground_truth[-1] > duration + video.END_TOLERANCE:
+            self.split.add_finding("time", f"{task.id}: {task.ground_truth} in a video of {duration:.1f} s")
 
-    def check_duplicates(
-        self, task: Task, media_hash: int, demonstration_key: Sequence[Any], split_index: int, split: SplitReport
-    ) -> None:
+    def check_duplicates(self, task: Task, media_hash: int, demonstration_key: Sequence[Any]) -> None:
         """Check for the same question about the same media in this split, or about other media in another split."""
-        texts = [" ".join(text.casefold().split()) for text in (task.question, *task.options)]
+        split_index, texts = len(self.reports) - 1, [_fold_text(text) for text in (task.question, *task.options)]
         task_hash = _hash_value([texts, media_hash, demonstration_key, split_index])
         if task_hash in self.seen_questions:
-            split.add_finding("repeated", task.id)
+            self.split.add_finding("repeated", task.id)
         self.seen_questions.add(task_hash)
         # With another answer it is another question: "How many?" may be asked about any clip.
         question_hash = _hash_value([texts, task.ground_truth])
         first_split, first_media = self.first_occurrences.setdefault(question_hash, (split_index, media_hash))
         if first_split != split_index and first_media != media_hash:
-            first_name = self.split_names[first_split]
-            split.add_finding("shared question", f"{task.id}: {task.question[:80]!r}, as in {first_name}")
+            message = f"{task.id}: {task.question[:80]!r}, as in {self.reports[first_split].file}"
+            self.split.add_finding("shared question", message)
+
+    def check_letter_bias(self) -> None:
+        """Check that no letter is the answer too often; with few questions, one letter leads by chance."""
+        letters = self.split.answer_letters
+        if letters.total() >= MIN_CHOICE_TASKS:
+            letter, count = letters.most_common(1)[0]
+            if count > MAX_LETTER_SHARE * letters.total():
+                self.split.add_finding("letter bias", f"{letter} in {count} of {letters.total()}")
+
+
+def _fold_text(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def _hash_value(value: Any) -> int:
@@ -218,19 +227,8 @@ def _find_answer_problems(item: Task | Demonstration, task: Task) -> list[str]:
     problems = [] if problem is None else [problem[1]]
     if isinstance(task.ground_truth, str) and not task.ground_truth.strip():
         problems.append("its ground truth is blank")
-    texts = [" ".join(option.casefold().split()) for option in task.options]
-    if len({*texts}) < len(texts):
+    if len({*map(_fold_text, task.options)}) < len(task.options):
         problems.append("two of its options are the same")
     if isinstance(item, Demonstration) and (not item.replies or "</answer>" not in item.replies[-1]):
         problems.append("its last reply has no closed answer")
     return problems
-
-
-def _check_letter_bias(split: SplitReport) -> None:
-    # With few questions, one letter leads by chance.
-    total = split.answer_letters.total()
-    if total < MIN_CHOICE_TASKS:
-        return
-    letter, count = split.answer_letters.most_common(1)[0]
-    if count > MAX_LETTER_SHARE * total:
-        split.add_finding("letter bias", f"{letter} in {count} of {total}")

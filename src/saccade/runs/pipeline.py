@@ -27,7 +27,8 @@ from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
 from saccade.data.dataset import iterate_items, load_recipe_data
 from saccade.data.mixture import Mixture
-from saccade.data.synthetic import build_tokenizer_pieces, draw_contact_sheet, generate_dataset, validate_dataset
+from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, validate_dataset
+from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.errors import DataError, ModelError, RunError

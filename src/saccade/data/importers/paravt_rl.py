@@ -5,31 +5,28 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from saccade.data.conversations import Messages, add_system_prompt, build_task
+from saccade.data.answer_normalization import build_task
+from saccade.data.conversations import Messages, add_system_prompt
 from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
 from saccade.types import Task
 
 
-class ParavtExtraInfo(RowModel):
-    """The answer, and what kind of question it answers."""
-
+class _ExtraInfo(RowModel):
     answer: Any
     question_type: Text = "oe"  # mcq, tvg, or open
     options: tuple[Text, ...] = Field(default=(), validation_alias=AliasChoices("options", "choices"))
 
 
-class ParavtRlRow(RowModel):
-    """The fields of a row."""
-
+class _Row(RowModel):
     prompt: Messages
-    extra_info: ParavtExtraInfo
+    extra_info: _ExtraInfo
     videos: Videos = ()
     images: Images = ()
 
 
 def paravt_rl(row: SourceRow) -> Iterator[Task]:
     """Yield one task; `extra_info` holds its `answer` and its `question_type` (mcq, tvg, or open by default)."""
-    values = row.parse(ParavtRlRow)
+    values = row.parse(_Row)
     user_messages = [message for message in values.prompt if message.role == "user"]
     media = sum((message.media for message in user_messages), ())
     for name, kind, files in (("videos", "video", values.videos), ("images", "image", values.images)):
@@ -43,12 +40,9 @@ def paravt_rl(row: SourceRow) -> Iterator[Task]:
     question = "\n".join(message.question for message in user_messages if message.question)
     if not question:
         raise row.field_error("prompt", "its question has no text")
-    info = values.extra_info
-    extras = {
-        name: value
-        for name, value in row.get_mapping("extra_info").items()
-        if name not in ("answer", "options", "choices")
-    }
+    info, extras = values.extra_info, row.get_mapping("extra_info")
+    for name in ("answer", "options", "choices"):
+        extras.pop(name, None)
     yield build_task(
         row,
         question,

@@ -7,9 +7,7 @@ from saccade.data.source_row import RowModel, SourceRow
 from saccade.types import Demonstration
 
 
-class ParavtSftRow(RowModel):
-    """The fields of a row."""
-
+class _Row(RowModel):
     messages: Messages
 
 
@@ -20,7 +18,7 @@ def paravt_sft(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstr
     """
     yield from build_demonstrations(
         row,
-        row.parse(ParavtSftRow).messages,
+        row.parse(_Row).messages,
         extras=collect_extras(row, "messages"),
         wrap_answer=wrap_answer,
         field_name="messages",

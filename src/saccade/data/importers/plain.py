@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from saccade.data.answer_normalization import find_answer_type
-from saccade.data.conversations import MEDIA_PLACEHOLDER_PATTERN, build_task, collect_extras
+from saccade.data.answer_normalization import build_task, find_answer_type
+from saccade.data.conversations import MEDIA_PLACEHOLDER_PATTERN, collect_extras
 from saccade.data.source_row import OPTION_LETTERS, MediaFile, RowModel, SourceRow, Text, list_values
 from saccade.errors import DataError
 from saccade.rewards.answer_types.base import find_plugin
@@ -40,9 +40,7 @@ def _require_answer_type(name: str) -> str:
 DeclaredType = Annotated[str, AfterValidator(_require_answer_type)]
 
 
-class PlainRow(RowModel):
-    """The fields of a row; their columns may have other names."""
-
+class _Row(RowModel):
     media: Annotated[tuple[MediaFile, ...], BeforeValidator(_split_values)]
     question: Text
     answer: Any
@@ -74,7 +72,7 @@ def plain(
     """
     columns = {"media": media, "question": question, "answer": answer, "options": options, "answer_type": answer_type}
     columns |= {"id": id, "environment": environment}
-    values = row.parse(PlainRow, columns)
+    values = row.parse(_Row, columns)
     if values.answer_type and not find_answer_type(values.answer_type):
         raise row.field_error(answer_type, f"there is no answer type {values.answer_type!r}", value=values.answer_type)
     answer_value = values.answer

@@ -4,37 +4,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from saccade.data.conversations import Messages, build_task
+from saccade.data.answer_normalization import build_task
+from saccade.data.conversations import Messages
 from saccade.data.source_row import MediaFiles, RowModel, SourceRow, Text
 from saccade.types import MediaKind, Task
 
 
-class RewardModel(RowModel):
-    """The ground truth."""
-
+class _RewardModel(RowModel):
     ground_truth: Any
 
 
-class MediaHint(RowModel):
-    """The media files, all of one kind."""
-
+class _MediaHint(RowModel):
     hint_path: MediaFiles
     hint_type: MediaKind
 
 
-class PyvisionExtraInfo(RowModel):
-    """The question without the prompt's instructions."""
-
-    question: Text = ""
+class _ExtraInfo(RowModel):
+    question: Text = ""  # without the prompt's instructions
 
 
-class PyvisionRlRow(RowModel):
-    """The fields of a row."""
-
+class _Row(RowModel):
     prompt: Messages
-    reward_model: RewardModel
-    mm_hint: MediaHint
-    extra_info: PyvisionExtraInfo = PyvisionExtraInfo()
+    reward_model: _RewardModel
+    mm_hint: _MediaHint
+    extra_info: _ExtraInfo = _ExtraInfo()
     data_source: Text = ""
     ability: Text = ""
     env_name: Text | None = None
@@ -45,13 +38,13 @@ def pyvision_rl(row: SourceRow, *, use_env_name: bool = False) -> Iterator[Task]
 
     With `use_env_name`, `env_name` selects the recipe's environment of that name.
     """
-    values = row.parse(PyvisionRlRow)
+    values = row.parse(_Row)
     prompt = "\n".join(message.question for message in values.prompt if message.role == "user")
     info = row.get_mapping("extra_info") if row.has("extra_info") else {}
     origin = {name: row.values[name] for name in ("data_source", "ability", "env_name") if row.has(name)}
     yield build_task(
         row,
-        row.parse_text(values.extra_info.question or prompt, "extra_info.question"),
+        row.convert(values.extra_info.question or prompt, Text, "extra_info.question"),
         values.reward_model.ground_truth,
         tuple(replace(media, kind=values.mm_hint.hint_type) for media in values.mm_hint.hint_path),
         field_name="reward_model.ground_truth",

@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from saccade.data.conversations import build_task, collect_extras
+from saccade.data.answer_normalization import build_task
+from saccade.data.conversations import collect_extras
 from saccade.data.importers.pyvision_rl import find_declared_type
 from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
 from saccade.types import Task
 
 
-class PyvisionValRow(RowModel):
-    """The fields of a row."""
-
+class _Row(RowModel):
     question: Text
     answer: Any
     image_path: Images = ()
@@ -22,7 +21,7 @@ class PyvisionValRow(RowModel):
 
 def pyvision_val(row: SourceRow) -> Iterator[Task]:
     """Yield one task: CHOICE if its answer is one of the question's options, else the type that its origin implies."""
-    values = row.parse(PyvisionValRow)
+    values = row.parse(_Row)
     media = values.image_path + values.video_path
     if not media:
         raise row.field_error("image_path", "neither image_path nor video_path names a file")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saccade.config.schema import SyntheticConfig
-from saccade.data.synthetic import contact_sheet, text_templates
+from saccade.data.synthetic import text_templates
 from saccade.data.synthetic.dataset import ProgressCallback, ValidationReport, read_media_kind
 from saccade.data.synthetic.generate import FRAME_BUDGETS, VideoDataset
 from saccade.data.synthetic.image import text_templates as image_text_templates
@@ -28,12 +28,10 @@ def generate_dataset(
     `frame_budgets` are those of the overviews in demonstrations about videos. `progress(split, done, total)` is called
     after every video or image. Raises ConfigError for impossible settings, DataError for a folder with another dataset.
     """
-    dataset: VideoDataset | ImageDataset = (
-        VideoDataset(config, seed=seed, frame_budgets=frame_budgets)
-        if config.media == "video"
-        else ImageDataset(config, seed=seed)
-    )
-    dataset.generate(Path(folder), progress)
+    if config.media == "image":
+        ImageDataset(config, seed=seed).generate(Path(folder), progress)
+    else:
+        VideoDataset(config, seed=seed, frame_budgets=frame_budgets).generate(Path(folder), progress)
 
 
 def validate_dataset(folder: str | os.PathLike[str]) -> ValidationReport:
@@ -45,20 +43,11 @@ def validate_dataset(folder: str | os.PathLike[str]) -> ValidationReport:
     return kind.validate(Path(folder))
 
 
-def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> None:
-    """Draw some of a dataset's videos or images with their labels."""
-    is_image = read_media_kind(folder) == "image"
-    draw = contact_sheet.draw_image_contact_sheet if is_image else contact_sheet.draw_video_contact_sheet
-    draw(folder, out_path)
-
-
 def build_tokenizer_pieces(config: SyntheticConfig) -> tuple[str, ...]:
     """Return the fixed parts of questions and replies, which a tiny tokenizer should have as one token each."""
     if config.media == "image":
         return image_text_templates.TOKENIZER_PIECES
-    code = (
-        (*text_templates.CODE_DELIMITERS, *text_templates.build_code_pieces(config.fps))
-        if config.demonstrations == "python"
-        else ()
-    )
+    if config.demonstrations != "python":
+        return text_templates.TOKENIZER_PIECES
+    code = (*text_templates.CODE_DELIMITERS, *text_templates.build_code_pieces(config.fps))
     return (*text_templates.TOKENIZER_PIECES, *code)

@@ -5,8 +5,9 @@ the next for validation, the last for testing.
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,21 +33,12 @@ class BackgroundVideo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundSpan:
-    """The background of a clip: the frames of a file whose times are from `start` to `end` (seconds, inclusive).
-
-    >>> span = BackgroundSpan(file="walk.mp4", digest="9f2c", start=0.0, end=64.0)
-    >>> span.overlaps(BackgroundSpan(file="copy.mp4", digest="9f2c", start=60.0, end=70.0))
-    True
-    """
+    """The background of a clip: the frames of a file whose times are from `start` to `end` (seconds, inclusive)."""
 
     file: str
     digest: str
     start: float
     end: float
-
-    def overlaps(self, other: "BackgroundSpan") -> bool:
-        """Whether both contain a common frame of files with the same content."""
-        return self.digest == other.digest and self.start <= other.end and other.start <= self.end
 
 
 def list_background_videos(folder: str) -> list[Path]:
@@ -80,7 +72,7 @@ def assign_to_splits(paths: Sequence[Path]) -> dict[str, list[BackgroundVideo]]:
 
 
 def _take_part(source: BackgroundVideo, share_range: tuple[float, float]) -> BackgroundVideo:
-    part = BackgroundVideo(path=source.path, digest=source.digest, share_range=share_range)
+    part = replace(source, share_range=share_range)
     start, end = _compute_bounds(part)
     if end - start < MIN_PART_SECONDS:
         duration = _load_video_index(source.path).info.duration
@@ -102,14 +94,11 @@ def select_background(
     """
     rng = random.Random(seed)
     source = rng.choice(sources)
-    return source, _compute_frame_times(source, rng.random(), count=count, fps=fps)
-
-
-def _compute_frame_times(source: BackgroundVideo, start_share: float, *, count: int, fps: float) -> tuple[float, ...]:
-    """Return frame times (seconds) that begin at the fraction `start_share` of the source's surplus length."""
     begin, end = _compute_bounds(source)
-    start = max(0.0, end - begin - count / fps) * start_share
-    return tuple(begin + _reflect_time(start + i / fps, end - begin) for i in range(count))
+    length = end - begin
+    start = max(0.0, length - count / fps) * rng.random()
+    phases = ((start + i / fps) % (2 * length) for i in range(count))
+    return source, tuple(begin + min(phase, 2 * length - phase) for phase in phases)
 
 
 def compute_span(source: BackgroundVideo, times: Sequence[float]) -> BackgroundSpan:
@@ -135,24 +124,22 @@ def decode_frames(source: BackgroundVideo, times: Sequence[float], pixels: int) 
 
 def find_overlaps(spans_by_split: Mapping[str, Mapping[str, BackgroundSpan]]) -> list[str]:
     """Find backgrounds with common frames in two splits: one line per file and pair of splits."""
-    entries = [
+    entries = (
         (span.digest, span.start, split, name, span)
         for split, spans in spans_by_split.items()
         for name, span in spans.items()
-    ]
+    )
     # Spans in order of their start; per file and split, the earlier span with the latest end.
-    latest: dict[tuple[str, str], tuple[str, BackgroundSpan]] = {}
+    latest: dict[str, dict[str, tuple[str, BackgroundSpan]]] = defaultdict(dict)
     lines: dict[tuple[str, frozenset[str]], str] = {}
-    for digest, _, split, name, span in sorted(entries, key=lambda entry: entry[:4]):
-        for other, (other_name, other_span) in [
-            (key[1], latest[key]) for key in latest if key[0] == digest and key[1] != split
-        ]:
-            if span.overlaps(other_span):
+    for digest, start, split, name, span in sorted(entries):
+        for other, (other_name, other_span) in latest[digest].items():
+            if other != split and start <= other_span.end:
                 clips = f"{other}/clips/{other_name}, {split}/clips/{name}"
                 line = f"{clips}: the same frames of {span.file} are the background in more than one split"
                 lines.setdefault((digest, frozenset((split, other))), line)
-        if (digest, split) not in latest or latest[digest, split][1].end < span.end:
-            latest[digest, split] = name, span
+        if split not in latest[digest] or latest[digest][split][1].end < span.end:
+            latest[digest][split] = name, span
     return list(lines.values())
 
 
@@ -173,9 +160,3 @@ def _load_video_index(path: Path) -> video.VideoIndex:
 @lru_cache(maxsize=64)
 def _load_cached_video_index(identity: tuple[str, int, int]) -> video.VideoIndex:
     return video.index_video(identity[0])
-
-
-def _reflect_time(time: float, length: float) -> float:
-    """Reflect a time beyond the end back into [0, length]."""
-    phase = time % (2 * length)
-    return min(phase, 2 * length - phase)

@@ -1,95 +1,73 @@
 """Draw a contact sheet of a dataset: clips as frames with their times, or images with their cards; with the labels."""
 
 import os
+from itertools import islice
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
-from saccade.data.synthetic.events import PALETTE, Labels
+from saccade.data.synthetic.dataset import read_media_kind
+from saccade.data.synthetic.events import PALETTE
 from saccade.data.synthetic.generate import VideoDataset
 from saccade.data.synthetic.image.generate import ImageDataset
 from saccade.data.synthetic.image.text_templates import format_symbol
 from saccade.media import image, video
 from saccade.media.frame_sampling import sample_uniform_times
 
-CELL, GAP, LINE_HEIGHT = 72, 6, 14  # pixels
-IMAGE_SIZE, OBJECT_SIZE = 240, 48  # pixels, of an image and of a card
+NUM_ROWS, FRAMES_PER_CLIP = 6, 12
+FRAME_SIZE, IMAGE_SIZE, OVERVIEW_SIZE, CARD_SIZE = 72, 240, 64, 48  # pixels
+BORDER, GAP, LINE_HEIGHT = 3, 6, 14  # pixels
+
+Row = tuple[str, list[tuple[Image.Image, str]]]  # a title, and tiles with the text below them
 
 
-def draw_video_contact_sheet(
-    folder: str | os.PathLike[str],
-    out_path: str | os.PathLike[str],
-    *,
-    split: str = "train",
-    num_clips: int = 6,
-    frames_per_clip: int = 12,
-) -> None:
-    """Draw a row per clip: evenly spaced frames, and a frame from the middle of each event, in temporal order."""
-    labels = list(VideoDataset.read_labels(folder, split).items())[:num_clips]
-    rows = [_draw_row(Path(folder) / split / "clips" / name, clip, frames_per_clip) for name, (_, clip) in labels]
-    width = max((row.width for row in rows), default=CELL)
-    sheet = Image.new("RGB", (width, max(1, len(rows)) * (CELL + 3 * LINE_HEIGHT)), "white")
+def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> None:
+    """Draw the first files of a dataset's training split, a row each, with their labels."""
+    rows = (_list_image_rows if read_media_kind(folder) == "image" else _list_video_rows)(Path(folder))
+    height = max(tile.height for _, tiles in rows for tile, _ in tiles) + 2 * LINE_HEIGHT
+    width = max(sum(tile.width + GAP for tile, _ in tiles) for _, tiles in rows)
+    sheet = Image.new("RGB", (width, len(rows) * height), "white")
     draw = ImageDraw.Draw(sheet)
-    for i, (row, (name, (_, clip))) in enumerate(zip(rows, labels, strict=True)):
-        top = i * (CELL + 3 * LINE_HEIGHT)
-        caption = ", ".join(f"{event.color} {event.shape} {event.start:g}-{event.end:g}" for event in clip.events)
-        draw.text((GAP, top), f"{name}: {caption}", fill="black")
-        sheet.paste(row, (0, top + LINE_HEIGHT))
+    for index, (title, tiles) in enumerate(rows):
+        left, top = 0, index * height + LINE_HEIGHT
+        draw.text((GAP, index * height), title, fill="black")
+        for tile, text in tiles:
+            sheet.paste(tile, (left, top))
+            draw.text((left, top + tile.height), text, fill="black")
+            left += tile.width + GAP
     sheet.save(out_path)
 
 
-def _draw_row(path: Path, labels: Labels, frames_per_clip: int) -> Image.Image:
-    all_events = (*labels.events, *labels.distractors)
-    times = sorted(
-        {
-            *sample_uniform_times(labels.seconds, frames_per_clip),
-            *((event.start + event.end) / 2 for event in all_events),
-        }
-    )
-    row = Image.new("RGB", (len(times) * (CELL + GAP) + GAP, CELL + LINE_HEIGHT + GAP), "white")
-    draw = ImageDraw.Draw(row)
-    for i, (time, frame) in enumerate(
-        zip(times, video.decode_frames(video.index_video(str(path)), times), strict=True)
-    ):
-        left = GAP + i * (CELL + GAP)
-        row.paste(Image.fromarray(frame.pixels).resize((CELL, CELL)), (left, 0))
-        # At most one event is visible at a time.
-        event = next((event for event in all_events if event.is_visible_at(time)), None)
-        if event:
-            color = PALETTE.get(event.color, (0, 0, 0))
-            draw.rectangle((left - 2, 0, left + CELL + 1, CELL - 1), outline=color, width=3)
-        draw.text((left, CELL), f"{time:g} s", fill="black")
-    return row
+def _list_video_rows(root: Path) -> list[Row]:
+    """List, per clip, evenly spaced frames and one from the middle of each event, framed in the event's color."""
+    rows = []
+    for name, (_, labels) in islice(VideoDataset.read_labels(root, "train").items(), NUM_ROWS):
+        title = ", ".join(f"{event.color} {event.shape} {event.start:g}-{event.end:g}" for event in labels.events)
+        events = (*labels.events, *labels.distractors)
+        middles = ((event.start + event.end) / 2 for event in events)
+        times = sorted({*sample_uniform_times(labels.seconds, FRAMES_PER_CLIP), *middles})
+        frames = video.decode_frames(video.index_video(str(root / "train" / "clips" / name)), times)
+        tiles = []
+        for time, frame in zip(times, frames, strict=True):
+            # At most one event is visible at a time.
+            color = next((PALETTE.get(event.color, "black") for event in events if event.is_visible_at(time)), "white")
+            picture = Image.fromarray(frame.pixels).resize((FRAME_SIZE, FRAME_SIZE))
+            tiles.append((ImageOps.expand(picture, BORDER, color), f"{time:g} s"))
+        rows.append((f"{name}: {title}", tiles))
+    return rows
 
 
-def draw_image_contact_sheet(
-    folder: str | os.PathLike[str],
-    out_path: str | os.PathLike[str],
-    *,
-    split: str = "train",
-    num_images: int = 6,
-    overview_pixels: int = 64,
-) -> None:
-    """Draw a row per image: the image, its overview of `overview_pixels` x `overview_pixels`, and each card alone."""
-    scenes = list(ImageDataset.read_labels(folder, split).items())[:num_images]
-    max_cards = max((len(scene.objects) + len(scene.distractors) for _, (_, scene) in scenes), default=0)
-    row_height = IMAGE_SIZE + LINE_HEIGHT + GAP
-    sheet = Image.new(
-        "RGB", (2 * (IMAGE_SIZE + GAP) + max_cards * (OBJECT_SIZE + GAP), max(1, len(scenes)) * row_height), "white"
-    )
-    draw = ImageDraw.Draw(sheet)
-    for row, (name, (_, scene)) in enumerate(scenes):
-        top = row * row_height
-        pixels = image.read_image(str(Path(folder) / split / "pictures" / name))
-        caption = ", ".join(f"{card.color} {format_symbol(card)} {list(card.box)}" for card in scene.objects)
-        draw.text((GAP, top), f"{name}: {caption}", fill="black")
-        overview = pixels.resize((overview_pixels, overview_pixels), Image.Resampling.BICUBIC)
-        sheet.paste(pixels.resize((IMAGE_SIZE, IMAGE_SIZE)), (0, top + LINE_HEIGHT))
-        sheet.paste(
+def _list_image_rows(root: Path) -> list[Row]:
+    """List, per image, the image, its overview, and each card alone."""
+    rows = []
+    for name, (_, scene) in islice(ImageDataset.read_labels(root, "train").items(), NUM_ROWS):
+        title = ", ".join(f"{card.color} {format_symbol(card)} {list(card.box)}" for card in scene.objects)
+        pixels = image.read_image(str(root / "train" / "pictures" / name))
+        overview = pixels.resize((OVERVIEW_SIZE, OVERVIEW_SIZE), Image.Resampling.BICUBIC)
+        tiles = [
+            pixels.resize((IMAGE_SIZE, IMAGE_SIZE)),
             overview.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.NEAREST),
-            (IMAGE_SIZE + GAP, top + LINE_HEIGHT),
-        )
-        for index, card in enumerate((*scene.objects, *scene.distractors)):
-            left = 2 * (IMAGE_SIZE + GAP) + index * (OBJECT_SIZE + GAP)
-            sheet.paste(pixels.crop(card.box).resize((OBJECT_SIZE, OBJECT_SIZE)), (left, top + LINE_HEIGHT))
-    sheet.save(out_path)
+            *(pixels.crop(card.box).resize((CARD_SIZE, CARD_SIZE)) for card in (*scene.objects, *scene.distractors)),
+        ]
+        rows.append((f"{name}: {title}", [(tile, "") for tile in tiles]))
+    return rows

@@ -7,8 +7,10 @@ sub-agent sees one window and answers just what the main agent copies.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
+from saccade.data.source_row import OPTION_LETTERS
 from saccade.data.synthetic import text_templates
 from saccade.data.synthetic.events import COLORS, Event, find_events_within
 from saccade.data.synthetic.questions import parse_events
@@ -16,10 +18,10 @@ from saccade.data.visibility import is_answerable
 from saccade.types import AnswerType, Demonstration, Task
 
 NUM_WINDOWS = 4  # per clip
+EVENT_SHARE = 0.8  # of the windows and seconds of auxiliary demonstrations, which show an event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubAgentCall:
+class SubAgentCall(NamedTuple):
     """One call of a sub-agent: the window (seconds), the sub-question and the reply."""
 
     start: float
@@ -42,30 +44,29 @@ def build_demonstration(
         seen = [event for event in relevant if any(event.is_visible_at(time) for time in overview_times)]
         replies: tuple[str, ...] = (_format_answer_reply(task, seen),)
         return Demonstration(task=task, frame_budget=len(overview_times), replies=replies)
-    kind, target = task.extras["question"], task.extras["target"]
-    calls = [_build_window_call(task, kind, target, start, end) for start, end in find_windows(task)]
+    kind, target, second = (task.extras[name] for name in ("question", "target", "second"))
+    windows = [(second, second + 1)] if kind == "at" else split_into_windows(task.extras["seconds"], NUM_WINDOWS)
+    calls = [_build_window_call(task, kind, target, start, end) for start, end in windows]
+    call_reply = text_templates.format_tool_call_reply(text_templates.LOOK_CLOSER, [call[:3] for call in calls])
     return Demonstration(
         task=task,
         frame_budget=len(overview_times),
-        replies=(_format_call_reply(text_templates.LOOK_CLOSER, calls), _format_answer_reply(task, relevant)),
+        replies=(call_reply, _format_answer_reply(task, relevant)),
         children=(tuple(call.reply for call in calls),),
     )
 
 
-def build_auxiliary_demonstration(task: Task, rng: random.Random, *, event_share: float = 0.8) -> Demonstration:
+def build_auxiliary_demonstration(task: Task, rng: random.Random) -> Demonstration:
     """Build an auxiliary demonstration with one overview frame, of which only the sub-agents are trained."""
-    calls = rng.choice((build_window_calls, build_second_calls))(task, rng, event_share)
+    calls = rng.choice((build_window_calls, build_second_calls))(task, rng, EVENT_SHARE)
+    call_reply = text_templates.format_tool_call_reply("", [call[:3] for call in calls])
     return Demonstration(
         task=task,
         frame_budget=1,
-        replies=(_format_call_reply("", calls), text_templates.format_answer_reply("", "")),
+        replies=(call_reply, text_templates.format_answer_reply("", "")),
         children=(tuple(call.reply for call in calls),),
         is_auxiliary=True,
     )
-
-
-def _format_call_reply(thinking: str, calls: Sequence[SubAgentCall]) -> str:
-    return text_templates.format_tool_call_reply(thinking, [(call.start, call.end, call.question) for call in calls])
 
 
 def build_python_demonstration(task: Task, fps: float) -> Demonstration:
@@ -82,20 +83,17 @@ def build_python_demonstration(task: Task, fps: float) -> Demonstration:
     return Demonstration(task=task, frame_budget=None, replies=(*replies, answer_reply))
 
 
-def build_perception_demonstration(
-    task: Task, rng: random.Random, fps: float | None, *, event_share: float = 0.8
-) -> Demonstration:
+def build_perception_demonstration(task: Task, rng: random.Random, fps: float | None) -> Demonstration:
     """Build a demonstration that names the color at each of five seconds of the clip; it trains perception only.
 
     With `fps` (of the clip) the frames are shown by code; without it they are in a dense overview, one frame per
-    second. A second shows an event with probability `event_share`.
+    second.
     """
-    events, seconds = parse_events(task), _sample_seconds(task, rng, event_share)
-    colors = [
+    events, seconds = parse_events(task), _sample_seconds(task, rng, EVENT_SHARE)
+    answer = " ".join(
         next((event.color for event in events if event.is_visible_at(second)), text_templates.NONE_TEXT)
         for second in seconds
-    ]
-    answer = " ".join(colors)
+    )
     perception_task = replace(
         task,
         id=f"{task.id}-drill",
@@ -137,26 +135,10 @@ def _format_answer_reply(task: Task, shown_events: Sequence[Event]) -> str:
 def format_answer(task: Task) -> str:
     """Return the ground truth as the model should write it; for a choice that is the option's text, not its letter."""
     if task.options:
-        return task.options["ABCDEFGHIJ".index(str(task.ground_truth))]
+        return task.options[OPTION_LETTERS.index(str(task.ground_truth))]
     if isinstance(task.ground_truth, tuple):
         return text_templates.format_span(*task.ground_truth)
-    return (
-        text_templates.format_number(task.ground_truth)
-        if task.answer_type == AnswerType.NUMBER and isinstance(task.ground_truth, float)
-        else str(task.ground_truth)
-    )
-
-
-def find_windows(task: Task) -> list[tuple[float, float]]:
-    """Return the windows (seconds) to inspect for a question."""
-    if task.extras["question"] == "at":
-        return [build_second_window(task.extras["second"])]
-    return split_into_windows(task.extras["seconds"], NUM_WINDOWS)
-
-
-def build_second_window(second: float) -> tuple[float, float]:
-    """Return the window of one second from `second` on, whose start the model copies from the question."""
-    return second, second + 1
+    return f"{task.ground_truth:g}" if isinstance(task.ground_truth, float) else task.ground_truth
 
 
 def split_into_windows(seconds: float, count: int) -> list[tuple[float, float]]:
@@ -172,14 +154,11 @@ def _build_window_call(task: Task, kind: str, target: str | None, start: float, 
     """Build the call for one window, with the reply of a perfect sub-agent."""
     relevant = _filter_events(kind, target, parse_events(task))
     visible = list(find_events_within(relevant, start, end))
-    reply = (
-        text_templates.format_time_scan(visible, start, task.extras["event_seconds"])
-        if kind == "when"
-        else text_templates.format_sub_agent_reply(visible)
-    )
-    return SubAgentCall(
-        start=start, end=end, question=text_templates.format_sub_agent_question(kind, target), reply=reply
-    )
+    if kind == "when":
+        reply = text_templates.format_time_scan(visible, start, task.extras["event_seconds"])
+    else:
+        reply = " ".join(event.color for event in visible) or text_templates.NONE_TEXT
+    return SubAgentCall(start, end, text_templates.format_sub_agent_question(kind, target), reply)
 
 
 def _find_relevant_events(task: Task) -> list[Event]:
@@ -205,9 +184,8 @@ def build_window_calls(task: Task, rng: random.Random, event_share: float) -> tu
     """
     events, seconds, length = parse_events(task), task.extras["seconds"], task.extras["event_seconds"]
     # Short windows are easier to learn: they have few frames.
-    windows = split_into_windows(
-        seconds, NUM_WINDOWS if rng.random() < 0.5 else max(NUM_WINDOWS, round(seconds / (2 * length)))
-    )
+    count = NUM_WINDOWS if rng.random() < 0.5 else max(NUM_WINDOWS, round(seconds / (2 * length)))
+    windows = split_into_windows(seconds, count)
     with_events = [window for window in windows if any(find_events_within(events, *window))]
     start, end = rng.choice(with_events if with_events and rng.random() < event_share else windows)
     shown = list(dict.fromkeys(event.color for event in find_events_within(events, start, end)))
@@ -224,10 +202,8 @@ def build_second_calls(task: Task, rng: random.Random, event_share: float) -> tu
 
     Perception is learned first on single frames.
     """
-    return tuple(
-        _build_window_call(task, "at", None, *build_second_window(second))
-        for second in _sample_seconds(task, rng, event_share)
-    )
+    seconds = _sample_seconds(task, rng, event_share)
+    return tuple(_build_window_call(task, "at", None, second, second + 1) for second in seconds)
 
 
 def _sample_seconds(task: Task, rng: random.Random, event_share: float) -> list[float]:

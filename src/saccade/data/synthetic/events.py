@@ -73,34 +73,21 @@ def sample_labels(config: SyntheticConfig, rng: random.Random) -> Labels:
             key="synthetic.event_seconds",
             value=config.event_seconds,
         )
-    minimum, maximum = config.events
-    if not 1 <= minimum <= maximum:
-        raise ConfigError(
-            f"synthetic.events={list(config.events)} should be the minimum (at least 1) and maximum of events per clip",
-            key="synthetic.events",
-            value=config.events,
-        )
-    count = rng.randint(minimum, maximum)
+    count = rng.randint(*config.events)
     # Events and distractors share one set of starts, so that they never overlap.
     starts = _sample_starts(config, count + config.distractors, rng)
     event_indices = sorted(rng.sample(range(len(starts)), count))
     colors = iter(_sample_colors(count, rng))
     length = config.event_seconds
-    events = tuple(
-        Event(
-            start=starts[i],
-            end=starts[i] + length,
-            color=next(colors),
-            shape=rng.choice(SHAPES),
-            **_sample_placement(rng),
-        )
-        for i in event_indices
-    )
-    distractors = tuple(
-        Event(start=start, end=start + length, color="white", shape=str(rng.randint(0, 9)), **_sample_placement(rng))
-        for i, start in enumerate(starts)
-        if i not in event_indices
-    )
+
+    def build_event(start: float, color: str, shape: str) -> Event:
+        center_x, center_y = (round(rng.uniform(0.38, 0.62), 3) for _ in range(2))
+        size = round(rng.uniform(0.55, 0.75), 3)
+        return Event(start=start, end=start + length, color=color, shape=shape, x=center_x, y=center_y, size=size)
+
+    events = tuple(build_event(starts[i], next(colors), rng.choice(SHAPES)) for i in event_indices)
+    others = (start for i, start in enumerate(starts) if i not in event_indices)
+    distractors = tuple(build_event(start, "white", str(rng.randint(0, 9))) for start in others)
     return Labels(seconds=config.clip_seconds, events=events, distractors=distractors)
 
 
@@ -129,14 +116,6 @@ def _sample_colors(count: int, rng: random.Random) -> list[str]:
     colors = [first] * repetitions + rest
     rng.shuffle(colors)
     return colors
-
-
-def _sample_placement(rng: random.Random) -> dict[str, float]:
-    return {
-        "x": round(rng.uniform(0.38, 0.62), 3),
-        "y": round(rng.uniform(0.38, 0.62), 3),
-        "size": round(rng.uniform(0.55, 0.75), 3),
-    }
 
 
 def find_events_within(events: Sequence[Event], start: float, end: float) -> Iterator[Event]:

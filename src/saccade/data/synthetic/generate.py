@@ -30,7 +30,6 @@ from saccade.data.synthetic.demonstrations import (
 from saccade.data.synthetic.events import Labels, sample_labels
 from saccade.data.synthetic.render import FRAMES_PER_BLOCK, Frames, draw_events, iterate_background_blocks
 from saccade.data.synthetic.video_writer import write_video
-from saccade.errors import ConfigError
 from saccade.media.frame_sampling import sample_uniform_times
 from saccade.types import Demonstration, Task
 from saccade.utils.hashing import derive_seed
@@ -56,12 +55,6 @@ class VideoDataset(SyntheticDataset[Labels]):
         super().__init__(config, config, seed=seed)
         self.frame_budgets = tuple(dict.fromkeys(frame_budgets))
         self._sources: dict[str, list[BackgroundVideo]] = {}
-        if config.frame_size % 2 or config.frame_size < 16:
-            raise ConfigError(
-                f"synthetic.frame_size={config.frame_size} should be an even number of at least 16",
-                key="synthetic.frame_size",
-                value=config.frame_size,
-            )
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[Labels]) -> list[Demonstration]:
         """Build demonstrations in the style of `synthetic.demonstrations`."""
@@ -71,11 +64,11 @@ class VideoDataset(SyntheticDataset[Labels]):
         # Every demonstration is paired with one that trains perception only.
         demonstrations = []
         for task in tasks:
-            demonstrations.append(
-                build_direct_demonstration(task) if fps is None else build_python_demonstration(task, fps)
-            )
             rng = random.Random(derive_seed("drill", self.seed, task.id))
-            demonstrations.append(build_perception_demonstration(task, rng, fps))
+            demonstrations += [
+                build_direct_demonstration(task) if fps is None else build_python_demonstration(task, fps),
+                build_perception_demonstration(task, rng, fps),
+            ]
         return demonstrations
 
     def describe(self) -> dict[str, Any]:

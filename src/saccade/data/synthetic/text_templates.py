@@ -53,17 +53,12 @@ def format_question(kind: str, *, target: str | None, second: float | None) -> s
     'What colour is shown at second 37?'
     """
     name = "total" if kind == "count" and target is None else kind
-    return QUESTION_TEMPLATES[name].format(target=target, second="" if second is None else format_number(second))
-
-
-def format_number(value: float) -> str:
-    """Format a number with as few digits as possible: 37, 0.5."""
-    return f"{value:g}"
+    return QUESTION_TEMPLATES[name].format(target=target, second="" if second is None else f"{second:g}")
 
 
 def format_span(start: float, end: float) -> str:
     """Format a time span: 40-42."""
-    return f"{format_number(start)}-{format_number(end)}"
+    return f"{start:g}-{end:g}"
 
 
 def format_sub_agent_question(kind: str, target: str | None) -> str:
@@ -75,16 +70,6 @@ def format_sub_agent_question(kind: str, target: str | None) -> str:
     if kind == "when":
         return f"When {target}?"
     return f"Which {target}?" if kind == "count" and target else "Which colours?"
-
-
-def format_sub_agent_reply(events: Sequence[Event]) -> str:
-    """Format a sub-agent's reply: the colors of the requested events, in order.
-
-    >>> red = Event(start=40, end=42, color="red")
-    >>> format_sub_agent_reply([red, red]), format_sub_agent_reply([])
-    ('red red', 'none')
-    """
-    return " ".join(event.color for event in events) or NONE_TEXT
 
 
 def format_time_scan(events: Sequence[Event], start: float, step_seconds: float) -> str:
@@ -100,7 +85,7 @@ def format_time_scan(events: Sequence[Event], start: float, step_seconds: float)
     first = events[0]
     # Steps until the event is visible; 0 for an event that began before the window.
     steps = max(0, math.ceil((first.start - start) / step_seconds - 1e-9))
-    times = [format_number(start + i * step_seconds) for i in range(steps + 1)]
+    times = [f"{start + i * step_seconds:g}" for i in range(steps + 1)]
     return f"{' '.join(times)} so {format_span(first.start, first.end)}"
 
 
@@ -128,9 +113,8 @@ CODE_DELIMITERS = ("<code>\n```python\n", "\n```\n</code>")  # around code
 
 def build_code_pieces(fps: float) -> tuple[str, ...]:
     """Return the fixed parts of the code for videos with `fps` frames per second."""
-    step = round(fps)
-    coarse = COARSE_SCAN_CODE.format(step=step, glow=COLOR_THRESHOLD).splitlines(keepends=True)
-    return (*coarse, SHOW_FRAMES_CODE[0], SHOW_FRAMES_CODE[1].format(step=step), "Which colours at ")
+    coarse = format_coarse_scan_code(fps).splitlines(keepends=True)
+    return (*coarse, SHOW_FRAMES_CODE[0], SHOW_FRAMES_CODE[1].format(step=round(fps)), "Which colours at ")
 
 
 def format_perception_question(seconds: Sequence[float]) -> str:
@@ -139,7 +123,7 @@ def format_perception_question(seconds: Sequence[float]) -> str:
     >>> format_perception_question([3, 36])
     'Which colours at 3 36?'
     """
-    return f"Which colours at {' '.join(map(format_number, seconds))}?"
+    return f"Which colours at {' '.join(f'{second:g}' for second in seconds)}?"
 
 
 def format_coarse_scan_code(fps: float) -> str:
@@ -153,7 +137,8 @@ def format_show_frames_code(seconds: Sequence[float], fps: float) -> str:
     >>> format_show_frames_code([12, 36], 4)
     'for t in [12, 36]:\n    Image.fromarray(video_clue_0[t * 4].asnumpy()).show()'
     """
-    return f"{SHOW_FRAMES_CODE[0]}{', '.join(map(format_number, seconds))}{SHOW_FRAMES_CODE[1].format(step=round(fps))}"
+    times = ", ".join(f"{second:g}" for second in seconds)
+    return f"{SHOW_FRAMES_CODE[0]}{times}{SHOW_FRAMES_CODE[1].format(step=round(fps))}"
 
 
 def format_code_reply(thinking: str, code: str) -> str:
@@ -170,16 +155,13 @@ def format_tool_call_reply(thinking: str, calls: Sequence[tuple[float, float, st
     >>> format_tool_call_reply("Hm.", [(0.0, 16.0, "When red?")])[:60]
     '<think>\nHm.</think><tool_call>{"name": "crop_video", "argume'
     """
-    return f"<think>\n{thinking}</think>" + "".join(_format_tool_call(*call) for call in calls)
-
-
-def _format_tool_call(start: float, end: float, question: str) -> str:
-    arguments = {"start_time": _simplify_number(start), "end_time": _simplify_number(end), "question": question}
-    return f"<tool_call>{json.dumps({'name': 'crop_video', 'arguments': arguments})}</tool_call>"
-
-
-def _simplify_number(value: float) -> float:
-    return int(value) if value == int(value) else value
+    parts = [f"<think>\n{thinking}</think>"]
+    for start, end, question in calls:
+        times = {"start_time": start, "end_time": end}
+        arguments = {name: int(time) if time == int(time) else time for name, time in times.items()}
+        call = {"name": "crop_video", "arguments": {**arguments, "question": question}}
+        parts.append(f"<tool_call>{json.dumps(call)}</tool_call>")
+    return "".join(parts)
 
 
 def format_answer_reply(thinking: str, answer: str) -> str:

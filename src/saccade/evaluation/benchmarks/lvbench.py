@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from saccade.data.source_row import JsonMapping
 from saccade.evaluation.benchmarks.answer_extraction import split_inline_options, strip_option_labels
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, build_accuracy_metrics, grade_choice
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
@@ -54,7 +55,7 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
         yield _build_task(row, key, genre, str(row.values.get("uid") or f"{key}-{row.number}"))
         return
     for question in row.get_list("qa"):
-        inner = row.with_values(row.parse_mapping(question, "qa"))
+        inner = row.with_values(row.convert(question, JsonMapping, "qa"))
         yield _build_task(inner, row.get_text("key"), genre, inner.get_text("uid"))
 
 

@@ -7,6 +7,7 @@ their symbols. In the "direct" style it never zooms, because the overview is sha
 
 from collections.abc import Callable, Sequence
 
+from saccade.data.synthetic.demonstrations import format_answer as format_video_answer
 from saccade.data.synthetic.image import text_templates
 from saccade.data.synthetic.image.objects import PixelBox, SceneObject
 from saccade.data.synthetic.image.questions import parse_objects
@@ -56,11 +57,6 @@ def build_grid_demonstration(objects: Sequence[SceneObject], *, image_path: str,
 
 def format_answer(task: Task) -> str:
     """Return the ground truth as the model should write it; for a choice that is the option's text, not its letter."""
-    if task.options:
-        return task.options["ABC".index(str(task.ground_truth))]
     if isinstance(task.ground_truth, tuple):
-        left, top, right, bottom = (round(side) for side in task.ground_truth)
-        return text_templates.format_box(
-            text_templates.normalize_box((left, top, right, bottom), int(task.extras["width"]))
-        )
-    return f"{task.ground_truth:g}" if isinstance(task.ground_truth, float) else task.ground_truth
+        return text_templates.format_box(text_templates.normalize_box(task.ground_truth, task.extras["width"]))
+    return format_video_answer(task)

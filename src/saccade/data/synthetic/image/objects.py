@@ -1,5 +1,6 @@
 """Sample the scene of one image: colored cards on a lattice, each with a symbol."""
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -88,17 +89,10 @@ def sample_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene:
     contains exactly one card. Colors are distinct while there are enough; classes of symbols and symbols are random.
     Raises ConfigError for impossible settings.
     """
-    minimum, maximum = config.objects
-    if not 1 <= minimum <= maximum:
-        raise ConfigError(
-            f"synthetic.image.objects={list(config.objects)} should be the minimum (at least 1) and maximum of cards",
-            key="synthetic.image.objects",
-            value=config.objects,
-        )
-    side, count = compute_object_side(config), rng.randint(minimum, maximum)
+    side, count = compute_object_side(config), rng.randint(*config.objects)
     positions = _sample_positions(config, side, count + config.distractors, rng)
     card_indices = set(rng.sample(range(len(positions)), count))
-    colors = iter(_sample_colors(count, rng))
+    colors = itertools.cycle(rng.sample(COLORS, len(COLORS)))
     cards, distractors = [], []
     for index, position in enumerate(positions):
         if index in card_indices:
@@ -123,17 +117,11 @@ def _sample_object(
     position: tuple[int, int], side: int, color: str, config: SyntheticImageConfig, rng: random.Random
 ) -> SceneObject:
     """Sample the symbol of a card with a given position (left, top) and color; a dot has another color."""
-    symbol_class = rng.choice((DOT, DIGIT, LETTER))
-    symbol = rng.choice([symbol for symbol in SYMBOLS[symbol_class] if symbol != color])
+    kind = rng.choice((DOT, DIGIT, LETTER))
+    symbol = rng.choice([symbol for symbol in SYMBOLS[kind] if symbol != color])
     left, top = position
     return SceneObject(
-        left=left,
-        top=top,
-        side=side,
-        color=color,
-        symbol_class=symbol_class,
-        symbol=symbol,
-        symbol_scale=config.symbol_scale,
+        left=left, top=top, side=side, color=color, symbol_class=kind, symbol=symbol, symbol_scale=config.symbol_scale
     )
 
 
@@ -156,20 +144,3 @@ def _sample_positions(config: SyntheticImageConfig, side: int, count: int, rng: 
         key="synthetic.image.objects",
         value=config.objects,
     )
-
-
-def _sample_colors(count: int, rng: random.Random) -> list[str]:
-    shuffled = rng.sample(COLORS, len(COLORS))
-    return [shuffled[i % len(shuffled)] for i in range(count)]
-
-
-def find_unique_color_objects(objects: Sequence[SceneObject]) -> list[SceneObject]:
-    """Return the cards whose color no other card has."""
-    colors = [card.color for card in objects]
-    return [card for card in objects if colors.count(card.color) == 1]
-
-
-def find_unique_symbol_objects(objects: Sequence[SceneObject]) -> list[SceneObject]:
-    """Return the cards whose symbol no other card has."""
-    symbols = [(card.symbol_class, card.symbol) for card in objects]
-    return [card for card in objects if symbols.count((card.symbol_class, card.symbol)) == 1]

@@ -15,19 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from saccade.config.schema import SyntheticImageConfig
+from saccade.data.source_row import OPTION_LETTERS
 from saccade.data.synthetic.events import COLORS
 from saccade.data.synthetic.image import text_templates
-from saccade.data.synthetic.image.objects import (
-    DIGIT,
-    DOT,
-    LETTER,
-    Scene,
-    SceneObject,
-    find_unique_color_objects,
-    find_unique_symbol_objects,
-)
+from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, Scene, SceneObject
 from saccade.data.synthetic.questions import AnswerBalancer, Question, build_choice_questions
-from saccade.errors import ConfigError
 from saccade.types import AnswerType, Media, MediaKind, Task
 
 ANSWER_TYPES = {
@@ -81,21 +73,12 @@ def _build_task(question: Question, scene: Scene, *, image_path: str, task_id: s
 
 
 def _build_candidates(kind: str, objects: Sequence[SceneObject], rng: random.Random) -> list[Question]:
-    if kind not in ANSWER_TYPES:
-        raise ConfigError(
-            f"synthetic.image.questions: {kind!r} is no kind of question; the kinds are {', '.join(ANSWER_TYPES)}",
-            key="synthetic.image.questions",
-            value=kind,
-        )
-    if kind in SYMBOL_QUESTIONS:
-        targets: list[str | None] = [
-            card.color for card in find_unique_color_objects(objects) if card.symbol_class == SYMBOL_QUESTIONS[kind]
-        ]
-    elif kind == "count":
+    by_color, by_symbol = _index_by_unique_labels(objects)
+    targets: list[str | None] = [*by_color]
+    if kind == "count":
         targets = [None, DOT, DIGIT, LETTER]
-    else:
-        targets = [text_templates.format_symbol(card) for card in find_unique_symbol_objects(objects)]
-        targets += [card.color for card in find_unique_color_objects(objects)] if kind == "where" else []
+    elif kind not in SYMBOL_QUESTIONS:
+        targets = [*by_symbol, *(by_color if kind == "where" else ())]
     candidates = []
     for target in targets:
         answer = compute_answer(kind, objects, target=target)
@@ -105,6 +88,17 @@ def _build_candidates(kind: str, objects: Sequence[SceneObject], rng: random.Ran
         return candidates
     shown = {card.color for card in objects}
     return [choice for item in candidates for choice in build_choice_questions(item, shown, rng)]
+
+
+def _index_by_unique_labels(objects: Sequence[SceneObject]) -> tuple[dict[str, SceneObject], dict[str, SceneObject]]:
+    """Return the cards whose color no other card has, by color, and those whose symbol no other has, by symbol."""
+    colors = [card.color for card in objects]
+    symbols = [text_templates.format_symbol(card) for card in objects]
+    by_color, by_symbol = (
+        {label: card for label, card in zip(labels, objects, strict=True) if labels.count(label) == 1}
+        for labels in (colors, symbols)
+    )
+    return by_color, by_symbol
 
 
 # ---- exact answers -------------------------------------------------------------------------------------------------
@@ -119,19 +113,15 @@ def compute_answer(kind: str, objects: Sequence[SceneObject], *, target: str | N
     """
     if kind == "count":
         return float(sum(target in (None, card.symbol_class) for card in objects))
+    by_color, by_symbol = _index_by_unique_labels(objects)
+    with_color, with_symbol = by_color.get(target or ""), by_symbol.get(target or "")
     if kind in SYMBOL_QUESTIONS:
-        cards = [
-            card
-            for card in find_unique_color_objects(objects)
-            if card.color == target and card.symbol_class == SYMBOL_QUESTIONS[kind]
-        ]
-        return cards[0].symbol if cards else None
-    by_symbol = [card for card in find_unique_symbol_objects(objects) if text_templates.format_symbol(card) == target]
+        return with_color.symbol if with_color and with_color.symbol_class == SYMBOL_QUESTIONS[kind] else None
     if kind == "which":
         # The color must be unique, too.
-        return by_symbol[0].color if by_symbol and by_symbol[0] in find_unique_color_objects(objects) else None
-    cards = by_symbol or [card for card in find_unique_color_objects(objects) if card.color == target]
-    return tuple(float(side) for side in cards[0].box) if cards else None
+        return with_symbol.color if with_symbol and with_symbol.color in by_color else None
+    card = with_symbol or with_color
+    return tuple(map(float, card.box)) if card else None
 
 
 def find_objects_to_inspect(kind: str, target: str | None, objects: Sequence[SceneObject]) -> list[int]:
@@ -146,7 +136,7 @@ def find_objects_to_inspect(kind: str, target: str | None, objects: Sequence[Sce
 def compute_ground_truth(task: Task, scene: Scene) -> GroundTruth | None:
     """Compute the ground truth of a task again from the labels of its image."""
     answer = compute_answer(task.extras["question"], scene.objects, target=task.extras["target"])
-    return "ABC"[task.options.index(str(answer))] if task.options and answer in task.options else answer
+    return OPTION_LETTERS[task.options.index(answer)] if isinstance(answer, str) and answer in task.options else answer
 
 
 def parse_objects(task: Task) -> list[SceneObject]:

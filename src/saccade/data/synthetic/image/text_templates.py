@@ -107,9 +107,7 @@ def format_overview(objects: Sequence[SceneObject], image_side: int) -> str:
 
     They are sorted by color, so that the order depends on which cards there are, not on their positions.
 
-    >>> format_overview(
-    ...     [SceneObject(left=96, top=32, side=32, color="red", symbol_class="digit", symbol="7")], 320
-    ... )
+    >>> format_overview([SceneObject(left=96, top=32, side=32, color="red", symbol_class="digit", symbol="7")], 320)
     'Cards: red 0.3 0.1'
     """
     ordered = sorted(objects, key=lambda card: COLORS.index(card.color))
@@ -117,7 +115,7 @@ def format_overview(objects: Sequence[SceneObject], image_side: int) -> str:
     return f"Cards: {', '.join(f'{color} {left:g} {top:g}' for color, left, top in positions) or NONE_TEXT}"
 
 
-def normalize_box(box: PixelBox, image_side: int) -> NormalizedBox:
+def normalize_box(box: Sequence[float], image_side: int) -> NormalizedBox:
     """Convert a box in pixels to fractions of an image with `image_side` pixels per side.
 
     >>> normalize_box((96, 32, 128, 64), 320)
@@ -142,15 +140,14 @@ def format_zoom_reply(thinking: str, boxes: Sequence[PixelBox], image_side: int)
     >>> format_zoom_reply("Hm.", [(96, 32, 128, 64)], 320)[:66]
     '<think>\nHm.</think><tool_call>{"name": "zoom_image", "arguments": '
     """
-    return f"<think>\n{thinking}</think>" + "".join(_format_zoom_call(normalize_box(box, image_side)) for box in boxes)
+    parts = [f"<think>\n{thinking}</think>"]
+    for box in boxes:
+        arguments = dict(zip(("left", "top", "right", "bottom"), normalize_box(box, image_side), strict=True))
+        parts.append(f"<tool_call>{json.dumps({'name': 'zoom_image', 'arguments': arguments})}</tool_call>")
+    return "".join(parts)
 
 
 def format_crop_code_reply(thinking: str, boxes: Sequence[PixelBox], image_side: int) -> str:
     """Format a reply whose code crops and shows several boxes (pixels)."""
     box_list = ", ".join(f"({format_box(normalize_box(box, image_side))[1:-1]})" for box in boxes)
     return video_templates.format_code_reply(thinking, f"{CROP_CODE[0]}{box_list}{CROP_CODE[1]}")
-
-
-def _format_zoom_call(box: NormalizedBox) -> str:
-    arguments = dict(zip(("left", "top", "right", "bottom"), box, strict=True))
-    return f"<tool_call>{json.dumps({'name': 'zoom_image', 'arguments': arguments})}</tool_call>"
