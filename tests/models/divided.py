@@ -47,7 +47,7 @@ def main(rank: int, path: str, out: str, store: str, lora_rank: int) -> None:
     for layer in (*model.model.language_model.layers, *model.model.visual.blocks, model):
         fully_shard(layer, mesh=mesh)
     model(input_ids=torch.tensor([[1, 2, 3]]))  # after a forward pass the root stays unsharded
-    layers = [layer.weights.values() for layer in checkpoint_io.iterate_layers(model)]
+    layers = [layer.values() for layer in checkpoint_io.iterate_layers(model)]
     assert all(isinstance(value, checkpoint_io.DTensor) for values in layers for value in values)
 
     live, gather_tensor = {"now": 0, "max": 0}, checkpoint_io.gather_tensor

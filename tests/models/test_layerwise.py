@@ -85,7 +85,7 @@ def test_a_cpu_copy_equals_the_files_and_is_independent_of_training(folder):
 def test_layers_are_iterated_once_and_in_order(folder):
     backbone = load_backbone(folder)
     layers = [
-        [checkpoint_io.parse_layer_name(name) for name in layer.weights]
+        [checkpoint_io.parse_layer_name(name) for name in layer]
         for layer in checkpoint_io.iterate_layers(backbone.model)
     ]
     assert all(len(set(names)) == 1 for names in layers)

@@ -70,8 +70,7 @@ def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = No
     """
     grammar = grammar or DEFAULT_GRAMMAR
     tags = list(grammar.tag_pattern.finditer(text))
-    partners = _match_closing_tags(tags)
-    openings = _find_next_openings(tags)
+    links = _link_tags(tags)
     blocks: list[Block] = []
     index, position = 0, 0
     while index < len(tags):
@@ -82,8 +81,8 @@ def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = No
             blocks.append(Block(kind=BlockKind.UNMATCHED_TAG, body=tag[0], is_closed=False))
             index, position = index + 1, tag.end()
             continue
-        partner = partners[index]
-        stop = openings[index] if partner is None else partner
+        partner, next_opening = links[index]
+        stop = next_opening if partner is None else partner
         body_end = tags[stop].start() if stop < len(tags) else len(text)
         blocks.append(_build_block(grammar, tag[2], text[tag.end() : body_end], is_closed=partner is not None))
         index, position = (stop, body_end) if partner is None else (stop + 1, tags[stop].end())
@@ -91,24 +90,21 @@ def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = No
     return Reply(text=text, blocks=tuple(blocks), prefill=text[: max(prefill_length, 0)])
 
 
-def _match_closing_tags(tags: Sequence[re.Match[str]]) -> list[int | None]:
-    """Return, for each tag, the index of the next tag of its name if that is a closing tag, else None."""
-    partners: list[int | None] = [None] * len(tags)
+def _link_tags(tags: Sequence[re.Match[str]]) -> list[tuple[int | None, int]]:
+    """Return, for each tag, two indices: its closing tag if that is the next tag of its name, and the next opening tag.
+
+    They are None and len(tags) if there is none.
+    """
+    links: list[tuple[int | None, int]] = []
     latest: dict[str, int] = {}
+    next_opening = len(tags)
     # From the end, to visit each tag once: a long degenerate reply would make a quadratic parser hang.
-    for index in range(len(tags) - 1, -1, -1):
-        following = latest.get(tags[index][2])
-        partners[index] = following if following is not None and tags[following][1] else None
-        latest[tags[index][2]] = index
-    return partners
-
-
-def _find_next_openings(tags: Sequence[re.Match[str]]) -> list[int]:
-    """Return, for each tag, the index of the next opening tag of any name; len(tags) if there is none."""
-    openings = [len(tags)] * len(tags)
-    for index in range(len(tags) - 2, -1, -1):
-        openings[index] = openings[index + 1] if tags[index + 1][1] else index + 1
-    return openings
+    for index, tag in reversed([*enumerate(tags)]):
+        following = latest.get(tag[2])
+        links.append((following if following is not None and tags[following][1] else None, next_opening))
+        latest[tag[2]] = index
+        next_opening = next_opening if tag[1] else index
+    return links[::-1]
 
 
 def _append_text(blocks: list[Block], text: str) -> None:
@@ -121,16 +117,14 @@ def _build_block(grammar: Grammar, name: str, body: str, *, is_closed: bool) -> 
     if kind is not BlockKind.CALL:
         return Block(kind=kind, body=body, is_closed=is_closed)
     call_format = grammar.call_formats.get(name, CallFormat.EXTERNAL)
-    call = (
-        parse_call(grammar.call_parsers[name], body, call_format)
-        if is_closed
-        else build_invalid_call("the call is not closed", call_format)
-    )
+    if is_closed:
+        call = _parse_call(grammar.call_parsers[name], body, call_format)
+    else:
+        call = build_invalid_call("the call is not closed", call_format)
     return Block(kind=kind, body=body, is_closed=is_closed, call=call)
 
 
-def parse_call(parser: CallParser, body: str, call_format: CallFormat) -> Call:
-    """Parse the call in a body; a failure becomes the call's `error`."""
+def _parse_call(parser: CallParser, body: str, call_format: CallFormat) -> Call:
     try:
         name, arguments = parser(body)
     except json.JSONDecodeError as error:
@@ -239,19 +233,15 @@ def normalize_json(value: Any, *, depth: int = 0) -> Any:
     if isinstance(value, str):
         return _check_unicode(value)
     if isinstance(value, int | float):
-        return _check_number(value)
+        fits = abs(value) < _MAX_INT if isinstance(value, int) else math.isfinite(value)
+        if not fits:
+            raise ValueError("a number is not finite or too large")
+        return value
     if isinstance(value, list | tuple):
         return [normalize_json(item, depth=depth + 1) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {_check_unicode(key): normalize_json(item, depth=depth + 1) for key, item in value.items()}
     raise ValueError(f"a {type(value).__name__} is not a JSON value")
-
-
-def _check_number(value: int | float) -> int | float:
-    fits = abs(value) < _MAX_INT if isinstance(value, int) else math.isfinite(value)
-    if not fits:
-        raise ValueError("a number is not finite or too large")
-    return value
 
 
 def _check_unicode(value: str) -> str:

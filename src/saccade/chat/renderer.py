@@ -68,10 +68,12 @@ class ChatRenderer:
             if isinstance(piece, ImageRef):
                 images.append(piece)
                 parts.append(self._image_token_id)
-            elif isinstance(piece, str):
-                parts.append(piece)
+            elif isinstance(piece, TemplateText):
+                parts += self._tokenizer.split_template_text(piece.text)
+            elif isinstance(piece, ModelText):
+                parts += self._tokenizer.split_model_text(piece.text)
             else:
-                parts += self._split_special_tokens(piece)
+                parts.append(piece)
         # No text encodes to the placeholder's id, so placeholders and images correspond one to one.
         tokens = self._tokenizer.encode(parts)
         indices = [index for index, token in enumerate(tokens) if token == self._image_token_id]
@@ -80,13 +82,6 @@ class ChatRenderer:
             for index, image in zip(indices, images, strict=True)
         ]
         return tuple(tokens), tuple(slots)
-
-    def _split_special_tokens(self, piece: TemplateText | ModelText) -> list[int | str]:
-        return (
-            self._tokenizer.split_template_text(piece.text)
-            if isinstance(piece, TemplateText)
-            else self._tokenizer.split_model_text(piece.text)
-        )
 
     def render_prefill(self, text: str) -> Segment:
         """Return the segment of a prefilled reply."""
@@ -132,14 +127,10 @@ def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
         model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} is not a model's config: it has no model_type", key="model_type") from error
-    family = family or _find_family(str(model_type))
+    if family is None:
+        families = plugins.list_plugins("chat.families")
+        if model_type not in families:
+            message = f"there is no model family {model_type!r}; {plugins.suggest(str(model_type), families)}"
+            raise ModelError(message, key="model_type", value=model_type)
+        family = plugins.load("chat.families", model_type)
     return ChatRenderer(family, ChatTokenizer(folder), family.load_vision_geometry(folder))
-
-
-def _find_family(name: str) -> Family:
-    families = plugins.list_plugins("chat.families")
-    if name not in families:
-        message = f"there is no model family {name!r}; {plugins.suggest(name, families)}"
-        raise ModelError(message, key="model_type", value=name)
-    family: Family = plugins.load("chat.families", name)
-    return family

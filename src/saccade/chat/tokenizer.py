@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -30,11 +31,8 @@ class ChatTokenizer:
             self._added_ids = {entry["content"]: int(entry["id"]) for entry in data["added_tokens"]}
             structural = [entry["content"] for entry in data["added_tokens"] if not entry["special"]]
         self._path = path
-        self._added_pattern: re.Pattern[str] | None = build_token_pattern(self._added_ids)
-        self._structural_pattern = build_token_pattern(structural)
-        self._check_plain_encoding()
-
-    def _check_plain_encoding(self) -> None:
+        self._added_pattern = _build_token_pattern(self._added_ids)
+        self._structural_pattern = _build_token_pattern(structural)
         added = set(self._added_ids.values())
         for content in self._added_ids:
             if not added.isdisjoint(self._plain_tokenizer.encode(content).ids):
@@ -56,38 +54,30 @@ class ChatTokenizer:
         """Split text into the ids of its structural tags and the text between them; other special tokens stay text."""
         return self._split(text, self._structural_pattern)
 
-    def _split(self, text: str, pattern: re.Pattern[str] | None) -> list[int | str]:
+    def _split(self, text: str, pattern: re.Pattern[str]) -> list[int | str]:
         # A pattern with one group puts the separators, here the added tokens, at odd indices.
-        parts = [text] if pattern is None else pattern.split(text)
-        return [self._added_ids[part] if index % 2 else part for index, part in enumerate(parts) if part]
+        parts = enumerate(pattern.split(text))
+        return [self._added_ids[part] if index % 2 else part for index, part in parts if part]
 
     def encode(self, pieces: Iterable[int | str]) -> list[int]:
         """Encode the texts among the pieces as plain text, adjacent ones joined; ids are unchanged."""
         ids: list[int] = []
-        texts: list[str] = []
-        for piece in (*pieces, None):
-            if isinstance(piece, str):
-                texts.append(piece)
-                continue
-            if texts:
-                ids += self._encode_plain("".join(texts))
-                texts = []
-            if piece is not None:
-                ids.append(piece)
+        for is_id, group in groupby(pieces, key=lambda piece: isinstance(piece, int)):
+            if is_id:
+                ids += map(int, group)
+            else:
+                ids += self._plain_tokenizer.encode(replace_surrogates("".join(map(str, group)))).ids
         return ids
-
-    def _encode_plain(self, text: str) -> list[int]:
-        return list(self._plain_tokenizer.encode(replace_surrogates(text)).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode ids to text, special tokens included; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
-def build_token_pattern(contents: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches any of these texts, the longest first; None if there are none."""
+def _build_token_pattern(contents: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of these texts, the longest first; without any it never matches."""
     longest_first = sorted(contents, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
 
 def replace_surrogates(text: str) -> str:

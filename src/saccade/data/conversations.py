@@ -16,7 +16,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, JsonV
 from saccade.data.answer_normalization import build_task
 from saccade.data.source_row import RowModel, SourceRow, Text, decode_json, list_values, parse_media
 from saccade.rewards.answer_types.base import unwrap_answer
-from saccade.types import Demonstration, Media, MediaKind, Task
+from saccade.types import Demonstration, Media, MediaKind
 
 ROLE_ALIASES = {
     **dict.fromkeys(("user", "human"), "user"),

@@ -61,11 +61,10 @@ class LRUCache(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value and mark it as most recently used; None if it isn't cached."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
+            if key not in self._entries:
                 return None
             self._entries.move_to_end(key)
-            return entry[0]
+            return self._entries[key][0]
 
     def put(self, key: K, value: V, cost: int = 1) -> None:
         """Cache `value` unless its cost exceeds the capacity, and evict the least recently used values."""
@@ -88,10 +87,6 @@ def _get_temp_dir() -> str:
     return folder
 
 
-def _delete_file(path: str) -> None:
-    Path(path).unlink(missing_ok=True)
-
-
 class CachingMediaLoader:
     """A `protocols.MediaLoader` that caches decoded pixels.
 
@@ -100,8 +95,9 @@ class CachingMediaLoader:
     """
 
     def __init__(self, *, workers: int = 0, cache_bytes: int = 512 * 2**20, generated_dir: str = "") -> None:
+        delete_file = functools.partial(Path.unlink, missing_ok=True)
         self.generated_dir = generated_dir
-        self._generated_files: LRUCache[str, None] = LRUCache(MAX_GENERATED_BYTES, _delete_file)
+        self._generated_files: LRUCache[Path, None] = LRUCache(MAX_GENERATED_BYTES, delete_file)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="saccade-media") if workers else None
         self._threads_per_job = max(1, (os.cpu_count() or 1) // max(1, workers))  # for large frames
         self._pixels: LRUCache[str, Pixels] = LRUCache(cache_bytes)
@@ -220,7 +216,7 @@ class CachingMediaLoader:
         width, height = fit_size(width, height, factor, budget)
         scaled = resize_image(Image.fromarray(pixels), width, height)
         path = save_png(scaled, self.generated_dir or _get_temp_dir())
-        self._generated_files.put(path, None, os.path.getsize(path))
+        self._generated_files.put(Path(path), None, os.path.getsize(path))
         image = ImageRef(path=path, digest=hashing.compute_file_digest(path), time=None, width=width, height=height)
         self._cache_pixels(image, scaled)
         return image
@@ -233,8 +229,7 @@ class CachingMediaLoader:
     # ---- job sharing ---------------------------------------------------------------------------------------------
 
     async def _get_video_index(self, path: str) -> VideoIndex:
-        video_index = self._video_indexes.get(path)
-        if video_index is not None:
+        if video_index := self._video_indexes.get(path):
             return video_index
         return await _await_job(self._jobs.get(path) or self._submit([path], lambda: self._index_video(path)))
 

@@ -95,17 +95,15 @@ def _parse_srt(text: str, path: str) -> list[Cue]:
         lines = body.split("\n")
         if index + 1 < len(spans) and len(lines) > 1 and lines[-1] == "" and lines[-2].strip().isdecimal():
             lines = lines[:-2]
-        cues.append(
-            Cue(start=_parse_timestamp(span[1]), end=_parse_timestamp(span[2]), text=_strip_markup(" ".join(lines)))
-        )
+        start, end = _parse_timestamp(span[1]), _parse_timestamp(span[2])
+        cues.append(Cue(start=start, end=end, text=_strip_markup(" ".join(lines))))
     return cues
 
 
 def _parse_json(text: str, path: str) -> list[Cue]:
     """Parse LongVideoBench's formats: `timestamp` [s, e] and `text`, or clock times `start` and `end`, and `line`."""
     try:
-        rows = json.loads(text)
-        return [_parse_json_cue(row) for row in rows]
+        return [_parse_json_cue(row) for row in json.loads(text)]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         shape = '{"timestamp": [start, end], "text": …} or {"start": …, "end": …, "line": …}'
         raise MediaError(f"{path} holds no subtitles: it must be a list of {shape}", key=path) from error
@@ -117,11 +115,8 @@ def _parse_json_cue(row: Mapping[str, Any]) -> Cue:
         # An end that isn't a number means the end of the video.
         has_end = isinstance(end, int | float) and math.isfinite(end)
         return Cue(start=float(start), end=float(end) if has_end else math.inf, text=_strip_markup(str(row["text"])))
-    return Cue(
-        start=_parse_timestamp(str(row["start"])),
-        end=_parse_timestamp(str(row["end"])),
-        text=_strip_markup(str(row["line"])),
-    )
+    start, end = (_parse_timestamp(str(row[name])) for name in ("start", "end"))
+    return Cue(start=start, end=end, text=_strip_markup(str(row["line"])))
 
 
 def _parse_timestamp(text: str) -> float:

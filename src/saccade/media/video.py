@@ -132,7 +132,7 @@ def index_video(path: str) -> VideoIndex:
         boundary(MediaError, f"{path} can't be read as a video; re-encode it", key=path),
         _open_video(path) as (container, stream),
     ):
-        for packet in _skip_to_keyframe(_demux_packets(container, stream)):
+        for packet in _read_packets(container, stream):
             if first is None:
                 first = next(_decode_packet(packet), None)
             if packet.size and not packet.is_corrupt:
@@ -241,10 +241,6 @@ class _VideoDecoder:
     container: InputContainer
     stream: VideoStream
 
-    def read_packets(self) -> Iterator[_Packet]:
-        """Yield the packets from the next keyframe on."""
-        return _skip_to_keyframe(_demux_packets(self.container, self.stream))
-
     def seek(self, keyframe: tuple[int, int]) -> Iterator[_Packet]:
         """Return the packets from a keyframe (pts, dts), or an earlier one, on. Raises _SeekFailed."""
         for target in keyframe:  # containers differ in which of the two a seek refers to
@@ -252,7 +248,7 @@ class _VideoDecoder:
                 self.container.seek(target, stream=self.stream)
             except av.error.FFmpegError as error:
                 raise _SeekFailed from error
-            packets = self.read_packets()
+            packets = _read_packets(self.container, self.stream)
             first = next(packets, None)
             if first is not None and first.pts is not None and first.pts <= keyframe[0]:
                 return chain([first], packets)
@@ -279,7 +275,7 @@ def _decode_by_seeking(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iter
     frame_ids = video_index.frame_ids[frame_numbers].tolist()
     needed_ids = frozenset(frame_ids)
     reached, is_intact = keyframe_ids[0], True
-    frames = decoder.decode_packets(decoder.read_packets(), needed_ids)
+    frames = decoder.decode_packets(_read_packets(decoder.container, decoder.stream), needed_ids)
     for number, frame_id in zip(frame_numbers, frame_ids, strict=True):
         key = bisect_right(keyframe_ids, frame_id) - 1
         if key >= 0 and keyframe_ids[key] > reached:
@@ -303,7 +299,8 @@ def _decode_from_start(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iter
     remaining_ids = video_index.frame_ids[frame_numbers].tolist()[::-1]
     latest: tuple[float, VideoFrame] | None = None
     is_intact = True
-    for count, frame in enumerate(decoder.decode_packets(decoder.read_packets(), frozenset())):
+    packets = _read_packets(decoder.container, decoder.stream)
+    for count, frame in enumerate(decoder.decode_packets(packets, frozenset())):
         frame_id = count if video_index.uses_frame_numbers else frame.pts
         if frame_id is None:
             continue
@@ -359,19 +356,15 @@ def _find_video_stream(container: InputContainer, path: str) -> VideoStream:
     raise MediaError(f"{path} has no video stream (sound only?); give a file with moving pictures", key=path)
 
 
-def _demux_packets(container: InputContainer, stream: VideoStream) -> Iterator[_Packet]:
-    """Yield the stream's packets up to the first read error."""
-    packets = container.demux(stream)
+def _read_packets(container: InputContainer, stream: VideoStream) -> Iterator[_Packet]:
+    """Yield the stream's packets from the next keyframe on, up to the first read error."""
+    packets = dropwhile(lambda packet: not packet.is_keyframe, container.demux(stream))
     while True:
         try:
             packet = next(packets)
         except (StopIteration, av.error.FFmpegError):
             return
         yield packet
-
-
-def _skip_to_keyframe(packets: Iterable[_Packet]) -> Iterator[_Packet]:
-    return dropwhile(lambda packet: not packet.is_keyframe, packets)
 
 
 def _decode_packet(packet: _Packet, *, strict: bool = False) -> Iterator[VideoFrame]:

@@ -28,7 +28,7 @@ from saccade.errors import ModelError, boundary
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
 
-_METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor
+_METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor; not the index of weight files
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
 MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
@@ -143,18 +143,15 @@ class Backbone:
     def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
         self.settings = settings
         self.renderer: ChatRenderer = load_renderer(settings.path)
-        device, message = (
-            settings.device,
-            f"{settings.path} can't be loaded as a model on the device {settings.device!r}",
-        )
-        with boundary(ModelError, message, key="model.device", value=device):
-            self.device = torch.device(device)
+        message = f"{settings.path} can't be loaded as a model on the device {settings.device!r}"
+        with boundary(ModelError, message, key="model.device", value=settings.device):
+            self.device = torch.device(settings.device)
         with boundary(ModelError, message, key="model.path", value=settings.path):
             loaded: Any = _load_model(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
             # Read now: a run deletes the checkpoint that it was loaded from when it has written newer ones.
-            files = [file for file in Path(settings.path).iterdir() if _is_metadata_file(file.name)]
-            self._metadata_files = {file.name: file.read_bytes() for file in files}
+            files = [file for file in Path(settings.path).iterdir() if file.suffix in _METADATA_SUFFIXES]
+            self._metadata_files = {file.name: file.read_bytes() for file in files if ".index." not in file.name}
         self.model.set_attn_implementation(_ATTENTION_IMPLEMENTATIONS)
         self.model.model.visual.config._attn_implementation = "saccade_flash"
         self.model.eval()
@@ -174,14 +171,12 @@ class Backbone:
     def kv_cache_shape(self) -> tuple[int, int, int]:
         """Return layers, key-value heads and head size: the shape of a KV cache per token."""
         config = self.language_model.config
-        head_dim: int = self.language_model.layers[0].self_attn.head_dim
-        return config.num_hidden_layers, config.num_key_value_heads, head_dim
+        return config.num_hidden_layers, config.num_key_value_heads, self.language_model.layers[0].self_attn.head_dim
 
     @property
     def vocab_size(self) -> int:
         """Return how many logits there are per token."""
-        size: int = self.model.lm_head.out_features
-        return size
+        return self.model.lm_head.out_features
 
     @property
     def num_parallel_micro_batches(self) -> int:
@@ -200,8 +195,7 @@ class Backbone:
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Return the tensors by their names in the model."""
-        weights: Mapping[str, Tensor] = self.model.state_dict()
-        return weights
+        return self.model.state_dict()
 
     def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
         """Return a copy of each layer's tensors, by their names in a checkpoint; adapters are merged."""
@@ -256,10 +250,8 @@ class Backbone:
             torch.from_numpy(grids).to(self.device),
             return_dict=True,
         )
-        layers = [
-            torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output])
-            for layer in _get_deepstack_features(out)
-        ]
+        deepstack = out.deepstack_features if "deepstack_features" in out else ()  # not every family has them
+        layers = [torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output]) for layer in deepstack]
         return [
             VisionFeatures(tokens=tokens, deepstack=tuple(layer[index] for layer in layers))
             for index, tokens in enumerate(out.pooler_output)
@@ -275,13 +267,12 @@ class Backbone:
         kv_store: KVStore | None = None,
     ) -> Tensor:
         """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order."""
-        embeds = self.language_model.embed_tokens(ids_BT)
-        visual = ids_BT == self.image_token_id if features is not None else None
-        if visual is not None and features is not None:
+        embeds, extra = self.language_model.embed_tokens(ids_BT), {}
+        if features is not None:
+            visual = ids_BT == self.image_token_id
             embeds = embeds.masked_scatter(visual[..., None], features.tokens.to(embeds.dtype))
-        extra = {}
-        if features is not None and features.deepstack:
-            extra = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(features.deepstack)}
+            if features.deepstack:
+                extra = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(features.deepstack)}
         out = self.language_model(
             inputs_embeds=embeds,
             position_ids=positions_3BT,
@@ -291,8 +282,7 @@ class Backbone:
             kv_store=kv_store,
             **extra,
         )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
+        return out.last_hidden_state
 
     def compute_logits(self, hidden_ND: Tensor) -> Tensor:
         """Return logits [N, V] in float32; forbidden tokens are -inf, for sampler and trainer alike."""
@@ -310,17 +300,7 @@ class Backbone:
         features = VisionFeatures.cat(images) if images else None
         hidden = self.compute_hidden_states(ids, positions, mask, features=features)
         logp = compute_logprobs(self.compute_logits(hidden[0, -len(tokens) - 1 : -1]), 1.0)
-        logprobs: list[float] = logp.gather(1, torch.tensor(tokens, device=self.device)[:, None])[:, 0].tolist()
-        return logprobs
-
-
-def _is_metadata_file(name: str) -> bool:
-    """Return whether a file of a checkpoint is metadata that is independent of how the weights are sharded.
-
-    >>> _is_metadata_file("tokenizer.json"), _is_metadata_file("model.safetensors.index.json")
-    (True, False)
-    """
-    return Path(name).suffix in _METADATA_SUFFIXES and not name.endswith(".index.json")
+        return logp.gather(1, torch.tensor(tokens, device=self.device)[:, None])[:, 0].tolist()
 
 
 def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
@@ -334,15 +314,10 @@ def _enable_activation_checkpointing(model: nn.Module) -> None:
 
     transformers' own switch also makes embeddings require gradients, which would differentiate a frozen vision tower.
     """
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
-
-
-def _get_deepstack_features(out: Any) -> list[Any]:
-    """Return deepstack features, empty for families whose vision tower has none."""
-    return list(out.deepstack_features) if "deepstack_features" in out else []
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
 
 
 def compute_logprobs(logits_NV: Tensor, temperature: float) -> Tensor:

@@ -20,10 +20,8 @@ def check_weights(folder: Path) -> int:
     for index in folder.glob("*.safetensors.index.json"):
         missing = sorted(_read_shard_names(index) - {shard.name for shard in shards})
         if missing:
-            raise ModelError(
-                f"{folder} has no {missing[0]}, which {index.name} lists; copy the checkpoint again",
-                key=str(folder / missing[0]),
-            )
+            problem = f"{folder} has no {missing[0]}, which {index.name} lists; copy the checkpoint again"
+            raise ModelError(problem, key=str(folder / missing[0]))
     for shard in shards:
         try:
             with safe_open(shard, "pt"):  # it compares the file's length with the tensors of its header
@@ -44,10 +42,8 @@ def _read_shard_names(index: Path) -> set[str]:
     try:
         return {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{index} is not an index with a weight_map that gives each weight's file; copy the checkpoint again",
-            key=str(index),
-        ) from error
+        problem = f"{index} is not an index with a weight_map that gives each weight's file; copy the checkpoint again"
+        raise ModelError(problem, key=str(index)) from error
 
 
 def compute_checkpoint_digest(folder: Path) -> str:
@@ -57,13 +53,8 @@ def compute_checkpoint_digest(folder: Path) -> str:
     ModelError if they can't be read.
     """
     with boundary(ModelError, f"{folder} can't be read as a model"):
-        return compute_digest(
-            [
-                (path.name, _hash_file(path))
-                for path in sorted(folder.iterdir())
-                if path.suffix in HASHED_SUFFIXES and path.name not in IGNORED_FILES
-            ]
-        )
+        paths = (path for path in sorted(folder.iterdir()) if path.suffix in HASHED_SUFFIXES)
+        return compute_digest([(path.name, _hash_file(path)) for path in paths if path.name not in IGNORED_FILES])
 
 
 def _hash_file(path: Path) -> str:

@@ -10,8 +10,7 @@ and `SHARD_BYTES` bytes.
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +27,8 @@ _LAYER_PREFIX = re.compile(r".*?\.\d+(?=\.)")  # up to the first number: model.l
 _WEIGHTS_NAME, _INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """The weights of one layer, by their names in the model; `adapted_layers` are the LoRA layers by weight name."""
-
-    model: Any
-    weights: Mapping[str, Tensor]
-    adapted_layers: Mapping[str, Any]
-
-    @torch.no_grad()
-    def gather_weights(self) -> dict[str, Tensor]:
-        """Return full weights by their names in a checkpoint, with adapters merged.
-
-        A collective operation if the weights are sharded: all processes must call it for the same layer.
-        """
-        merged = {}
-        for name, weight in self.weights.items():
-            value = gather_tensor(weight)
-            if name in self.adapted_layers:
-                # Add in float32, to round only once.
-                delta = gather_tensor(self.adapted_layers[name].get_delta_weight("default"))
-                value = (value.float() + delta.float()).to(value.dtype)
-            merged[lora.strip_base_layer(name)] = value
-        # Names and shapes on disk differ from those in memory for some families.
-        values: dict[str, Tensor] = revert_weight_conversion(self.model, merged)
-        return values
-
-
-def iterate_layers(model: Any) -> Iterator[Layer]:
-    """Yield the layers of a model, in order, with adapters merged; tied weights appear once.
+def iterate_layers(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Yield the weights of each layer, in order, by their names in the model; tied weights appear once.
 
     A weight outside the layers, such as embeddings, is yielded as a layer of its own.
     """
@@ -66,12 +38,33 @@ def iterate_layers(model: Any) -> Iterator[Layer]:
         if not lora.is_adapter_weight(name) and id(value) not in seen:
             seen.add(id(value))
             weights[name] = value
-    adapted = lora.find_adapted_layers(model)
     for _, names in itertools.groupby(weights, key=parse_layer_name):
-        layer = {name: weights[name] for name in names}
-        yield Layer(
-            model=model, weights=layer, adapted_layers={name: adapted[name] for name in layer if name in adapted}
-        )
+        yield {name: weights[name] for name in names}
+
+
+def _gather_layers(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Yield each layer's full weights by their names in a checkpoint, with adapters merged.
+
+    A collective operation if the weights are sharded: all processes must iterate. The caller frees a layer before the
+    next is gathered.
+    """
+    adapted_layers = lora.find_adapted_layers(model)
+    for weights in iterate_layers(model):
+        yield _gather_weights(model, weights, adapted_layers)
+
+
+@torch.no_grad()
+def _gather_weights(model: Any, weights: Mapping[str, Tensor], adapted_layers: Mapping[str, Any]) -> dict[str, Tensor]:
+    merged = {}
+    for name, weight in weights.items():
+        value = gather_tensor(weight)
+        if name in adapted_layers:
+            # Add in float32, to round only once.
+            delta = gather_tensor(adapted_layers[name].get_delta_weight("default"))
+            value = (value.float() + delta.float()).to(value.dtype)
+        merged[lora.strip_base_layer(name)] = value
+    # Names and shapes on disk differ from those in memory for some families.
+    return revert_weight_conversion(model, merged)
 
 
 def parse_layer_name(name: str) -> str:
@@ -94,16 +87,48 @@ def write_weights(model: Any, folder: Path, *, shard_bytes: int = SHARD_BYTES) -
 
     Rank 0 writes; all processes return when it is done. Raises OSError if there is no room.
     """
-    writer = _ShardWriter(folder) if is_rank_zero() else None
-    for layer in iterate_layers(model):
-        values = layer.gather_weights()
-        if writer:
-            writer.add(values, shard_bytes)
-        del values  # free the layer before the next is gathered
-    if writer:
-        writer.finish()
+    pending: dict[str, Tensor] = {}
+    shards: list[dict[str, int]] = []  # the bytes of each file's weights, by name
+    for values in _gather_layers(model):
+        if is_rank_zero():
+            pending |= values
+        values.clear()  # free the layer before the next is gathered
+        if sum(value.nbytes for value in pending.values()) >= shard_bytes:
+            shards.append(_write_shard(pending, _get_temporary_path(folder, len(shards))))
+    if pending:
+        shards.append(_write_shard(pending, _get_temporary_path(folder, len(shards))))
+    if is_rank_zero():
+        _rename_shards(folder, shards)
     if _is_distributed():
         distributed.barrier()
+
+
+def _get_temporary_path(folder: Path, shard_index: int) -> Path:
+    return folder / f".{_WEIGHTS_NAME}.{shard_index}"
+
+
+def _write_shard(pending: dict[str, Tensor], path: Path) -> dict[str, int]:
+    """Write weights to a file and clear them; return their bytes by name."""
+    shard = {name: value.contiguous() for name, value in pending.items()}
+    pending.clear()
+    save_file(shard, path, metadata={"format": "pt"})
+    return {name: value.nbytes for name, value in shard.items()}
+
+
+def _rename_shards(folder: Path, shards: Sequence[Mapping[str, int]]) -> None:
+    """Rename the files, whose number is known now, in place of an earlier model's, and write the index of several."""
+    for stale in (*folder.glob("model-?????-of-?????.safetensors"), folder / _INDEX_NAME):
+        stale.unlink(missing_ok=True)
+    weight_map = {}
+    for index, shard in enumerate(shards):
+        name = _WEIGHTS_NAME if len(shards) == 1 else f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
+        _get_temporary_path(folder, index).rename(folder / name)
+        weight_map.update(dict.fromkeys(shard, name))
+    if len(shards) > 1:
+        (folder / _WEIGHTS_NAME).unlink(missing_ok=True)
+        total_size = sum(sum(shard.values()) for shard in shards)
+        content = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
+        (folder / _INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_layers_to_cpu(model: Any) -> tuple[dict[str, Tensor], ...]:
@@ -112,16 +137,13 @@ def copy_layers_to_cpu(model: Any) -> tuple[dict[str, Tensor], ...]:
     Rank 0 gets the copy; the other processes take part in gathering and get nothing.
     """
     copies: list[dict[str, Tensor]] = []
-    for layer in iterate_layers(model):
-        values = layer.gather_weights()
+    for values in _gather_layers(model):
         if is_rank_zero():
-            copies.append({name: _copy_to_cpu(value) for name, value in values.items()})
-        del values  # free the layer before the next is gathered
+            copies.append(
+                {name: torch.empty(value.shape, dtype=value.dtype).copy_(value) for name, value in values.items()}
+            )
+        values.clear()  # free the layer before the next is gathered
     return tuple(copies)
-
-
-def _copy_to_cpu(value: Tensor) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype).copy_(value)
 
 
 def is_rank_zero() -> bool:
@@ -131,49 +153,3 @@ def is_rank_zero() -> bool:
 
 def _is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
-
-
-class _ShardWriter:
-    """Writes files under temporary names, and renames them when their number is known."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._pending: dict[str, Tensor] = {}
-        self._shards: list[tuple[str, ...]] = []  # the weight names of each file
-        self._total_bytes = 0
-
-    def add(self, values: dict[str, Tensor], shard_bytes: int) -> None:
-        """Add weights (and clear `values`); write a file if at least `shard_bytes` are pending."""
-        self._pending |= values
-        values.clear()
-        if sum(value.nbytes for value in self._pending.values()) >= shard_bytes:
-            self._write_shard()
-
-    def _write_shard(self) -> None:
-        shard = {name: value.contiguous() for name, value in self._pending.items()}
-        self._pending.clear()
-        save_file(shard, self._temporary_path(len(self._shards)), metadata={"format": "pt"})
-        self._shards.append(tuple(shard))
-        self._total_bytes += sum(value.nbytes for value in shard.values())
-
-    def _temporary_path(self, shard_index: int) -> Path:
-        return self._folder / f".{_WEIGHTS_NAME}.{shard_index}"
-
-    def finish(self) -> None:
-        """Write the pending weights, rename the files, and write the index if there are several."""
-        if self._pending:
-            self._write_shard()
-        for stale in (*self._folder.glob("model-?????-of-?????.safetensors"), self._folder / _INDEX_NAME):
-            stale.unlink(missing_ok=True)
-        count = len(self._shards)
-        names = [
-            _WEIGHTS_NAME if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
-            for index in range(count)
-        ]
-        for shard_index, name in enumerate(names):
-            self._temporary_path(shard_index).rename(self._folder / name)
-        if count > 1:
-            (self._folder / _WEIGHTS_NAME).unlink(missing_ok=True)
-            weight_map = {weight: name for name, weights in zip(names, self._shards, strict=True) for weight in weights}
-            index = {"metadata": {"total_size": self._total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-            (self._folder / _INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

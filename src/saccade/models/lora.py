@@ -26,11 +26,8 @@ _BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's 
 def check_adapters(rank: int) -> None:
     """Raise ConfigError if `rank` > 0 and peft isn't installed."""
     if rank and importlib.util.find_spec("peft") is None:
-        raise ConfigError(
-            f"model.lora_rank={rank} needs the package peft: pip install 'saccade[lora]'",
-            key="model.lora_rank",
-            value=rank,
-        )
+        problem = f"model.lora_rank={rank} needs the package peft: pip install 'saccade[lora]'"
+        raise ConfigError(problem, key="model.lora_rank", value=rank)
 
 
 def attach_adapters(model: nn.Module, language_model: nn.Module, rank: int) -> None:

@@ -1,7 +1,9 @@
 """Tiny checkpoints: Hugging Face folders of the real architectures, small enough to train on two CPU cores."""
 
+import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,6 @@ from saccade.models.tiny_tokenizer import make_tokenizer
 from saccade.utils.hashing import derive_seed
 
 _SPATIAL_MERGE_SIZE, _TEMPORAL_PATCH_SIZE, _HEAD_DIM = 2, 2, 32
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALF = (0.5, 0.5, 0.5)
 
 # The published chat templates, reduced to text, images, tools and tool results.
 _CHAT_TEMPLATE = """
@@ -82,14 +82,11 @@ def make_tiny_model(
     `tie_word_embeddings` ties input and output embeddings. The same arguments write the same files. Raises ModelError
     for an unknown family or an invalid hidden size.
     """
-    _, model_type, default_system, mean, std = _find_family(family)
+    settings = _find_family(family)
     if hidden_size < 2 * _HEAD_DIM or hidden_size % (2 * _HEAD_DIM):
-        raise ModelError(
-            f"hidden_size={hidden_size} is invalid for a tiny model: it must be a multiple of {2 * _HEAD_DIM}",
-            key="hidden_size",
-            value=hidden_size,
-        )
-    template = _CHAT_TEMPLATE.strip().replace("DEFAULT", repr(default_system))
+        problem = f"hidden_size={hidden_size} is invalid for a tiny model: it must be a multiple of {2 * _HEAD_DIM}"
+        raise ModelError(problem, key="hidden_size", value=hidden_size)
+    template = _CHAT_TEMPLATE.strip().replace("DEFAULT", repr(settings.default_system_prompt))
     tokenizer = make_tokenizer(family, vocabulary_text or (), phrases, template)
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _VISION_TOKENS.items()}
     config = build_tiny_config(
@@ -104,12 +101,21 @@ def make_tiny_model(
     # Don't change the caller's random state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("tiny", family, seed))
-        model = model_type(config)
+        model = settings.model_type(config)
     eos_ids = [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
     model.generation_config = GenerationConfig.from_dict(
         {"eos_token_id": eos_ids, "pad_token_id": eos_ids[1], "do_sample": True}
     )
-    _save_checkpoint(Path(folder), model, tokenizer, _build_preprocessor(patch_size, mean, std))
+    # These bounds never resize an image that consists of whole visual tokens.
+    preprocessor = {
+        "size": {"shortest_edge": (_SPATIAL_MERGE_SIZE * patch_size) ** 2, "longest_edge": 4096**2},
+        "patch_size": patch_size,
+        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
+        "merge_size": _SPATIAL_MERGE_SIZE,
+        "image_mean": settings.image_mean,
+        "image_std": settings.image_std,
+    }
+    _save_checkpoint(Path(folder), model, tokenizer, preprocessor)
 
 
 def build_tiny_config(
@@ -123,8 +129,36 @@ def build_tiny_config(
     **token_ids: Any,
 ) -> PreTrainedConfig:
     """Return the config of a tiny model of these sizes."""
-    text, vision = _build_text_sizes(vocab_size, hidden_size, num_layers), _build_vision_sizes(hidden_size, patch_size)
-    return _find_family(family)[0](text, vision, tie_word_embeddings=tie_word_embeddings, **token_ids)
+    settings = _find_family(family)
+    text = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // _HEAD_DIM,
+        "num_key_value_heads": hidden_size // _HEAD_DIM // 2,
+        "max_position_embeddings": 32768,
+        "initializer_range": 0.02,
+        "pad_token_id": None,  # its embedding would be frozen at zero
+        **copy.deepcopy(settings.text),  # transformers changes the rope parameters in place
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "patch_size": patch_size,
+        "spatial_merge_size": _SPATIAL_MERGE_SIZE,
+        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
+        "out_hidden_size": hidden_size,
+        "initializer_range": 0.02,
+        **settings.vision,
+    }
+    if "fullatt_block_indexes" in vision:
+        vision["window_size"] = 8 * patch_size
+    return settings.config_type(
+        text_config=text, vision_config=vision, tie_word_embeddings=tie_word_embeddings, **token_ids
+    )
 
 
 _VISION_TOKENS = {
@@ -135,86 +169,47 @@ _VISION_TOKENS = {
 }
 
 
-def _build_text_sizes(vocab_size: int, hidden_size: int, num_layers: int) -> dict[str, Any]:
-    """Return the text config that both families share; no pad token, whose embedding would be frozen at zero."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": 3 * hidden_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": hidden_size // _HEAD_DIM,
-        "num_key_value_heads": hidden_size // _HEAD_DIM // 2,
-        "max_position_embeddings": 32768,
-        "initializer_range": 0.02,
-        "pad_token_id": None,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TinyFamily:
+    """A family's classes and template, and what its configs have beyond the sizes that the families share."""
+
+    config_type: Any
+    model_type: Any
+    default_system_prompt: str
+    image_mean: Sequence[float]
+    image_std: Sequence[float]
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
 
 
-def _build_vision_sizes(hidden_size: int, patch_size: int) -> dict[str, Any]:
-    return {
-        "depth": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_heads": 2,
-        "patch_size": patch_size,
-        "spatial_merge_size": _SPATIAL_MERGE_SIZE,
-        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
-        "out_hidden_size": hidden_size,
-        "initializer_range": 0.02,
-    }
-
-
-def _build_qwen3_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> PreTrainedConfig:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
-    return Qwen3VLConfig(
-        text_config={**text, "head_dim": _HEAD_DIM, "rope_parameters": rope},
-        vision_config={**vision, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
-        **shared,
-    )
-
-
-def _build_qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], **shared: Any) -> PreTrainedConfig:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
-    return Qwen2_5_VLConfig(
-        text_config={**text, "rope_parameters": rope, "bos_token_id": None, "eos_token_id": None},
-        vision_config={**vision, "fullatt_block_indexes": [1], "window_size": 8 * vision["patch_size"]},
-        **shared,
-    )
-
-
-_TinyFamily = tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel], str, Any, Any]
-_FAMILIES: Mapping[str, _TinyFamily] = {
-    "qwen3_vl": (_build_qwen3_vl, Qwen3VLForConditionalGeneration, "", _HALF, _HALF),
-    "qwen2_5_vl": (
-        _build_qwen2_5_vl,
-        Qwen2_5_VLForConditionalGeneration,
-        "You are a helpful assistant.",
-        _CLIP_MEAN,
-        _CLIP_STD,
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+_FAMILIES = {
+    "qwen3_vl": _TinyFamily(
+        config_type=Qwen3VLConfig,
+        model_type=Qwen3VLForConditionalGeneration,
+        default_system_prompt="",
+        image_mean=(0.5, 0.5, 0.5),
+        image_std=(0.5, 0.5, 0.5),
+        text={"head_dim": _HEAD_DIM, "rope_parameters": {**_ROPE, "mrope_interleaved": True}},
+        vision={"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+    ),
+    "qwen2_5_vl": _TinyFamily(
+        config_type=Qwen2_5_VLConfig,
+        model_type=Qwen2_5_VLForConditionalGeneration,
+        default_system_prompt="You are a helpful assistant.",
+        image_mean=(0.48145466, 0.4578275, 0.40821073),
+        image_std=(0.26862954, 0.26130258, 0.27577711),
+        text={"rope_parameters": _ROPE, "bos_token_id": None, "eos_token_id": None},
+        vision={"fullatt_block_indexes": [1]},
     ),
 }
 
 
 def _find_family(family: str) -> _TinyFamily:
     if family not in _FAMILIES:
-        raise ModelError(
-            f"family={family!r} has no tiny model; choose one of {', '.join(sorted(_FAMILIES))}",
-            key="family",
-            value=family,
-        )
+        problem = f"family={family!r} has no tiny model; choose one of {', '.join(sorted(_FAMILIES))}"
+        raise ModelError(problem, key="family", value=family)
     return _FAMILIES[family]
-
-
-def _build_preprocessor(patch_size: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """Return the image processor's config; its bounds never resize an image that consists of whole visual tokens."""
-    return {
-        "size": {"shortest_edge": (_SPATIAL_MERGE_SIZE * patch_size) ** 2, "longest_edge": 4096**2},
-        "patch_size": patch_size,
-        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
-        "merge_size": _SPATIAL_MERGE_SIZE,
-        "image_mean": list(mean),
-        "image_std": list(std),
-    }
 
 
 def _save_checkpoint(
@@ -224,10 +219,9 @@ def _save_checkpoint(
     # Servers need a video processor config, too, although Saccade shows a video as images with timestamps.
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    for name, class_name in (
-        ("preprocessor", "Qwen2VLImageProcessor"),
-        ("video_preprocessor", "Qwen3VLVideoProcessor"),
+    for name, key, class_name in (
+        ("preprocessor", "image_processor_type", "Qwen2VLImageProcessor"),
+        ("video_preprocessor", "video_processor_type", "Qwen3VLVideoProcessor"),
     ):
-        key = "image_processor_type" if name == "preprocessor" else "video_processor_type"
-        path = folder / f"{name}_config.json"
-        path.write_text(json.dumps({key: class_name, **preprocessor}, indent=2) + "\n", encoding="utf-8")
+        content = json.dumps({key: class_name, **preprocessor}, indent=2) + "\n"
+        (folder / f"{name}_config.json").write_text(content, encoding="utf-8")

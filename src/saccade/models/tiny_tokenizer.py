@@ -6,6 +6,7 @@ pieces and then to bytes, so nothing is out of vocabulary.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+_BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -106,14 +108,12 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
         vocabulary.setdefault(_to_byte_level(word), len(vocabulary))
     bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
     tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splitter, _BYTE_LEVEL])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     build: Any = PreTrainedTokenizerFast
-    wrapped: PreTrainedTokenizerFast = build(
+    return build(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -121,25 +121,22 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
     )
-    return wrapped
 
 
 def _build_pattern(phrases: Sequence[str]) -> str:
     """Return a pattern of the phrases in the given order, then a digit, a word, or any single character."""
     # A phrase that ends in a letter must not match the start of a longer word.
-    ends = [r"(?!\p{L})" if phrase[-1].isalpha() else "" for phrase in phrases]
-    whole = [_escape(phrase) + end for phrase, end in zip(phrases, ends, strict=True)]
+    whole = [
+        re.sub(r"[\\.^$*+?{}\[\]|()/-]", r"\\\g<0>", phrase) + (r"(?!\p{L})" if phrase[-1].isalpha() else "")
+        for phrase in phrases
+    ]
     return "|".join([*whole, r"\p{N}", r"[\p{L}_]+", r"[\s\S]"])
-
-
-def _escape(phrase: str) -> str:
-    return "".join(f"\\{character}" if character in r"\.^$*+?{}[]|()-/" else character for character in phrase)
 
 
 def _train_bpe(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Train byte-level BPE: all 256 bytes and a few hundred pieces of words."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = _BYTE_LEVEL
     # Sorted, so that ids are the same on every machine.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=512, min_frequency=3, initial_alphabet=alphabet, show_progress=False)
@@ -150,5 +147,4 @@ def _train_bpe(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, st
 
 def _to_byte_level(text: str) -> str:
     """Return a text as byte-level BPE writes it: one printable character per byte."""
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
-    return "".join(piece for piece, _ in pieces)
+    return "".join(piece for piece, _ in _BYTE_LEVEL.pre_tokenize_str(text))

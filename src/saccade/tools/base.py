@@ -69,8 +69,7 @@ class EpisodeResources:
         async with self._lock:
             if name not in self._resources:
                 self._resources[name] = await self._stack.enter_async_context(open_resource())
-            resource: T = self._resources[name]
-            return resource
+            return self._resources[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,17 +167,14 @@ class FunctionTool:
         except (ToolError, MediaError, DataError, ModelError) as error:
             result, child = ToolResult(error=str(error)), None
         seconds = time.perf_counter() - started
-        return replace(
-            result,
-            text=truncate(result.text, ctx.renderer, ctx.max_result_tokens),
-            error=None if result.error is None else truncate(result.error, ctx.renderer, ctx.max_result_tokens),
-            seconds=seconds,
-        ), child
+        text = truncate(result.text, ctx.renderer, ctx.max_result_tokens)
+        error_text = result.error and truncate(result.error, ctx.renderer, ctx.max_result_tokens)
+        return replace(result, text=text, error=error_text, seconds=seconds), child
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, each checked. Raises ToolError with one sentence for the model."""
-        known = ", ".join(self._parameters)
         names, checked = list(self._parameters), {}
+        known = ", ".join(names)
         for key, value in arguments.items():
             name = key
             if key.isdecimal() and len(key) < 4:  # a Python-style call's positional arguments have keys "0", "1", …

@@ -1,9 +1,9 @@
 """The tool python: runs code on the task's media in a jailed interpreter that lives as long as the episode."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from saccade.config.schema import IntRange, PositiveFloat, PositiveInt
 from saccade.ledger import ImageRef
 from saccade.protocols import MediaLoader, PixelBudget, Renderer
 from saccade.sandbox import ExecutionResult, FailureReason, IsolationMode, Limits, Sandbox, SealedImage, ShownImage
-from saccade.tools.base import ToolContext, tool
+from saccade.tools.base import EpisodeResources, ToolContext, tool
 from saccade.tools.served_media import ServedVideo, load_image
 from saccade.types import ToolResult
 
@@ -43,19 +43,11 @@ async def python(
     are scaled to within `image_pixels`. With `isolation` strict, a machine that lacks an isolation layer is refused.
     Raises ConfigError if the machine is too weak, SandboxError if the sandbox itself fails.
     """
-    limits = Limits(
-        timeout=timeout,
-        cpu_seconds=cpu_seconds,
-        memory_mib=memory_mib,
-        max_images=max_images,
-    )
+    limits = Limits(timeout=timeout, cpu_seconds=cpu_seconds, memory_mib=memory_mib, max_images=max_images)
     open_session = functools.partial(_open_session, ctx, limits, isolation)
     budget = PixelBudget(min_pixels=image_pixels[0], max_pixels=image_pixels[1])
-    if ctx.resources is None:
-        async with open_session() as session:
-            result, images = await _run_code(session, code, ctx, budget)
-    else:
-        session = await ctx.resources.get_or_open("python", open_session)
+    async with contextlib.nullcontext(ctx.resources) if ctx.resources else EpisodeResources() as resources:
+        session = await resources.get_or_open("python", open_session)
         result, images = await _run_code(session, code, ctx, budget)
     return ToolResult(
         text=result.text.strip("\n"),
@@ -74,7 +66,7 @@ class InterpreterSession:
     shown_by_image: dict[ImageRef, ShownImage]
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _open_session(
     ctx: ToolContext, limits: Limits, isolation: IsolationMode
 ) -> AsyncIterator[InterpreterSession]:
@@ -89,14 +81,11 @@ async def _run_code(
 ) -> tuple[ExecutionResult, tuple[ImageRef, ...]]:
     """Run code; return its result and the images it showed, saved by the media loader."""
     # Images that other tools showed since the last call are numbered together with the interpreter's.
-    unbound = {
-        number: image for number, image in enumerate(ctx.shown_images) if session.images_by_number.get(number) != image
-    }
-    session.images_by_number.update(unbound)
-    new_images = {
-        number: session.shown_by_image.get(image) or _to_shown_image(image, ctx.media)
-        for number, image in unbound.items()
-    }
+    new_images = {}
+    for number, image in enumerate(ctx.shown_images):
+        if session.images_by_number.get(number) != image:
+            session.images_by_number[number] = image
+            new_images[number] = session.shown_by_image.get(image) or _to_shown_image(image, ctx.media)
     result, images = await session.sandbox.run(code, new_images), []
     for shown in result.images:
         rgb_HWC = np.frombuffer(shown.rgb_bytes, np.uint8).reshape(shown.height, shown.width, 3)

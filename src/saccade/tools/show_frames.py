@@ -32,10 +32,8 @@ async def show_frames(
     fps = fps or default_fps
     num_frames = (end_time - start_time) * fps
     if on_overflow == "refuse" and num_frames >= max_frames + 1:
-        raise ToolError(
-            f"{num_frames:.0f} frames are asked for, and {max_frames} can be shown; "
-            "take a shorter window or a lower fps"
-        )
+        problem = f"{num_frames:.0f} frames are asked for, and {max_frames} can be shown"
+        raise ToolError(f"{problem}; take a shorter window or a lower fps")
     frames, window = await load_window_frames(
         start_time, end_time, ctx=ctx, fps=fps, frame_range=(1, max_frames), frame_pixels=frame_pixels
     )

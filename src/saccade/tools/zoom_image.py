@@ -49,10 +49,8 @@ async def zoom_image(
     extent = _compute_image_extent(box, coordinates, size, source)
     clipped = max(left, 0.0), max(top, 0.0), min(right, extent[0]), min(bottom, extent[1])
     if clipped[2] <= clipped[0] or clipped[3] <= clipped[1]:
-        raise ToolError(
-            f"the box {_format_box(box)} lies outside the image, "
-            f"which ends at {extent[0]:g} across and {extent[1]:g} down"
-        )
+        end = f"which ends at {extent[0]:g} across and {extent[1]:g} down"
+        raise ToolError(f"the box {_format_box(box)} lies outside the image, {end}")
     (x_start, x_end), (y_start, y_end) = (
         _compute_pixel_span(clipped[i] / extent[i], clipped[i + 2] / extent[i], size[i]) for i in (0, 1)
     )

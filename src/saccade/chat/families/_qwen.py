@@ -1,7 +1,7 @@
 """Implement the chat template that the Qwen-VL families share (ChatML turns, the Hermes tool block)."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -47,8 +47,10 @@ class QwenFamily:
         # The template renders an empty system message as a turn too, with the blank line before the tools.
         has_prompt = is_given or bool(system)
         if tools:
+            # As the templates' `tojson` filter: default separators, non-ASCII characters unescaped.
+            schemas = "".join("\n" + json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
             gap = [TemplateText("\n\n")] if has_prompt else []
-            system = [*system, *gap, *_render_tool_schemas(tools)]
+            system += [*gap, TemplateText(_TOOLS_HEADER), schemas, TemplateText(_TOOLS_FOOTER)]
         opening = _render_turn("system", system) if has_prompt or tools else []
         return [*opening, *self.render_turns(messages[1:] if is_given else messages)]
 
@@ -57,10 +59,10 @@ class QwenFamily:
         pieces: list[Piece] = []
         for is_tool, group in groupby(messages, key=lambda message: message.role == "tool"):
             if is_tool:
-                pieces += _render_turn("user", _render_tool_results(list(group)))
+                pieces += _render_turn("user", _render_tool_results(group))
                 continue
             for message in group:
-                pieces += _render_turn(message.role, list(_render_parts(message)))
+                pieces += _render_turn(message.role, _render_parts(message))
         return pieces
 
     def load_vision_geometry(self, folder: str) -> VisionGeometry:
@@ -68,7 +70,7 @@ class QwenFamily:
         return load_vision_geometry(folder)
 
 
-def _render_turn(role: str, parts: list[Piece]) -> list[Piece]:
+def _render_turn(role: str, parts: Iterable[Piece]) -> list[Piece]:
     if role not in _ROLES:
         raise DataError(f"there is no role {role!r}; the roles are {', '.join(_ROLES)}", key="role", value=role)
     return [TemplateText(f"<|im_start|>{role}\n"), *parts, TemplateText("<|im_end|>\n")]
@@ -82,19 +84,8 @@ def _render_parts(message: Message) -> Iterator[Piece]:
             yield ModelText(part) if message.role == "assistant" or message.tags_as_tokens else part
 
 
-def _render_tool_results(messages: list[Message]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _render_tool_results(messages: Iterable[Message]) -> Iterator[Piece]:
     for index, message in enumerate(messages):
-        lead = "\n" if index else ""
-        pieces += [
-            TemplateText(f"{lead}<tool_response>\n"),
-            *_render_parts(message),
-            TemplateText("\n</tool_response>"),
-        ]
-    return pieces
-
-
-def _render_tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
-    # As the templates' `tojson` filter: default separators, non-ASCII characters unescaped.
-    lines = "".join("\n" + json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
-    return [TemplateText(_TOOLS_HEADER), lines, TemplateText(_TOOLS_FOOTER)]
+        yield TemplateText("\n<tool_response>\n" if index else "<tool_response>\n")
+        yield from _render_parts(message)
+        yield TemplateText("\n</tool_response>")

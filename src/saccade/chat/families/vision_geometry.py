@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,24 +119,14 @@ class VisionGeometry:
 def load_vision_geometry(folder: str) -> VisionGeometry:
     """Load the geometry from a checkpoint's preprocessor config. Raises ModelError if it is missing or incomplete."""
     # Newer versions of transformers save one file for all processors, with the image settings nested in it.
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        path = Path(folder) / name
-        if path.is_file():
-            settings = _read_json_object(path)
-            return _parse_vision_geometry(settings.get("image_processor", settings), path)
-    message = f"{folder} has no preprocessor_config.json, which defines the model's image patches"
-    raise ModelError(message, key=str(Path(folder) / "preprocessor_config.json"))
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
+    paths = [Path(folder) / name for name in ("preprocessor_config.json", "processor_config.json")]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        message = f"{folder} has no preprocessor_config.json, which defines the model's image patches"
+        raise ModelError(message, key=str(paths[0]))
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path} is not a JSON object", key=str(path)) from error
-
-
-def _parse_vision_geometry(settings: dict[str, Any], path: Path) -> VisionGeometry:
-    try:
+        settings = dict(json.loads(path.read_text(encoding="utf-8")))
+        settings = settings.get("image_processor", settings)
         return VisionGeometry(
             patch_size=int(settings["patch_size"]),
             merge_size=int(settings["merge_size"]),

@@ -6,31 +6,15 @@ can't be parsed, is a `Call` with an `error` that the model reads.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saccade.chat.parser import build_invalid_call
-from saccade.types import Call, CallFormat, Reply
+from saccade.types import Call, CallFormat
 
 _MAX_SECONDS = 1e9  # seconds; larger values, and NaN, are rejected
 _TIME_PATTERN = re.compile(
     r"(?:(?:(\d{1,3}):)?(\d{1,4}):)?(\d{1,9}(?:[.,]\d{1,9})?)\s*(?:s|secs?|seconds?)?", re.ASCII | re.IGNORECASE
 )
-
-
-def translate_calls(reply: Reply, convert: Callable[[Call], Call]) -> Reply:
-    """Return the reply with `convert` applied to each valid call; the text of a ValueError becomes the call's error."""
-
-    def translate(call: Call | None) -> Call | None:
-        if call is None or not call.ok:
-            return call
-        try:
-            return convert(call)
-        except ValueError as error:
-            return build_invalid_call(str(error), call.call_format)
-
-    return replace(reply, blocks=tuple(replace(block, call=translate(block.call)) for block in reply.blocks))
 
 
 def build_external_call(name: str, arguments: Mapping[str, Any]) -> Call:

@@ -48,11 +48,8 @@ def _parse_action(body: str, *, is_closed: bool) -> tuple[Block, ...]:
         calls = [_convert_call(raw_call) for raw_call in _find_calls(action)]
     except (ValueError, RecursionError, MemoryError) as error:
         reason = str(error) or "it is nested too deeply"
-        calls = [
-            build_invalid_call(
-                f"there is no action that can be read between <json> and </json>: {reason}", CallFormat.EXTERNAL
-            )
-        ]
+        problem = f"there is no action that can be read between <json> and </json>: {reason}"
+        calls = [build_invalid_call(problem, CallFormat.EXTERNAL)]
     return tuple(Block(kind=BlockKind.CALL, body=body, is_closed=is_closed, call=call) for call in calls)
 
 
@@ -74,15 +71,12 @@ def _find_calls(action: Mapping[str, Any]) -> list[Any]:
 def _convert_call(raw_call: Any) -> Call:
     raw_call = _normalize_keys(raw_call)
     name = get_first(raw_call, ("name", "tool_name")) if isinstance(raw_call, Mapping) else None
-    if not isinstance(name, str):
-        return build_invalid_call('a tool call must be {"name": …, "arguments": {…}}', CallFormat.EXTERNAL)
-    converter = _CONVERTERS.get(name.strip().replace("-", "_"))
-    if converter is None:
-        return build_invalid_call(
-            f"{name[:40]} can't be used here; there is {', '.join(_SUPPORTED_TOOLS)}", CallFormat.EXTERNAL
-        )
-    arguments = raw_call.get("arguments", {})
     try:
+        if not isinstance(name, str):
+            raise ValueError('a tool call must be {"name": …, "arguments": {…}}')
+        converter, arguments = _CONVERTERS.get(name.strip().replace("-", "_")), raw_call.get("arguments", {})
+        if converter is None:
+            raise ValueError(f"{name[:40]} can't be used here; there is {', '.join(_SUPPORTED_TOOLS)}")
         if not isinstance(arguments, Mapping):
             raise ValueError(f"the arguments of {name[:40]} must be an object")
         return converter(arguments)

@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
