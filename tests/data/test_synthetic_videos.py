@@ -44,10 +44,9 @@ from saccade.data.synthetic.generate import (
     build_tool_call_demonstrations,
     read_background_spans,
 )
-from saccade.data.synthetic.questions import ANSWER_TYPES, compute_answer, parse_events
+from saccade.data.synthetic.questions import ANSWER_TYPES, compute_answer, is_answerable, parse_events
 from saccade.data.synthetic.render import render_background
 from saccade.data.synthetic.video_writer import write_video
-from saccade.data.visibility import is_answerable
 from saccade.errors import ConfigError, DataError
 from saccade.media import video
 from saccade.media.frame_sampling import sample_uniform_times, sample_window_times
@@ -126,7 +125,7 @@ def test_events_are_on_a_grid_and_keep_their_distance():
 
 
 def test_backgrounds_differ_and_drift():
-    clips = [render_background(32, 64, 4.0, seed).astype(int) for seed in range(4)]
+    clips = [next(render_background(32, 64, 4.0, seed)).astype(int) for seed in range(4)]
     assert all(np.abs(clip - other).mean() > 3 for i, clip in enumerate(clips) for other in clips[:i])
     assert all(np.abs(clip[0] - clip[-1]).mean() > 0.3 for clip in clips)
     assert all(np.ptp(clip.mean(axis=(0, 1, 2))) < 40 for clip in clips)  # nearly gray: no color of an event
@@ -595,7 +594,7 @@ def test_contact_sheet_frames_the_events(small, tmp_path):
 def haystack(tmp_path_factory):
     folder = tmp_path_factory.mktemp("haystack")
     for index, (seconds, shape) in enumerate(((30, (48, 96)), (90, (96, 48)), (70, (64, 64)))):
-        base = render_background(seconds * 4, 96, 4.0, 100 + index)[:, : shape[0], : shape[1]]
+        base = np.concatenate(list(render_background(seconds * 4, 96, 4.0, 100 + index)))[:, : shape[0], : shape[1]]
         write_video(folder / f"{index}.mp4", base, 4.0)
     (folder / "notes.txt").write_text("not a video")
     return folder
@@ -686,7 +685,7 @@ def test_haystack_of_one_or_two_files_does_not_leak(haystack, tmp_path, count):
 def test_file_too_short_for_three_splits_is_an_error(tmp_path):
     folder = tmp_path / "haystack"
     folder.mkdir()
-    write_video(folder / "short.mp4", render_background(12, 64, 4.0, 1), 4.0)
+    write_video(folder / "short.mp4", next(render_background(12, 64, 4.0, 1)), 4.0)
     with raises(DataError, key="synthetic.haystack", value=str(folder / "short.mp4")):
         generate_dataset(tmp_path / "w", change_config(SMALL, haystack=str(folder)), seed=0)
     assert not (tmp_path / "w").exists()

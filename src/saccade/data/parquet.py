@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import ConfigError, DataError, boundary
-from saccade.utils.jsonl import require_file
 
 BUFFER_BYTES = 2**20  # read from a column at a time
 BATCH_ROWS = 256  # rows may hold images, so that a few of them take megabytes
@@ -26,7 +25,6 @@ def _import_pyarrow() -> Any:
 
 
 def _open_parquet(path: Path) -> Any:
-    require_file(path)
     pyarrow = _import_pyarrow()
     with boundary(DataError, f"{path} can't be read as Parquet; download it again", key=str(path)):
         # with a buffer, columns are read as needed; without one, whole row groups are
@@ -89,16 +87,8 @@ def rewrite_parquet(source: Path, target: Path, transform: Callable[[Any], Any])
 
 
 def _transform_column(pyarrow: Any, column: Any, transform: Callable[[Any], Any]) -> Any:
-    if not _has_string_type(pyarrow, column.type):
+    if "string" not in str(column.type):  # such as list<item: string>
         return column
     old = column.to_pylist()
     new = [transform(value) for value in old]
     return column if new == old else pyarrow.array(new, type=column.type)
-
-
-def _has_string_type(pyarrow: Any, arrow_type: Any) -> bool:
-    if pyarrow.types.is_dictionary(arrow_type):
-        return _has_string_type(pyarrow, arrow_type.value_type)
-    if pyarrow.types.is_nested(arrow_type):
-        return any(_has_string_type(pyarrow, arrow_type.field(number).type) for number in range(arrow_type.num_fields))
-    return bool(pyarrow.types.is_string(arrow_type) or pyarrow.types.is_large_string(arrow_type))

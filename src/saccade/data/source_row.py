@@ -253,14 +253,12 @@ def store_media_file(content: bytes, folder: Path) -> Path:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_rows(
-    path: str | Path, save_media: MediaSaver | None = None, readers: Mapping[str, Reader] | None = None
-) -> Iterator[SourceRow]:
+def read_rows(path: str | Path, readers: Mapping[str, Reader] | None = None) -> Iterator[SourceRow]:
     """Yield the rows of a file; `readers` add suffixes or replace the reader of one.
 
     Raises DataError for a file that isn't what its suffix says.
     """
-    for row in iterate_rows_with_errors(path, save_media, readers):
+    for row in iterate_rows_with_errors(path, readers=readers):
         if isinstance(row, DataError):
             raise row
         yield row

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data.constant_baseline import compute_constant_baselines
-from saccade.data.visibility import is_answerable
+from saccade.data.synthetic.questions import is_answerable
 from saccade.errors import DataError
 from saccade.evaluation.judge_results import apply_verdicts, list_results_files, read_verdicts
 from saccade.evaluation.records import find_fingerprint_differences, read_records

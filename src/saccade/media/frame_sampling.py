@@ -7,13 +7,17 @@ from saccade.errors import MediaError
 from saccade.ledger import ImageRef
 
 
-def sample_uniform_times(duration: float, count: int) -> tuple[float, ...]:
+def sample_uniform_times(duration: float, count: int, *, start: float = 0.0) -> tuple[float, ...]:
     """Return the middles of `count` equal parts of `duration` seconds. Raises MediaError if either is not positive.
 
     >>> sample_uniform_times(64.0, 4)
     (8.0, 24.0, 40.0, 56.0)
     """
-    return _compute_midpoints(0.0, duration, count)
+    if count < 1 or not (math.isfinite(duration) and duration > 0):
+        message = f"{count} times in {duration} seconds can't be picked; both must be more than nothing"
+        raise MediaError(message, key="count", value=(count, duration))
+    step = duration / count
+    return tuple(start + (index + 0.5) * step for index in range(count))
 
 
 def sample_window_times(
@@ -39,7 +43,7 @@ def sample_window_times(
         raise MediaError(message, key="end", value=(start, end))
     count = math.ceil((end - start) * fps - 0.5 - 1e-9)  # number of middles before the end
     if count < min_frames or count > max_frames:
-        return _compute_midpoints(start, end, min(max(count, min_frames), max_frames))
+        return sample_uniform_times(end - start, min(max(count, min_frames), max_frames), start=start)
     return tuple(start + (index + 0.5) / fps for index in range(count))
 
 
@@ -66,11 +70,3 @@ def prepend_timestamp(image: ImageRef, number: int, timestamp_format: str = TIME
     if image.time is None or not timestamp_format:
         return [image]
     return [format_timestamp(image.time, number, timestamp_format), image]
-
-
-def _compute_midpoints(start: float, end: float, count: int) -> tuple[float, ...]:
-    if count < 1 or not (math.isfinite(end) and end > start):
-        message = f"{count} times in {end - start} seconds can't be picked; both must be more than nothing"
-        raise MediaError(message, key="count", value=(count, end - start))
-    step = (end - start) / count
-    return tuple(start + (index + 0.5) * step for index in range(count))

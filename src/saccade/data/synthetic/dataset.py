@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import saccade
 from saccade.config.schema import SyntheticConfig
 from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.dataset import load_tasks, write_items
+from saccade.data.synthetic.events import Labels
+from saccade.data.synthetic.image.objects import Scene
 from saccade.data.synthetic.questions import AnswerBalancer
 from saccade.errors import ConfigError, DataError
 from saccade.media import hashing
@@ -47,19 +49,8 @@ class ValidationReport:
     problems: tuple[str, ...] = ()
 
 
-class Content(Protocol):
-    """What a media file shows: a dataclass whose fields are its labels."""
-
-    @property
-    def signature(self) -> str:
-        """A digest that is equal for contents with the same answers."""
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """The labels in the extras of the file's tasks, as JSON values."""
-
-
-ContentT = TypeVar("ContentT", bound=Content)
+# What a media file shows: a dataclass whose fields are its labels.
+ContentT = TypeVar("ContentT", bound=Labels | Scene)
 
 
 class SyntheticDataset(ABC, Generic[ContentT]):
@@ -232,7 +223,6 @@ class SyntheticDataset(ABC, Generic[ContentT]):
 
     @classmethod
     def _find_task_problems(cls, task: Task, labels: Mapping[str, tuple[str, ContentT]]) -> list[str]:
-        """Compare a task with the labels of its file."""
         name = Path(task.media[0].path).name
         if name not in labels:
             return [f"its file {name} has no labels"]

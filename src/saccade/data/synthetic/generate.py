@@ -28,7 +28,7 @@ from saccade.data.synthetic.demonstrations import (
     build_python_demonstration,
 )
 from saccade.data.synthetic.events import Labels, sample_labels
-from saccade.data.synthetic.render import FRAMES_PER_BLOCK, Frames, draw_events, iterate_background_blocks
+from saccade.data.synthetic.render import FRAMES_PER_BLOCK, Frames, draw_events, render_background
 from saccade.data.synthetic.video_writer import write_video
 from saccade.media.frame_sampling import sample_uniform_times
 from saccade.types import Demonstration, Task
@@ -134,7 +134,7 @@ def render_clip_frames(
             for first in range(0, len(times), FRAMES_PER_BLOCK)
         )
     else:
-        blocks = iterate_background_blocks(_count_frames(config, labels), config.frame_size, config.fps, seed)
+        blocks = render_background(_count_frames(config, labels), config.frame_size, config.fps, seed)
     first_frame = 0
     for frames in blocks:
         draw_events(frames, (*labels.events, *labels.distractors), config.fps, first_frame=first_frame)

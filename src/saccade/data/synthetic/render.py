@@ -30,21 +30,15 @@ DIGIT_GLYPHS = {  # rows of three bits, top to bottom
 WHITE, INK = (244, 244, 240), (16, 16, 18)
 
 
-def render_background(num_frames: int, pixels: int, fps: float, seed: int) -> Frames:
-    """Render a dim, nearly gray background that drifts slowly: clouds or a rotating gradient, drawn by the seed."""
-    return np.concatenate(list(iterate_background_blocks(num_frames, pixels, fps, seed)))
-
-
-def iterate_background_blocks(num_frames: int, pixels: int, fps: float, seed: int) -> Iterator[Frames]:
-    """Like `render_background`, FRAMES_PER_BLOCK frames at a time."""
+def render_background(num_frames: int, pixels: int, fps: float, seed: int) -> Iterator[Frames]:
+    """Yield blocks of a dim, nearly gray background that drifts slowly: clouds or a rotating gradient, by the seed."""
     rng = np.random.default_rng(seed)
     level, tint = rng.uniform(50, 120), rng.uniform(-12, 12, 3).astype(np.float32)
     shade = _build_cloud_shader(pixels, fps, rng) if rng.random() < 0.5 else _build_gradient_shader(pixels, fps, rng)
     grain = rng.normal(0, 3, (pixels, pixels))
     for start in range(0, num_frames, FRAMES_PER_BLOCK):
-        gray = (level + 35 * shade(np.arange(start, min(start + FRAMES_PER_BLOCK, num_frames))) + grain).astype(
-            np.float32
-        )
+        shades = shade(np.arange(start, min(start + FRAMES_PER_BLOCK, num_frames)))
+        gray = (level + 35 * shades + grain).astype(np.float32)
         # Channel by channel: a third of the memory, and no broadcast over the last, short axis.
         yield np.stack([np.clip(gray + channel, 0, 255).astype(np.uint8) for channel in tint], axis=-1)
 
@@ -76,8 +70,7 @@ def _build_gradient_shader(pixels: int, fps: float, rng: np.random.Generator) ->
     def compute_shades(numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         angle = begin + turn * numbers / fps
         x, y = np.cos(angle)[:, None, None] * axis, np.sin(angle)[:, None, None] * axis[:, None]
-        slope: NDArray[np.float64] = (x + y) / np.sqrt(2)
-        return slope
+        return (x + y) / np.sqrt(2)
 
     return compute_shades
 

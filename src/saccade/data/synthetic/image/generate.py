@@ -6,14 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from saccade.config.schema import SyntheticConfig
 from saccade.data.synthetic.dataset import SPLITS, SyntheticDataset
 from saccade.data.synthetic.image import questions, text_templates
 from saccade.data.synthetic.image.demonstrations import build_demonstration, build_grid_demonstration
 from saccade.data.synthetic.image.objects import Scene, sample_grid_scene, sample_scene
-from saccade.data.synthetic.image.render import render_image, write_png
+from saccade.data.synthetic.image.render import render_image
 from saccade.types import Demonstration, Task
 from saccade.utils.hashing import derive_seed
+from saccade.utils.jsonl import atomic_write
 
 LOOK_REPLY_FORMATTERS = {  # by `synthetic.demonstrations`
     "tool_calls": text_templates.format_zoom_reply,
@@ -55,5 +58,7 @@ class ImageDataset(SyntheticDataset[Scene]):
     def write_media(self, path: Path, content: Scene, split: str, index: int) -> dict[str, Any]:
         """Write an image unless it exists, and return its labels."""
         if not path.exists():
-            write_png(path, render_image(content, derive_seed("pixels", self.seed, split, index)))
+            pixels = render_image(content, derive_seed("pixels", self.seed, split, index))
+            with atomic_write(path) as partial:
+                Image.fromarray(pixels).save(partial, format="PNG", compress_level=6)
         return asdict(content)

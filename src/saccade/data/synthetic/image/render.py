@@ -1,9 +1,5 @@
 """Render images: a dim, smooth background with cards; the same scene gives the same PNG bytes."""
 
-import io
-import os
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -35,7 +31,7 @@ GLYPH_WIDTH, DOT_DIAMETER = 0.7, 0.7  # fractions of a symbol's height
 def render_image(scene: Scene, seed: int) -> Pixels:
     """Render a scene: uint8 RGB [pixels, pixels, 3]."""
     side = scene.pixels
-    coarse = render_background(1, max(16, side // BACKGROUND_DOWNSCALE), 1.0, seed)[0]
+    coarse = next(render_background(1, max(16, side // BACKGROUND_DOWNSCALE), 1.0, seed))[0]
     pixels = np.array(Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR))
     for card in (*scene.objects, *scene.distractors):
         left, top, right, bottom = card.box
@@ -44,7 +40,6 @@ def render_image(scene: Scene, seed: int) -> Pixels:
 
 
 def _draw_object(region: Pixels, scene_object: SceneObject) -> None:
-    """Draw a card into the pixels of its box, in place."""
     axis = (np.arange(scene_object.side) + 0.5) / scene_object.side - 0.5
     right, down = axis[None, :], axis[:, None]
     if scene_object.color == DISTRACTOR_COLOR:
@@ -54,11 +49,8 @@ def _draw_object(region: Pixels, scene_object: SceneObject) -> None:
     if scene_object.symbol_class == DOT:
         region[right**2 + down**2 <= (DOT_DIAMETER * scene_object.symbol_scale / 2) ** 2] = PALETTE[scene_object.symbol]
     else:
-        region[
-            _compute_glyph_mask(
-                GLYPHS[scene_object.symbol_class][scene_object.symbol], axis / scene_object.symbol_scale
-            )
-        ] = INK
+        rows = GLYPHS[scene_object.symbol_class][scene_object.symbol]
+        region[_compute_glyph_mask(rows, axis / scene_object.symbol_scale)] = INK
 
 
 def _compute_glyph_mask(rows: tuple[int, ...], axis: NDArray[np.float64]) -> Mask:
@@ -67,14 +59,4 @@ def _compute_glyph_mask(rows: tuple[int, ...], axis: NDArray[np.float64]) -> Mas
     column = np.floor((axis / GLYPH_WIDTH + 0.5) * 3).astype(int)
     row = np.floor((axis + 0.5) * 5).astype(int)
     inside = ((row >= 0) & (row < 5))[:, None] & ((column >= 0) & (column < 3))[None, :]
-    mask: Mask = bits[row.clip(0, 4)][:, column.clip(0, 2)] & inside
-    return mask
-
-
-def write_png(path: Path, pixels: Pixels) -> None:
-    """Write a PNG file atomically."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=6)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(buffer.getvalue())
-    os.replace(partial, path)
+    return bits[row.clip(0, 4)][:, column.clip(0, 2)] & inside
