@@ -5,6 +5,7 @@ token limits; the server counts only the tokens of its replies.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from saccade.chat.families._qwen import QwenFamily
@@ -85,15 +86,11 @@ class MessageRenderer:
 
 
 def _join_texts(parts: Sequence[str | ImageRef]) -> tuple[str | ImageRef, ...]:
-    """Join adjacent texts.
-
-    >>> _join_texts(["See", ": ", "Which?"])
-    ('See: Which?',)
-    """
+    """Join adjacent texts, and drop empty ones."""
     joined: list[str | ImageRef] = []
-    for part in parts:
-        if isinstance(part, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += part
-        elif part:
-            joined.append(part)
-    return tuple(joined)
+    for is_text, group in groupby(parts, key=lambda part: isinstance(part, str)):
+        if is_text:
+            joined.append("".join(map(str, group)))
+        else:
+            joined.extend(group)
+    return tuple(part for part in joined if part)

@@ -30,9 +30,8 @@ from saccade.errors import DataError
 from saccade.utils.files import file_errors
 from saccade.utils.jsonl import atomic_write
 
-_ARCHIVE_SUFFIX_PATTERN = (
-    r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"  # of two suffixes with a common start the longer comes first
-)
+# Of two suffixes with a common start the longer comes first.
+_ARCHIVE_SUFFIX_PATTERN = r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"
 _PART_SUFFIX_PATTERN = r"(?:[._-]?part[._-]?(?P<named>[a-z]{2,3}|\d{1,4})|[._-]?(?P<bare>a[a-z]|\d{2,4}))?"
 _ARCHIVE_NAME_PATTERN = re.compile(rf"(?P<whole>.+{_ARCHIVE_SUFFIX_PATTERN}){_PART_SUFFIX_PATTERN}", re.IGNORECASE)
 _UNSUPPORTED_NAME_PATTERN = re.compile(
@@ -44,8 +43,7 @@ _CHUNK_BYTES = 2**20  # held in memory at a time
 ProgressCallback = Callable[[int, str], None]  # number of files unpacked from an archive so far, the archive's name
 
 
-def ignore_progress(done: int, name: str) -> None:
-    """Do nothing; the default progress callback."""
+def _ignore_progress(done: int, name: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +89,10 @@ def explain_manual_unpacking(files: Iterable[str]) -> str:
     >>> explain_manual_unpacking(["a.zip", "a.z02", "a.z01"])
     'a.z01 is a volume of a split archive; unpack it with `7z x a.zip`, all volumes in one folder'
     """
-    for file in sorted(files):
-        match = _UNSUPPORTED_NAME_PATTERN.fullmatch(file)
-        if match is None:
-            continue
-        volume, whole = match["volume"], match["whole"]
+    for match in filter(None, map(_UNSUPPORTED_NAME_PATTERN.fullmatch, sorted(files))):
+        file, volume = match[0], match["volume"]
         problem = "is a volume of a split archive" if volume else "has an unsupported format"
-        first = file if not volume else f"{whole}.zip" if volume[0] in "zZ" else f"{whole}.rar"
+        first = file if not volume else f"{match['whole']}.{'zip' if volume[0] in 'zZ' else 'rar'}"
         return f"{file} {problem}; unpack it with `7z x {first}`, all volumes in one folder"
     return ""
 
@@ -110,9 +105,8 @@ def _build_archive(name: str, parts: dict[str, str]) -> Archive:
     start = min(first_number, int(first_part.isdigit()))  # numbers may begin at 1
     gap = next((part for expected, (number, part) in enumerate(numbered, start) if number != expected), None)
     if gap is not None:
-        raise DataError(
-            f"{parts[gap]}: a part before it is missing; download all parts of {name} into one folder", key=parts[gap]
-        )
+        problem = f"{parts[gap]}: a part before it is missing; download all parts of {name} into one folder"
+        raise DataError(problem, key=parts[gap])
     return Archive(name=name, parts=tuple(parts[part] for _, part in numbered))
 
 
@@ -137,7 +131,7 @@ def require_disk_space(folder: Path, size: int, what: str) -> None:
 # ---- extraction ----------------------------------------------------------------------------------------------------
 
 
-def unpack(folder: Path, archive: Archive, target: Path, *, on_progress: ProgressCallback = ignore_progress) -> int:
+def unpack(folder: Path, archive: Archive, target: Path, *, on_progress: ProgressCallback = _ignore_progress) -> int:
     """Extract every missing file of an archive in `folder` to `target`; return the number of files written.
 
     Raises DataError for an archive that can't be read or doesn't fit on the disk, or a member outside of `target`.
@@ -147,11 +141,8 @@ def unpack(folder: Path, archive: Archive, target: Path, *, on_progress: Progres
         parts = PurePosixPath(member.replace("\\", "/")).parts
         if not parts or parts[0].endswith(("/", ":")) or ".." in parts:
             source = folder / archive.name
-            raise DataError(
-                f"{source} holds {member!r}, which leads out of {target}; don't trust this archive",
-                key=str(source),
-                value=member,
-            )
+            problem = f"{source} holds {member!r}, which leads out of {target}; don't trust this archive"
+            raise DataError(problem, key=str(source), value=member)
         return target.joinpath(*parts)
 
     return _extract_members(folder, archive, resolve_target, on_progress)
@@ -164,7 +155,7 @@ def extract_missing(
     referenced: Iterable[str],
     archives: Sequence[Archive],
     ensure_downloaded: Callable[[Archive], None] = lambda archive: None,
-    on_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback = _ignore_progress,
 ) -> set[str]:
     """Extract the `missing` files (paths relative to `folder`) from archives; return the paths that no archive holds.
 
@@ -225,9 +216,8 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
         if "multiple disks" in str(error) or path.with_suffix(".z01").is_file():
             raise DataError(explain_manual_unpacking([str(path.with_suffix(".z01"))]), key=str(path)) from error
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
-        raise DataError(
-            f"{path} can't be unpacked ({reason}); download it again, all its parts", key=str(path)
-        ) from error
+        problem = f"{path} can't be unpacked ({reason}); download it again, all its parts"
+        raise DataError(problem, key=str(path)) from error
     except RuntimeError as error:  # zipfile raises it for encrypted members
         raise DataError(f"{path} can't be unpacked: {error}; unpack it by hand", key=str(path)) from error
 
@@ -275,7 +265,6 @@ class _ConcatenatedFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Read from the part at the current position, up to the end of that part."""
         part = bisect.bisect_right(self._end_offsets, self._position)
         if part == len(self._files):
             return 0

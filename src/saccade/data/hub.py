@@ -25,7 +25,6 @@ from saccade.data.archives import (
     explain_manual_unpacking,
     extract_missing,
     find_archives,
-    ignore_progress,
     require_disk_space,
     unpack,
 )
@@ -87,11 +86,8 @@ class HubClient:
         folder, snapshot = self._resolve_snapshot(name, revision)
         files = match_files(snapshot.sizes, patterns)
         if not files:
-            raise DataError(
-                f"the dataset {name} at {self.endpoint} has no file that matches {', '.join(patterns)}",
-                key=name,
-                value=tuple(patterns),
-            )
+            problem = f"the dataset {name} at {self.endpoint} has no file that matches {', '.join(patterns)}"
+            raise DataError(problem, key=name, value=tuple(patterns))
         self._download_files(folder, snapshot, files)
         return folder
 
@@ -102,10 +98,8 @@ class HubClient:
         """
         match = _FILE_ADDRESS_PATTERN.fullmatch(address.removeprefix(HUB_PREFIX))
         if match is None:
-            raise ConfigError(
-                f"{address}: a file on the hub is {HUB_PREFIX}owner/name/path or {HUB_PREFIX}owner/name@revision/path",
-                key=address,
-            )
+            forms = f"{HUB_PREFIX}owner/name/path or {HUB_PREFIX}owner/name@revision/path"
+            raise ConfigError(f"{address}: a file on the hub is {forms}", key=address)
         folder, snapshot = self._resolve_snapshot(match["name"], match["revision"] or DEFAULT_REVISION)
         file = match["file"]
         if file not in snapshot.sizes:
@@ -119,7 +113,7 @@ class HubClient:
         paths: Iterable[str],
         *,
         referenced: Iterable[str] = (),
-        on_progress: ProgressCallback = ignore_progress,
+        on_progress: ProgressCallback = lambda done, name: None,
     ) -> None:
         """Download the files at `paths` that are missing in a folder that `download` returned, such as media of rows.
 
@@ -140,15 +134,12 @@ class HubClient:
         if not_found:
             problem = f"{folder} lacks {len(not_found)} files, first {min(not_found)}"
             hint = explain_manual_unpacking(snapshot.sizes)
-            raise DataError(
-                f"{problem}, which {snapshot.name} holds neither as files nor in its archives; copy them there"
-                f"{f'; {hint}' if hint else ''}",
-                key=str(folder),
-                value=min(not_found),
-            )
+            fix = f"copy them there{f'; {hint}' if hint else ''}"
+            problem += f", which {snapshot.name} holds neither as files nor in its archives; {fix}"
+            raise DataError(problem, key=str(folder), value=min(not_found))
 
     def unpack_archives(
-        self, folder: Path, names: Iterable[str], *, on_progress: ProgressCallback = ignore_progress
+        self, folder: Path, names: Iterable[str], *, on_progress: ProgressCallback = lambda done, name: None
     ) -> None:
         """Download archives into a folder that `download` returned, and unpack them completely. Raises DataError."""
         snapshot = _read_snapshot(folder)
@@ -172,9 +163,8 @@ class HubClient:
         outside = next((file for file in names if file.startswith("/") or ".." in file.split("/")), None)
         if not info.sha or outside:
             reason = f"it lists {outside}, which leads out of the folder" if outside else "it names no commit"
-            raise DataError(
-                f"the listing of {name} at {self.endpoint} can't be used: {reason}", key=name, value=outside
-            )
+            problem = f"the listing of {name} at {self.endpoint} can't be used: {reason}"
+            raise DataError(problem, key=name, value=outside)
         snapshot = DatasetSnapshot(
             name=name,
             commit=info.sha,
@@ -240,8 +230,7 @@ class HubClient:
 
 def _read_snapshot(folder: Path) -> DatasetSnapshot:
     with boundary(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and download it again"):
-        saved = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
-        return DatasetSnapshot(**saved)
+        return DatasetSnapshot(**json.loads((folder / "hub.json").read_text(encoding="utf-8")))
 
 
 def compute_relative_paths(folder: Path, paths: Iterable[str]) -> set[str]:

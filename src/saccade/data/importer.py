@@ -107,14 +107,13 @@ def _check_reports(reports: Sequence[ImportReport], policy: ErrorPolicy, missing
     if incomplete and policy == "error":
         first = incomplete[0]
         folders = ", ".join(f"{count} in {folder}" for folder, count in first.missing_files.most_common(MAX_REPORTED))
-        counts = f"{first.missing_rows} of {first.rows} rows lack media files ({folders})"
-        others = f"; so do rows of {len(incomplete) - 1} other files" if incomplete[1:] else ""
-        raise DataError(
-            f"{first.file}: {counts}, first {first.missing_ids[0]}{others}; {missing_list_path} lists them: give "
-            "--root their folder, or skip the rows with --on-missing skip",
-            key="media",
-            value=first.missing_rows,
+        problem = (
+            f"{first.missing_rows} of {first.rows} rows lack media files ({folders}), first {first.missing_ids[0]}"
         )
+        others = f"; so do rows of {len(incomplete) - 1} other files" if incomplete[1:] else ""
+        fix = "give --root their folder, or skip the rows with --on-missing skip"
+        message = f"{first.file}: {problem}{others}; {missing_list_path} lists them: {fix}"
+        raise DataError(message, key="media", value=first.missing_rows)
     if not sum(report.written for report in reports):
         raise DataError("no row could be imported; check --root and the importer", key="media")
 
@@ -197,12 +196,9 @@ class _ImportJob:
                 yield report, line
 
     def relativize_path(self, folder: Path, path: str) -> str:
-        """Return the path of a media file from the folder of the target."""
-        out = self.target.parent
-        return relativize_path(out, os.path.join(folder, path), out)
+        return relativize_path(self.target.parent, os.path.join(folder, path), self.target.parent)
 
     def convert_row(self, row: SourceRow | DataError) -> list[Task | Demonstration]:
-        """Return the valid items of a row."""
         if isinstance(row, DataError):
             raise row
         items = list(self.importer(row))
@@ -220,7 +216,6 @@ class _ImportJob:
         return items
 
     def save_media(self, content: bytes) -> str:
-        """Store bytes as a file and return its path."""
         return str(store_media_file(content, self.target.with_name(f"{self.target.name}.media").resolve()))
 
 

@@ -115,7 +115,6 @@ class _Validator:
         return self.reports[-1]
 
     def check_row(self, row: SourceRow | DataError, item_type: type[Any]) -> None:
-        """Check one row by itself and against the rows before it."""
         try:
             if isinstance(row, DataError):
                 raise row
@@ -165,7 +164,6 @@ class _Validator:
         return info
 
     def check_time_span(self, task: Task, media_infos: Sequence[_MediaInfo]) -> None:
-        """Check that a ground-truth time span is within the video."""
         duration = max((info.duration for info in media_infos), default=0.0)
         if task.answer_type != AnswerType.GROUNDING or not isinstance(task.ground_truth, tuple) or not duration:
             return

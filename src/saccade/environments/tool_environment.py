@@ -96,7 +96,7 @@ class ToolEnvironment(ConfiguredEnvironment):
 
     async def close(self) -> None:
         """Close what the tools opened for the episode."""
-        await self.resources.__aexit__(None, None, None)
+        await self.resources.aclose()
 
     # ---- what subclasses may replace -------------------------------------------------------------------------------
 

@@ -235,8 +235,6 @@ def _decode_with(
 
 @dataclass(slots=True)
 class _VideoDecoder:
-    """An open video."""
-
     video_index: VideoIndex
     container: InputContainer
     stream: VideoStream

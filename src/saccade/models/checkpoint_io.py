@@ -62,7 +62,7 @@ def _gather_weights(model: Any, weights: Mapping[str, Tensor], adapted_layers: M
             # Add in float32, to round only once.
             delta = gather_tensor(adapted_layers[name].get_delta_weight("default"))
             value = (value.float() + delta.float()).to(value.dtype)
-        merged[lora.strip_base_layer(name)] = value
+        merged[name.replace(lora.BASE_LAYER_INFIX, ".")] = value
     # Names and shapes on disk differ from those in memory for some families.
     return revert_weight_conversion(model, merged)
 

@@ -19,7 +19,8 @@ from saccade.errors import ConfigError, ModelError, boundary
 from saccade.utils.hashing import derive_seed
 
 ADAPTERS_FILE = "adapters.safetensors"
-_LORA_INFIX, _BASE_LAYER_INFIX = ".lora_", ".base_layer."
+BASE_LAYER_INFIX = ".base_layer."  # in the name of an adapted weight
+_LORA_INFIX = ".lora_"
 _BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's path, and its path relative to the file
 
 
@@ -59,14 +60,9 @@ def is_adapter_weight(name: str) -> bool:
     return _LORA_INFIX in name
 
 
-def strip_base_layer(name: str) -> str:
-    """Return a weight's name in a model without adapters."""
-    return name.replace(_BASE_LAYER_INFIX, ".")
-
-
 def find_adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Return the LoRA layers of a model, by the names of the weights that they adapt."""
-    return {f"{name}{_BASE_LAYER_INFIX}weight": layer for name, layer in _find_lora_layers(model).items()}
+    return {f"{name}{BASE_LAYER_INFIX}weight": layer for name, layer in _find_lora_layers(model).items()}
 
 
 def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path) -> None:
@@ -85,31 +81,25 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     folder still exists, its weights are used, bit for bit: subtracting the adapters from the rounded merged weights is
     not exact. `load_model` loads a folder. Raises ModelError for adapters of another rank.
     """
-    if not (folder / ADAPTERS_FILE).is_file():
+    path = folder / ADAPTERS_FILE
+    if not path.is_file():
         return folder.resolve()
-    with (
-        boundary(ModelError, f"{folder / ADAPTERS_FILE} can't be read"),
-        safe_open(folder / ADAPTERS_FILE, "pt") as file,
-    ):
+    with boundary(ModelError, f"{path} can't be read"), safe_open(path, "pt") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         base = _find_base_folder(file.metadata() or {}, folder)
     # Shapes contain the rank, so equal shapes mean equal ranks.
     adapters = get_adapter_weights(model)
     shapes = {name: value.shape for name, value in adapters.items()}
     if shapes != {name: value.shape for name, value in saved.items()}:
-        raise ModelError(
-            f"{folder} has adapters of another rank than model.lora_rank; set the same rank, or delete {ADAPTERS_FILE} "
-            "to start new adapters",
-            key="model.lora_rank",
-            value=str(folder / ADAPTERS_FILE),
-        )
+        fix = f"set the same rank, or delete {ADAPTERS_FILE} to start new adapters"
+        problem = f"{folder} has adapters of another rank than model.lora_rank"
+        raise ModelError(f"{problem}; {fix}", key="model.lora_rank", value=str(path))
     for name, value in saved.items():
         adapters[name].copy_(value)
     base_weights: dict[str, Tensor] = {}
     if (base / "config.json").is_file() and base != folder.resolve():
-        with boundary(
-            ModelError, f"{base} can't be read; delete it to recover the base weights from those in {folder} instead"
-        ):
+        fix = f"delete it to recover the base weights from those in {folder} instead"
+        with boundary(ModelError, f"{base} can't be read; {fix}"):
             base_weights = load_model(base).state_dict()
     for name, layer in _find_lora_layers(model).items():
         weight: Tensor = layer.base_layer.weight
@@ -136,5 +126,4 @@ def _restore_exact_weight(recovered: Tensor, base_weight: Tensor | None, toleran
 
 
 def _find_lora_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the LoRA layers by name."""
     return {name: part for name, part in model.named_modules() if "lora_A" in dict(part.named_children())}

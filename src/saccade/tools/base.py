@@ -48,27 +48,22 @@ class Range:
     maximum: float = math.inf
 
 
-class EpisodeResources:
+class EpisodeResources(contextlib.AsyncExitStack):
     """Resources that tools keep open for an episode, by name; closed at the end of the block.
 
     `async with EpisodeResources() as resources: session = await resources.get_or_open("python", open_session)`
     """
 
     def __init__(self) -> None:
-        self._stack, self._lock = contextlib.AsyncExitStack(), asyncio.Lock()
+        super().__init__()
+        self._lock = asyncio.Lock()
         self._resources: dict[str, Any] = {}
-
-    async def __aenter__(self) -> "EpisodeResources":
-        return self
-
-    async def __aexit__(self, *ending: Any) -> None:
-        await self._stack.aclose()
 
     async def get_or_open(self, name: str, open_resource: Callable[[], contextlib.AbstractAsyncContextManager[T]]) -> T:
         """Return the resource `name`, opening it at the first call. Raises what `open_resource` raises."""
         async with self._lock:
             if name not in self._resources:
-                self._resources[name] = await self._stack.enter_async_context(open_resource())
+                self._resources[name] = await self.enter_async_context(open_resource())
             return self._resources[name]
 
 

@@ -70,7 +70,6 @@ class ServedVideo:
 
 @functools.lru_cache(maxsize=256)
 def _index_video(path: str, modified_ns: int, size: int) -> tuple[video.VideoIndex, VideoMetadata]:
-    """Index the video with this identity."""
     index = video.index_video(path)
     info = index.info
     key_pts = [pts for pts, _ in index.keyframes if pts >= index.frame_ids[0]] or [int(index.frame_ids[0])]
