@@ -76,12 +76,9 @@ def _take_part(source: BackgroundVideo, share_range: tuple[float, float]) -> Bac
     start, end = _compute_bounds(part)
     if end - start < MIN_PART_SECONDS:
         duration = _load_video_index(source.path).info.duration
-        raise DataError(
-            f"synthetic.haystack: {source.path} lasts {duration:.1f} s, too short for three splits; give longer "
-            "videos, or at least three of them",
-            key="synthetic.haystack",
-            value=str(source.path),
-        )
+        problem = f"{source.path} lasts {duration:.1f} s, too short for three splits"
+        message = f"synthetic.haystack: {problem}; give longer videos, or at least three of them"
+        raise DataError(message, key="synthetic.haystack", value=str(source.path))
     return part
 
 

@@ -67,12 +67,9 @@ def sample_labels(config: SyntheticConfig, rng: random.Random) -> Labels:
     """
     # An event between two frames would be in the labels but in no frame.
     if config.event_seconds * config.fps < 1 - 1e-9:
-        raise ConfigError(
-            f"synthetic.event_seconds={config.event_seconds:g}: at {config.fps:g} fps an event can fall between two "
-            "frames; increase synthetic.event_seconds or synthetic.fps",
-            key="synthetic.event_seconds",
-            value=config.event_seconds,
-        )
+        problem = f"synthetic.event_seconds={config.event_seconds:g}: at {config.fps:g} fps an event can fall between"
+        message = f"{problem} two frames; increase synthetic.event_seconds or synthetic.fps"
+        raise ConfigError(message, key="synthetic.event_seconds", value=config.event_seconds)
     count = rng.randint(*config.events)
     # Events and distractors share one set of starts, so that they never overlap.
     starts = _sample_starts(config, count + config.distractors, rng)
@@ -96,12 +93,9 @@ def _sample_starts(config: SyntheticConfig, count: int, rng: random.Random) -> l
     # Adding 0, 1, 2, ... to `count` sorted slots out of slots - count + 1 leaves a free slot between any two.
     slots = int(config.clip_seconds / config.event_seconds + 1e-9)
     if slots < 2 * count - 1:
-        raise ConfigError(
-            f"synthetic.clip_seconds={config.clip_seconds:g}: {count} events of {config.event_seconds:g} s don't fit; "
-            "increase synthetic.clip_seconds",
-            key="synthetic.clip_seconds",
-            value=config.clip_seconds,
-        )
+        problem = f"{count} events of {config.event_seconds:g} s don't fit; increase synthetic.clip_seconds"
+        message = f"synthetic.clip_seconds={config.clip_seconds:g}: {problem}"
+        raise ConfigError(message, key="synthetic.clip_seconds", value=config.clip_seconds)
     chosen = sorted(rng.sample(range(slots - count + 1), count))
     return [(slot + i) * config.event_seconds for i, slot in enumerate(chosen)]
 

@@ -66,18 +66,13 @@ def compute_object_side(config: SyntheticImageConfig) -> int:
     """Return the side of a card in pixels. Raises ConfigError unless it is an integer and symbols are readable."""
     side = config.image_size * config.object_scale
     if abs(side - round(side)) > 1e-6:
-        raise ConfigError(
-            f"synthetic.image.object_scale={config.object_scale:g} of {config.image_size} pixels should be an integer",
-            key="synthetic.image.object_scale",
-            value=config.object_scale,
-        )
+        message = f"synthetic.image.object_scale={config.object_scale:g} of {config.image_size} pixels is no integer"
+        raise ConfigError(message, key="synthetic.image.object_scale", value=config.object_scale)
     if side * config.symbol_scale < MIN_SYMBOL_PIXELS:
-        raise ConfigError(
-            f"synthetic.image.symbol_scale={config.symbol_scale:g}: a symbol of {side * config.symbol_scale:g} pixels "
-            f"is unreadable, it needs at least {MIN_SYMBOL_PIXELS}; increase image_size, object_scale or symbol_scale",
-            key="synthetic.image.symbol_scale",
-            value=config.symbol_scale,
-        )
+        problem = f"a symbol of {side * config.symbol_scale:g} pixels is unreadable, it needs at least"
+        fix = f"{MIN_SYMBOL_PIXELS}; increase image_size, object_scale or symbol_scale"
+        message = f"synthetic.image.symbol_scale={config.symbol_scale:g}: {problem} {fix}"
+        raise ConfigError(message, key="synthetic.image.symbol_scale", value=config.symbol_scale)
     return round(side)
 
 
