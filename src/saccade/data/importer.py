@@ -107,7 +107,7 @@ def _check_reports(reports: Sequence[ImportReport], policy: ErrorPolicy, missing
     if incomplete and policy == "error":
         first = incomplete[0]
         folders = ", ".join(f"{count} in {folder}" for folder, count in first.missing_files.most_common(MAX_REPORTED))
-        problem = f"{first.missing_rows} of {first.rows} rows lack media files ({folders})"
+        counts = f"{first.missing_rows} of {first.rows} rows lack media files ({folders})"
         others = f"; so do rows of {len(incomplete) - 1} other files" if incomplete[1:] else ""
         fix = "give --root their folder, or skip the rows with --on-missing skip"
         message = (

@@ -66,7 +66,8 @@ def compute_object_side(config: SyntheticImageConfig) -> int:
     """Return the side of a card in pixels. Raises ConfigError unless it is an integer and symbols are readable."""
     side = config.image_size * config.object_scale
     if abs(side - round(side)) > 1e-6:
-        message = f"synthetic.image.object_scale={config.object_scale:g} of {config.image_size} pixels is no integer"
+        problem = f"{config.object_scale:g} of {config.image_size} pixels should be an integer"
+        message = f"synthetic.image.object_scale={problem}"
         raise ConfigError(message, key="synthetic.image.object_scale", value=config.object_scale)
     if side * config.symbol_scale < MIN_SYMBOL_PIXELS:
         problem = f"a symbol of {side * config.symbol_scale:g} pixels is unreadable, it needs at least"
