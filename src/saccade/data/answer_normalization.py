@@ -40,7 +40,7 @@ def build_task(
     answer_type = None if declared_type is None else find_answer_type(declared_type) or AnswerType.OPEN
     stem, inline_options = split_options(question)
     options = tuple(map(strip_option_label, option_texts)) or inline_options
-    ground_truth = None
+    ground_truth: str | float | tuple[float, ...] | None = None
     if answer_type in (None, AnswerType.CHOICE, AnswerType.MATH) and options:
         ground_truth = find_option_letter(answer, options)
     if ground_truth is not None:

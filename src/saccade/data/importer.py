@@ -107,12 +107,10 @@ def _check_reports(reports: Sequence[ImportReport], policy: ErrorPolicy, missing
     if incomplete and policy == "error":
         first = incomplete[0]
         folders = ", ".join(f"{count} in {folder}" for folder, count in first.missing_files.most_common(MAX_REPORTED))
-        counts = f"{first.missing_rows} of {first.rows} rows lack media files ({folders})"
+        counts = f"{first.file}: {first.missing_rows} of {first.rows} rows lack media files ({folders})"
         others = f"; so do rows of {len(incomplete) - 1} other files" if incomplete[1:] else ""
         fix = "give --root their folder, or skip the rows with --on-missing skip"
-        message = (
-            f"{first.file}: {problem}, first {first.missing_ids[0]}{others}; {missing_list_path} lists them: {fix}"
-        )
+        message = f"{counts}, first {first.missing_ids[0]}{others}; {missing_list_path} lists them: {fix}"
         raise DataError(message, key="media", value=first.missing_rows)
     if not sum(report.written for report in reports):
         raise DataError("no row could be imported; check --root and the importer", key="media")

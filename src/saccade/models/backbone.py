@@ -314,10 +314,10 @@ def _enable_activation_checkpointing(model: nn.Module) -> None:
 
     transformers' own switch also makes embeddings require gradients, which would differentiate a frozen vision tower.
     """
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
 
 
 def compute_logprobs(logits_NV: Tensor, temperature: float) -> Tensor:

@@ -95,7 +95,7 @@ def sample_tasks(
     task_id_prefix: str,
 ) -> list[Task]:
     """Sample the tasks of one clip, whose path is stored as `path`."""
-    pools = {entry: _build_candidates(entry, labels, rng) for entry in config.questions}
+    pools: dict[str, list[Question]] = {entry: _build_candidates(entry, labels, rng) for entry in config.questions}
     chosen = balancer.select(pools, config.tasks_per_video)
     return [
         _build_task(item, labels, config, clip_path=path, task_id=f"{task_id_prefix}-{i}")

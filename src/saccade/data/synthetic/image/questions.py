@@ -44,7 +44,7 @@ def sample_tasks(
     task_id_prefix: str,
 ) -> list[Task]:
     """Sample the tasks of one image, whose path is stored as `path`."""
-    pools = {kind: _build_candidates(kind, scene.objects, rng) for kind in config.questions}
+    pools: dict[str, list[Question]] = {kind: _build_candidates(kind, scene.objects, rng) for kind in config.questions}
     chosen = balancer.select(pools, config.tasks_per_image)
     return [_build_task(item, scene, image_path=path, task_id=f"{task_id_prefix}-{i}") for i, item in enumerate(chosen)]
 
