@@ -496,14 +496,8 @@ def test_folder_with_other_files_is_an_error(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "key", "value"),
     [
-        ({"frame_size": 63}, "frame_size", 63),
-        ({"frame_size": 8}, "frame_size", 8),
-        ({"events": (3, 2)}, "events", (3, 2)),
-        ({"events": (0, 2)}, "events", (0, 2)),
         ({"clip_seconds": 8, "events": (4, 4)}, "clip_seconds", 8),
         ({"event_seconds": 0.2}, "event_seconds", 0.2),
-        ({"questions": ("at", "why")}, "questions", "why"),
-        ({"questions": ("order:open",)}, "questions", "order:open"),
         ({"questions": ()}, "questions", ()),
         ({"questions": ("order",), "events": (1, 1)}, "questions", ("order",)),
     ],
@@ -512,6 +506,25 @@ def test_impossible_settings_are_errors(tmp_path, changes, key, value):
     with raises(ConfigError, key=f"synthetic.{key}", value=value):
         generate_dataset(tmp_path / "w", change_config(SMALL, **changes), seed=0)
     assert not (tmp_path / "w").exists()  # so that the same command works with other settings
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("frame_size=63", "frame_size", 63),
+        ("frame_size=8", "frame_size", 8),
+        ("events=[3,2]", "events", [3, 2]),
+        ("events=[0,2]", "events.0", 0),
+        ("questions=[at,why]", "questions.1", "why"),
+        ("questions=['order:open']", "questions.0", "order:open"),
+        ("image.objects=[3,2]", "image.objects", [3, 2]),
+        ("image.objects=[0,2]", "image.objects.0", 0),
+        ("image.questions=[digit,when]", "image.questions.1", "when"),
+    ],
+)
+def test_invalid_settings_are_errors_of_the_recipe(override, key, value):
+    with raises(ConfigError, key=f"synthetic.{key}", value=value):
+        load_recipe("tiny/base", [f"synthetic.{override}"])
 
 
 def test_rows_on_disk(small):
