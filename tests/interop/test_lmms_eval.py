@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import WORLD, good
 
-from saccade.interop.lmms_logs import read_samples
+from saccade.interop.lmms_logs import extract_reply, read_samples
 from saccade.types import Episode
 from saccade.utils.jsonl import read_jsonl
 
@@ -109,14 +109,14 @@ def test_lmms_eval_runs_an_environment(tmp_path, tiny_folder):
     assert result.returncode == 0, result.stdout + result.stderr
     [file] = (tmp_path / "logs").rglob("*_samples_needles.jsonl")
     samples = read_samples(file)
-    assert [sample.doc_id for sample in samples] == list(range(len(rows)))
-    assert [sample.target for sample in samples] == [row["answer"] for row in rows]
+    assert [sample["doc_id"] for sample in samples] == list(range(len(rows)))
+    assert [str(sample["target"]) for sample in samples] == [row["answer"] for row in rows]
     stored = read_jsonl(tmp_path / "episodes" / "episodes.jsonl", Episode)  # in the order of completion
     episodes = sorted(stored, key=lambda episode: episode.task.id)
     assert [episode.task.id for episode in episodes] == [f"needles/test/{i}" for i in range(len(rows))]
     assert [episode.task.question for episode in episodes] == [row["question"] for row in rows]
     assert all(episode.usage.visual_tokens and episode.error is None for episode in episodes)
-    assert [sample.responses[0] for sample in samples] == [episode.turns[-1].reply.text for episode in episodes]
+    assert [extract_reply(sample) for sample in samples] == [episode.turns[-1].reply.text for episode in episodes]
     for sample, episode in zip(samples, episodes, strict=True):
         counts = {"input_tokens": episode.usage.prompt_tokens, "output_tokens": episode.usage.sampled_tokens}
-        assert sample.line["token_counts"] == [counts]
+        assert sample["token_counts"] == [counts]

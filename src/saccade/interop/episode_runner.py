@@ -18,7 +18,7 @@ from typing import Any
 from saccade.errors import DataError, RunError
 from saccade.evaluation.runner import disable_tools
 from saccade.evaluation.subset import assign_frame_budgets
-from saccade.interop.media import save_image, save_video
+from saccade.interop.media import save_media
 from saccade.metrics.episode_metrics import has_failed
 from saccade.protocols import SelectEnvironment
 from saccade.rollouts.runner import run_episode
@@ -44,7 +44,7 @@ class AgentRunner:
         self.folder = folder.resolve()
         self.components.media.generated_dir = str(self.folder / pipeline.IMAGES_FOLDER)
         self._max_concurrency = max_concurrency
-        self._num_runs_by_task: Counter[str] = Counter()
+        self._num_runs = Counter[str]()  # by the task's digest
         self._event_loop = asyncio.Runner()
 
     def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
@@ -82,7 +82,9 @@ class AgentRunner:
         budgets = assign_frame_budgets(tasks, settings.frame_budgets)
         semaphore = asyncio.Semaphore(self._max_concurrency)
 
-        async def run_one(task: Task, index: int) -> Episode:
+        async def run_one(task: Task) -> Episode:
+            index = self._num_runs[task.digest]
+            self._num_runs[task.digest] += 1
             seed = derive_seed(base.seed, 0, task.digest, index)  # the seed of the same sample in `saccade eval`
             async with semaphore:
                 context = replace(base, seed=seed, frame_budget=budgets[task.id])
@@ -92,11 +94,7 @@ class AgentRunner:
                 append_jsonl(file, episode)
             return episode
 
-        return await gather_or_cancel([run_one(task, self._take_index(task)) for task in tasks])
-
-    def _take_index(self, task: Task) -> int:
-        self._num_runs_by_task[task.digest] += 1
-        return self._num_runs_by_task[task.digest] - 1
+        return await gather_or_cancel([run_one(task) for task in tasks])
 
 
 # ---- messages to tasks ---------------------------------------------------------------------------------------------
@@ -150,6 +148,8 @@ def _build_media(name: str, part: Mapping[str, Any], image_dir: Path) -> list[Me
                 value=part[key],
             )
     if media_type == "video" and isinstance(value, list | tuple) and value:
-        return [Media(path=save_image(name, image, image_dir), kind=MediaKind.IMAGE) for image in value]
-    save = save_image if media_type == "image" else save_video
-    return [Media(path=save(name, value, image_dir), kind=MediaKind(media_type))]
+        return [
+            Media(path=save_media(name, image, MediaKind.IMAGE, image_dir), kind=MediaKind.IMAGE) for image in value
+        ]
+    kind = MediaKind(media_type)
+    return [Media(path=save_media(name, value, kind, image_dir), kind=kind)]

@@ -20,15 +20,13 @@ from saccade.interop.episode_runner import AgentRunner, build_task
 from saccade.runs.pipeline import IMAGES_FOLDER
 from saccade.types import Episode
 
-MODEL_ID = "saccade"
-
 
 def build_manifest() -> Any:
     """Return lmms-eval's model manifest, for the entry point. Raises ConfigError if lmms-eval isn't installed."""
     _require_lmms_eval()
     from lmms_eval.models.registry_v2 import ModelManifest
 
-    return ModelManifest(model_id=MODEL_ID, chat_class_path=f"{__name__}.Model")
+    return ModelManifest(model_id="saccade", chat_class_path=f"{__name__}.Model")
 
 
 def __getattr__(name: str) -> Any:
@@ -95,38 +93,35 @@ class AgentModel:
         for _, doc_to_messages, _, doc_id, task, split in (episode.args for episode in requests):
             messages = doc_to_messages(self.task_dict[task][split][doc_id])
             tasks.append(build_task(f"{task}/{split}/{doc_id}", messages, self._agent_runner.folder / IMAGES_FOLDER))
-        results = []
-        for episode in self._agent_runner.run_episodes(tasks):
-            token_counts = TokenCounts(
-                input_tokens=episode.usage.prompt_tokens, output_tokens=episode.usage.sampled_tokens
+        return [
+            GenerationResult(
+                text=format_response(episode, full_reply=self._full_reply),
+                token_counts=TokenCounts(
+                    input_tokens=episode.usage.prompt_tokens, output_tokens=episode.usage.sampled_tokens
+                ),
             )
-            results.append(
-                GenerationResult(text=format_response(episode, full_reply=self._full_reply), token_counts=token_counts)
-            )
-        return results
+            for episode in self._agent_runner.run_episodes(tasks)
+        ]
 
     def loglikelihood(self, requests: Sequence[Any]) -> Any:
-        """Raise ConfigError: an environment returns one answer and no likelihoods."""
-        raise ConfigError(
-            f"{requests[0].task_name} needs log-likelihood requests, which are not supported: an environment returns "
-            "one answer; choose a generative task",
-            key="tasks",
-            value=requests[0].task_name,
-        )
+        """Raise ConfigError."""
+        problem = "log-likelihood requests, which are not supported: an environment returns one answer"
+        raise _build_request_error(requests, f"{problem}; choose a generative task")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> Any:
-        """Raise ConfigError: an environment runs its own tool turns within one request."""
-        raise ConfigError(
-            f"{requests[0].task_name} needs multi-round requests, which are not supported: an environment calls its "
-            "own tools; choose a single-round task",
-            key="tasks",
-            value=requests[0].task_name,
-        )
+        """Raise ConfigError."""
+        problem = "multi-round requests, which are not supported: an environment calls its own tools"
+        raise _build_request_error(requests, f"{problem}; choose a single-round task")
 
     def clean(self) -> None:
         """Close the engine."""
         self._agent_runner.close()
         del self._agent_runner
+
+
+def _build_request_error(requests: Sequence[Any], problem: str) -> ConfigError:
+    name = requests[0].task_name
+    return ConfigError(f"{name} needs {problem}", key="tasks", value=name)
 
 
 @cache

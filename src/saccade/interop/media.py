@@ -1,8 +1,9 @@
 """Convert media from other systems' formats to files; content without a file is written to a folder.
 
-a path, file:///v/a.mp4           the file data:image/png;base64,…, bytes    a file with that content; equal contents
-share a file {"path": …, "bytes": …}           the content of the mapping, as in Hugging Face datasets a PIL image, an
-array             a PNG
+a path, file:///v/a.mp4           the file
+data:image/png;base64,…, bytes    a file with that content; equal contents share a file
+{"path": …, "bytes": …}           the content of the mapping, as in Hugging Face datasets
+a PIL image, an array             a PNG
 """
 
 import base64
@@ -18,6 +19,7 @@ import numpy as np
 
 from saccade.errors import DataError, boundary
 from saccade.media.image import encode_png
+from saccade.types import MediaKind
 from saccade.utils.files import file_errors
 
 # Keys under which mappings hold a medium; content takes precedence over names.
@@ -25,33 +27,21 @@ _CONTENT_KEYS = ("bytes", "path", "url", "uri", "image", "image_url", "image_pat
 _SUFFIX_BY_SUBTYPE = {"jpeg": ".jpg", "quicktime": ".mov", "x-matroska": ".mkv"}
 
 
-def save_image(name: str, value: Any, folder: Path) -> str:
-    """Return the path of an image's file. Raises DataError, starting with `name`, if `value` is not an image."""
-    if isinstance(value, np.ndarray):
+def save_media(name: str, value: Any, media_type: MediaKind, folder: Path) -> str:
+    """Return the path of a medium's file. Raises DataError, starting with `name`, if `value` is not of this type."""
+    suffix = ".png" if media_type is MediaKind.IMAGE else ".mp4"
+    if isinstance(value, Mapping):
+        content = next((value[key] for key in _CONTENT_KEYS if value.get(key) is not None), None)
+        return save_media(name, content, media_type, folder)
+    if media_type is MediaKind.IMAGE and isinstance(value, np.ndarray):
         message = f"{name}: the array is not an image; give [height, width, channels] with 8 bits"
         with boundary(DataError, message, key="image", value=value.shape):
-            return _write_content(encode_png(value), ".png", folder)
-    if hasattr(value, "save") and hasattr(value, "convert"):
+            return _write_content(encode_png(value), suffix, folder)
+    if media_type is MediaKind.IMAGE and hasattr(value, "save") and hasattr(value, "convert"):
         buffer = io.BytesIO()
         with boundary(DataError, f"{name}: the image can't be saved as a file", key="image"):
             value.convert("RGB").save(buffer, "PNG")
-        return _write_content(buffer.getvalue(), ".png", folder)
-    return _save_media(name, value, folder, "image", ".png")
-
-
-def save_video(name: str, value: Any, folder: Path) -> str:
-    """Return the path of a video's file. Raises DataError, starting with `name`, if `value` is not a video."""
-    return _save_media(name, value, folder, "video", ".mp4")
-
-
-def _save_media(name: str, value: Any, folder: Path, media_type: str, suffix: str) -> str:
-    if isinstance(value, Mapping):
-        content = next((value[key] for key in _CONTENT_KEYS if value.get(key) is not None), None)
-        return (
-            save_image(name, content, folder)
-            if media_type == "image"
-            else _save_media(name, content, folder, media_type, suffix)
-        )
+        return _write_content(buffer.getvalue(), suffix, folder)
     if isinstance(value, bytes | bytearray | memoryview):
         return _write_content(bytes(value), suffix, folder)
     if isinstance(value, Path):
