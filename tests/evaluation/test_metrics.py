@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from saccade.errors import DataError
 from saccade.metrics.episode_metrics import (
     assign_clusters,
-    compute_at_k,
     compute_paired_difference,
     compute_step_metrics,
     summarize,
@@ -142,8 +141,8 @@ def test_frame_budgets_are_listed_by_size():
 def test_pass_at_k_is_the_unbiased_estimator():
     rows = [scored(task("a"), value) for value in (1, 0, 0)] + [scored(task("b"), value) for value in (0, 0)]
     # k = 2: task a has 1 - C(2,2)/C(3,2) = 2/3, task b has 0
-    assert compute_at_k(rows) == {"avg@2": pytest.approx(1 / 6), "pass@2": pytest.approx(1 / 3)}
-    assert compute_at_k([scored(task("a"), 1)]) == {}
+    assert summarize(rows).at_k == {"avg@2": pytest.approx(1 / 6), "pass@2": pytest.approx(1 / 3)}
+    assert summarize([scored(task("a"), 1)]).at_k == {}
 
 
 def test_step_metrics():

@@ -28,6 +28,7 @@ from saccade.metrics.episode_metrics import (
     get_question_type,
     get_task_digest,
     group_by_task,
+    ran_tools,
     summarize,
 )
 from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
@@ -233,14 +234,9 @@ def _compare_tools(
     """Return the effect of tools; None unless they ran in exactly one of the two evaluations, with a call in a task of
     both.
     """
-    # A model can write calls without having tools; an executed call proves that it had them.
-    used_tools = [
-        any(result.was_executed for outcome in evaluation.scored for result in outcome.episode.results)
-        for _, evaluation in (before, after)
-    ]
-    if used_tools[0] == used_tools[1]:
+    if ran_tools(before[1].scored) == ran_tools(after[1].scored):
         return None
-    (name, with_tools), (_, without_tools) = (before, after) if used_tools[0] else (after, before)
+    (name, with_tools), (_, without_tools) = (before, after) if ran_tools(before[1].scored) else (after, before)
     solved, control = _find_solved(with_tools.scored), _find_solved(without_tools.scored)
     called = [
         task

@@ -114,9 +114,9 @@ def get_question_type(task: Task) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def count_response_tokens(episode: Episode) -> int:
-    """Count the tokens that the main agent sampled, without those of sub-agents."""
-    return episode.ledger.num_sampled_tokens
+def ran_tools(scored: Iterable[ScoredEpisode]) -> bool:
+    """Return whether any call was executed: a model can write calls without having tools."""
+    return any(result.was_executed for outcome in scored for result in outcome.episode.results)
 
 
 def get_overview_times(episode: Episode) -> tuple[float, ...]:
@@ -218,14 +218,12 @@ def summarize(
         constant_baseline=_average_constant_baseline(scored, baselines),
         format_compliance=estimate_mean(scored, get_format_compliance, clusters),
         slices={name: tabulate_slices(scored, by, baselines, clusters) for name, by in slice_fns.items()},
-        at_k=compute_at_k(scored),
+        at_k=estimate_at_k([[*map(get_accuracy, samples)] for samples in group_by_task(scored).values()]),
         statuses=_compute_status_fractions(scored),
         errors=sum(has_failed(outcome.episode) for outcome in scored),
         unanswered=sum(outcome.episode.answer is None and not has_failed(outcome.episode) for outcome in scored),
         ungraded=ungraded,
         undecided=sum(map(is_undecided, scored)),
-        full_set_accuracy=None,
-        full_set_size=0,
         seconds=fmean(outcome.episode.usage.seconds for outcome in scored),
         **average_behavior(scored),
     )
@@ -293,11 +291,6 @@ def _compute_status_fractions(scored: Sequence[ScoredEpisode]) -> dict[str, floa
     return {status.value: counts[status.value] / len(scored) for status in EpisodeStatus if counts[status.value]}
 
 
-def compute_at_k(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
-    """Return avg@k and pass@k of an evaluation; see `estimate_at_k`."""
-    return estimate_at_k([[get_accuracy(outcome) for outcome in samples] for samples in group_by_task(scored).values()])
-
-
 def estimate_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return avg@n and pass@k for k = 2, 4, 8, … and n, the smallest number of samples of any task; {} if that is one.
 
@@ -348,12 +341,14 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(outcome.score.credits for outcome in scored):
         metrics["credit"] = fmean(sum(credit.value for credit in outcome.score.credits) for outcome in scored)
     metrics |= _compute_slice_metrics(scored)
-    metrics |= {"format_compliance": fmean(map(get_format_compliance, scored))}
-    metrics |= {"calls/executed": behavior.pop("executed"), "calls/succeeded": behavior.pop("succeeded"), **behavior}
-    metrics |= {"calls/python_style": fmean(count_python_style_calls(outcome.episode) for outcome in scored)}
-    metrics |= {"response_tokens": fmean(count_response_tokens(outcome.episode) for outcome in scored)}
-    metrics |= {f"status/{status}": fraction for status, fraction in _compute_status_fractions(scored).items()}
     metrics |= {
+        "format_compliance": fmean(map(get_format_compliance, scored)),
+        "calls/executed": behavior.pop("executed"),
+        "calls/succeeded": behavior.pop("succeeded"),
+        **behavior,
+        "calls/python_style": fmean(count_python_style_calls(outcome.episode) for outcome in scored),
+        "response_tokens": fmean(outcome.episode.ledger.num_sampled_tokens for outcome in scored),
+        **{f"status/{status}": fraction for status, fraction in _compute_status_fractions(scored).items()},
         "errors": fmean(has_failed(outcome.episode) for outcome in scored),
         "unanswered": fmean(outcome.episode.answer is None and not has_failed(outcome.episode) for outcome in scored),
         "ungraded": ungraded / (ungraded + len(scored)),

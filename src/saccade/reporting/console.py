@@ -7,26 +7,23 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.columns import Columns
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from saccade.types import BlockKind, Call, Episode, Reply, ToolResult
+from saccade.types import BlockKind, Call, Episode, ToolResult
 
 LOG_INTERVAL_SECONDS = 10.0  # between two lines of progress without a terminal
 CALL_PANEL_WIDTH = (20, 44)  # at least and at most, in columns
 
 
-class UpdateProgress(Protocol):
-    """Reports the progress of a task."""
-
-    def __call__(self, done: int | None, remark: str, total: int | None = None) -> None:
-        """Report what is done (None: all), a remark, and the total if it is now known."""
+# Reports what is done (None: all), a remark, and, as an optional third argument, the total if it is now known.
+UpdateProgress = Callable[..., None]
 
 
 @contextlib.contextmanager
@@ -110,7 +107,9 @@ class EpisodePrinter:
     def __call__(self, event: str, data: Mapping[str, Any]) -> None:
         """Print an event of the rollout."""
         if event == "reply":
-            self._print_reply(data["reply"])
+            for block in data["reply"].blocks:
+                if block.kind in (BlockKind.THINK, BlockKind.TEXT, BlockKind.UNMATCHED_TAG) and block.body.strip():
+                    print_text(self.console, block.body.strip(), style="italic cyan")
         elif event == "calls":
             self._show_calls(data["calls"])
         elif event == "result":
@@ -125,23 +124,20 @@ class EpisodePrinter:
             self._live.stop()
         self._live = None
 
-    def _print_reply(self, reply: Reply) -> None:
-        for block in reply.blocks:
-            if block.kind in (BlockKind.THINK, BlockKind.TEXT, BlockKind.UNMATCHED_TAG) and block.body.strip():
-                print_text(self.console, block.body.strip(), style="italic cyan")
-
     def _show_calls(self, calls: tuple[Call, ...]) -> None:
         self._shown_results, self._width = set(), self.console.width // max(1, len(calls)) - 1
         self._panels = [build_call_panel(call, None, self._width) for call in calls]
         if self.console.is_terminal and calls:
-            self._live = Live(self._build_columns(), console=self.console, auto_refresh=False)
+            self._live = Live(
+                console=self.console, auto_refresh=False, get_renderable=lambda: Columns(self._panels, equal=True)
+            )
             self._live.start(refresh=True)
 
     def _show_result(self, index: int, call: Call, result: ToolResult) -> None:
         self._shown_results.add(index)
         self._panels[index] = build_call_panel(call, result, self._width)
         if self._live is not None:
-            self._live.update(self._build_columns(), refresh=True)
+            self._live.refresh()
         else:
             title, question = describe_call(call)
             text = f"error: {result.error}" if result.error is not None else format_tool_result(result)
@@ -153,26 +149,22 @@ class EpisodePrinter:
             if index not in self._shown_results and result.error is not None:
                 if self._live is not None:
                     self._panels[index].renderable = Text(replace_control_characters(result.error), style="red")
-                    self._live.update(self._build_columns(), refresh=True)
+                    self._live.refresh()
                 else:
                     print_text(self.console, f"  not run: {result.error}")
-
-    def _build_columns(self) -> RenderableType:
-        return Columns(self._panels, equal=True)
 
 
 def build_call_panel(call: Call, result: ToolResult | None, width: int) -> Panel:
     """Return a panel, about `width` columns wide, of a call: its window, its question, and its result if any."""
     title, question = describe_call(call)
-    body = Text(replace_control_characters(question), style="bold")
     if result is None:
-        body.append("\n…", style="not bold dim")
+        text, style = "…", "dim"
     elif result.error is not None:
-        body.append(f"\n{replace_control_characters(result.error)}", style="not bold red")
+        text, style = result.error, "red"
     else:
-        body.append(
-            f"\n{replace_control_characters(format_tool_result(result)) or '(nothing)'}", style="not bold green"
-        )
+        text, style = format_tool_result(result) or "(nothing)", "green"
+    body = Text(replace_control_characters(question), style="bold")
+    body.append(f"\n{replace_control_characters(text)}", style=f"not bold {style}")
     seconds = None if result is None else f"{result.seconds:.2f} s"
     least, most = CALL_PANEL_WIDTH
     return Panel(
@@ -212,8 +204,7 @@ def _format_number(value: Any) -> str:
 def summarize_usage(episode: Episode) -> str:
     """Return an episode's turns, calls, tokens and seconds in one line."""
     usage = episode.usage
-    calls = len(episode.results)
     return (
-        f"{len(episode.turns)} turns, {calls} calls, {usage.prompt_tokens - usage.visual_tokens} text + "
+        f"{len(episode.turns)} turns, {len(episode.results)} calls, {usage.prompt_tokens - usage.visual_tokens} text + "
         f"{usage.visual_tokens} visual prompt tokens, {usage.sampled_tokens} sampled, {usage.seconds:.2f} s"
     )

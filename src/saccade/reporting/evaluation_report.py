@@ -4,14 +4,12 @@ Every number has its n, its 95 % interval and, where known, the constant-answer 
 constant answer. Differences are paired over tasks; one whose interval includes zero is not significant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from saccade.evaluation.compare import Change, Comparison
-from saccade.metrics.episode_metrics import SliceRow, Summary
 from saccade.metrics.tables import Table, format_difference, format_estimate, format_optional
 
 SIGNIFICANCE_LEVEL = 0.05  # a p-value of this or more is no evidence of a difference
-FULL_SET_LABEL = "… of all tasks, estimated from a limited sample"
 SLICE_TITLES = {
     "answer_type": "Answer type",
     "question_type": "Question type",
@@ -23,15 +21,13 @@ SLICE_TITLES = {
 def build_tables(comparison: Comparison) -> list[Table]:
     """Build the tables of a comparison: summary, changes, accuracy by slice."""
     names = tuple(comparison.summaries)
-    tables = [Table(title="Evaluation", header=("", *names), rows=tuple(map(tuple, _build_summary_rows(comparison))))]
+    tables = [Table(title="Evaluation", header=("", *names), rows=tuple(_build_summary_rows(comparison)))]
     if comparison.changes:
-        rows = tuple((_format_change_label(change), *_format_change(change)) for change in comparison.changes)
         header = ("", "accuracy", "tasks", "better / worse", "significant")
-        tables.append(Table(title="Changes", header=header, rows=rows))
-    for title, lines in _build_slice_tables(comparison):
-        tables.append(
-            Table(title=title, header=("", *names, "constant-answer baseline"), rows=tuple(map(tuple, lines)))
-        )
+        tables.append(Table(title="Changes", header=header, rows=tuple(map(_build_change_row, comparison.changes))))
+    for key, title in SLICE_TITLES.items():
+        if rows := tuple(_build_slice_rows(comparison, key)):
+            tables.append(Table(title=title, header=("", *names, "constant-answer baseline"), rows=rows))
     return tables
 
 
@@ -79,71 +75,56 @@ def build_pair_tables(comparison: Comparison) -> list[Table]:
     return [Table(title=f"{change.after} − {change.before}", header=("", ""), rows=tuple(rows))]
 
 
-def _build_summary_rows(comparison: Comparison) -> list[list[str]]:
-    """Build one row per metric, with one column per evaluation."""
+def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """Yield one row per metric, with one column per evaluation."""
     summaries = list(comparison.summaries.values())
-    rows = [["accuracy", *(format_estimate(s.accuracy) for s in summaries)]]
+    yield "accuracy", *(format_estimate(s.accuracy) for s in summaries)
     if any(s.full_set_accuracy for s in summaries):
-        rows.append([FULL_SET_LABEL, *map(_format_full_set_accuracy, summaries)])
-    rows += [
-        ["constant-answer baseline", *(format_optional(s.constant_baseline) for s in summaries)],
-        ["tasks / episodes", *(f"{s.num_tasks} / {s.num_episodes}" for s in summaries)],
-        ["format compliance", *(format_estimate(s.format_compliance) for s in summaries)],
-        ["calls per episode", *(f"{s.calls:.2f}" for s in summaries)],
-        ["… executed / succeeded", *(f"{s.executed:.2f} / {s.succeeded:.2f}" for s in summaries)],
-        ["episodes with a call", *(f"{s.frac_with_tool_call:.0%}" for s in summaries)],
-        ["turns", *(f"{s.turns:.2f}" for s in summaries)],
-        ["sampled tokens", *(f"{s.sampled_tokens:.0f}" for s in summaries)],
-        ["visual tokens", *(f"{s.visual_tokens:.0f}" for s in summaries)],
-        ["errors / unanswered", *(f"{s.errors} / {s.unanswered}" for s in summaries)],
-    ]
+        yield (
+            "… of all tasks, estimated from a limited sample",
+            *(
+                "–"
+                if s.full_set_accuracy is None
+                else f"{format_estimate(s.full_set_accuracy)}, of all {s.full_set_size}"
+                for s in summaries
+            ),
+        )
+    yield "constant-answer baseline", *(format_optional(s.constant_baseline) for s in summaries)
+    yield "tasks / episodes", *(f"{s.num_tasks} / {s.num_episodes}" for s in summaries)
+    yield "format compliance", *(format_estimate(s.format_compliance) for s in summaries)
+    yield "calls per episode", *(f"{s.calls:.2f}" for s in summaries)
+    yield "… executed / succeeded", *(f"{s.executed:.2f} / {s.succeeded:.2f}" for s in summaries)
+    yield "episodes with a call", *(f"{s.frac_with_tool_call:.0%}" for s in summaries)
+    yield "turns", *(f"{s.turns:.2f}" for s in summaries)
+    yield "sampled tokens", *(f"{s.sampled_tokens:.0f}" for s in summaries)
+    yield "visual tokens", *(f"{s.visual_tokens:.0f}" for s in summaries)
+    yield "errors / unanswered", *(f"{s.errors} / {s.unanswered}" for s in summaries)
     if any(s.ungraded for s in summaries):
-        rows.append(["ungraded", *(str(s.ungraded) for s in summaries)])
+        yield "ungraded", *(str(s.ungraded) for s in summaries)
     if any(s.undecided for s in summaries):
-        rows.append(["undecided", *(str(s.undecided) for s in summaries)])
-    rows.append(["statuses", *(", ".join(f"{name} {f:.0%}" for name, f in s.statuses.items()) for s in summaries)])
+        yield "undecided", *(str(s.undecided) for s in summaries)
+    yield "statuses", *(", ".join(f"{name} {f:.0%}" for name, f in s.statuses.items()) for s in summaries)
     for key in dict.fromkeys(key for s in summaries for key in s.at_k):
-        rows.append([key, *(format_optional(s.at_k.get(key)) for s in summaries)])
-    return rows
+        yield key, *(format_optional(s.at_k.get(key)) for s in summaries)
 
 
-def _format_full_set_accuracy(summary: Summary) -> str:
-    """Format a limited evaluation's estimate for all tasks."""
-    return (
-        "–"
-        if summary.full_set_accuracy is None
-        else f"{format_estimate(summary.full_set_accuracy)}, of all {summary.full_set_size}"
-    )
+def _build_slice_rows(comparison: Comparison, key: str) -> Iterator[tuple[str, ...]]:
+    """Yield the accuracy of each evaluation on every row of a slice, and the row's baseline."""
+    slices = [{row.name: row for row in s.slices.get(key, ())} for s in comparison.summaries.values()]
+    for name in dict.fromkeys(name for rows in slices for name in rows):
+        rows = [rows.get(name) for rows in slices]
+        cells = ("–" if row is None else f"{format_estimate(row.accuracy)} n={row.accuracy.n}" for row in rows)
+        yield name, *cells, format_optional(next(row.constant_baseline for row in rows if row is not None))
 
 
-def _build_slice_tables(comparison: Comparison) -> list[tuple[str, list[list[str]]]]:
-    """Return title and rows of each table of accuracy by slice; tables without a row are left out."""
-    titled_rows = []
-    for key, title in SLICE_TITLES.items():
-        slices = [{row.name: row for row in s.slices.get(key, ())} for s in comparison.summaries.values()]
-        names = list(dict.fromkeys(name for rows in slices for name in rows))
-        if names:
-            titled_rows.append((title, [_build_slice_row(name, [rows.get(name) for rows in slices]) for name in names]))
-    return titled_rows
-
-
-def _build_slice_row(name: str, rows: Sequence[SliceRow | None]) -> list[str]:
-    cells = ["–" if row is None else f"{format_estimate(row.accuracy)} n={row.accuracy.n}" for row in rows]
-    baselines = [row.constant_baseline for row in rows if row is not None]
-    return [name, *cells, format_optional(baselines[0])]
-
-
-def _format_change_label(change: Change) -> str:
-    visibility = f", answer {change.visibility}" if change.visibility else ""
-    return f"{change.after} − {change.before}{visibility}"
-
-
-def _format_change(change: Change) -> list[str]:
+def _build_change_row(change: Change) -> tuple[str, ...]:
     difference = change.difference
+    visibility = f", answer {change.visibility}" if change.visibility else ""
     unpaired = f" ({difference.unpaired} unpaired)" if difference.unpaired else ""
-    return [
+    return (
+        f"{change.after} − {change.before}{visibility}",
         format_difference(difference),
         f"{difference.n}{unpaired}",
         f"{difference.better} / {difference.worse}",
         "yes" if change.is_significant else "no",
-    ]
+    )

@@ -1,8 +1,8 @@
 """Describe a report once, as sections of tables and plots; render it as Markdown and as one self-contained HTML page.
 
     report = Report(kind="benchmarks", title="run", sections=(ReportSection(title="Scores", tables=(scores,)),))
-    format_markdown(report)     tables and links to plots
-    render_page(report)         no scripts, no links, images embedded; every text is escaped
+    format_markdown(report)                              tables and links to plots
+    render_template("report.html.j2", report=report)     no scripts, no links, images embedded; every text is escaped
 
 The terminal prints the same tables (`cli.terminal.print_tables`).
 """
@@ -79,11 +79,6 @@ def format_markdown(report: Report, plot_paths: Sequence[str] = ()) -> str:
             title = escape_markdown(plot.title)
             parts += [f"### {title}", f"![{title}]({path})"]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def render_page(report: Report, template: str = "report.html.j2", **context: Any) -> str:
-    """Render a report as a page; a template that extends the report's uses `context`."""
-    return render_template(template, report=report, **context)
 
 
 def render_template(template: str, **context: Any) -> str:

@@ -1,27 +1,26 @@
 """Report a run: metadata, tables, plots, and example episodes token by token.
 
-`write_report(run)` writes comparison.json, report.md and report.html. The page has no scripts and no links, and embeds
-its images. The template escapes all text from models, tasks and files.
+The page has no scripts and no links, and embeds its images. The template escapes all text from models, tasks and files.
 """
 
 import functools
 import itertools
-import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
+from saccade.metrics.episode_metrics import ran_tools
 from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_estimate, format_optional
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
 from saccade.reporting.plots import PANELS, extract_series, plot_bars, plot_panel
-from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_page
+from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
 from saccade.types import ScoredEpisode
 from saccade.utils.files import write_text
-from saccade.utils.jsonl import write_json
+from saccade.utils.jsonl import read_json, read_jsonl, write_json
 
 STAGE_TITLES = {"sft": "Supervised cold start", "rl": "Reinforcement learning"}
 RESULTS_NOTE = (
@@ -49,8 +48,8 @@ def write_report(
     """
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
     comparison = comparison or compare_evaluations(evaluations)
-    values = {**comparison.as_dict(), "metadata": dict(metadata or {})}
-    write_json(folder / "comparison.json", values)
+    write_json(folder / "comparison.json", {**comparison.as_dict(), "metadata": dict(metadata or {})})
+    recipe = folder / "recipe.yaml"
     report = Report(
         kind="run",
         title=folder.resolve().name,
@@ -61,7 +60,7 @@ def write_report(
     page = render_run_page(
         report,
         evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
-        recipe=_read_text(folder / "recipe.yaml"),
+        recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         decode=decode,
         load_pixels=load_pixels,
     )
@@ -80,7 +79,7 @@ def render_run_page(
     """Render a run's report with example episodes, which come from the last evaluation that used tools."""
     viewer = EpisodeViewer(decode, load_pixels)
     examples = _build_examples(evaluations, num_examples, viewer)
-    return render_page(report, "run.html.j2", recipe=recipe, examples=examples, viewer=viewer)
+    return render_template("run.html.j2", report=report, recipe=recipe, examples=examples, viewer=viewer)
 
 
 # ---- files of the run folder ---------------------------------------------------------------------------------------
@@ -88,32 +87,30 @@ def render_run_page(
 
 def collect_metadata(folder: Path) -> dict[str, Any]:
     """Return seed, versions and machine of the last invocation, and each stage's wall time by its status or steps."""
-    invocations = _read_json(folder / "invocations.json", [])
-    last = invocations[-1] if isinstance(invocations, list) and invocations else invocations or {}
-    metadata = {key: str(value)[:12] if key == "commit" else value for key, value in last.items() if value is not None}
-    if isinstance(invocations, list) and len(invocations) > 1:
+    path, hint = folder / "invocations.json", "delete the file and write the report again"
+    invocations = read_json(path, list[dict[str, Any]], hint=hint) if path.exists() else [{}]
+    metadata = {
+        key: str(value)[:12] if key == "commit" else value
+        for key, value in invocations[-1].items()
+        if value is not None
+    }
+    if len(invocations) > 1:
         metadata["invocations"] = len(invocations)
     wall_times = {stage: sum(map(_compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}
     for path in sorted(folder.glob("status/*.json")):
-        seconds = _read_json(path, {}).get("seconds")
+        seconds = read_json(path, dict[str, Any], hint=hint).get("seconds")
         wall_times |= {path.stem: seconds} if isinstance(seconds, int | float) else {}
     metadata |= {f"{stage}, wall time": format_duration(value) for stage, value in wall_times.items() if value > 0}
     return metadata
 
 
 def read_metrics(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the folder's and subfolders' metrics.jsonl by stage; of a repeated step, the last row."""
-    stages: defaultdict[str, dict[Any, dict[str, Any]]] = defaultdict(dict)
-    for path in sorted([*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")]):
-        folder_name = path.parent.name if path.parent != folder else "run"
-        for row in _read_jsonl(path):
-            stage = folder_name if folder_name in STAGE_TITLES else str(row.get("stage", folder_name))
-            stages[stage][row.get("step", len(stages[stage]))] = row
-    order = [
-        *(stage for stage in STAGE_TITLES if stage in stages),
-        *(stage for stage in stages if stage not in STAGE_TITLES),
-    ]
-    return {stage: [stages[stage][step] for step in sorted(stages[stage])] for stage in order}
+    """Return the rows of metrics.jsonl by stage; of a repeated step, the last row."""
+    path = folder / "metrics.jsonl"
+    stages: dict[str, dict[int, dict[str, Any]]] = {stage: {} for stage in STAGE_TITLES}
+    for row in read_jsonl(path, dict[str, Any], skip_truncated_line=True) if path.exists() else ():
+        stages.setdefault(row["stage"], {})[row["step"]] = row
+    return {stage: [rows[step] for step in sorted(rows)] for stage, rows in stages.items() if rows}
 
 
 def _compute_step_seconds(row: Mapping[str, Any]) -> float:
@@ -133,30 +130,6 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _read_json(path: Path, default: Any) -> Any:
-    """Return the value of a JSON file; the default, not an error, if it is missing or incomplete."""
-    try:
-        return json.loads(_read_text(path) or "null") or default
-    except ValueError:
-        return default
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in _read_text(path).splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # a kill truncated the line
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 # ---- sections ------------------------------------------------------------------------------------------------------
@@ -213,12 +186,10 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
 def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredEpisode]:
     """Choose examples round-robin over correct and wrong, with and without calls, failed; question types mixed."""
     categories: defaultdict[tuple[bool, bool, bool], list[ScoredEpisode]] = defaultdict(list)
-    for item in scored:
-        is_correct = item.score.is_correct
-        categories[item.episode.error is not None, not item.episode.results, is_correct].append(item)
+    for item in sorted(scored, key=lambda item: item.episode.task.digest):
+        categories[item.episode.error is not None, not item.episode.results, item.score.is_correct].append(item)
     for group in categories.values():
-        group.sort(key=lambda item: item.episode.task.digest)
-        counts: defaultdict[str, int] = defaultdict(int)
+        counts = Counter[str]()
         ranks = {}
         for item in group:
             question = str(item.episode.task.extras.get("question"))
@@ -229,15 +200,11 @@ def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredE
     return [item for round_ in rounds for item in round_ if item is not None][:count]
 
 
-def _has_executed_call(scored: ScoredEpisode) -> bool:
-    return any(result.was_executed for result in scored.episode.results)
-
-
 def _build_examples(
     evaluations: Mapping[str, Sequence[ScoredEpisode]], count: int, viewer: EpisodeViewer
 ) -> list[dict[str, Any]]:
     # Rejected calls, as with tools off, don't count. The last evaluation with tools is that of the newest weights.
-    with_tools = [name for name, scored in evaluations.items() if any(map(_has_executed_call, scored))]
+    with_tools = [name for name, scored in evaluations.items() if ran_tools(scored)]
     name = (with_tools or list(evaluations) or [""])[-1]
     others: defaultdict[str, list[tuple[str, str, float]]] = defaultdict(list)
     for other, scored in evaluations.items():

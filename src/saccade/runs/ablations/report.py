@@ -19,7 +19,7 @@ from typing import Any
 from saccade.metrics.statistics import SeedEstimate
 from saccade.metrics.tables import Table
 from saccade.reporting.plots import BeforeAndAfter, assign_styles, plot_curves, plot_means
-from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_page
+from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
 from saccade.reporting.run_report import format_duration
 from saccade.runs.ablations.results import (
     FINAL_STEPS,
@@ -110,7 +110,7 @@ def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) 
     }
     write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
     write_text(folder / "report.md", format_markdown(report, plot_paths))
-    return write_text(folder / "report.html", render_page(report)), tables
+    return write_text(folder / "report.html", render_template("report.html.j2", report=report)), tables
 
 
 def _to_dict(row: ResultRow) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from saccade.evaluation.runner import Progress
 from saccade.metrics.episode_metrics import (
     count_calls,
     count_python_style_calls,
-    count_response_tokens,
     get_accuracy,
     get_question_type,
 )
@@ -220,7 +219,7 @@ def tabulate_episodes(scored_episodes: Sequence[ScoredEpisode]) -> dict[str, lis
         "python_style": [count_python_style_calls(episode) for episode in episodes],
         "answered": [float(episode.answer is not None) for episode in episodes],
         "turns": [len(episode.turns) for episode in episodes],
-        "response_tokens": [count_response_tokens(episode) for episode in episodes],
+        "response_tokens": [episode.ledger.num_sampled_tokens for episode in episodes],
         "sampled_tokens": [episode.usage.sampled_tokens for episode in episodes],
         "visual_tokens": [episode.usage.visual_tokens for episode in episodes],
         "seconds": [episode.usage.seconds for episode in episodes],
