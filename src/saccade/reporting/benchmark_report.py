@@ -1,7 +1,4 @@
-"""Report a run's benchmarks: all scorecards of its folder, with published scores for reference.
-
-`write_benchmark_report(run)` writes evaluations/benchmarks.json, .md (with a .png) and .html from all *.scorecard.json.
-"""
+"""Report a run's benchmarks: all scorecards of its folder, with published scores for reference."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +11,6 @@ from saccade.metrics.tables import Bar, Table
 from saccade.utils.files import file_errors, write_text
 from saccade.utils.jsonl import write_json
 
-REPORT_NAME = "benchmarks"
 READING_GUIDE = (
     "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, by a "
     "bootstrap over clusters: the questions of one video, or the variants of one problem; if all score the same, the "
@@ -30,18 +26,19 @@ References = Mapping[str, Sequence[ReferenceScore]]  # by benchmark
 
 
 def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None = None) -> Path:
-    """Write the report of a run's scorecards and the metadata as JSON, Markdown and HTML; return the page's path.
+    """Write evaluations/benchmarks.json, .md (with a .png) and .html from all *.scorecard.json and the metadata; return
+    the page's path.
 
     Raises DataError if no benchmark has been evaluated, RunError if a file can't be written.
     """
     # These import matplotlib, which a score in the terminal doesn't need.
-    from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_page
+    from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
     from saccade.reporting.run_report import collect_metadata
 
     scorecards = read_scorecards(folder)
     metadata = {**(metadata or {}), **collect_metadata(folder)}
     references = {card.benchmark: get_reference_scores(card.benchmark) for card in scorecards.values()}
-    path, draw = folder / "evaluations" / REPORT_NAME, functools.partial(plot_scores, scorecards, references)
+    path, draw = folder / "evaluations" / "benchmarks", functools.partial(plot_scores, scorecards, references)
     scores, costs, *published = build_overview_tables(scorecards, references)
     plot = Plot(title="Score against visual tokens per question", draw=draw)
     report = Report(
@@ -60,17 +57,12 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
             *(ReportSection(title=table.title, notes=(COMPARABILITY_WARNING,), tables=(table,)) for table in published),
         ),
     )
-    values = {
-        "metadata": metadata,
-        "warning": COMPARABILITY_WARNING,
-        "evaluations": scorecards,
-        "reference_scores": references,
-    }
-    write_json(path.with_suffix(".json"), values)
-    write_text(path.with_suffix(".md"), format_markdown(report, [f"{REPORT_NAME}.png"]))
+    values = {"metadata": metadata, "warning": COMPARABILITY_WARNING, "evaluations": scorecards}
+    write_json(path.with_suffix(".json"), {**values, "reference_scores": references})
+    write_text(path.with_suffix(".md"), format_markdown(report, ["benchmarks.png"]))
     with file_errors(path.with_suffix(".png")):
         path.with_suffix(".png").write_bytes(draw(fmt="png") or b"")
-    return write_text(path.with_suffix(".html"), render_page(report))
+    return write_text(path.with_suffix(".html"), render_template("report.html.j2", report=report))
 
 
 def plot_scores(

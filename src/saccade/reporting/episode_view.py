@@ -16,6 +16,7 @@ from PIL import Image
 
 from saccade.errors import MediaError
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
+from saccade.metrics.episode_metrics import get_overview_times
 from saccade.types import (
     TAG_KINDS,
     AnswerType,
@@ -78,7 +79,7 @@ class EpisodeViewer:
         return {
             "scored": scored,
             "timeline": build_timeline(episode),
-            "overview": self._build_frames(prompt),
+            "overview": self._build_frames(_list_prompt_images(episode)),
             "prompt": "" if self._decode is None or not prompt else self._decode(prompt[0].tokens),
             "prompt_tokens": len(Ledger(segments=prompt)),
             "turns": [
@@ -86,10 +87,7 @@ class EpisodeViewer:
                     "prefill_tokens": sum(part.num_tokens for part in segments if part.origin is Origin.PREFILL),
                     "sampled_tokens": sum(part.num_tokens for part in segments if part.is_sampled),
                     "pieces": build_token_pieces(turn.reply, segments, self._decode),
-                    "calls": [
-                        self.build_call(call, result, episode.children)
-                        for call, result in _pair_calls_with_results(turn)
-                    ],
+                    "calls": [self.build_call(*pair, episode.children) for pair in _pair_calls_with_results(turn)],
                 }
                 for turn, segments in zip(episode.turns, replies, strict=False)
             ],
@@ -107,7 +105,7 @@ class EpisodeViewer:
             "ok": bool(result and result.ok),
             "seconds": None if result is None else result.seconds,
             "result": "" if result is None else result.error or result.text or ("(an image)" if images else ""),
-            "frames": self._build_images(images) if child is None else self._build_frames(child.ledger.segments[:1]),
+            "frames": self._build_frames(images if child is None else _list_prompt_images(child)),
             "child": None if child is None else self._build_child(child),
         }
 
@@ -120,10 +118,7 @@ class EpisodeViewer:
             "visual_tokens": sum(slot.num_tokens for slot in child.ledger.slots()),
         }
 
-    def _build_frames(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
-        return self._build_images([slot.image for segment in segments for slot in segment.slots])
-
-    def _build_images(self, images: Sequence[ImageRef]) -> list[dict[str, Any]]:
+    def _build_frames(self, images: Sequence[ImageRef]) -> list[dict[str, Any]]:
         """Return time, size and thumbnail of every image."""
         return [
             {"time": image.time, "size": f"{image.width}×{image.height}", "name": self._add_thumbnail(image)}
@@ -141,6 +136,10 @@ class EpisodeViewer:
                 self.thumbnails[image.key] = (f"p{len(self.thumbnails)}", uri)
         name, _ = self.thumbnails.get(image.key, (None, None))
         return name
+
+
+def _list_prompt_images(episode: Episode) -> list[ImageRef]:
+    return [slot.image for segment in episode.ledger.segments[:1] for slot in segment.slots]
 
 
 def format_answer(answer: Any) -> str:
@@ -180,18 +179,14 @@ def build_token_pieces(reply: Reply, segments: Sequence[Segment], decode: Decode
         stop = offset + len(text)
         starts = [offset, *[i for i in range(offset + 1, stop) if logprob is None and kinds[i] != kinds[i - 1]]]
         for start, end in zip(starts, [*starts[1:], stop], strict=True):
-            piece = {"text": text[start - offset : end - offset], "origin": origin}
-            pieces.append({**piece, "kind": kinds[start] if start < len(kinds) else "", **_compute_surprise(logprob)})
+            kind, tint, note = kinds[start] if start < len(kinds) else "", None, None
+            if logprob is not None and isfinite(logprob):
+                probability = exp(min(logprob, 0.0))
+                tint, note = round(1 - probability, 2), f"p {probability:.3g}, logprob {logprob:.3f}"
+            body = text[start - offset : end - offset]
+            pieces.append({"text": body, "origin": origin, "kind": kind, "tint": tint, "note": note})
         offset = stop
     return [piece for piece in pieces if piece["text"]]
-
-
-def _compute_surprise(logprob: float | None) -> dict[str, Any]:
-    """Return the tint and note of a token's probability."""
-    if logprob is None or not isfinite(logprob):
-        return {"tint": None, "note": None}
-    probability = exp(min(logprob, 0.0))
-    return {"tint": round(1 - probability, 2), "note": f"p {probability:.3g}, logprob {logprob:.3f}"}
 
 
 def _decode_tokens(segment: Segment, decode: DecodeFn) -> Iterator[tuple[str, str, float | None]]:
@@ -235,8 +230,7 @@ def _label_characters(reply: Reply, text: str) -> list[str]:
 
 def build_timeline(episode: Episode) -> dict[str, Any] | None:
     """Return the video's timeline in percent: frames, calls, events, ground truth; None without times."""
-    extras, slots = episode.task.extras, episode.ledger.segments[0].slots if episode.ledger.segments else ()
-    ticks = [slot.image.time for slot in slots if slot.image.time is not None]
+    extras, ticks = episode.task.extras, get_overview_times(episode)
     calls = [pair for turn in episode.turns for pair in _pair_calls_with_results(turn)]
     windows = [(span, result) for call, result in calls if (span := parse_window(call.arguments)) is not None]
     events = extras.get("events")
@@ -260,10 +254,7 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
             {**to_percent(*span), "ok": bool(result and result.ok), "label": f"{span[0]:g}–{span[1]:g} s"}
             for span, result in windows
         ],
-        "events": [
-            {**to_percent(event[0], event[1]), "label": _format_event(event), "color": _find_event_color(event)}
-            for event in events
-        ],
+        "events": [{**to_percent(event[0], event[1]), **_describe_event(event)} for event in events],
         "ground_truth": None if truth is None else to_percent(*truth),
     }
 
@@ -295,12 +286,9 @@ def _parse_span(value: Any) -> tuple[float, float] | None:
     return (float(bounds[0]), float(bounds[1])) if bounds[0] <= bounds[1] else None
 
 
-def _format_event(event: Sequence[Any]) -> str:
-    name = f"{event[2]}, " if len(event) > 2 else ""
-    return f"{name}{event[0]:g}–{event[1]:g} s"
-
-
-def _find_event_color(event: Sequence[Any]) -> str | None:
-    """Return the event's name if it may be a color; a bare word is harmless in CSS whatever it is."""
-    name = str(event[2]) if len(event) > 2 else ""
-    return name if name.isascii() and name.isalpha() and len(name) < 12 else None
+def _describe_event(event: Sequence[Any]) -> dict[str, str | None]:
+    """Return the event's label, and its name if it may be a color; a bare word is harmless in CSS whatever it is."""
+    start, end, *names = event
+    label = ", ".join([*map(str, names[:1]), f"{start:g}–{end:g} s"])
+    name = str(names[0]) if names else ""
+    return {"label": label, "color": name if name.isascii() and name.isalpha() and len(name) < 12 else None}

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import matplotlib
@@ -108,7 +109,7 @@ def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
     """Return the panel's series by label, each as steps and finite values."""
     names = dict.fromkeys(key for row in rows for key in row)
     ordered = sorted(names, key=lambda key: (len(key), key) if "/K=" in key else (0, ""))
-    matches = [key for pattern in panel.keys for key in ordered if _is_match(key, pattern)]
+    matches = [key for pattern in panel.keys for key in ordered if fnmatchcase(key, pattern)]
     series: Series = {}
     for key in dict.fromkeys(matches):
         points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if is_finite_number(row.get(key))]
@@ -116,10 +117,6 @@ def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
             steps, values = zip(*points, strict=True)
             series[_format_label(key, panel)] = ([float(step) for step in steps], [float(value) for value in values])
     return series
-
-
-def _is_match(key: str, pattern: str) -> bool:
-    return key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern
 
 
 def _format_label(key: str, panel: Panel) -> str:
@@ -152,22 +149,20 @@ def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFor
         return None
     with matplotlib.rc_context(RC_PARAMS):
         figure = Figure(figsize=PANEL_SIZE, layout="constrained")
-        _draw_panel(figure.subplots(), panel, series)
+        axes = figure.subplots()
+        for i, (name, (steps, values)) in enumerate(series.items()):
+            color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
+            axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
+            label = sanitize_label(name)
+            axes.plot(steps, running_mean(values), color=color, linestyle=style, linewidth=1.6, label=label)
+        axes.set_title(panel.title)
+        axes.set_ylabel(panel.unit)
+        axes.set_xlabel("step")
+        axes.grid(axis="y")
+        _set_limits(axes, panel, [value for _, values in series.values() for value in values])
+        if len(series) > 1:
+            axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
         return encode_figure(figure, fmt)
-
-
-def _draw_panel(axes: Axes, panel: Panel, series: Series) -> None:
-    for i, (name, (steps, values)) in enumerate(series.items()):
-        color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
-        axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
-        axes.plot(steps, running_mean(values), color=color, linestyle=style, linewidth=1.6, label=sanitize_label(name))
-    axes.set_title(panel.title)
-    axes.set_ylabel(panel.unit)
-    axes.set_xlabel("step")
-    axes.grid(axis="y")
-    _set_limits(axes, panel, [value for _, values in series.values() for value in values])
-    if len(series) > 1:
-        axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
 
 
 def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
@@ -195,7 +190,7 @@ def plot_bars(
         axes = figure.subplots()
         for i, name in enumerate(names):
             shift = (i - (len(names) - 1) / 2) * height
-            bars = [(number + shift, row[name]) for number, row in enumerate(rows.values()) if name in row]
+            bars = {number + shift: row[name] for number, row in enumerate(rows.values()) if name in row}
             _draw_bars(axes, bars, sanitize_label(name), COLORS[i % len(COLORS)], height)
         axes.set_yticks(range(len(rows)), [sanitize_label(row) for row in rows])
         axes.invert_yaxis()
@@ -209,13 +204,11 @@ def plot_bars(
         return encode_figure(figure, fmt)
 
 
-def _draw_bars(axes: Axes, positions: Sequence[tuple[float, Bar]], label: str, color: str, height: float) -> None:
-    heights = [y for y, _ in positions]
-    axes.barh(heights, [bar.value for _, bar in positions], height=height * 0.86, color=color, alpha=0.75, label=label)
-    axes.hlines(
-        heights, [bar.low for _, bar in positions], [bar.high for _, bar in positions], color=TEXT_COLOR, linewidth=1.0
-    )
-    for y, bar in positions:
+def _draw_bars(axes: Axes, bars: Mapping[float, Bar], label: str, color: str, height: float) -> None:
+    values = [bar.value for bar in bars.values()]
+    axes.barh([*bars], values, height=height * 0.86, color=color, alpha=0.75, label=label)
+    for y, bar in bars.items():
+        axes.hlines(y, bar.low, bar.high, color=TEXT_COLOR, linewidth=1.0)
         for label, value in bar.marks:
             is_labeled = label in axes.get_legend_handles_labels()[1]
             lines = axes.vlines(value, y - height / 2, y + height / 2, color=TEXT_COLOR, linewidth=1.2)
@@ -343,27 +336,16 @@ def plot_curves(
             axes.set_xlabel("step")
             axes.grid(axis="y")
         subplots[0].set_ylabel(y_label or sanitize_label(key))
-        _add_legend(figure, subplots)
+        handles_by_label: dict[str, Any] = {}  # one legend for all subplots, with each variant once
+        for axes in subplots:
+            handles, labels = axes.get_legend_handles_labels()
+            handles_by_label |= dict(zip(labels, handles, strict=True))
+        # About 40 characters fit under one subplot.
+        widest = max(map(len, handles_by_label), default=1) + 6
+        ncols = max(1, min(len(handles_by_label), 44 * len(subplots) // widest))
+        entries = handles_by_label.values(), handles_by_label.keys()
+        figure.legend(*entries, loc="outside lower center", fontsize=7.5, ncols=ncols, handlelength=2.2)
         return encode_figure(figure, fmt)
-
-
-def _add_legend(figure: Figure, subplots: Sequence[Axes]) -> None:
-    """Add one legend for all subplots, with each variant once."""
-    handles_by_label: dict[str, Any] = {}
-    for axes in subplots:
-        handles, labels = axes.get_legend_handles_labels()
-        handles_by_label |= dict(zip(labels, handles, strict=True))
-    # About 40 characters fit under one subplot.
-    widest = max(map(len, handles_by_label), default=1) + 6
-    columns = max(1, min(len(handles_by_label), 44 * len(subplots) // widest))
-    figure.legend(
-        handles_by_label.values(),
-        handles_by_label.keys(),
-        loc="outside lower center",
-        fontsize=7.5,
-        ncols=columns,
-        handlelength=2.2,
-    )
 
 
 def plot_means(
@@ -380,10 +362,10 @@ def plot_means(
     draws a line at 0. None without an estimate.
     """
     filled = {
-        condition: {variant: estimates for variant, estimates in variants.items() if any(estimates)}
+        condition: shown
         for condition, variants in columns.items()
+        if (shown := {variant: estimates for variant, estimates in variants.items() if any(estimates)})
     }
-    filled = {condition: variants for condition, variants in filled.items() if variants}
     if not filled:
         return None
     num_rows = max(map(len, filled.values()))
