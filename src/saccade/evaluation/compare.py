@@ -3,6 +3,8 @@
 A change is over tasks: samples of one task are averaged first, and a task is solved from an average of one half.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -126,25 +128,28 @@ def compare_evaluations(
     others. Pairs that share no task are left out. Raises DataError for an empty evaluation.
     """
     summaries = {name: _summarize(name, evaluation, cluster_key) for name, evaluation in evaluations.items()}
+    if pairs is None:
+        names = list(evaluations)
+        controls = [(name + TOOLS_OFF_SUFFIX, name) for name in names if name + TOOLS_OFF_SUFFIX in names]
+        firsts = [(names[0], name) for name in names[1:]]
+        # Controls come first; the same pair is not repeated in the other direction.
+        pairs = controls + [pair for pair in firsts if pair not in controls and pair[::-1] not in controls]
     changes = []
-    for before, after in _build_default_pairs(list(evaluations)) if pairs is None else pairs:
+    for before, after in pairs:
         # Tools can't help where the overview already shows the answer, so a control is also compared on each subset.
         for visibility in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN) if before == after + TOOLS_OFF_SUFFIX else ("",):
-            old, new = (
-                replace(
-                    evaluations[name],
-                    scored=[
-                        outcome
-                        for outcome in evaluations[name].scored
-                        if not visibility or classify_overview(outcome) == visibility
-                    ],
-                )
-                for name in (before, after)
-            )
+            old, new = (_select_visibility(evaluations[name], visibility) for name in (before, after))
             if {*map(get_task_digest, old.scored)} & {*map(get_task_digest, new.scored)}:
                 change = _compute_change((before, old), (after, new), cluster_key)
                 changes.append(replace(change, visibility=visibility))
     return Comparison(summaries=summaries, changes=tuple(changes))
+
+
+def _select_visibility(evaluation: Evaluation, visibility: str) -> Evaluation:
+    if not visibility:
+        return evaluation
+    scored = [outcome for outcome in evaluation.scored if classify_overview(outcome) == visibility]
+    return replace(evaluation, scored=scored)
 
 
 def _summarize(name: str, evaluation: Evaluation, cluster_key: Callable[[Task], str]) -> Summary:
@@ -173,13 +178,6 @@ def _summarize(name: str, evaluation: Evaluation, cluster_key: Callable[[Task], 
     )
 
 
-def _build_default_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    controls = [(name + TOOLS_OFF_SUFFIX, name) for name in names if name + TOOLS_OFF_SUFFIX in names]
-    firsts = [(names[0], name) for name in names[1:]]
-    # Controls come first; the same pair is not repeated in the other direction.
-    return controls + [pair for pair in firsts if pair not in controls and pair[::-1] not in controls]
-
-
 def _compute_change(
     before: tuple[str, Evaluation], after: tuple[str, Evaluation], cluster_key: Callable[[Task], str]
 ) -> Change:
@@ -188,11 +186,11 @@ def _compute_change(
     difference = compute_paired_difference(old.scored, new.scored, clusters=clusters)
     solved_before, solved_after = _find_solved(old.scored), _find_solved(new.scored)
     shared = solved_before.keys() & solved_after.keys()
-    only_before, only_after = (
-        sum(here[task] and not there[task] for task in shared)
-        for here, there in ((solved_before, solved_after), (solved_after, solved_before))
-    )
-    weights = {} if difference.unpaired else old.weigh_tasks()
+    only_before = sum(solved_before[task] and not solved_after[task] for task in shared)
+    only_after = sum(solved_after[task] and not solved_before[task] for task in shared)
+    full_set_difference, weights = None, old.weigh_tasks()
+    if weights and not difference.unpaired:
+        full_set_difference = compute_paired_difference(old.scored, new.scored, weights=weights, clusters=clusters)
     return Change(
         before=old_name,
         after=new_name,
@@ -202,9 +200,7 @@ def _compute_change(
         only_after=only_after,
         p_value=mcnemar(only_before, only_after),
         tool_effect=_compare_tools(before, after, clusters),
-        full_set_difference=compute_paired_difference(old.scored, new.scored, weights=weights, clusters=clusters)
-        if weights
-        else None,
+        full_set_difference=full_set_difference,
     )
 
 
@@ -216,12 +212,8 @@ def mcnemar(only_before: int, only_after: int) -> float:
     (0.021484375, 1.0, 1.0)
     """
     n, least = only_before + only_after, min(only_before, only_after)
-    # Integers until the last division: neither factorials nor powers fit into a float.
-    tail, term = 0, 1
-    for k in range(least + 1):
-        tail += term
-        term = term * (n - k) // (k + 1)
-    return min(1.0, 2 * tail / 2**n)
+    # Integers until the division: neither factorials nor powers fit into a float.
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
 
 
 def _find_solved(scored: Sequence[ScoredEpisode]) -> dict[str, bool]:
@@ -270,8 +262,8 @@ def read_evaluations(folder: Path) -> dict[str, Evaluation]:
     is none.
     """
     paths = sorted(list_results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
-    evaluations = {path.stem: _read_evaluation(path)[0] for path in paths}
-    evaluations = {name: evaluation for name, evaluation in evaluations.items() if evaluation.scored}
+    read = {path.stem: _read_evaluation(path)[0] for path in paths}
+    evaluations = {name: evaluation for name, evaluation in read.items() if evaluation.scored}
     if not evaluations:
         raise DataError(
             f"{folder} contains no evaluation: evaluations/*.jsonl is missing or empty; run `saccade eval` first",
@@ -325,17 +317,15 @@ def require_same_tasks(evaluations: Mapping[str, Evaluation]) -> None:
         name: {get_task_digest(outcome): outcome.episode.task.id for outcome in evaluation.scored}
         for name, evaluation in evaluations.items()
     }
-    for name, other in (tuple(ids), tuple(ids)[::-1]) if len(ids) > 1 else ():
+    for name, other in itertools.permutations(ids, 2):
         missing = [task_id for digest, task_id in ids[name].items() if digest not in ids[other]]
         if not missing:
             continue
         # The same id with another digest: its question, ground truth or options changed in between.
-        if missing[0] in ids[other].values():
-            reason = f"the task {missing[0]} differs between {name!r} and {other!r}"
-        else:
-            reason = (
-                f"{len(missing)} of the {len(ids[name])} tasks of {name!r} are not in {other!r}, such as {missing[0]}"
-            )
+        reason = f"the task {missing[0]} differs between {name!r} and {other!r}"
+        if missing[0] not in ids[other].values():
+            count = f"{len(missing)} of the {len(ids[name])} tasks"
+            reason = f"{count} of {name!r} are not in {other!r}, such as {missing[0]}"
         raise DataError(
             f"{reason}; compare evaluations of the same tasks (--limit, --shard and --tasks select them)",
             key="tasks",

@@ -47,9 +47,12 @@ def apply_verdicts(scored: Sequence[ScoredEpisode], verdicts: Sequence[JudgeVerd
     """
     find_verdict, judged = _index_by_answer(verdicts), []
     for outcome in scored:
-        answer = extract_answer(outcome.episode)
-        verdict = find_verdict(outcome.episode.task, answer, is_undecided(outcome)) if verdicts else None
-        judged.append(_apply_verdict(outcome, verdict) if verdict else outcome)
+        episode, score = outcome.episode, outcome.score
+        verdict = find_verdict(episode.task, extract_answer(episode), is_undecided(outcome)) if verdicts else None
+        if verdict is not None:
+            value, undecided = verdict.value or 0.0, float(verdict.value is None)
+            score = Score(value=value, parts={**score.parts, "undecided": undecided}, correct=value)
+        judged.append(ScoredEpisode(episode=episode, score=score))
     return judged
 
 
@@ -83,12 +86,6 @@ def _resolve_grade(result: GradedAnswer, verdict: JudgeVerdict, grade_fn: GradeF
         return grade_fn(verdict.extracted, result.task) if verdict.extracted else UNPARSED
     extracted = result.grade.extracted if verdict.extracted is None else verdict.extracted or None
     return Grade(extracted=extracted, value=verdict.value)
-
-
-def _apply_verdict(scored: ScoredEpisode, verdict: JudgeVerdict) -> ScoredEpisode:
-    value = verdict.value or 0.0
-    parts = {**scored.score.parts, "undecided": float(verdict.value is None)}
-    return ScoredEpisode(episode=scored.episode, score=Score(value=value, parts=parts, correct=value))
 
 
 def read_judged_episodes(results: Path) -> list[ScoredEpisode]:

@@ -17,9 +17,9 @@ SampleKey = tuple[str, int | None, int]  # task, frame_budget and sample_index o
 class Record:
     """Store a line of a results file: one sample of a task.
 
-    `task` is a digest of the task and of the content of its media and subtitles, `frame_budget` the number of frames K,
-    `sample_index` the index of the sample. `fingerprint` identifies everything else that the result depends on: a name
-    and a digest per part, such as "seed=1f…, weights=c0…".
+    `task` is a digest of the task and of the content of its media and subtitles, `frame_budget` the number of frames K.
+    `fingerprint` identifies everything else that the result depends on: a name and a digest per part, such as
+    "seed=1f…, weights=c0…".
     """
 
     task: str
@@ -35,9 +35,7 @@ class Record:
 
     @property
     def sample_id(self) -> tuple[str, int]:
-        """Return the task id and sample index: of two lines with the same id, such as after a video was replaced, the
-        newer counts.
-        """
+        """Return the task id and sample index; of two lines, such as after a video was replaced, the newer counts."""
         return (self.outcome.episode.task.id, self.sample_index)
 
     @property

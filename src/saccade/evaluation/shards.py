@@ -54,11 +54,6 @@ def list_shard_manifests(folder: Path, name: str) -> Sequence[Path]:
     return sorted((folder / SHARDS_DIR / name).glob(f"*{MANIFEST_SUFFIX}"))
 
 
-def list_sharded_evaluations(folder: Path) -> set[str]:
-    """Return the names of the evaluations of which a run holds shards."""
-    return {manifest.parent.name for manifest in (folder / SHARDS_DIR).glob(f"*/*{MANIFEST_SUFFIX}")}
-
-
 # ---- merging -------------------------------------------------------------------------------------------------------
 
 
@@ -76,7 +71,8 @@ def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Pa
         for path in list_shard_manifests(run, name)
     }
     if not manifests:
-        others = sorted({evaluation for run in runs for evaluation in list_sharded_evaluations(run)})
+        found = (path for run in runs for path in (run / SHARDS_DIR).glob(f"*/*{MANIFEST_SUFFIX}"))
+        others = sorted({path.parent.name for path in found})
         also = f", but some of {', '.join(map(repr, others))} (--name, or --bench for a benchmark's)" if others else ""
         raise RunError(
             f"{', '.join(map(str, (folder, *other_runs)))} holds no shard of {name!r}{also}; "
@@ -91,7 +87,8 @@ def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Pa
     indexed = [item for path, manifest in manifests.items() for item in _read_shard_records(path, manifest)]
     records = [_relocate_record(record, folder, name) for _, record in sorted(indexed, key=lambda item: item[0])]
     # The existing file may be newer: failed episodes that were repeated after an earlier merge.
-    if target.exists() and not _have_same_records(read_newest_records(target), records):
+    existing = {record.key: record for record in read_newest_records(target)}
+    if target.exists() and existing != {record.key: record for record in records}:
         raise RunError(f"{target} holds other results; delete or move it and merge again", key=str(target))
     # Verdicts with a value, and later ones, take precedence: the last verdict per answer is kept.
     verdicts = sorted([*shard_verdicts, *read_verdicts(target)], key=lambda verdict: verdict.value is not None)
@@ -112,12 +109,9 @@ def _drop_duplicates(manifests: Mapping[Path, ShardManifest]) -> dict[Path, Shar
     """Drop shards whose manifest and results are byte-identical to an earlier one."""
     unique: dict[Path, ShardManifest] = {}
     for path, manifest in manifests.items():
-        pairs = [
-            (get_shard_file(path, ".jsonl"), get_shard_file(other, ".jsonl"))
-            for other in unique
-            if unique[other] == manifest
-        ]
-        if not any(all(map(Path.exists, pair)) and filecmp.cmp(*pair, shallow=False) for pair in pairs):
+        results = get_shard_file(path, ".jsonl")
+        twins = (get_shard_file(other, ".jsonl") for other in unique if unique[other] == manifest)
+        if not any(results.exists() and twin.exists() and filecmp.cmp(results, twin, shallow=False) for twin in twins):
             unique[path] = manifest
     return unique
 
@@ -191,7 +185,3 @@ def _relocate_record(record: Record, folder: Path, name: str) -> Record:
     return map_media_paths(
         record, lambda file: relativize_path(target, os.path.normpath(source / file), folder.resolve())
     )
-
-
-def _have_same_records(existing: Sequence[Record], records: Sequence[Record]) -> bool:
-    return {record.key: record for record in existing} == {record.key: record for record in records}

@@ -11,7 +11,7 @@ stores the weights next to the results.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,6 @@ StratumPath = tuple[tuple[str, ...], ...]  # per table, the rows that a unit bel
 def get_question_or_answer_type(task: Task) -> str:
     """Return the question type that the dataset names, else the answer type."""
     return str(task.extras.get("question", task.answer_type))
-
-
-def get_task_id(task: Task) -> str:
-    """Return the task's id: the joint key of tasks that metrics read independently."""
-    return task.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +88,7 @@ class StratifiedWeights:
 
 
 def read_stratified_weights(results: Path) -> StratifiedWeights | None:
-    """Return the weights next to the results of a limited evaluation, else None. Raises DataError if the file is
-    invalid.
-    """
+    """Return the weights next to the results of a limited evaluation, else None. Raises DataError for a bad file."""
     path = results.with_suffix(WEIGHTS_SUFFIX)
     if not path.exists():
         return None
@@ -109,45 +102,35 @@ class Subset:
     Tasks with the same `joint_key` form a unit and are selected together or not at all, because a metric reads them
     together; a limit below the size of a unit selects the first unit. A larger limit includes all tasks of a smaller
     one. The shards of an evaluation hold every task once, and of each stratum equally many units, plus or minus one.
-
-    >>> from saccade.types import AnswerType
-    >>> settings = {"question": "?", "media": (), "answer_type": AnswerType.OPEN, "ground_truth": "red"}
-    >>> tasks = [Task(id=f"w-{i}", **settings) for i in range(4)]
-    >>> len(Subset(limit=3).select(tasks)), len(Subset().select(tasks))
-    (3, 4)
     """
 
     limit: int = 0
     shard: Shard | None = None
     strata: tuple[StratumFn, ...] = (get_question_or_answer_type,)
-    joint_key: Callable[[Task], str] = get_task_id
+    joint_key: Callable[[Task], str] = lambda task: task.id
 
     def select(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the selected tasks, in the order of `tasks`. Raises ConfigError for more shards than units."""
-        return self._select_shard(self.apply_limit(tasks))
-
-    def _select_shard(self, tasks: list[Task]) -> list[Task]:
-        if self.shard is None:
-            return tasks
-        units = self._group_units(tasks)
-        if len(units) < self.shard.num_shards:
-            grouping = "" if len(units) == len(tasks) else f" in {len(units)} units that metrics read together"
+        limited, shard = self.apply_limit(tasks), self.shard
+        if shard is None:
+            return limited
+        units = self._group_units(limited)
+        if len(units) < shard.num_shards:
+            grouping = "" if len(units) == len(limited) else f" in {len(units)} units that metrics read together"
             raise ConfigError(
-                f"--shard={self.shard}: {len(tasks)} tasks{grouping} are too few for {self.shard.num_shards} shards; "
+                f"--shard={shard}: {len(limited)} tasks{grouping} are too few for {shard.num_shards} shards; "
                 "use fewer shards",
                 key="--shard",
-                value=str(self.shard),
+                value=str(shard),
             )
+
         # Assigned round-robin, like frame budgets: in this order the units of a row are adjacent, in every table.
-        order = sorted(
-            units,
-            key=lambda name: (
-                [_get_unit_labels(units[name], names) for names in self.strata],
-                compute_digest("shard", name),
-            ),
-        )
-        selected = {task.id for name in order[self.shard.index - 1 :: self.shard.num_shards] for task in units[name]}
-        return [task for task in tasks if task.id in selected]
+        def get_rank(name: str) -> tuple[list[list[str]], str]:
+            return [_get_unit_labels(units[name], names) for names in self.strata], compute_digest("shard", name)
+
+        order = sorted(units, key=get_rank)
+        selected = {task.id for name in order[shard.index - 1 :: shard.num_shards] for task in units[name]}
+        return [task for task in limited if task.id in selected]
 
     def _group_units(self, tasks: Sequence[Task]) -> dict[str, list[Task]]:
         """Return the tasks by joint key."""
@@ -254,32 +237,23 @@ def compute_stratified_weights(
     >>> compute_stratified_weights({"a": (("x",),), "b": (("x",),), "c": (("y",),)}, {"a", "c"})
     ({'a': 2.0, 'c': 1.0}, set())
     """
+    weights: dict[str, float] = {}
     uncovered: set[str] = set()
-    return dict(
-        _distribute_weight(stratum_paths, [*stratum_paths], sampled, float(len(stratum_paths)), uncovered)
-    ), uncovered
 
+    def distribute(units: Sequence[str], count: float, depth: int) -> None:
+        """Let the sampled ones of `units` represent `count` units, divided by their rows in the tables from `depth`."""
+        if depth == len(stratum_paths[units[0]]):
+            selected = [unit for unit in units if unit in sampled]
+            weights.update(dict.fromkeys(selected, count / len(selected)))
+            return
+        rows: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for unit in units:
+            rows[stratum_paths[unit][depth]].append(unit)
+        covered = [members for members in rows.values() if not sampled.isdisjoint(members)]
+        uncovered.update(unit for members in rows.values() if sampled.isdisjoint(members) for unit in members)
+        total = sum(map(len, covered))
+        for members in covered:
+            distribute(members, count * len(members) / total, depth + 1)
 
-def _distribute_weight(
-    stratum_paths: Mapping[str, StratumPath],
-    units: Sequence[str],
-    sampled: set[str],
-    count: float,
-    uncovered: set[str],
-    depth: int = 0,
-) -> Iterator[tuple[str, float]]:
-    """Yield each sampled unit of `units` with its share of the `count` units to represent."""
-    selected = [unit for unit in units if unit in sampled]
-    if depth == len(stratum_paths[units[0]]):
-        yield from ((unit, count / len(selected)) for unit in selected)
-        return
-    rows: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for unit in units:
-        rows[stratum_paths[unit][depth]].append(unit)
-    covered = [members for members in rows.values() if not sampled.isdisjoint(members)]
-    uncovered.update(unit for members in rows.values() if sampled.isdisjoint(members) for unit in members)
-    total = sum(map(len, covered))
-    for members in covered:
-        yield from _distribute_weight(
-            stratum_paths, members, sampled, count * len(members) / total, uncovered, depth + 1
-        )
+    distribute([*stratum_paths], float(len(stratum_paths)), 0)
+    return weights, uncovered
