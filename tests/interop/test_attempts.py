@@ -13,8 +13,8 @@ from PIL import Image
 
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation.runner import evaluate
-from saccade.interop.episode_runner import AgentRunner, build_task
 from saccade.interop.lmms_eval import AgentModel, build_manifest, format_response
+from saccade.interop.messages import build_task
 from saccade.rewards.compose import score_each
 from saccade.types import (
     AnswerType,
@@ -159,8 +159,8 @@ def test_format_response():
 @pytest.mark.slow
 def test_episodes_equal_those_of_an_evaluation(tmp_path, tiny_folder):
     good("data", "synth", tmp_path / "world", *WORLD)
-    settings = ["sampling.max_tokens=8", "evaluation.temperature=1", "evaluation.frame_budgets=[4,8]"]
-    runner = AgentRunner(Path(tiny_folder), folder=tmp_path / "episodes", recipe="tiny/para_grpo", overrides=settings)
+    settings = {"sampling.max_tokens": 8, "evaluation.temperature": 1, "evaluation.frame_budgets": "[4,8]"}
+    runner = AgentModel(str(tiny_folder), "tiny/para_grpo", episode_dir=str(tmp_path / "episodes"), **settings)
     rows = [json.loads(line) for line in (tmp_path / "world" / "test" / "tasks.jsonl").read_text().splitlines()]
     clip = str(tmp_path / "world" / "test" / rows[0]["media"][0]["path"])
     tasks = [
@@ -198,7 +198,7 @@ def test_episodes_equal_those_of_an_evaluation(tmp_path, tiny_folder):
         assert runner.run_episodes([tasks[0], missing[0]])[1].error
     with raises(RunError, key="episodes", value=2):
         runner.run_episodes(missing)
-    runner.close()
+    runner.clean()
 
 
 def test_unsupported_requests_raise():

@@ -1,16 +1,12 @@
 """Compute the scorecard of a benchmark: its metrics with intervals, the cost per question, and example answers.
 
-    scorecard = build_plain_scorecard(benchmark, results)     metrics and tables of graded answers, failures included
-    scorecard = build_scorecard(benchmark, scored, results)   the same with intervals, costs and examples
-    write_scorecard(path, scorecard)                          evaluations/videomme.scorecard.json; see `read_scorecards`
-
 Intervals are 95 % percentile bootstraps over the benchmark's clusters (`Benchmark.cluster_key`): questions about one
 video, or variants of one problem, are drawn together, so that dependent questions don't narrow the interval. Each
 resample recomputes the published metrics, so the intervals are those of the metrics themselves, whatever they average.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,12 +24,12 @@ from saccade.evaluation.benchmarks.base import (
     MetricsFn,
     Scoring,
     StratumScore,
-    get_stratum_labels,
+    group_by_label,
     tabulate,
 )
 from saccade.evaluation.subset import StratifiedWeights
 from saccade.metrics.episode_metrics import average_behavior, estimate_at_k
-from saccade.metrics.statistics import BOOTSTRAP_SEED, bootstrap_mean
+from saccade.metrics.statistics import BOOTSTRAP_SEED, Interval, bootstrap_mean
 from saccade.rollouts.components import uses_chat_engine
 from saccade.types import ScoredEpisode
 from saccade.utils.hashing import compute_digest
@@ -49,8 +45,6 @@ LIMITED_SAMPLE_NOTE = (
     "an estimate of the full set weights them by size"
 )
 MAX_TEXT_CHARS = 400
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +192,8 @@ def build_scorecard(
         conditions=dict(conditions or {}),
         intervals=compute_intervals(results, clusters, benchmark.compute_metrics),
         stratum_intervals={
-            name: _compute_stratum_intervals(results, clusters, name, benchmark) for name in benchmark.strata
+            name: {label: _compute_row_interval(row, benchmark) for label, row in group_by_label(results, fn).items()}
+            for name, fn in benchmark.strata.items()
         },
         costs=compute_costs(scored),
         examples=select_examples(results),
@@ -242,9 +237,7 @@ def write_scorecard(results: Path, scorecard: Scorecard) -> Path:
 
 
 def read_scorecards(folder: Path) -> dict[str, Scorecard]:
-    """Return a run's scorecards by the names of their evaluations, in order. Raises DataError if none exists or one is
-    invalid.
-    """
+    """Return a run's scorecards by the names of their evaluations, in order. Raises DataError for none or a bad one."""
     paths = sorted((folder / "evaluations").glob(f"*{SCORECARD_SUFFIX}"))
     if not paths:
         raise DataError(
@@ -262,19 +255,16 @@ def read_scorecard(path: Path) -> Scorecard:
 
 
 def average_over_samples(
-    metrics_fn: MetricsFn,
-    results: Sequence[GradedAnswer],
-    *,
-    get_sample_index: Callable[[GradedAnswer], int] = lambda result: result.sample_index,
+    metrics_fn: MetricsFn, results: Sequence[GradedAnswer], *, num_samples: int | None = None
 ) -> dict[str, float]:
     """Compute the metrics over the first samples of all tasks, over the second ones and so on, and average them.
 
-    A rate, such as accuracy over answered questions, is then the mean of the rates of single evaluations.
-    `get_sample_index` returns the sample index of a result.
+    A rate, such as accuracy over answered questions, is then the mean of the rates of single evaluations. Sample
+    indices count modulo `num_samples`, if it is given.
     """
     by_sample: defaultdict[int, list[GradedAnswer]] = defaultdict(list)
     for result in results:
-        by_sample[get_sample_index(result)].append(result)
+        by_sample[result.sample_index % num_samples if num_samples else result.sample_index].append(result)
     values_by_metric: defaultdict[str, list[float]] = defaultdict(list)
     for sample in by_sample.values():
         for name, value in metrics_fn(sample).items():
@@ -294,15 +284,12 @@ def compute_intervals(
     for cluster, result in zip(clusters, results, strict=True):
         members[cluster].append(result)
     results_by_cluster = [members[cluster] for cluster in sorted(members)]
-    step = 1 + max(result.sample_index for result in results)
-
-    def compute_statistic(sample: Sequence[GradedAnswer]) -> dict[str, float]:
-        return average_over_samples(metrics_fn, sample, get_sample_index=lambda result: result.sample_index % step)
+    num_samples = 1 + max(result.sample_index for result in results)
 
     @cache  # resamples draw the same few copies repeatedly
     def copy_cluster(cluster_index: int, copy_index: int) -> list[GradedAnswer]:
         return [
-            replace(result, sample_index=result.sample_index + copy_index * step)
+            replace(result, sample_index=result.sample_index + copy_index * num_samples)
             for result in results_by_cluster[cluster_index]
         ]
 
@@ -311,27 +298,19 @@ def compute_intervals(
     for _ in range(NUM_RESAMPLES):
         counts = Counter(rng.integers(0, num_clusters, num_clusters).tolist())
         copies = (copy_cluster(index, copy) for index in sorted(counts) for copy in range(counts[index]))
-        for name, value in compute_statistic([result for copy in copies for result in copy]).items():
+        sample = [result for copy in copies for result in copy]
+        for name, value in average_over_samples(metrics_fn, sample, num_samples=num_samples).items():
             values[name].append(value)
     # A resample may lack a number, such as a stratum of none of its clusters; the interval then skips that resample.
-    bounds = {name: np.percentile(values[name], [2.5, 97.5]) for name in compute_statistic(results)}
+    bounds = {name: np.percentile(values[name], [2.5, 97.5]) for name in average_over_samples(metrics_fn, results)}
     return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
 
 
-def _compute_stratum_intervals(
-    results: Sequence[GradedAnswer], cluster_ids: Sequence[str], stratum: str, benchmark: Benchmark
-) -> dict[str, Interval]:
-    """Return the interval of each row of a stratum's table, by the names in `BenchmarkReport.strata`."""
-    rows: defaultdict[str, tuple[list[float], list[str]]] = defaultdict(lambda: ([], []))
-    for cluster, result in zip(cluster_ids, results, strict=True):
-        for name in get_stratum_labels(benchmark.strata[stratum], result.task):
-            values, clusters = rows[name]
-            values.append(100 * result.value)
-            clusters.append(cluster)
-    estimates = {
-        name: bootstrap_mean(values, clusters, num_resamples=NUM_RESAMPLES) for name, (values, clusters) in rows.items()
-    }
-    return {name: (estimates[name].low, estimates[name].high) for name in sorted(estimates)}
+def _compute_row_interval(row: Sequence[GradedAnswer], benchmark: Benchmark) -> Interval:
+    """Return the interval of a row of a stratum's table."""
+    clusters = [benchmark.cluster_key(result.task) for result in row]
+    estimate = bootstrap_mean([100 * result.value for result in row], clusters, num_resamples=NUM_RESAMPLES)
+    return estimate.low, estimate.high
 
 
 # ---- costs and answers ---------------------------------------------------------------------------------------------
@@ -350,12 +329,12 @@ def compute_costs(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
 
 def select_examples(results: Sequence[GradedAnswer]) -> tuple[AnswerExample, ...]:
     """Select a few answers per category, failures first; the selection depends only on the tasks."""
-    by_category: dict[str, list[AnswerExample]] = {category: [] for category in ANSWER_CATEGORIES}
+    by_category: dict[str, list[GradedAnswer]] = {category: [] for category in ANSWER_CATEGORIES}
     for result in sorted(results, key=lambda result: compute_digest("shown", result.task.id, result.sample_index)):
-        category = _classify_answer(result)
-        if len(by_category[category]) < NUM_EXAMPLES:
-            by_category[category].append(_build_example(category, result))
-    return tuple(example for examples in by_category.values() for example in examples)
+        by_category[_classify_answer(result)].append(result)
+    return tuple(
+        _build_example(category, result) for category, row in by_category.items() for result in row[:NUM_EXAMPLES]
+    )
 
 
 def _classify_answer(result: GradedAnswer) -> str:

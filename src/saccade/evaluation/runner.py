@@ -37,12 +37,7 @@ from saccade.utils.jsonl import append_jsonl, relativize_path, write_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Report the progress of an evaluation: finished samples out of all, and their accuracy so far (None before the
-    first).
-
-    >>> Progress(done=3, total=8, accuracy=2 / 3).accuracy_text
-    'accuracy 0.667'
-    """
+    """Report the progress of an evaluation: finished samples out of all, and their accuracy, None before the first."""
 
     done: int
     total: int

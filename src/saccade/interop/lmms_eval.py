@@ -7,18 +7,31 @@ lmms-eval formulates the questions and grades the answers; the environment runs 
 be installed in one Python environment.
 """
 
+import asyncio
 import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, RunError
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.base import extract_answer
-from saccade.interop.episode_runner import AgentRunner, build_task
-from saccade.runs.pipeline import IMAGES_FOLDER
-from saccade.types import Episode
+from saccade.evaluation.runner import disable_tools
+from saccade.evaluation.subset import assign_frame_budgets
+from saccade.interop.messages import build_task
+from saccade.metrics.episode_metrics import has_failed
+from saccade.protocols import SelectEnvironment
+from saccade.rollouts.runner import run_episode
+from saccade.runs import pipeline
+from saccade.types import Episode, Task
+from saccade.utils.async_utils import gather_or_cancel
+from saccade.utils.files import file_errors
+from saccade.utils.hashing import derive_seed
+from saccade.utils.jsonl import append_jsonl
 
 
 def build_manifest() -> Any:
@@ -79,10 +92,13 @@ class AgentModel:
         overrides = {**({"model.device": device} if device else {}), **settings}
         arguments = [f"{key}={value}" for key, value in overrides.items()]
         self._temporary_dir = tempfile.TemporaryDirectory(prefix="saccade-")
-        folder = Path(episode_dir or self._temporary_dir.name)
-        self._agent_runner = AgentRunner(
-            Path(model), folder=folder, recipe=recipe, overrides=arguments, max_concurrency=max_concurrency
-        )
+        self.folder = Path(episode_dir or self._temporary_dir.name).resolve()
+        self.components = pipeline.load_for_inference(Path(model), recipe=recipe, settings=arguments)
+        self.components.media.generated_dir = str(self.folder / pipeline.IMAGES_FOLDER)
+        self._max_concurrency = max_concurrency
+        self._num_runs = Counter[str]()  # by the task's digest
+        # lmms-eval calls from its own thread and blocks: one event loop and one engine for the model's lifetime.
+        self._event_loop = asyncio.Runner()
         self._full_reply = full_reply
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
@@ -92,7 +108,7 @@ class AgentModel:
         tasks = []
         for _, doc_to_messages, _, doc_id, task, split in (episode.args for episode in requests):
             messages = doc_to_messages(self.task_dict[task][split][doc_id])
-            tasks.append(build_task(f"{task}/{split}/{doc_id}", messages, self._agent_runner.folder / IMAGES_FOLDER))
+            tasks.append(build_task(f"{task}/{split}/{doc_id}", messages, self.folder / pipeline.IMAGES_FOLDER))
         return [
             GenerationResult(
                 text=format_response(episode, full_reply=self._full_reply),
@@ -100,8 +116,52 @@ class AgentModel:
                     input_tokens=episode.usage.prompt_tokens, output_tokens=episode.usage.sampled_tokens
                 ),
             )
-            for episode in self._agent_runner.run_episodes(tasks)
+            for episode in self.run_episodes(tasks)
         ]
+
+    def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
+        """Run each task once and return the episodes in order; a task that repeats gets another seed.
+
+        A failed episode is included, with its error, and a warning is issued. Raises RunError if there are several and
+        all failed.
+        """
+        with file_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        episodes = self._event_loop.run(self._run_all(tasks))
+        failed = [episode for episode in episodes if has_failed(episode)]
+        if len(failed) == len(episodes) > 1:
+            raise RunError(
+                f"all {len(failed)} episodes failed, the first with: {failed[0].error}; fix the cause and run again",
+                key="episodes",
+                value=len(failed),
+            )
+        if failed:  # the other system can't represent a failure and scores it as a wrong answer
+            warnings.warn(
+                f"{len(failed)} of {len(episodes)} episodes failed, the first with: {failed[0].error}", stacklevel=2
+            )
+        return episodes
+
+    async def _run_all(self, tasks: Sequence[Task]) -> list[Episode]:
+        settings = self.components.recipe.evaluation
+        environments: SelectEnvironment = self.components.environments
+        environments = environments if settings.use_tools else disable_tools(environments)
+        base = self.components.build_context(seed=self.components.recipe.seed, temperature=settings.temperature)
+        budgets = assign_frame_budgets(tasks, settings.frame_budgets)
+        semaphore = asyncio.Semaphore(self._max_concurrency)
+
+        async def run_one(task: Task) -> Episode:
+            index = self._num_runs[task.digest]
+            self._num_runs[task.digest] += 1
+            seed = derive_seed(base.seed, 0, task.digest, index)  # the seed of the same sample in `saccade eval`
+            async with semaphore:
+                context = replace(base, seed=seed, frame_budget=budgets[task.id])
+                episode = await run_episode(task, environments(task), context)
+            file = self.folder / "episodes.jsonl"
+            with file_errors(file):
+                append_jsonl(file, episode)
+            return episode
+
+        return await gather_or_cancel([run_one(task) for task in tasks])
 
     def loglikelihood(self, requests: Sequence[Any]) -> Any:
         """Raise ConfigError."""
@@ -114,9 +174,10 @@ class AgentModel:
         raise _build_request_error(requests, f"{problem}; choose a single-round task")
 
     def clean(self) -> None:
-        """Close the engine."""
-        self._agent_runner.close()
-        del self._agent_runner
+        """Close the engine and the event loop."""
+        self._event_loop.run(self.components.engine.close())
+        self._event_loop.close()
+        del self.components
 
 
 def _build_request_error(requests: Sequence[Any], problem: str) -> ConfigError:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade.evaluation.benchmark_result import Interval, Scorecard, read_scorecards
+from saccade.evaluation.benchmark_result import Scorecard, read_scorecards
 from saccade.evaluation.reference_scores import COMPARABILITY_WARNING, ReferenceScore, get_reference_scores
+from saccade.metrics.statistics import Interval
 from saccade.metrics.tables import Bar, Table
 from saccade.utils.files import file_errors, write_text
 from saccade.utils.jsonl import write_json

@@ -1,8 +1,4 @@
-r"""Extract final answers from responses, and letters and numbers from answers, leniently.
-
-extract_final_answer("<think>A man ...</think><answer>B</answer>")   "B": the input of every rule extract_letter(r"so it
-is \boxed{b}.", "ABCD", options)              "B": as a person reads it
-"""
+"""Extract final answers from responses, and letters and numbers from answers, leniently."""
 
 import re
 from collections.abc import Sequence
@@ -148,6 +144,14 @@ def extract_number(text: str) -> float | None:
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
+def parse_float(text: str) -> float | None:
+    """Return the number that a whole text is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 # ---- options ------------------------------------------------------------------------------------------------------
 
 
@@ -161,8 +165,8 @@ def strip_option_labels(options: Sequence[str]) -> tuple[str, ...]:
     for letter, option in zip(OPTION_LETTERS, options, strict=False):
         label = _LABEL.match(option)
         # An option that is only a letter, or starts with another option's letter, is content and stays.
-        is_label = label is not None and label[1] == letter and label.end() < len(option)
-        texts.append(option[label.end() :] if is_label and label is not None else option)
+        is_label = label and label[1] == letter and label.end() < len(option)
+        texts.append(option[label.end() :] if label and is_label else option)
     return tuple(texts)
 
 

@@ -35,9 +35,7 @@ Scoring = Literal["strict", "lenient"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """Record what a rule extracted from an answer (None: nothing) and its value in [0, 1]; None if only a judge can
-    decide.
-    """
+    """Record what a rule extracted from an answer (None: nothing), and its value in [0, 1] (None: a judge decides)."""
 
     extracted: str | None
     value: float | None
@@ -132,15 +130,20 @@ def group_by_extras(*names: str) -> dict[str, StratumFn]:
     return {name: group_by_extra(name) for name in names}
 
 
-def tabulate(results: Sequence[GradedAnswer], stratum_fn: StratumFn) -> dict[str, StratumScore]:
-    """Return the mean per label, ordered by label; a task with several labels counts in each."""
+def group_by_label(results: Sequence[GradedAnswer], stratum_fn: StratumFn) -> dict[str, list[GradedAnswer]]:
+    """Return the results per label, ordered by label; those of a task with several labels are in each."""
     rows: defaultdict[str, list[GradedAnswer]] = defaultdict(list)
     for result in results:
         for label in get_stratum_labels(stratum_fn, result.task):
             rows[label].append(result)
+    return dict(sorted(rows.items()))
+
+
+def tabulate(results: Sequence[GradedAnswer], stratum_fn: StratumFn) -> dict[str, StratumScore]:
+    """Return the mean per label, ordered by label; a task with several labels counts in each."""
     return {
         label: StratumScore(n=len({result.task.id for result in row}), value=100 * compute_weighted_mean(row))
-        for label, row in sorted(rows.items())
+        for label, row in group_by_label(results, stratum_fn).items()
     }
 
 
@@ -241,16 +244,9 @@ class Benchmark:
             raise DataError(problem, key="id", value=repeated)
         if not tasks:
             raise DataError(f"{root}: {self.name} contains no question; download the dataset again", key=str(root))
+        if allow_incomplete:
+            return tasks
         # Scores on an incomplete copy are not comparable with published ones.
-        if not allow_incomplete:
-            self._check_counts(tasks, root)
-        return tasks
-
-    def get_grade_fn(self, scoring: Scoring) -> GradeFn:
-        """Return the rule of a scoring mode."""
-        return self.grade_strict if scoring == "strict" else self.grade_lenient
-
-    def _check_counts(self, tasks: Sequence[Task], root: Path) -> None:
         hint = "complete the copy, or accept it with --allow-incomplete"
         if len(tasks) != self.num_tasks:
             problem = f"{root}: {self.name} has {self.num_tasks} questions, this copy has {len(tasks)}; {hint}"
@@ -261,6 +257,11 @@ class Benchmark:
                 if (expected := sizes.get(label, 0)) != counts[label]:
                     problem = f"{root}: {self.name} has {expected} questions of {stratum} {label!r}, this copy has"
                     raise DataError(f"{problem} {counts[label]}; {hint}", key=stratum, value=label)
+        return tasks
+
+    def get_grade_fn(self, scoring: Scoring) -> GradeFn:
+        """Return the rule of a scoring mode."""
+        return self.grade_strict if scoring == "strict" else self.grade_lenient
 
 
 def find_missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
@@ -276,9 +277,7 @@ def list_media_files(task: Task) -> list[str]:
 
 
 def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Iterable[Task], root: Path) -> None:
-    """Raise DataError if subtitles of the `selected` tasks are missing, or if more or fewer videos of all `tasks` have
-    subtitles than published.
-    """
+    """Raise DataError if the `selected` tasks lack subtitles, or not as many videos of `tasks` have some as published."""
     hint = "unpack the dataset's subtitle archive there (with --allow-incomplete such questions run without, or fail)"
     missing = [path for path in map(find_subtitles, selected) if path and not Path(path).is_file()]
     if missing:
@@ -327,14 +326,11 @@ def extract_answer(episode: Episode) -> Answer:
 
 
 def build_score_fn(benchmark: Benchmark, scoring: Scoring) -> ScoreFn:
-    """Return a function that scores an episode by the benchmark's rule; an answer that needs a judge counts 0 and is
-    marked `undecided`.
-    """
+    """Return a function that scores an episode by the benchmark's rule; an `undecided` answer, for a judge, counts 0."""
 
     def score_episode(episode: Episode) -> Score:
         result = grade_answer(episode.task, extract_answer(episode), benchmark.get_grade_fn(scoring))
-        undecided = float(result.grade.value is None)
-        return Score(value=result.value, parts={"undecided": undecided}, correct=result.value)
+        return Score(value=result.value, parts={"undecided": float(result.is_undecided)}, correct=result.value)
 
     return score_each(score_episode)
 

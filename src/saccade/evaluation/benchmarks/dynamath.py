@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter
+from saccade.evaluation.benchmarks.answer_extraction import extract_letter, parse_float
 from saccade.evaluation.benchmarks.base import (
     UNPARSED,
     Benchmark,
@@ -74,11 +74,9 @@ def _is_correct(answer: str, task: Task) -> bool:
 
 def _parse_float(answer: str) -> float:
     """Return the first word as a number, NaN if it is none; a number before π is multiplied by it."""
-    word = answer if answer.isdigit() else answer.split(" ")[0]
-    try:
-        return float(word.split("π")[0]) * math.pi if "π" in word else float(word)
-    except ValueError:
-        return math.nan
+    digits, pi, _ = answer.split(" ")[0].partition("π")
+    number = parse_float(digits)
+    return math.nan if number is None else number * math.pi if pi else number
 
 
 def _grade_lenient(text: str, task: Task) -> Grade:
@@ -112,9 +110,7 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     seed, variant = _read_seed_and_variant(row)
     inner = row.with_values(row.get_mapping("row")) if row.has("row") else row
     answer_type = inner.get_text("answer_type", "question_type").strip().lower()
-    if answer_type not in _ANSWER_TYPES:
-        problem = f"it should be float, multiple choice or text, not {answer_type!r}"
-        raise row.field_error("answer_type", problem, answer_type)
+    row.require_one_of("answer_type", answer_type, _ANSWER_TYPES)
     expected = inner.get_text("ground_truth", "answer").strip()
     if _ANSWER_TYPES[answer_type] == "float":
         inner.get_number("ground_truth", "answer")

@@ -21,9 +21,12 @@ _UNIT = re.compile(rf"(?<=[\d}})])\s*(?:square\s+|cubic\s+)?(?:{_UNITS})(?:\^?\{
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+|\\[a-zA-Z]+|\\.|\S)")
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle|quad)(?![a-zA-Z])|[$~]")
 _CLOSING_BRACKETS = {"(": ")", "{": "}", "[": "]", r"\{": r"\}"}
-_MULTIPLY_TOKENS = {"*", r"\cdot", r"\times"}
 _DIVIDE_TOKENS = {"/", r"\div"}
+_OPERATORS = {"*", r"\cdot", r"\times", *_DIVIDE_TOKENS}
+_FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac"}
 _FUNCTIONS = {r"\sin": math.sin, r"\cos": math.cos, r"\tan": math.tan, r"\ln": math.log, r"\log": math.log10}
+_FACTOR_STARTS = {r"\pi", "π", "(", "{", r"\sqrt", *_FRACTIONS, *_FUNCTIONS}  # besides digits
+_DIGITS = re.compile(r"[\d.]")
 _MAX_CHARS, _MAX_VALUE = 400, 1e15
 
 
@@ -60,12 +63,12 @@ def evaluate_formula(formula: str) -> float | None:
     """
     if len(formula) > _MAX_CHARS:
         return None
+    tokens = ["", *reversed(_TOKEN.findall(_SPACING.sub(" ", formula)))]
     try:
-        parser = _Parser(_TOKEN.findall(_SPACING.sub(" ", formula)))
-        value = parser.parse_expression()
+        value = _Parser(tokens).parse_expression()
     except (ValueError, ArithmeticError, RecursionError):
         return None
-    return value if parser.is_done and math.isfinite(value) else None
+    return value if tokens == [""] and math.isfinite(value) else None
 
 
 def have_equal_values(first: str, second: str) -> bool:
@@ -75,42 +78,39 @@ def have_equal_values(first: str, second: str) -> bool:
 
 
 class _Parser:
-    """Parse tokens from left to right. Raises ValueError for an unknown token."""
+    """Parse tokens, the next one last, down to the empty one that ends them. Raises ValueError for an unknown token."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self._tokens, self._position = tokens, 0
-
-    @property
-    def is_done(self) -> bool:
-        return self._position == len(self._tokens)
+        self._tokens = tokens
 
     def parse_expression(self) -> float:
         value = self._parse_term()
-        while self._peek() in ("+", "-"):
-            value = value + self._parse_term() if self._consume() == "+" else value - self._parse_term()
+        while self._tokens[-1] in ("+", "-"):
+            value = value + self._parse_term() if self._tokens.pop() == "+" else value - self._parse_term()
         return value
 
     def _parse_term(self) -> float:
         value = self._parse_factor()
-        while (token := self._peek()) in (*_MULTIPLY_TOKENS, *_DIVIDE_TOKENS) or self._starts_factor(token):
-            if not self._starts_factor(token):
-                self._consume()
+        # An operator before a factor may be omitted.
+        while (token := self._tokens[-1]) in _OPERATORS or token in _FACTOR_STARTS or _DIGITS.match(token):
+            if token in _OPERATORS:
+                self._tokens.pop()
             factor = self._parse_factor()
             value = value / factor if token in _DIVIDE_TOKENS else value * factor
         return value
 
     def _parse_factor(self) -> float:
-        if self._peek() in ("-", "+"):
-            return -self._parse_factor() if self._consume() == "-" else self._parse_factor()
+        if self._tokens[-1] in ("-", "+"):
+            return -self._parse_factor() if self._tokens.pop() == "-" else self._parse_factor()
         value = self._parse_base()
-        if self._peek() == "^":
-            self._consume()
-            exponent = self._parse_argument() if self._peek() == "{" else self._parse_factor()
+        if self._tokens[-1] == "^":
+            self._tokens.pop()
+            exponent = self._parse_argument() if self._tokens[-1] == "{" else self._parse_factor()
             if abs(exponent) > 64:  # 9^{9^9} is not a plausible answer
                 raise ValueError
             value = float(value**exponent)
-        while self._peek() in ("!", "%", r"\%"):
-            if self._consume() != "!":
+        while self._tokens[-1] in ("!", "%", r"\%"):
+            if self._tokens.pop() != "!":
                 value /= 100
             elif value == int(value) and 0 <= value <= 20:
                 value = float(math.factorial(int(value)))
@@ -119,20 +119,20 @@ class _Parser:
         return value
 
     def _parse_base(self) -> float:
-        token = self._consume()
-        if re.match(r"[\d.]", token):
+        token = self._tokens.pop()
+        if _DIGITS.match(token):
             return float(token)
-        if token == r"\pi" or token == "π":
+        if token in (r"\pi", "π"):
             return math.pi
         if token in _CLOSING_BRACKETS and token != "[":
             return self._parse_until(_CLOSING_BRACKETS[token])
         if token == "|":
             return abs(self._parse_until("|"))
-        if token in (r"\frac", r"\dfrac", r"\tfrac"):
+        if token in _FRACTIONS:
             numerator = self._parse_argument()
             return numerator / self._parse_argument()
         if token == r"\sqrt":
-            root = self._parse_until("]") if self._peek() == "[" and self._consume() else 2.0
+            root = self._parse_until("]") if self._tokens[-1] == "[" and self._tokens.pop() else 2.0
             radicand = self._parse_argument()
             if radicand < 0:
                 raise ValueError
@@ -143,33 +143,17 @@ class _Parser:
 
     def _parse_argument(self) -> float:
         """Parse the content of braces, else the single digit that LaTeX takes."""
-        if self._peek() == "{":
-            self._consume()
+        token = self._tokens.pop()
+        if token == "{":
             return self._parse_until("}")
-        token = self._consume()
         if not token.isdigit():
             raise ValueError(token)
         if len(token) > 1:
-            self._position -= 1
-            self._tokens[self._position] = token[1:]
+            self._tokens.append(token[1:])
         return float(token[0])
 
     def _parse_until(self, closing: str) -> float:
         value = self.parse_expression()
-        if self._consume() != closing or abs(value) > _MAX_VALUE:
+        if self._tokens.pop() != closing or abs(value) > _MAX_VALUE:
             raise ValueError
         return value
-
-    def _starts_factor(self, token: str) -> bool:
-        """Return whether a token starts a factor, so that an operator before it may be omitted."""
-        starts = {r"\pi", "π", "(", "{", r"\frac", r"\dfrac", r"\tfrac", r"\sqrt", *_FUNCTIONS}
-        return token in starts or bool(re.match(r"[\d.]", token))
-
-    def _peek(self) -> str:
-        return "" if self.is_done else self._tokens[self._position]
-
-    def _consume(self) -> str:
-        if self.is_done:
-            raise ValueError("the formula is incomplete")
-        self._position += 1
-        return self._tokens[self._position - 1]

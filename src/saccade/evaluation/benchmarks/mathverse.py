@@ -42,9 +42,9 @@ def mathverse() -> Benchmark:
     questions: dict[str, str] = {}  # by problem: the version with everything in the image has no text
 
     def parse_row(row: BenchmarkRow) -> Iterator[Task]:
-        for task in _parse_row(row):
-            questions[task.extras["problem_index"]] = get_question_text(task)
-            yield task
+        task = _parse_task(row)
+        questions[task.extras["problem_index"]] = get_question_text(task)
+        yield task
 
     def get_question_text(task: Task) -> str:
         return str(task.extras["question"] or questions.get(task.extras["problem_index"], ""))
@@ -85,13 +85,12 @@ def _grade_lenient(text: str, task: Task) -> Grade:
     return Grade(extracted=formula, value=1.0 if is_correct else None)
 
 
-def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
+def _parse_task(row: BenchmarkRow) -> Task:
     metadata = row.get_mapping("metadata")
-    image = row.get("image") if row.has("image") else None
-    yield Task(
+    return Task(
         id=f"{row.get_text('problem_version')}-{row.get_text('sample_index')}",
         question=row.get_text("query_wo"),  # the question with the instruction for its kind, as it is published
-        media=() if image is None else (row.resolve_image(image),),
+        media=(row.resolve_image(row.get("image")),) if row.has("image") else (),
         # The options are part of the question, so the letter is an open answer.
         answer_type=AnswerType.OPEN,
         ground_truth=row.get_text("answer").strip(),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter
+from saccade.evaluation.benchmarks.answer_extraction import extract_letter, parse_float
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, grade_choice, group_by_extras
 from saccade.evaluation.benchmarks.formulas import (
     are_formulas_equal,
@@ -87,7 +87,7 @@ def extract_model_answer(response: str) -> str:
         if is_at_end or text.startswith((f"{letter}\n", f"({letter})\n", f"({letter}) {letter}\n")):
             text = letter
     tail = text.split("is ")[-1].rstrip(".")
-    text = tail if _is_number(tail) else text
+    text = text if parse_float(tail) is None else tail
     if "oxed{" not in text:
         for lead in _ANSWER_LEADS:
             text = _take_sentence_after(_take_sentence_after(text, lead), lead.replace("the", "The"))
@@ -110,14 +110,6 @@ def is_equal(ground_truth: str, predicted: str) -> bool:
         return True
     ground_truth, predicted = _round_tuple(ground_truth), _round_tuple(predicted)
     return ground_truth == predicted or have_equal_values(ground_truth, predicted)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _take_sentence_after(text: str, lead: str) -> str:

@@ -95,8 +95,7 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     question_types = ("multiple-choice", "open-ended")
     question_type = row.require_one_of("question_type", row.get_text("question_type"), question_types)
     subject = str(row.get_mapping("metadata").get("subject", "")).replace("_", " ")
-    if subject not in _DISCIPLINE_BY_SUBJECT:
-        raise row.field_error("metadata.subject", f"it should be a known subject, not {subject!r}", subject)
+    row.require_one_of("metadata.subject", subject, _DISCIPLINE_BY_SUBJECT)
     choices = row.get_mapping("choices") if question_type == "multiple-choice" else {}
     options = tuple(str(choices[letter]) for letter in sorted(choices) if choices[letter] not in ("", None))
     # In a URL the part below the repository is the path in a copy.

@@ -172,23 +172,17 @@ def _score_letters(text: str, ground_truth: str, task: Task) -> float:
         for letter in f"{OPTION_LETTERS}H":  # which the published list holds twice
             if any(f"{letter}{gap}{predicted}" in task.question for gap in (". ", ".", " ", "")):
                 predicted = letter
-        # The published code maps any text to the nearest letter, ties to the first.
-        predicted = min(OPTION_LETTERS, key=lambda letter: _compute_edit_distance(predicted, letter))
+        # The published code maps any text to the letter with the least edit distance, ties to the first: delete all
+        # other characters, or replace one of them.
+        length = len(predicted)
+        predicted = min(OPTION_LETTERS, key=lambda letter: length - 1 if letter in predicted else max(length, 1))
     return float(predicted == ground_truth)
 
 
-def _compute_edit_distance(text: str, letter: str) -> int:
-    """Return Levenshtein's distance to a single letter: delete all other characters, or replace one of them."""
-    return len(text) - 1 if letter in text else max(len(text), 1)
-
-
 def _score_pair(text: str, ground_truth: str, task: Task) -> float | None:
-    pairs = [re.search(r"\b(\d+)\s*,\s*(\d+)\b", answer) for answer in (text, ground_truth)]
-    return None if pairs[0] is None else float(pairs[1] is not None and _parse_ints(pairs[0]) == _parse_ints(pairs[1]))
-
-
-def _parse_ints(match: re.Match[str]) -> list[int]:
-    return [_parse_int(digits) for digits in match.groups()]
+    matches = [re.search(r"\b(\d+)\s*,\s*(\d+)\b", answer) for answer in (text, ground_truth)]
+    predicted, expected = ([*map(_parse_int, match.groups())] if match else None for match in matches)
+    return None if predicted is None else float(predicted == expected)
 
 
 def _parse_int(digits: str) -> int:

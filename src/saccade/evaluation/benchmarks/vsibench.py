@@ -5,7 +5,7 @@ from statistics import fmean
 
 import numpy as np
 
-from saccade.evaluation.benchmarks.answer_extraction import extract_number, strip_option_labels
+from saccade.evaluation.benchmarks.answer_extraction import extract_number, parse_float, strip_option_labels
 from saccade.evaluation.benchmarks.base import (
     UNPARSED,
     Benchmark,
@@ -64,20 +64,18 @@ def _grade_strict(text: str, task: Task) -> Grade:
     token = text.split(" ")[0].rstrip(".").strip()
     if task.answer_type == AnswerType.CHOICE:
         return grade_choice(token.upper() if len(token) == 1 else None, task)
-    try:
-        return _grade_number(float(token), task)
-    except ValueError:
-        return UNPARSED
+    return _grade_number(parse_float(token), task)
 
 
 def _grade_lenient(text: str, task: Task) -> Grade:
     if task.answer_type == AnswerType.CHOICE:
         return grade_choice_lenient(text, task)
-    number = extract_number(text)
-    return UNPARSED if number is None else _grade_number(number, task)
+    return _grade_number(extract_number(text), task)
 
 
-def _grade_number(predicted: float, task: Task) -> Grade:
+def _grade_number(predicted: float | None, task: Task) -> Grade:
+    if predicted is None:
+        return UNPARSED
     assert isinstance(task.ground_truth, float)
     return Grade(extracted=f"{predicted:g}", value=mean_relative_accuracy(predicted, task.ground_truth))
 

@@ -1,14 +1,8 @@
-"""Convert media from other systems' formats to files; content without a file is written to a folder.
-
-a path, file:///v/a.mp4           the file
-data:image/png;base64,…, bytes    a file with that content; equal contents share a file
-{"path": …, "bytes": …}           the content of the mapping, as in Hugging Face datasets
-a PIL image, an array             a PNG
-"""
+"""Convert chat messages of other systems to tasks; media without a file are written to a folder."""
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +13,7 @@ import numpy as np
 
 from saccade.errors import DataError, boundary
 from saccade.media.image import encode_png
-from saccade.types import MediaKind
+from saccade.types import AnswerType, Media, MediaKind, Task
 from saccade.utils.files import file_errors
 
 # Keys under which mappings hold a medium; content takes precedence over names.
@@ -27,12 +21,67 @@ _CONTENT_KEYS = ("bytes", "path", "url", "uri", "image", "image_url", "image_pat
 _SUFFIX_BY_SUBTYPE = {"jpeg": ".jpg", "quicktime": ".mov", "x-matroska": ".mkv"}
 
 
-def save_media(name: str, value: Any, media_type: MediaKind, folder: Path) -> str:
+def build_task(name: str, messages: Sequence[Mapping[str, Any]], image_dir: Path) -> Task:
+    """Build a task from chat messages whose contents are lists of `{"type": "text" | "image" | "video", ...}`.
+
+    The question joins all texts, those of system messages first; the environment has its own system prompt. A medium is
+    a path, a `file:` or `data:` URL, bytes, or a mapping with a key such as `path` or `bytes`; an image may also be an
+    object with `save` like a PIL image, or an array (height, width, channels); a video may also be a list of images,
+    which become separate media. Media without a file are stored in `image_dir`.
+
+    Raises DataError for anything an environment can't take: assistant messages, audio, a part of a video, a web URL.
+    """
+    texts_by_role: dict[str, list[str]] = {"system": [], "user": []}
+    media: list[Media] = []
+    for message in messages:
+        if message["role"] not in texts_by_role:
+            raise DataError(
+                f"{name}: messages of the role {message['role']!r} are not supported, only system and user; "
+                "remove the few-shot examples",
+                key="role",
+                value=message["role"],
+            )
+        content = message["content"]
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if part["type"] == "text":
+                texts_by_role[message["role"]].append(part["text"])
+            else:
+                media += _build_media(name, part, image_dir)
+    # The other system grades, so there is no ground truth here.
+    question = "\n".join(text for texts in texts_by_role.values() for text in texts if text.strip())
+    return Task(id=name, question=question, media=tuple(media), answer_type=AnswerType.OPEN, ground_truth="")
+
+
+def _build_media(name: str, part: Mapping[str, Any], image_dir: Path) -> list[Media]:
+    media_type, value = part["type"], part.get("url")
+    if media_type not in ("image", "video"):
+        raise DataError(
+            f"{name}: content of the type {media_type!r} is not supported; give text, image or video",
+            key="type",
+            value=media_type,
+        )
+    # Showing the whole video instead could silently reveal the answer.
+    for key in ("start_time", "end_time"):
+        if part.get(key) is not None:
+            raise DataError(
+                f"{name}: {key}={part[key]} selects a part of a video, which is not supported; cut it out first",
+                key=key,
+                value=part[key],
+            )
+    if media_type == "video" and isinstance(value, list | tuple) and value:
+        return [
+            Media(path=_save_media(name, image, MediaKind.IMAGE, image_dir), kind=MediaKind.IMAGE) for image in value
+        ]
+    kind = MediaKind(media_type)
+    return [Media(path=_save_media(name, value, kind, image_dir), kind=kind)]
+
+
+def _save_media(name: str, value: Any, media_type: MediaKind, folder: Path) -> str:
     """Return the path of a medium's file. Raises DataError, starting with `name`, if `value` is not of this type."""
     suffix = ".png" if media_type is MediaKind.IMAGE else ".mp4"
     if isinstance(value, Mapping):
         content = next((value[key] for key in _CONTENT_KEYS if value.get(key) is not None), None)
-        return save_media(name, content, media_type, folder)
+        return _save_media(name, content, media_type, folder)
     if media_type is MediaKind.IMAGE and isinstance(value, np.ndarray):
         message = f"{name}: the array is not an image; give [height, width, channels] with 8 bits"
         with boundary(DataError, message, key="image", value=value.shape):
