@@ -30,48 +30,40 @@ UpdateProgress = Callable[..., None]
 def progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgress]]:
     """Yield `add_task(label, total)`, which adds a progress bar; without a terminal, a line of text now and then.
 
-    Both show the remaining time, estimated from the pace since the task's first update.
+    Both show the remaining time, estimated from the pace since the task's first update: what a resumed evaluation had
+    done before says nothing about its pace.
     """
-    columns = (BarColumn(10), MofNCompleteColumn(), TimeRemainingColumn(compact=True, elapsed_when_finished=True))
-    texts = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[remark]")]
-    with Progress(texts[0], *columns, texts[1], console=console, disable=not console.is_terminal) as bar:
+    description, remarks = (
+        TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[remark]")
+    )
+    remaining_time = TimeRemainingColumn(compact=True, elapsed_when_finished=True)
+    with Progress(
+        *(description, BarColumn(10), MofNCompleteColumn(), remaining_time, remarks),
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=math.inf,
+        get_time=time.monotonic,
+    ) as bar:
 
         def add_task(label: str, total: int | None = None) -> UpdateProgress:
-            task, last_line, known_total = bar.add_task(label, total=total, remark=""), time.monotonic(), total
-            baseline: tuple[int, float] | None = None  # what was done at the first update, and when
+            task = bar.tasks[bar.add_task(label, total=total, remark="")]
+            last_line = time.monotonic()
 
             def update_progress(done: int | None, remark: str, total: int | None = None) -> None:
-                nonlocal last_line, known_total, baseline
-                known_total, now = total or known_total, time.monotonic()
-                # What a resumed evaluation had done before its first update says nothing about its pace.
-                baseline = baseline or (done or 0, now)
-                is_finished = done is None or done == known_total
-                completed = (known_total or 1) if done is None else done
-                bar.update(task, completed=completed, total=known_total or 1, remark=remark)
+                nonlocal last_line
+                total = total or (None if task.total is None else int(task.total)) or (1 if done is None else None)
+                bar.update(task.id, completed=total if done is None else done, total=total, remark=remark)
+                is_finished, now = done is None or done == total, time.monotonic()
                 if not console.is_terminal and (is_finished or now - last_line > LOG_INTERVAL_SECONDS):
                     last_line = now
-                    count = "" if done is None else f"{done}/{known_total} "
-                    left = "" if is_finished else format_remaining_time(done or 0, known_total, baseline, now)
-                    print_text(console, f"{label} {count}{', '.join(filter(None, (remark, left)))}".rstrip())
+                    count = "" if done is None else f"{done}/{total} "
+                    left = "" if is_finished or not task.time_remaining else f"{remaining_time.render(task)} left"
+                    text = ", ".join(filter(None, (remark, left.removeprefix("0"))))
+                    print_text(console, f"{label} {count}{text}".rstrip())
 
             return update_progress
 
         yield add_task
-
-
-def format_remaining_time(done: int, total: int | None, baseline: tuple[int, float], now: float) -> str:
-    """Estimate the remaining time at the pace since `baseline` (done, monotonic seconds); "" while it is unknown.
-
-    >>> format_remaining_time(30, 50, (20, 100.0), 160.0)
-    '2:00 left'
-    """
-    gained, seconds = done - baseline[0], now - baseline[1]
-    if total is None or gained <= 0:
-        return ""
-    remaining = math.ceil((total - done) * seconds / gained)
-    hours, minutes = divmod(remaining // 60, 60)
-    clock = f"{hours}:{minutes:02}" if hours else f"{minutes}"
-    return f"{clock}:{remaining % 60:02} left"
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:

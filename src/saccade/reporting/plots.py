@@ -155,9 +155,7 @@ def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFor
             axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
             label = sanitize_label(name)
             axes.plot(steps, running_mean(values), color=color, linestyle=style, linewidth=1.6, label=label)
-        axes.set_title(panel.title)
-        axes.set_ylabel(panel.unit)
-        axes.set_xlabel("step")
+        axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
         axes.grid(axis="y")
         _set_limits(axes, panel, [value for _, values in series.values() for value in values])
         if len(series) > 1:
@@ -179,9 +177,7 @@ def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
 # ---- bars ----------------------------------------------------------------------------------------------------------
 
 
-def plot_bars(
-    rows: Mapping[str, Mapping[str, Bar]], *, x_label: str = "accuracy, 95 % interval", fmt: ImageFormat = "svg"
-) -> bytes:
+def plot_bars(rows: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "svg") -> bytes:
     """Plot horizontal bars with intervals, `rows[row][series]`, on [0, 1], with dotted ticks at their marks."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     height = 0.8 / max(len(names), 1)
@@ -194,8 +190,7 @@ def plot_bars(
             _draw_bars(axes, bars, sanitize_label(name), COLORS[i % len(COLORS)], height)
         axes.set_yticks(range(len(rows)), [sanitize_label(row) for row in rows])
         axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        axes.set_xlabel(x_label)
+        axes.set(xlim=(0, 1), xlabel="accuracy, 95 % interval")
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.margins(y=0.02)
@@ -261,9 +256,7 @@ def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str, fmt: Im
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.set_xlim(0, 1.08 * most or 1.0)
-        axes.set_ylim(0, 100)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set(ylim=(0, 100), xlabel=x_label, ylabel=y_label)
         axes.grid(axis="y")
         figure.legend(loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.2)
         return encode_figure(figure, fmt)
@@ -309,7 +302,6 @@ def plot_curves(
     key: str,
     styles: Mapping[str, Style],
     *,
-    y_label: str = "",
     fmt: ImageFormat = "svg",
 ) -> bytes | None:
     """Plot one subplot per condition from `columns[condition][variant]`, the runs of a variant, one per seed.
@@ -332,10 +324,9 @@ def plot_curves(
             for variant, (steps, low, mean, high) in variants.items():
                 axes.fill_between(steps, low, high, color=styles[variant]["color"], alpha=0.15, linewidth=0)
                 axes.plot(steps, mean, linewidth=1.6, label=sanitize_label(variant), **styles[variant])
-            axes.set_title(sanitize_label(condition))
-            axes.set_xlabel("step")
+            axes.set(title=sanitize_label(condition), xlabel="step")
             axes.grid(axis="y")
-        subplots[0].set_ylabel(y_label or sanitize_label(key))
+        subplots[0].set_ylabel(sanitize_label(key))
         handles_by_label: dict[str, Any] = {}  # one legend for all subplots, with each variant once
         for axes in subplots:
             handles, labels = axes.get_legend_handles_labels()
@@ -352,7 +343,6 @@ def plot_means(
     columns: Mapping[str, Mapping[str, BeforeAndAfter]],
     styles: Mapping[str, Style],
     *,
-    x_label: str = "",
     mark_zero: bool = False,
     fmt: ImageFormat = "svg",
 ) -> bytes | None:
@@ -377,9 +367,7 @@ def plot_means(
             for row, (variant, estimates) in enumerate(variants.items()):
                 _draw_estimates(axes, row, estimates, styles[variant]["color"])
             axes.set_yticks(range(len(variants)), [sanitize_label(variant) for variant in variants])
-            axes.set_ylim(num_rows - 0.4, -0.6)
-            axes.set_title(sanitize_label(condition))
-            axes.set_xlabel(x_label)
+            axes.set(title=sanitize_label(condition), ylim=(num_rows - 0.4, -0.6))
             axes.grid(axis="x")
             if mark_zero:
                 axes.axvline(0.0, color=TEXT_COLOR, linewidth=0.6)

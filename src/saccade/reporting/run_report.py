@@ -22,6 +22,7 @@ from saccade.types import ScoredEpisode
 from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_json, read_jsonl, write_json
 
+NUM_EXAMPLES = 12  # episodes on the page
 STAGE_TITLES = {"sft": "Supervised cold start", "rl": "Reinforcement learning"}
 RESULTS_NOTE = (
     "Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over files: all questions about one together. The "
@@ -74,11 +75,10 @@ def render_run_page(
     recipe: str = "",
     decode: DecodeFn | None = None,
     load_pixels: PixelLoader | None = None,
-    num_examples: int = 12,
 ) -> str:
     """Render a run's report with example episodes, which come from the last evaluation that used tools."""
     viewer = EpisodeViewer(decode, load_pixels)
-    examples = _build_examples(evaluations, num_examples, viewer)
+    examples = _build_examples(evaluations, viewer)
     return render_template("run.html.j2", report=report, recipe=recipe, examples=examples, viewer=viewer)
 
 
@@ -200,9 +200,7 @@ def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredE
     return [item for round_ in rounds for item in round_ if item is not None][:count]
 
 
-def _build_examples(
-    evaluations: Mapping[str, Sequence[ScoredEpisode]], count: int, viewer: EpisodeViewer
-) -> list[dict[str, Any]]:
+def _build_examples(evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: EpisodeViewer) -> list[dict[str, Any]]:
     # Rejected calls, as with tools off, don't count. The last evaluation with tools is that of the newest weights.
     with_tools = [name for name, scored in evaluations.items() if ran_tools(scored)]
     name = (with_tools or list(evaluations) or [""])[-1]
@@ -213,5 +211,5 @@ def _build_examples(
             others[item.episode.task.digest].append((other, answer, item.score.correct or 0.0))
     return [
         {**viewer.build_view(item), "evaluation": name, "others": others[item.episode.task.digest][:4]}
-        for item in choose_examples(evaluations.get(name, ()), count)
+        for item in choose_examples(evaluations.get(name, ()), NUM_EXAMPLES)
     ]

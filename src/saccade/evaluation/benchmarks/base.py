@@ -1,10 +1,5 @@
 """Define benchmarks: their rows and questions, two rules that grade answers, and the metric each is known by.
 
-    tasks = benchmark.load_tasks(Path("Video-MME"))      rows to tasks; counts and ids are checked
-    score_fn = build_score_fn(benchmark, "strict")       the argument of `evaluation.runner.evaluate`
-    results = grade(benchmark, tasks, answers)           the final answer, then the rule, for every task
-    results = grade_episodes(benchmark, scored)          the same for stored episodes, after a change of the rule
-
 `strict` is exactly the published rule. `lenient` ignores case, formatting and phrases such as "the answer is", and
 accepts an option's text for its letter. Both receive only the final answer (`extract_final_answer`), because no
 published rule handles reasoning, calls or tags.
@@ -277,7 +272,7 @@ def list_media_files(task: Task) -> list[str]:
 
 
 def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Iterable[Task], root: Path) -> None:
-    """Raise DataError if the `selected` tasks lack subtitles, or not as many videos of `tasks` have some as published."""
+    """Raise DataError if `selected` tasks lack subtitles, or if other than the published number of videos have some."""
     hint = "unpack the dataset's subtitle archive there (with --allow-incomplete such questions run without, or fail)"
     missing = [path for path in map(find_subtitles, selected) if path and not Path(path).is_file()]
     if missing:
@@ -326,7 +321,7 @@ def extract_answer(episode: Episode) -> Answer:
 
 
 def build_score_fn(benchmark: Benchmark, scoring: Scoring) -> ScoreFn:
-    """Return a function that scores an episode by the benchmark's rule; an `undecided` answer, for a judge, counts 0."""
+    """Return a function that scores an episode by the benchmark's rule; an answer that needs a judge counts 0."""
 
     def score_episode(episode: Episode) -> Score:
         result = grade_answer(episode.task, extract_answer(episode), benchmark.get_grade_fn(scoring))
