@@ -201,7 +201,7 @@ def summarize(
     question type and frame budget: a function returns the row of an episode, or None. `ungraded` episodes are counted
     but in none of the means; `clusters` are those of `assign_clusters` by default. Raises DataError without an episode.
     """
-    clusters = clusters or assign_clusters(scored)
+    clusters, baselines = clusters or assign_clusters(scored), constant_baselines or {}
     slice_fns: dict[str, SliceFn] = {
         "answer_type": lambda outcome: outcome.episode.task.answer_type,
         "question_type": lambda outcome: get_question_type(outcome.episode.task),
@@ -210,14 +210,13 @@ def summarize(
         ),
         **(slices or {}),
     }
-    baselines = constant_baselines or {}
     return Summary(
         num_tasks=len({*map(get_task_digest, scored)}),
         num_episodes=len(scored),
         accuracy=estimate_mean(scored, get_accuracy, clusters),
         constant_baseline=_average_constant_baseline(scored, baselines),
         format_compliance=estimate_mean(scored, get_format_compliance, clusters),
-        slices={name: tabulate_slices(scored, by, baselines, clusters) for name, by in slice_fns.items()},
+        slices={name: _tabulate_slices(scored, by, baselines, clusters) for name, by in slice_fns.items()},
         at_k=estimate_at_k([[*map(get_accuracy, samples)] for samples in group_by_task(scored).values()]),
         statuses=_compute_status_fractions(scored),
         errors=sum(has_failed(outcome.episode) for outcome in scored),
@@ -229,7 +228,7 @@ def summarize(
     )
 
 
-def tabulate_slices(
+def _tabulate_slices(
     scored: Sequence[ScoredEpisode],
     slice_fn: SliceFn,
     constant_baselines: Mapping[str, float],
@@ -238,8 +237,7 @@ def tabulate_slices(
     """Return one row per name that `slice_fn` returns, ordered by name, with frame budgets by value."""
     rows: defaultdict[str, list[ScoredEpisode]] = defaultdict(list)
     for outcome in scored:
-        name = slice_fn(outcome)
-        if name is not None:
+        if (name := slice_fn(outcome)) is not None:
             rows[name].append(outcome)
     return tuple(
         SliceRow(
@@ -315,20 +313,7 @@ def estimate_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the metrics of one RL step's rollouts as flat keys for the run's log; {} without a scored episode.
-
-    reward                     mean total reward, including credits to particular tokens
-    reward/<part>              mean of each unweighted reward part
-    credit                     mean sum of the credits to particular tokens, if there are any
-    accuracy, accuracy/<answer type>, accuracy/question_type/<question type>, accuracy/K=<frames>
-    calls, calls/K=<frames>, calls/executed, calls/succeeded, calls/python_style
-    call_gain/K=<frames>       mean reward of episodes with a call minus those without
-    frac_with_tool_call        fraction of episodes with a call
-    turns, response_tokens (main agent), sampled_tokens (with sub-agents), visual_tokens
-    format_compliance, status/<status>, errors, unanswered   fractions of the scored episodes
-    ungraded                   fraction of all episodes
-    solve_rate, solved/all, solved/none, reward_std           means and fractions over groups
-    """
+    """Return the metrics of one RL step's rollouts by their keys in docs/metrics.md; {} without a scored episode."""
     scored = [member for group in groups for member in group.episodes]
     if not scored:
         return {}
@@ -362,23 +347,19 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _compute_slice_metrics(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
     """Return accuracy by answer type, question type and frame budget, and calls and call gain by frame budget."""
-    metrics: dict[str, list[float]] = {}
-    rewards_by_call: dict[str, tuple[list[float], list[float]]] = {}  # without a call, with one
+    metrics: defaultdict[str, list[float]] = defaultdict(list)
+    rewards_by_call: defaultdict[int, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for outcome in scored:
         episode, accuracy, calls = outcome.episode, get_accuracy(outcome), count_calls(outcome.episode)
-        metrics.setdefault(f"accuracy/{episode.task.answer_type}", []).append(accuracy)
-        question_type = get_question_type(episode.task)
-        if question_type is not None:
-            metrics.setdefault(f"accuracy/question_type/{question_type}", []).append(accuracy)
+        metrics[f"accuracy/{episode.task.answer_type}"].append(accuracy)
+        if (question_type := get_question_type(episode.task)) is not None:
+            metrics[f"accuracy/question_type/{question_type}"].append(accuracy)
         if episode.frame_budget is not None:
-            metrics.setdefault(f"accuracy/K={episode.frame_budget}", []).append(accuracy)
-            metrics.setdefault(f"calls/K={episode.frame_budget}", []).append(calls)
-            rewards = rewards_by_call.setdefault(f"K={episode.frame_budget}", ([], []))
-            rewards[calls > 0].append(outcome.score.total)
-    # Comparable only if some episodes called and some did not.
-    gains = {
-        f"call_gain/{budget}": fmean(called) - fmean(skipped)
-        for budget, (skipped, called) in rewards_by_call.items()
-        if called and skipped
-    }
-    return {**{key: fmean(values) for key, values in sorted(metrics.items())}, **dict(sorted(gains.items()))}
+            metrics[f"accuracy/K={episode.frame_budget}"].append(accuracy)
+            metrics[f"calls/K={episode.frame_budget}"].append(calls)
+            rewards_by_call[episode.frame_budget][calls > 0].append(outcome.score.total)
+    means = {key: fmean(values) for key, values in sorted(metrics.items())}
+    for budget, (skipped, called) in sorted(rewards_by_call.items()):
+        if called and skipped:  # comparable only if some episodes called and some did not
+            means[f"call_gain/K={budget}"] = fmean(called) - fmean(skipped)
+    return means

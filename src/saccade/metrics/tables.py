@@ -1,7 +1,7 @@
 """Format tables of texts and estimates; the terminal, Markdown and HTML pages render the same tables."""
 
 import html
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +33,8 @@ class Table:
 
 def format_markdown_table(table: Table) -> str:
     """Return a table as Markdown, without its title."""
-    lines = [
-        tuple(map(escape_markdown, table.header)),
-        ("---",) * len(table.header),
-        *(tuple(map(escape_markdown, row)) for row in table.rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    header, *rows = ([*map(escape_markdown, row)] for row in (table.header, *table.rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
 def escape_markdown(text: Any) -> str:
@@ -48,10 +44,7 @@ def escape_markdown(text: Any) -> str:
     'a\\|b &lt;b&gt;\\[x\\](y)&lt;/b&gt;'
     """
     plain = html.escape(" ".join(str(text).encode("utf-8", "replace").decode().split()), quote=False)
-    return "".join(f"\\{letter}" if letter in _MARKDOWN_SPECIALS else letter for letter in plain)
-
-
-_MARKDOWN_SPECIALS: Iterable[str] = "\\`*_[]|~$"
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", plain)
 
 
 def format_estimate(estimate: Estimate) -> str:

@@ -1,12 +1,13 @@
 """Report a run's benchmarks: all scorecards of its folder, with published scores for reference."""
 
 import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from saccade.evaluation.benchmark_result import Scorecard, read_scorecards
-from saccade.evaluation.reference_scores import COMPARABILITY_WARNING, ReferenceScore, get_reference_scores
 from saccade.metrics.statistics import Interval
 from saccade.metrics.tables import Bar, Table
 from saccade.utils.files import file_errors, write_text
@@ -23,7 +24,38 @@ COST_NOTE = (
     "Seconds are wall time per question while other questions run concurrently."
 )
 
+COMPARABILITY_WARNING = (
+    "Published values were measured by others under other conditions (prompts, frames, decoding, answer parsing): "
+    "use them for orientation; a difference from them proves nothing."
+)
+REFERENCE_SCORES_FILE = Path(__file__).parent / "static" / "reference_scores.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceScore:
+    """Record a published value in percent with its source; `is_ablation` marks a variant of a system."""
+
+    benchmark: str
+    metric: str
+    model: str
+    value: float
+    source: str
+    is_ablation: bool = False
+    visual_tokens: float | None = None  # per question; None if unknown
+    note: str = ""
+
+
 References = Mapping[str, Sequence[ReferenceScore]]  # by benchmark
+
+
+def get_reference_scores(benchmark: str) -> list[ReferenceScore]:
+    """Return the published scores of a benchmark, each with its source's full name; [] if there are none."""
+    content = json.loads(REFERENCE_SCORES_FILE.read_text(encoding="utf-8"))
+    return [
+        ReferenceScore(**{**score, "source": content["sources"][score["source"]]})
+        for score in content["values"]
+        if score["benchmark"] == benchmark
+    ]
 
 
 def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None = None) -> Path:

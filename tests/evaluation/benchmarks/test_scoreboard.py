@@ -4,16 +4,20 @@ import itertools
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from test_scorecard import NASTY, attempt, card_of, results_file, some
 
-from saccade.evaluation import reference_scores as file
 from saccade.evaluation.benchmark_result import read_scorecards, write_scorecard
-from saccade.evaluation.reference_scores import COMPARABILITY_WARNING, get_reference_scores
 from saccade.metrics.tables import escape_markdown
-from saccade.reporting.benchmark_report import build_evaluation_tables, build_overview_tables, write_benchmark_report
+from saccade.reporting.benchmark_report import (
+    COMPARABILITY_WARNING,
+    REFERENCE_SCORES_FILE,
+    build_evaluation_tables,
+    build_overview_tables,
+    get_reference_scores,
+    write_benchmark_report,
+)
 from saccade.reporting.plots import Point, plot_points
 from saccade.types import EpisodeStatus, Usage
 
@@ -174,7 +178,7 @@ def test_reference_scores_name_existing_metrics(tmp_path):
         assert all(0 < each.value < 100 and "arXiv" in each.source for each in found)
         assert len({(each.metric, each.model) for each in found}) == len(found)
         known += len(found)
-    assert known == len(json.loads(Path(file.__file__).with_suffix(".json").read_text())["values"])
+    assert known == len(json.loads(REFERENCE_SCORES_FILE.read_text())["values"])
 
 
 @pytest.mark.slow
