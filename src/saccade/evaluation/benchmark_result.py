@@ -127,11 +127,7 @@ class Scorecard:
 def build_plain_scorecard(
     benchmark: Benchmark, results: Sequence[GradedAnswer], *, scoring: Scoring = "strict", judge: str = ""
 ) -> Scorecard:
-    """Compute the benchmark's metrics and tables over all results; several results of one task are its samples, in
-    order.
-
-    `judge` is the model that decided undecided answers. Raises DataError without a result.
-    """
+    """Compute metrics and tables; several results of one task are its samples. Raises DataError without a result."""
     if not results:
         raise DataError(f"{benchmark.name} has no result to report; run the evaluation first", key=benchmark.name)
     values: defaultdict[str, list[float]] = defaultdict(list)  # by task
@@ -171,11 +167,7 @@ def build_scorecard(
     conditions: Mapping[str, str] | None = None,
     stratified_weights: StratifiedWeights | None = None,
 ) -> Scorecard:
-    """Build the whole scorecard of all episodes and their graded answers.
-
-    `conditions` describe the evaluation; `stratified_weights` map the questions of a limit to the full set. Raises
-    DataError without a result.
-    """
+    """Build the whole scorecard; `conditions` describe the evaluation. Raises DataError without a result."""
     scorecard = build_plain_scorecard(benchmark, results, scoring=scoring, judge=judge)
     clusters, full_set = [benchmark.cluster_key(result.task) for result in results], None
     if stratified_weights is not None:
@@ -362,11 +354,7 @@ def _build_example(category: str, result: GradedAnswer) -> AnswerExample:
 
 
 def truncate_text(text: str) -> str:
-    """Shorten a text of a model or dataset for display and replace lone surrogates.
-
-    >>> truncate_text("a" * 500)[-3:]
-    'aa…'
-    """
+    """Shorten a text of a model or dataset for display and replace lone surrogates, which no file can hold."""
     # Lone surrogates can't be written to a file.
     plain = text.strip().encode("utf-8", "replace").decode()
     return plain if len(plain) <= MAX_TEXT_CHARS else plain[:MAX_TEXT_CHARS] + "…"

@@ -49,9 +49,7 @@ class Evaluation:
     weights: StratifiedWeights | None = None
 
     def weigh_tasks(self) -> dict[str, float]:
-        """Return by task digest how many tasks of the full set each task represents; {} without a limit, or if these
-        are not its tasks.
-        """
+        """Return by task digest how many tasks of the full set each represents; {} unless these are a limit's tasks."""
         tasks = {get_task_digest(outcome): outcome.episode.task.id for outcome in self.scored}
         if self.weights is None or not self.weights.covers({*tasks.values()}):
             return {}
@@ -62,8 +60,7 @@ class Evaluation:
 class ToolEffect:
     """Measure the effect of tools over the tasks with a call in the evaluation `with_tools`.
 
-    `gain` is the fraction of them solved only with tools, `harm` the fraction solved only without, `net` gain minus
-    harm; the others are solved, or not, in both.
+    `gain` is the fraction of them solved only with tools, `harm` that solved only without, `net` the difference.
     """
 
     with_tools: str
@@ -223,9 +220,7 @@ def _find_solved(scored: Sequence[ScoredEpisode]) -> dict[str, bool]:
 def _compare_tools(
     before: tuple[str, Evaluation], after: tuple[str, Evaluation], clusters: Mapping[str, str]
 ) -> ToolEffect | None:
-    """Return the effect of tools; None unless they ran in exactly one of the two evaluations, with a call in a task of
-    both.
-    """
+    """Return the effect of tools; None unless only one evaluation ran them, with a call in a task of both."""
     if ran_tools(before[1].scored) == ran_tools(after[1].scored):
         return None
     (name, with_tools), (_, without_tools) = (before, after) if ran_tools(before[1].scored) else (after, before)
@@ -258,9 +253,7 @@ def classify_overview(scored: ScoredEpisode) -> str | None:
 
 
 def read_evaluations(folder: Path) -> dict[str, Evaluation]:
-    """Return the evaluations of a run by name, oldest first, with the judge verdicts applied. Raises DataError if there
-    is none.
-    """
+    """Return the evaluations of a run by name, oldest first, with judge verdicts applied. Raises DataError for none."""
     paths = sorted(list_results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
     read = {path.stem: _read_evaluation(path)[0] for path in paths}
     evaluations = {name: evaluation for name, evaluation in read.items() if evaluation.scored}
@@ -284,10 +277,7 @@ def _read_evaluation(path: Path) -> tuple[Evaluation, str, str]:
 
 
 def compare_files(first: Path, second: Path, *, cluster_key: Callable[[Task], str] = get_media_key) -> Comparison:
-    """Compare two results files of the same tasks, including the judge verdicts stored next to them.
-
-    Raises DataError if a file has no result, or their tasks differ.
-    """
+    """Compare two results files with their judge verdicts. Raises DataError if one is empty, or their tasks differ."""
     # The files of two runs often have the same name; then their paths distinguish them.
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
     evaluations, fingerprints = {}, []

@@ -41,10 +41,7 @@ def read_verdicts(results: Path) -> list[JudgeVerdict]:
 
 
 def apply_verdicts(scored: Sequence[ScoredEpisode], verdicts: Sequence[JudgeVerdict]) -> list[ScoredEpisode]:
-    """Return the episodes in order, each undecided one with the score of the verdict on its answer, if there is one.
-
-    A verdict never changes what a rule decided, except with `overrides_rule`.
-    """
+    """Return the episodes in order, with the scores of the verdicts on their answers (see `_index_by_answer`)."""
     find_verdict, judged = _index_by_answer(verdicts), []
     for outcome in scored:
         episode, score = outcome.episode, outcome.score
@@ -59,10 +56,7 @@ def apply_verdicts(scored: Sequence[ScoredEpisode], verdicts: Sequence[JudgeVerd
 def apply_verdicts_to_answers(
     results: Sequence[GradedAnswer], verdicts: Sequence[JudgeVerdict], grade_fn: GradeFn
 ) -> list[GradedAnswer]:
-    """Return the results in order, each undecided one with the verdict on its answer, if there is one.
-
-    `grade_fn` grades the answers that a judge extracted with `overrides_rule`.
-    """
+    """Return the results in order, with the verdicts on them; `grade_fn` grades what a judge extracted."""
     find_verdict, judged = _index_by_answer(verdicts), []
     for result in results:
         verdict = find_verdict(result.task, result.answer, result.is_undecided)

@@ -47,8 +47,7 @@ class Record:
 def read_records(path: Path, fingerprint: str | None = None) -> list[Record]:
     """Return the newest line of each sample in a results file, in the order of the first ones; [] if there is no file.
 
-    A truncated last line is skipped. Raises RunError, naming the differences, if a line has another fingerprint than
-    `fingerprint`.
+    Raises RunError, naming the differences, if a line has another fingerprint than `fingerprint`.
     """
     records = read_newest_records(path)
     for record in records:
@@ -69,11 +68,7 @@ def read_newest_records(path: Path) -> list[Record]:
 
 
 def find_fingerprint_differences(first: str, second: str) -> list[str]:
-    """Return the names of the parts in which two fingerprints differ.
-
-    >>> find_fingerprint_differences("seed=1, weights=a", "seed=1, weights=b")
-    ['weights']
-    """
+    """Return the names of the parts in which two fingerprints differ."""
     first_parts = {*first.split(", ")}
     return [part.partition("=")[0] for part in second.split(", ") if part not in first_parts]
 

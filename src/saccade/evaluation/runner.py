@@ -66,16 +66,14 @@ async def evaluate(
     max_concurrency: int = 512,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[ScoredEpisode]:
-    """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples; their lines are in
-    `results_path`.
+    """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples.
 
     `subset` selects the tasks, with `settings.limit` as its limit; for a shard its manifest is written next to
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
     `context` and can disable the environment's tools. `identity` holds whatever else the results depend on, such as the
     weights, by name. `on_progress` is called at the start and after every finished group. A failed episode is among the
-    results, with its error and an accuracy of 0 (`get_accuracy`). An episode that could not be graded is left out (see
-    `read_ungraded_episodes`). A rerun repeats both. Media paths below `root` are stored relative to the results file,
-    so that both may be moved.
+    results, with its error and an accuracy of 0; one that could not be graded is left out (`read_ungraded_episodes`). A
+    rerun repeats both. Media paths below `root` are stored relative to the results file, so that both may be moved.
 
     Raises RunError if the file holds results of another identity, seed or settings.
     """
@@ -206,10 +204,7 @@ def has_tools(make_environment: Callable[..., Any]) -> bool:
 
 
 def disable_tools(environments: SelectEnvironment) -> SelectEnvironment:
-    """Return the same environments with their tools off: the no-tool control.
-
-    It raises ConfigError for a task whose environment has no setting `tools`.
-    """
+    """Return the environments without tools, the control; ConfigError for a task's without a setting `tools`."""
 
     def select_without_tools(task: Task) -> EnvironmentFactory:
         make_environment: Callable[..., Environment] = environments(task)

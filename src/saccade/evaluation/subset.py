@@ -33,11 +33,7 @@ def get_question_or_answer_type(task: Task) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Identify one of `num_shards` equal parts of an evaluation by its `index`, from 1.
-
-    >>> Shard.parse("2/4")
-    Shard(index=2, num_shards=4)
-    """
+    """Identify one of `num_shards` equal parts of an evaluation by its `index`, from 1."""
 
     index: int
     num_shards: int
@@ -213,12 +209,6 @@ def assign_frame_budgets(tasks: Sequence[Task], frame_budgets: Sequence[int]) ->
     """Assign a frame budget to each task id, round-robin over the tasks of each question type in a stable order.
 
     The order comes from a digest of the id: in the file, neighboring tasks share a clip and question types alternate.
-
-    >>> from saccade.types import AnswerType
-    >>> settings = {"question": "?", "media": (), "answer_type": AnswerType.OPEN, "ground_truth": "red"}
-    >>> tasks = [Task(id=f"w-{i}", **settings) for i in range(4)]
-    >>> sorted(assign_frame_budgets(tasks, (4, 8)).values())
-    [4, 4, 8, 8]
     """
     order = sorted(tasks, key=lambda task: (get_question_or_answer_type(task), compute_digest("deal", task.id)))
     return {task.id: frame_budgets[i % len(frame_budgets)] if frame_budgets else None for i, task in enumerate(order)}

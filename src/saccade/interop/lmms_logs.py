@@ -28,10 +28,7 @@ Sample = Mapping[str, Any]
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Return every line of a log; skip a truncated last line.
-
-    Raises DataError, naming file, line and field, if a line is not from such a log.
-    """
+    """Return every line of a log but a truncated last one. Raises DataError for a line that is not from such a log."""
     samples: list[Sample] = [*read_jsonl(path, dict[str, Any], skip_truncated_line=True)]
     for number, sample in enumerate(samples, start=1):
         source, row = f"{path}, sample {number}", sample.get("doc_id")
@@ -103,8 +100,7 @@ def _flatten_texts(value: Any) -> Iterator[str]:
 
 
 def build_samples(results: Sequence[GradedAnswer], tasks: Sequence[Task], *, metric: str = "score") -> list[Sample]:
-    """Return Saccade's results as samples of such a log; `tasks` are all of the copy, whose order gives the row
-    indices.
+    """Return Saccade's results as samples of such a log; `tasks` are all of the copy, in the order of its rows.
 
     `metric` names the value of the grading rule; a failed episode has 0 and its reason as `error`. Raises DataError for
     a task that is not in `tasks`, and for shuffled options: a log has the published letters.

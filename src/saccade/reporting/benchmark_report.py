@@ -59,8 +59,7 @@ def get_reference_scores(benchmark: str) -> list[ReferenceScore]:
 
 
 def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None = None) -> Path:
-    """Write evaluations/benchmarks.json, .md (with a .png) and .html from all *.scorecard.json and the metadata; return
-    the page's path.
+    """Write evaluations/benchmarks.json, .md (with a .png) and .html from all *.scorecard.json; return the page's path.
 
     Raises DataError if no benchmark has been evaluated, RunError if a file can't be written.
     """
@@ -188,10 +187,7 @@ def _build_cost_table(scorecards: Mapping[str, Scorecard]) -> Table:
 
 
 def build_evaluation_tables(name: str, scorecard: Scorecard, references: References) -> list[Table]:
-    """Build the tables of one evaluation: metrics, counts, conditions and strata.
-
-    Without `references` and for a full set the columns of published scores and estimates are left out.
-    """
+    """Build the tables of one evaluation: metrics, counts, conditions and strata."""
     rows = [
         [
             metric,
@@ -275,9 +271,5 @@ def _format_models(scores: Sequence[ReferenceScore]) -> str:
 
 
 def format_interval(value: float, interval: Interval) -> str:
-    """Format a number with its interval.
-
-    >>> format_interval(39.8, (37.5, 42.1))
-    '39.80 [37.50, 42.10]'
-    """
+    """Format a number with its interval: 39.80 [37.50, 42.10]."""
     return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"

@@ -170,13 +170,7 @@ def format_tool_result(result: ToolResult) -> str:
 
 
 def describe_call(call: Call) -> tuple[str, str]:
-    """Return the window (or else the tool) of a call, and its question and other arguments.
-
-    >>> from saccade.types import CallFormat
-    >>> arguments = {"start_time": 0, "end_time": 16.0, "question": "Which red?"}
-    >>> describe_call(Call(name="crop_video", arguments=arguments, call_format=CallFormat.NATIVE))
-    ('0-16 s', 'Which red?')
-    """
+    """Return the window (or else the tool) of a call, and its question and other arguments."""
     rest = dict(call.arguments)
     start, end = rest.pop("start_time", None), rest.pop("end_time", None)
     question = str(rest.pop("question", ""))

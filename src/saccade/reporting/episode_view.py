@@ -1,7 +1,4 @@
-"""Build the page's view of an episode: frames, a timeline, and every token with its origin.
-
-The template escapes every text.
-"""
+"""Build the page's view of an episode: frames, a timeline, and every token with its origin; the template escapes it."""
 
 import base64
 import io
@@ -164,10 +161,7 @@ def group_reply_segments(ledger: Ledger) -> Iterator[tuple[Segment, ...]]:
 
 
 def build_token_pieces(reply: Reply, segments: Sequence[Segment], decode: DecodeFn | None) -> list[dict[str, Any]]:
-    """Split a reply into pieces of at most one token: text, origin, block kind, and the logprob if sampled.
-
-    Without `decode` the pieces are the reply's blocks.
-    """
+    """Split a reply into tokens or, without `decode`, blocks: text, origin, kind, and the probability if sampled."""
     if decode is None or not segments:
         head, tail = reply.text[: len(reply.prefill)], reply.text[len(reply.prefill) :]
         tokens: list[tuple[str, str, float | None]] = [(head, "prefill", None), (tail, "sampled", None)]
@@ -264,11 +258,7 @@ def _pair_calls_with_results(turn: Turn) -> list[tuple[Call, ToolResult | None]]
 
 
 def parse_window(arguments: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Parse the window (seconds) of a call's arguments; None if they have no valid one.
-
-    >>> parse_window({"start_time": 3, "end_time": "9.5"}), parse_window({"start_time": "soon"})
-    ((3.0, 9.5), None)
-    """
+    """Parse the window (seconds) of a call's arguments; None if they have no valid one."""
     bounds = []
     for name, position in (("start_time", "0"), ("end_time", "1")):
         try:

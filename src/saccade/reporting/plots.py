@@ -230,10 +230,7 @@ MARKERS = ("o", "s", "^", "D")
 
 
 def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str, fmt: ImageFormat = "svg") -> bytes | None:
-    """Plot points with intervals and a legend by name. None without points.
-
-    The x axis is logarithmic if its values span more than a factor of ten.
-    """
+    """Plot points with intervals; x is logarithmic if it spans more than a factor of ten. None without points."""
     groups = list(dict.fromkeys(point.group for point in entries))
     if not groups:
         return None
@@ -411,10 +408,7 @@ def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:
 
 
 def theme_svg(svg: bytes) -> str:
-    """Return an SVG for embedding in a page, with the page's text color and its variables --s1, --s2, ...
-
-    A color whose variable the page doesn't define stays as drawn.
-    """
+    """Return an SVG in a page's text color and its variables --s1, --s2, ...; without them the colors as drawn."""
     text = svg.decode()
     text = text[text.index("<svg") :]
     text = text.replace(TEXT_COLOR, "currentColor").replace(GRID_COLOR, "var(--line, #8a8b8c)")

@@ -22,8 +22,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?
 
 
 def extract_final_answer(text: str) -> str:
-    """Return the body of the last closed answer tag, else the text after the last open one, else the text without
-    reasoning.
+    """Return the last closed answer tag's body, else the text after the last open one, else the text but its reasoning.
 
     >>> extract_final_answer("A man... <answer>B"), extract_final_answer("<think>A or B?</think> C")
     ('B', 'C')

@@ -50,10 +50,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradedAnswer:
-    """Hold a task with its answer and grade; `sample_index` numbers several answers to one task.
-
-    `weight` is how often the answer counts in a mean, if it represents tasks that were not sampled.
-    """
+    """Hold a task with its graded answer; `weight` is how many tasks of the full set the answer represents."""
 
     task: Task
     answer: Answer

@@ -130,11 +130,7 @@ def extract_time_span(text: str) -> tuple[float, float] | None:
 
 
 def parse_seconds(clock: str) -> float:
-    """Return the seconds of `h:mm:ss`, `mm:ss` or a number.
-
-    >>> parse_seconds("1:02:03.5"), parse_seconds("7")
-    (3723.5, 7.0)
-    """
+    """Return the seconds of `h:mm:ss`, `mm:ss` or a number, each with a fraction."""
     total = 0.0
     for part in clock.split(":"):
         total = total * 60 + float(part)

@@ -31,8 +31,7 @@ _MAX_CHARS, _MAX_VALUE = 400, 1e15
 
 
 def extract_formula(text: str) -> str | None:
-    r"""Return the content of the last box, else the text after the last `answer is`, else the whole answer, without
-    markup and unit.
+    r"""Return the last box's content, the text after the last `answer is`, or the whole answer; no markup, no unit.
 
     >>> extract_formula(r"so \boxed{27\text{ cm}}"), extract_formula("The answer is 27 degrees.")
     ('27', '27')

@@ -30,9 +30,7 @@ MAX_ANSWER_CHARS = 20_000  # of a final answer; without an answer tag it may be 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmJudge:
-    """Decide what a benchmark's rule leaves undecided, with the judge called `model`; without a client nothing is
-    decided.
-    """
+    """Decide what a benchmark's rule leaves undecided, with the judge called `model`; nothing without a client."""
 
     benchmark: Benchmark
     model: str = ""
@@ -40,9 +38,7 @@ class LlmJudge:
 
     @classmethod
     def from_settings(cls, benchmark: Benchmark, settings: Mapping[str, Any]) -> "LlmJudge":
-        """Build the judge from the settings of `rewards/judge`; without settings it decides nothing. Raises
-        ConfigError.
-        """
+        """Build the judge from the settings of `rewards/judge`, if there are any. Raises ConfigError."""
         if not settings:
             return cls(benchmark=benchmark)
         judge_prompt = benchmark.judge_prompt

@@ -1,9 +1,4 @@
-"""Read a local copy of a benchmark's dataset: its rows one at a time, and the files they refer to.
-
-for row in iterate_rows(Path("Video-MME"), ["videomme/test-*.parquet"])   the first pattern that matches a file
-    row.get_text("question")                 DataError with file, row and field if it is invalid
-    row.resolve_video("videos/fFjv93ACGo8.mp4")
-"""
+"""Read a local copy of a benchmark's dataset: its rows one at a time, and the files they refer to."""
 
 import base64
 import json
@@ -51,8 +46,7 @@ class BenchmarkRow(SourceRow):
     def resolve_image(self, value: Any) -> Media:
         """Return an image: a path below the folder, or content of the row (bytes, base64), which is written to a file.
 
-        Images with equal content share a file. Raises DataError if the content can't be decoded, RunError if the file
-        can't be written.
+        Raises DataError if the content can't be decoded, RunError if the file can't be written.
         """
         path = _get_named_path(value)
         if path is not None:

@@ -26,8 +26,7 @@ _FREE_FORM_TASKS = ("subPlot", "sub_scene", "summary")
 
 
 def mlvu() -> Benchmark:
-    """Define MLVU dev (Zhou et al. 2024, arXiv 2406.04264), 2,175 questions with options; `m_avg` is the mean of seven
-    tasks.
+    """Define MLVU dev (Zhou et al. 2024, arXiv 2406.04264), 2,175 questions; `m_avg` is the mean of seven tasks.
 
     Strict: the character before the first `)`, else the answer must be only the letter. If two options have the same
     text, the last of them is right; two answers match no option, so no response to them is right. The two tasks that a

@@ -29,8 +29,7 @@ _ANSWER_FORMS = {
 
 
 def tirbench() -> Benchmark:
-    """Define TIR-Bench (Li et al. 2025, arXiv 2511.01833), 1,215 samples; the mean over samples, some of them partially
-    right.
+    """Define TIR-Bench (Li et al. 2025, arXiv 2511.01833), 1,215 samples; the mean of values in [0, 1].
 
     In the published code a language model extracts the answer first, except for OCR. Here a judge does; without one a
     rule extracts it in both scoring modes: the content of the last box, else the final answer. `strict` then applies
@@ -81,10 +80,7 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
 
 
 def build_extraction_prompt(task: Task) -> str:
-    """Return the judge's instruction for extracting an answer; "" for OCR, which searches the response itself.
-
-    The requested form follows from the kind of ground truth alone, like the published examples per task.
-    """
+    """Return the judge's instruction for extracting an answer; "" for OCR, which searches the response itself."""
     name, expected = task.extras["task"], str(task.ground_truth)
     if name == "ocr":
         return ""
@@ -148,9 +144,7 @@ def _parses_as(parser: Callable[[str], object], text: str) -> bool:
 
 
 def _score_number(text: str, ground_truth: str) -> float | None:
-    """Compare numbers; letters, colons and blanks are dropped, so `7 2` is 72; a ground truth that is not a number
-    never matches.
-    """
+    """Compare numbers without letters, colons and blanks (`7 2` is 72); a ground truth that is none never matches."""
     number_type = int if _parses_as(int, ground_truth) else float
     if not _parses_as(number_type, ground_truth):
         return 0.0

@@ -49,8 +49,7 @@ def vsibench() -> Benchmark:
 
 
 def mean_relative_accuracy(predicted: float, ground_truth: float) -> float:
-    """Return the fraction of the ten thresholds that the relative error satisfies; for a ground truth of 0 only 0 is
-    right.
+    """Return the fraction of ten thresholds that the relative error satisfies; for a ground truth of 0 only 0 is right.
 
     >>> [mean_relative_accuracy(predicted, 100.0) for predicted in (105.0, 110.0, 125.0, 150.0, 151.0)]
     [1.0, 0.9, 0.6, 0.1, 0.0]

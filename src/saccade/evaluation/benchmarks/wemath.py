@@ -24,8 +24,7 @@ STEP_COUNTS = {"one-step": 1215, "two-step": 360, "three-step": 165}
 
 
 def wemath() -> Benchmark:
-    """Define We-Math (Qiao et al. 2024, arXiv 2407.01284), 1,740 rows of 525 problems; `score_strict` is the number
-    commonly quoted.
+    """Define We-Math (Qiao et al. 2024, arXiv 2407.01284), 1,740 rows of 525 problems; `score_strict` is mostly quoted.
 
     Strict: the text after the last `Answer`, without `<`, `>`, `:` and periods, must begin with one of A-H. A problem
     shows insufficient knowledge (a step and the whole wrong), inadequate generalization (the steps right, the whole
