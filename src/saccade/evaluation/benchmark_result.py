@@ -220,9 +220,6 @@ def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, st
     return conditions
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------
-
-
 def write_scorecard(results: Path, scorecard: Scorecard) -> Path:
     """Write the scorecard of an evaluation next to its results file."""
     return write_json(results.with_suffix(SCORECARD_SUFFIX), scorecard)
@@ -241,9 +238,6 @@ def read_scorecards(folder: Path) -> dict[str, Scorecard]:
 def read_scorecard(path: Path) -> Scorecard:
     """Return the scorecard of a file. Raises DataError if it is invalid."""
     return read_json(path, Scorecard, hint="delete it and evaluate again")
-
-
-# ---- intervals -----------------------------------------------------------------------------------------------------
 
 
 def average_over_samples(
@@ -303,9 +297,6 @@ def _compute_row_interval(row: Sequence[GradedAnswer], benchmark: Benchmark) -> 
     clusters = [benchmark.cluster_key(result.task) for result in row]
     estimate = bootstrap_mean([100 * result.value for result in row], clusters, num_resamples=NUM_RESAMPLES)
     return estimate.low, estimate.high
-
-
-# ---- costs and answers ---------------------------------------------------------------------------------------------
 
 
 def compute_costs(scored: Sequence[ScoredEpisode]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.synthetic.questions import is_answerable
 from saccade.errors import DataError
-from saccade.evaluation.judge_results import apply_verdicts, list_results_files, read_verdicts
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts, read_verdicts
 from saccade.evaluation.records import find_fingerprint_differences, read_records
 from saccade.evaluation.subset import StratifiedWeights, read_stratified_weights
 from saccade.metrics.episode_metrics import (
@@ -249,12 +249,10 @@ def classify_overview(scored: ScoredEpisode) -> str | None:
     return ANSWER_SHOWN if is_answerable(task, get_overview_times(scored.episode)) else ANSWER_NOT_SHOWN
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------
-
-
 def read_evaluations(folder: Path) -> dict[str, Evaluation]:
     """Return the evaluations of a run by name, oldest first, with judge verdicts applied. Raises DataError for none."""
-    paths = sorted(list_results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    paths = [path for path in (folder / "evaluations").glob("*.jsonl") if not path.name.endswith(VERDICTS_SUFFIX)]
+    paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
     read = {path.stem: _read_evaluation(path)[0] for path in paths}
     evaluations = {name: evaluation for name, evaluation in read.items() if evaluation.scored}
     if not evaluations:

@@ -85,8 +85,3 @@ def _resolve_grade(result: GradedAnswer, verdict: JudgeVerdict, grade_fn: GradeF
 def read_judged_episodes(results: Path) -> list[ScoredEpisode]:
     """Return the scored episodes of a results file with the verdicts stored next to it applied."""
     return apply_verdicts(read_scored_episodes(results), read_verdicts(results))
-
-
-def list_results_files(folder: Path) -> list[Path]:
-    """Return the results files of a run, without those of shards."""
-    return [path for path in (folder / "evaluations").glob("*.jsonl") if not path.name.endswith(VERDICTS_SUFFIX)]

@@ -95,8 +95,11 @@ async def evaluate(
             on_progress(Progress(done=len(done), total=num_samples, accuracy=accuracy))
 
     def append_group(index: int, group: Group) -> None:
+        # Graded and ungraded episodes in the order in which they were started.
+        graded, ungraded = iter(group.episodes), {outcome.group_index: outcome for outcome in group.ungraded}
         with file_errors(results_path):
-            for key, outcome in zip(missing[index][1], _restore_order(group), strict=True):
+            for i, key in enumerate(missing[index][1]):
+                outcome: ScoredEpisode | UngradedEpisode = ungraded[i] if i in ungraded else next(graded)
                 if key in finished:  # an interrupted run had written a part of this group
                     continue
                 relocated = map_media_paths(outcome, lambda file: relativize_path(results_path.parent, file, root))
@@ -171,12 +174,6 @@ def _prepare_results(
     )
     # Before the first sample: an interrupted shard must not look like a complete evaluation.
     write_json(path.with_suffix(MANIFEST_SUFFIX), manifest)
-
-
-def _restore_order(group: Group) -> list[ScoredEpisode | UngradedEpisode]:
-    """Return the graded and ungraded episodes of a group in the order in which they were started."""
-    graded, ungraded = iter(group.episodes), {outcome.group_index: outcome for outcome in group.ungraded}
-    return [ungraded[i] if i in ungraded else next(graded) for i in range(len(group.episodes) + len(ungraded))]
 
 
 def _compute_fingerprint(settings: EvaluationConfig, sampling: SamplingParams, identity: Mapping[str, Any]) -> str:

@@ -54,9 +54,6 @@ def list_shard_manifests(folder: Path, name: str) -> Sequence[Path]:
     return sorted((folder / SHARDS_DIR / name).glob(f"*{MANIFEST_SUFFIX}"))
 
 
-# ---- merging -------------------------------------------------------------------------------------------------------
-
-
 def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Path:
     """Merge the shards of the evaluation `name` in the run `folder` and its copies, and return the path of the results.
 
@@ -85,7 +82,13 @@ def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Pa
     _check_shards(manifests, name)
     target = get_results_path(folder, name, None)
     indexed = [item for path, manifest in manifests.items() for item in _read_shard_records(path, manifest)]
-    records = [_relocate_record(record, folder, name) for _, record in sorted(indexed, key=lambda item: item[0])]
+    # Copies of a run have the same layout, so a relative path resolves as if the shard were in this copy.
+    source, evaluations = (folder / SHARDS_DIR / name).resolve(), target.parent.resolve()
+
+    def relocate(file: str) -> str:
+        return relativize_path(evaluations, os.path.normpath(source / file), folder.resolve())
+
+    records = [map_media_paths(record, relocate) for _, record in sorted(indexed, key=lambda item: item[0])]
     # The existing file may be newer: failed episodes that were repeated after an earlier merge.
     existing = {record.key: record for record in read_newest_records(target)}
     if target.exists() and existing != {record.key: record for record in records}:
@@ -128,20 +131,14 @@ def _check_shards(manifests: Mapping[Path, ShardManifest], name: str) -> None:
                 key=str(path),
                 value=str(manifest.shard),
             )
-        changed = find_fingerprint_differences(first.fingerprint, manifest.fingerprint)
-        if changed:
+        changed = tuple(find_fingerprint_differences(first.fingerprint, manifest.fingerprint))
+        if changed or manifest.tasks_digest != first.tasks_digest:
+            problem = f"was evaluated with other {' and '.join(changed)}"
+            problem = problem if changed else "belongs to other tasks, another limit or another num_samples"
             raise RunError(
-                f"{path} was evaluated with other {' and '.join(changed)} than {first_path}; "
-                "evaluate one of them again",
+                f"{path} {problem} than {first_path}; evaluate one of them again",
                 key=str(path),
-                value=tuple(changed),
-            )
-        if manifest.tasks_digest != first.tasks_digest:
-            raise RunError(
-                f"{path} belongs to other tasks, another limit or another num_samples than {first_path}; "
-                "evaluate one of them again",
-                key=str(path),
-                value="tasks",
+                value=changed or "tasks",
             )
     indices = [manifest.shard.index for manifest in manifests.values()]
     duplicate = next((path for path, manifest in manifests.items() if indices.count(manifest.shard.index) > 1), None)
@@ -176,12 +173,3 @@ def _read_shard_records(path: Path, manifest: ShardManifest) -> list[tuple[int, 
             value=num_missing,
         )
     return [(position, records[key]) for position, key in manifest.samples]
-
-
-def _relocate_record(record: Record, folder: Path, name: str) -> Record:
-    """Rewrite the media paths of a shard's record as seen from the merged file, whichever copy of the run wrote it."""
-    # Copies of a run have the same layout, so a relative path resolves as if the shard were in this copy.
-    source, target = (folder / "evaluations" / "shards" / name).resolve(), (folder / "evaluations").resolve()
-    return map_media_paths(
-        record, lambda file: relativize_path(target, os.path.normpath(source / file), folder.resolve())
-    )

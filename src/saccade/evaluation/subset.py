@@ -214,9 +214,6 @@ def assign_frame_budgets(tasks: Sequence[Task], frame_budgets: Sequence[int]) ->
     return {task.id: frame_budgets[i % len(frame_budgets)] if frame_budgets else None for i, task in enumerate(order)}
 
 
-# ---- weights -------------------------------------------------------------------------------------------------------
-
-
 def compute_stratified_weights(
     stratum_paths: Mapping[str, StratumPath], sampled: set[str]
 ) -> tuple[dict[str, float], set[str]]:

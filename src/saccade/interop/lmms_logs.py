@@ -53,9 +53,6 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
         write_jsonl(path, samples)
 
 
-# ---- with benchmarks -----------------------------------------------------------------------------------------------
-
-
 def build_answers(samples: Sequence[Sample], tasks: Sequence[Task]) -> dict[str, Answer]:
     """Return a log's answers to a benchmark's tasks, by task id: the sample with `doc_id` i answers task i.
 

@@ -122,27 +122,18 @@ def plot_scores(
     return plot_points(points, x_label=x_label, y_label=y_label, fmt=fmt)
 
 
-# ---- tables --------------------------------------------------------------------------------------------------------
-
-
 def build_overview_tables(scorecards: Mapping[str, Scorecard], references: References) -> list[Table]:
     """Build the tables over all evaluations: scores, costs and, if there are any, published scores."""
-    published = tuple(
-        (
-            score.benchmark,
-            score.metric,
-            score.model,
-            str(score.value),
-            "–" if score.visual_tokens is None else f"{score.visual_tokens:.0f}",
-            score.source,
-            score.note,
-        )
-        for scores in references.values()
-        for score in scores
-    )
-    header = ("", "metric", "model", "%", "visual tokens", "source", "note")
     tables = [_build_score_table(scorecards, references), _build_cost_table(scorecards)]
-    return [*tables, *([Table(title="Published by others", header=header, rows=published)] if published else [])]
+    rows = []
+    for score in (score for scores in references.values() for score in scores):
+        tokens = "–" if score.visual_tokens is None else f"{score.visual_tokens:.0f}"
+        row = (score.benchmark, score.metric, score.model, str(score.value), tokens, score.source, score.note)
+        rows.append(row)
+    if rows:
+        header = ("", "metric", "model", "%", "visual tokens", "source", "note")
+        tables.append(Table(title="Published by others", header=header, rows=tuple(rows)))
+    return tables
 
 
 def _build_score_table(scorecards: Mapping[str, Scorecard], references: References) -> Table:
@@ -222,17 +213,11 @@ def build_evaluation_tables(name: str, scorecard: Scorecard, references: Referen
 
 def build_example_table(scorecard: Scorecard) -> Table:
     """Build the table of example answers, failures first."""
-    rows = tuple(
-        (
-            example.task_id,
-            example.category,
-            example.question,
-            example.ground_truth,
-            "–" if example.extracted is None else example.extracted,
-            example.response,
-        )
-        for example in scorecard.examples
-    )
+    rows = []
+    for example in scorecard.examples:
+        extracted = "–" if example.extracted is None else example.extracted
+        question = (example.task_id, example.category, example.question, example.ground_truth)
+        rows.append((*question, extracted, example.response))
     header = ("id", "", "question", "ground truth", "extracted", "response")
     return Table(title="Example answers, failures first", header=header, rows=rows, is_folded=True)
 

@@ -80,9 +80,6 @@ def replace_control_characters(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-# ---- one episode ---------------------------------------------------------------------------------------------------
-
-
 class EpisodePrinter:
     """Prints an episode's events as they come; pass it as a context's `on_event`, and `close` it at the end.
 
@@ -175,16 +172,9 @@ def describe_call(call: Call) -> tuple[str, str]:
     start, end = rest.pop("start_time", None), rest.pop("end_time", None)
     question = str(rest.pop("question", ""))
     lines = [question, *(f"{key}: {value}" for key, value in rest.items())]
-    window = (
-        f"{_format_number(start)}-{_format_number(end)} s"
-        if start is not None and end is not None
-        else call.name or "a call"
-    )
+    times = [f"{time:g}" if isinstance(time, int | float) else str(time) for time in (start, end)]
+    window = f"{times[0]}-{times[1]} s" if start is not None and end is not None else call.name or "a call"
     return window, "\n".join(filter(None, lines))
-
-
-def _format_number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def summarize_usage(episode: Episode) -> str:

@@ -54,9 +54,6 @@ def escape_control_characters(text: str) -> str:
     return text.translate(_CONTROL_PICTURES).encode("utf-8", "replace").decode()
 
 
-# ---- an episode -----------------------------------------------------------------------------------------------------
-
-
 class EpisodeViewer:
     """Build the views of a page's episodes; `thumbnails` holds the name and data URI of each image by its key.
 
@@ -217,9 +214,6 @@ def _label_characters(reply: Reply, text: str) -> list[str]:
     for tag in _TAG_PATTERN.finditer(text):
         kinds[tag.start() : tag.end()] = ["tag"] * (tag.end() - tag.start())
     return kinds
-
-
-# ---- the timeline --------------------------------------------------------------------------------------------------
 
 
 def build_timeline(episode: Episode) -> dict[str, Any] | None:

@@ -1,10 +1,7 @@
 """Describe a report once, as sections of tables and plots; render it as Markdown and as one self-contained HTML page.
 
-    report = Report(kind="benchmarks", title="run", sections=(ReportSection(title="Scores", tables=(scores,)),))
-    format_markdown(report)                              tables and links to plots
-    render_template("report.html.j2", report=report)     no scripts, no links, images embedded; every text is escaped
-
-The terminal prints the same tables (`cli.terminal.print_tables`).
+A page has no scripts and no links, its images are embedded, and every text is escaped. The terminal prints the same
+tables (`cli.terminal.print_tables`).
 """
 
 import re

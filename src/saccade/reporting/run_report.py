@@ -82,9 +82,6 @@ def render_run_page(
     return render_template("run.html.j2", report=report, recipe=recipe, examples=examples, viewer=viewer)
 
 
-# ---- files of the run folder ---------------------------------------------------------------------------------------
-
-
 def collect_metadata(folder: Path) -> dict[str, Any]:
     """Return seed, versions and machine of the last invocation, and each stage's wall time by its status or steps."""
     path, hint = folder / "invocations.json", "delete the file and write the report again"
@@ -132,9 +129,6 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-# ---- sections ------------------------------------------------------------------------------------------------------
-
-
 def build_results(comparison: Comparison) -> list[ReportSection]:
     """Build the tables of all evaluations, and a plot of each table of accuracy by slice; [] without an evaluation."""
     summaries = comparison.summaries
@@ -178,9 +172,6 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
             note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
             sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
     return sections
-
-
-# ---- examples ------------------------------------------------------------------------------------------------------
 
 
 def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredEpisode]:

@@ -151,9 +151,6 @@ def parse_float(text: str) -> float | None:
         return None
 
 
-# ---- options ------------------------------------------------------------------------------------------------------
-
-
 def strip_option_labels(options: Sequence[str]) -> tuple[str, ...]:
     """Return options without the letters that a dataset wrote into them.
 

@@ -112,9 +112,6 @@ def _find_range(text: str) -> tuple[float, float] | None:
     return (float(match[1]), float(match[2])) if match else None
 
 
-# ---- the lenient rule ----------------------------------------------------------------------------------------------
-
-
 def extract_time_span(text: str) -> tuple[float, float] | None:
     """Return the first span of an answer in seconds, or None; a time may be a clock time, with a fraction.
 

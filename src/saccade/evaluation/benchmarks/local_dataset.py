@@ -99,9 +99,6 @@ def _get_named_path(value: Any) -> str | None:
     return value if isinstance(value, str) and len(value) < 256 and "." in value[-6:] else None
 
 
-# ---- further file formats ------------------------------------------------------------------------------------------
-
-
 def _read_json(file: Path) -> Iterator[Any]:
     """Yield the rows of a JSON list, or of an object of rows by key, with the key as the field `key`."""
     with file.open(encoding="utf-8-sig") as text:

@@ -95,9 +95,7 @@ def extract_model_answer(response: str) -> str:
         text = "\\boxed{" + text.split("oxed{")[-1]
     answer = _extract_math_answer(text)
     for letter in "abcde":
-        answer = answer.replace(f"({letter})", letter)
-    for letter in "abcde":
-        answer = answer.replace(f"{{{letter}}}", letter)
+        answer = answer.replace(f"({letter})", letter).replace(f"{{{letter}}}", letter)
     return answer.rstrip(".").lstrip(":").strip()
 
 
@@ -143,10 +141,8 @@ def _extract_math_answer(text: str) -> str:
     answer = answer.split("=")[-1].split("\\approx")[-1]
     answer = answer.replace(" ", "").replace("\\,", "").replace("∞", "\\infty")
     answer = answer.replace("+\\infty", "\\infty").replace("\\\\", "\\").replace("\n", "")
-    for mark in ("\\text", "\\mbox"):
-        answer = answer.replace(mark, "")
     answer = answer.replace("bmatrix", "pmatrix")
-    for mark in ("\\left", "\\right", "^{\\circ}", "^\\circ", *_UNITS):
+    for mark in ("\\text", "\\mbox", "\\left", "\\right", "^{\\circ}", "^\\circ", *_UNITS):
         answer = answer.replace(mark, "")
     return _normalize_latex(answer)
 

@@ -76,9 +76,6 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     )
 
 
-# ---- the value of an answer, by task -------------------------------------------------------------------------------
-
-
 def build_extraction_prompt(task: Task) -> str:
     """Return the judge's instruction for extracting an answer; "" for OCR, which searches the response itself."""
     name, expected = task.extras["task"], str(task.ground_truth)
@@ -107,10 +104,10 @@ def score_strict(text: str, task: Task) -> float | None:
         expected = next(overrides, expected)
         return float(expected in text)
     text = text.replace("*", "").strip()
-    if name in _LIST_SCORERS and not _parses_as(int, expected):
-        return _LIST_SCORERS[name](text, expected, task)
     if name == "jigsaw":
         return _score_jigsaw(text, expected, task)
+    if name in _LIST_SCORERS and not _parses_as(int, expected):
+        return _LIST_SCORERS[name](text, expected)
     if expected.isalpha():
         return _score_letters(text, expected, task)
     return _score_number(text, expected)
@@ -173,7 +170,7 @@ def _score_letters(text: str, ground_truth: str, task: Task) -> float:
     return float(predicted == ground_truth)
 
 
-def _score_pair(text: str, ground_truth: str, task: Task) -> float | None:
+def _score_pair(text: str, ground_truth: str) -> float | None:
     matches = [re.search(r"\b(\d+)\s*,\s*(\d+)\b", answer) for answer in (text, ground_truth)]
     predicted, expected = ([*map(_parse_int, match.groups())] if match else None for match in matches)
     return None if predicted is None else float(predicted == expected)
@@ -184,11 +181,9 @@ def _parse_int(digits: str) -> int:
     return int(digits) if len(digits) <= 18 else -1
 
 
-def _score_set_iou(text: str, ground_truth: str, task: Task) -> float:
+def _score_set_iou(text: str, ground_truth: str) -> float:
     """Return the IoU of the two sets of integers; two empty sets score 1."""
-    predicted, expected = (
-        {_parse_int(digits) for digits in re.findall(r"\d+", answer)} for answer in (text, ground_truth)
-    )
+    predicted, expected = ({*map(_parse_int, re.findall(r"\d+", answer))} for answer in (text, ground_truth))
     return len(predicted & expected) / len(predicted | expected) if predicted | expected else 1.0
 
 
@@ -203,11 +198,11 @@ def _score_jigsaw(text: str, ground_truth: str, task: Task) -> float | None:
 
 
 def _find_number_run(text: str, count: int) -> Sequence[int] | None:
-    runs = ([_parse_int(digits) for digits in re.findall(r"\d+", run)] for run in re.findall(r"[\d\s,，]+", text))
+    runs = ([*map(_parse_int, re.findall(r"\d+", run))] for run in re.findall(r"[\d\s,，]+", text))
     return next((run for run in runs if len(run) == count), None)
 
 
-_LIST_SCORERS: dict[str, Callable[[str, str, Task], float | None]] = {
+_LIST_SCORERS: dict[str, Callable[[str, str], float | None]] = {
     "word_search": _score_pair,
     "spot_difference": _score_set_iou,
 }
