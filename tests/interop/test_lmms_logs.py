@@ -143,9 +143,9 @@ def test_results_round_trip(tmp_path, benchmark):
     answers["t1"] = Answer(text="", error="the video can't be decoded")
     results = grade(benchmark, tasks(), answers)
     path = tmp_path / "log.jsonl"
-    write_samples(path, build_samples(results[:4], tasks(), metric="accuracy"))
+    write_samples(path, build_samples(results[:4], tasks()))
     samples = read_samples(path)
-    assert [(sample["doc_id"], sample["accuracy"]) for sample in samples] == [
+    assert [(sample["doc_id"], sample["score"]) for sample in samples] == [
         (row, result.value) for row, result in enumerate(results[:4])
     ]
     assert grade(benchmark, tasks(), build_answers(samples, tasks()))[:4] == results[:4]

@@ -1,9 +1,5 @@
 """Read lmms-eval's sample logs (`--log_samples`), grade them by Saccade's benchmark rules, and write such logs.
 
-    samples = read_samples(Path("logs/model/20260801_120000_samples_videomme.jsonl"))
-    results = grade(benchmark, tasks, build_answers(samples, tasks))      their answers under our rules
-    write_samples(Path("20260801_120000_samples_videomme.jsonl"), build_samples(results, tasks))
-
 A sample is a line, unchanged: a JSON object with `doc_id` (the row's index in its split), `target`, `input`,
 `input_media` (paths and URLs such as `data:image/png;base64,…`; omitted if empty), `filtered_resps` (the graded text),
 `resps` (the full reply; omitted if identical), `token_counts`, `doc_hash`, and the task's own metrics. Lines of older
@@ -96,14 +92,14 @@ def _flatten_texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def build_samples(results: Sequence[GradedAnswer], tasks: Sequence[Task], *, metric: str = "score") -> list[Sample]:
+def build_samples(results: Sequence[GradedAnswer], tasks: Sequence[Task]) -> list[Sample]:
     """Return Saccade's results as samples of such a log; `tasks` are all of the copy, in the order of its rows.
 
-    `metric` names the value of the grading rule; a failed episode has 0 and its reason as `error`. Raises DataError for
-    a task that is not in `tasks`, and for shuffled options: a log has the published letters.
+    `score` is the value of the grading rule; a failed episode has 0 and its reason as `error`. Raises DataError for a
+    task that is not in `tasks`, and for shuffled options: a log has the published letters.
     """
     rows = {task.id: row for row, task in enumerate(tasks)}
-    samples = []
+    samples: list[Sample] = []
     for result in results:
         task, response = result.task, result.answer.text
         if task.id not in rows:
@@ -129,7 +125,7 @@ def build_samples(results: Sequence[GradedAnswer], tasks: Sequence[Task], *, met
                 "filtered_resps": final_answer,
                 "token_counts": [None],
                 "doc_hash": sha256(doc.encode("utf-8", "replace")).hexdigest(),
-                metric: result.value,
+                "score": result.value,
                 **({} if result.answer.error is None else {"error": result.answer.error}),
                 "input": task.question,
                 **({"input_media": [media.path for media in task.media]} if task.media else {}),

@@ -224,6 +224,8 @@ def summarize(
         ungraded=ungraded,
         undecided=sum(map(is_undecided, scored)),
         seconds=fmean(outcome.episode.usage.seconds for outcome in scored),
+        full_set_accuracy=None,
+        full_set_size=0,
         **average_behavior(scored),
     )
 

@@ -219,7 +219,7 @@ def build_example_table(scorecard: Scorecard) -> Table:
         question = (example.task_id, example.category, example.question, example.ground_truth)
         rows.append((*question, extracted, example.response))
     header = ("id", "", "question", "ground truth", "extracted", "response")
-    return Table(title="Example answers, failures first", header=header, rows=rows, is_folded=True)
+    return Table(title="Example answers, failures first", header=header, rows=tuple(rows), is_folded=True)
 
 
 def _iterate_counts(scorecard: Scorecard) -> Iterator[tuple[str, str]]:

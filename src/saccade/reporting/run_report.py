@@ -176,19 +176,16 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
 
 def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredEpisode]:
     """Choose examples round-robin over correct and wrong, with and without calls, failed; question types mixed."""
-    categories: defaultdict[tuple[bool, bool, bool], list[ScoredEpisode]] = defaultdict(list)
+    categories: defaultdict[tuple[bool, bool, bool], list[tuple[int, ScoredEpisode]]] = defaultdict(list)
+    counts = Counter[tuple[Any, ...]]()
     for item in sorted(scored, key=lambda item: item.episode.task.digest):
-        categories[item.episode.error is not None, not item.episode.results, item.score.is_correct].append(item)
-    for group in categories.values():
-        counts = Counter[str]()
-        ranks = {}
-        for item in group:
-            question = str(item.episode.task.extras.get("question"))
-            ranks[id(item)], counts[question] = counts[question], counts[question] + 1
-        group.sort(key=lambda item: ranks[id(item)])
+        category = (item.episode.error is not None, not item.episode.results, item.score.is_correct)
+        question = (*category, str(item.episode.task.extras.get("question")))
+        categories[category].append((counts[question], item))
+        counts[question] += 1
+    groups = (sorted(categories[category], key=lambda ranked: ranked[0]) for category in sorted(categories))
     # Round-robin, so that a few examples already show every category.
-    rounds = itertools.zip_longest(*(categories[category] for category in sorted(categories)))
-    return [item for round_ in rounds for item in round_ if item is not None][:count]
+    return [ranked[1] for round_ in itertools.zip_longest(*groups) for ranked in round_ if ranked is not None][:count]
 
 
 def _build_examples(evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: EpisodeViewer) -> list[dict[str, Any]]:
