@@ -46,8 +46,8 @@ def progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgress]]:
     ) as bar:
 
         def add_task(label: str, total: int | None = None) -> UpdateProgress:
-            task = bar.tasks[bar.add_task(label, total=total, remark="")]
-            last_line = time.monotonic()
+            bar.add_task(label, total=total, remark="")
+            task, last_line = bar.tasks[-1], time.monotonic()
 
             def update_progress(done: int | None, remark: str, total: int | None = None) -> None:
                 nonlocal last_line
