@@ -150,9 +150,9 @@ class External(ToolEnvironment):
         """See ToolEnvironment."""
         return self.prompt_format.tool_names or super().tool_names
 
-    async def build_prompt(self, task: Task, ctx: Context) -> tuple[tuple[Message, ...], int]:
-        """Return the messages of the prompt with the question in the format's template; and the number of frames."""
-        (*system, user), num_frames = await build_prompt(
+    async def build_prompt(self, task: Task, ctx: Context) -> tuple[Message, ...]:
+        """Return the messages of the prompt with the question in the format's template."""
+        *system, user = await build_prompt(
             task,
             ctx,
             self.settings,
@@ -166,7 +166,7 @@ class External(ToolEnvironment):
         template = self.prompt_format.question.replace("{video}", Path(video.path).name if video else "")
         # The question comes last: braces in it are no placeholders.
         question = template.replace("{clock}", clock).replace("{question}", format_question(task))
-        return (*system, replace(user, parts=(*user.parts[:-1], question))), num_frames
+        return *system, replace(user, parts=(*user.parts[:-1], question))
 
     def parse_reply(self, reply: Reply, finish_reason: FinishReason) -> Reply:
         """Parse a reply's text; text without tags that ended by itself is an answer, if the format accepts those."""

@@ -83,11 +83,8 @@ class Openenv(ConfiguredEnvironment):
     """
 
     settings: OpenEnvSettings
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.connection: ClientConnection | None = None
-        self.num_turns = 0
+    connection: ClientConnection | None = None
+    num_turns = 0
 
     async def reset(self, task: Task, ctx: Context) -> Observation:
         """Open a session and return its first observation after the task's question."""

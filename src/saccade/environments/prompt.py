@@ -23,8 +23,8 @@ async def build_prompt(
     system: str,
     timestamp_format: str = TIMESTAMP_FORMAT,
     tags_as_tokens: bool = False,
-) -> tuple[tuple[Message, ...], int]:
-    """Return the messages of the prompt, and how many video frames they show: min(K, frames in the videos).
+) -> tuple[Message, ...]:
+    """Return the messages of the prompt; they show min(K, frames in the videos) video frames.
 
     Media are shown in order: of a video its overview, each frame after its timestamp; an image alone. Several videos
     share the K frames. An empty `system` is left out. Raises MediaError if the media can't be shown.
@@ -35,7 +35,7 @@ async def build_prompt(
 
     parts = await load_media(task, ctx, settings, load_video)
     user = Message(role="user", parts=(*parts, format_question(task)), tags_as_tokens=tags_as_tokens)
-    return with_system(system, user, tags_as_tokens=tags_as_tokens), count_frames(parts)
+    return with_system(system, user, tags_as_tokens=tags_as_tokens)
 
 
 def with_system(system: str, user: Message, *, tags_as_tokens: bool = False) -> tuple[Message, ...]:
@@ -45,9 +45,14 @@ def with_system(system: str, user: Message, *, tags_as_tokens: bool = False) -> 
     return Message(role="system", parts=(system,), tags_as_tokens=tags_as_tokens), user
 
 
-def count_frames(parts: Sequence[str | ImageRef]) -> int:
-    """Return how many of the parts are frames of a video."""
-    return sum(isinstance(part, ImageRef) and part.time is not None for part in parts)
+def collect_images(messages: Sequence[Message]) -> tuple[ImageRef, ...]:
+    """Return the images of messages, in order."""
+    return tuple(part for message in messages for part in message.parts if isinstance(part, ImageRef))
+
+
+def count_frames(images: Sequence[ImageRef]) -> int:
+    """Return how many of the images are frames of a video."""
+    return sum(image.time is not None for image in images)
 
 
 async def load_media(task: Task, ctx: Context, settings: PromptSettings, load_video: LoadVideo) -> list[str | ImageRef]:

@@ -8,15 +8,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt
-from saccade.environments.prompt import (
-    count_frames,
-    format_question,
-    interleave_subtitles,
-    load_media,
-    load_overview,
-    with_system,
-)
+from saccade.config.schema import NonNegativeInt, PositiveInt
+from saccade.environments.prompt import format_question, interleave_subtitles, load_media, load_overview, with_system
 from saccade.environments.tool_environment import ToolEnvironment, ToolSettings
 from saccade.ledger import ImageRef
 from saccade.media.subtitles import Cue
@@ -46,7 +39,6 @@ class PythonSettings(ToolSettings):
     max_turns: NonNegativeInt = 4  # tool turns
     max_calls: PositiveInt = 1  # code blocks per turn; further ones are refused
     num_frames: PositiveInt = 16  # frames of all videos together, unless the task has a frame budget
-    image_pixels: IntRange = (3136, 2_000_000)  # minimum and maximum pixels per image
     max_tool_result_tokens: PositiveInt = 2048  # longest text of a result, tokens; the rest is truncated
     force_think: bool = False  # start every reply with <think>
     system: str = SYSTEM_PROMPT  # system prompt; empty = none
@@ -68,8 +60,8 @@ class Python(ToolEnvironment):
         """See ToolEnvironment; the system prompt describes python."""
         return tuple(load_tool(name).schema for name in self.settings.tools if name != "python")
 
-    async def build_prompt(self, task: Task, ctx: Context) -> tuple[tuple[Message, ...], int]:
-        """Return images under their names, facts about the videos, the question; and how many frames they show."""
+    async def build_prompt(self, task: Task, ctx: Context) -> tuple[Message, ...]:
+        """Return images under their names, facts about the videos, and the question."""
         indices = itertools.count()
 
         async def load_video(path: str, max_frames: int, cues: tuple[Cue, ...]) -> list[str | ImageRef]:
@@ -83,7 +75,7 @@ class Python(ToolEnvironment):
 
         parts = await load_media(task, ctx, self.settings, load_video)
         user = Message(role="user", parts=(*wrap_images_in_names(parts, 0), format_question(task)))
-        return with_system(self.settings.system, user), count_frames(parts)
+        return with_system(self.settings.system, user)
 
     def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
         """See ToolEnvironment."""

@@ -1,7 +1,7 @@
 """The environment of one reply: a baseline, and the control without tools."""
 
 from saccade.environments.base import THINK_PREFILL, ConfiguredEnvironment, PromptSettings
-from saccade.environments.prompt import build_prompt
+from saccade.environments.prompt import build_prompt, collect_images, count_frames
 from saccade.protocols import Context, Done, Observation
 from saccade.types import EpisodeStatus, Reply, Task
 
@@ -33,9 +33,9 @@ class SingleTurn(ConfiguredEnvironment):
         system = self.settings.system
         if system is None:
             system = THINK_SYSTEM_PROMPT if self.settings.force_think else SYSTEM_PROMPT
-        messages, num_frames = await build_prompt(task, ctx, self.settings, system=system)
+        messages = await build_prompt(task, ctx, self.settings, system=system)
         prefill = THINK_PREFILL if self.settings.force_think else ""
-        return Observation(messages=messages, prefill=prefill, num_frames=num_frames)
+        return Observation(messages=messages, prefill=prefill, num_frames=count_frames(collect_images(messages)))
 
     async def step(self, reply: Reply, ctx: Context) -> Done:
         """End the episode."""

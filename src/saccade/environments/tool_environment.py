@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeInt, PositiveInt
 from saccade.environments.base import THINK_PREFILL, ConfiguredEnvironment, PromptSettings
-from saccade.environments.prompt import build_prompt, find_first_video, load_subtitles
+from saccade.environments.prompt import build_prompt, collect_images, count_frames, find_first_video, load_subtitles
 from saccade.errors import EngineError, ToolError
 from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import interleave_timestamps
@@ -73,10 +73,13 @@ class ToolEnvironment(ConfiguredEnvironment):
         """Return the prompt. Raises MediaError if the task's media can't be shown."""
         self.task = task
         self.subtitles = await load_subtitles(task)
-        messages, num_frames = await self.build_prompt(task, ctx)
+        messages = await self.build_prompt(task, ctx)
         self.prompt_images = self.shown_images = collect_images(messages)
         return Observation(
-            messages=messages, tool_schemas=self.tool_schemas, prefill=self.prefill, num_frames=num_frames
+            messages=messages,
+            tool_schemas=self.tool_schemas,
+            prefill=self.prefill,
+            num_frames=count_frames(self.prompt_images),
         )
 
     async def step(self, reply: Reply, ctx: Context) -> Observation | Done:
@@ -100,8 +103,8 @@ class ToolEnvironment(ConfiguredEnvironment):
 
     # ---- what subclasses may replace -------------------------------------------------------------------------------
 
-    async def build_prompt(self, task: Task, ctx: Context) -> tuple[tuple[Message, ...], int]:
-        """Return the messages of the prompt, and how many video frames they show."""
+    async def build_prompt(self, task: Task, ctx: Context) -> tuple[Message, ...]:
+        """Return the messages of the prompt."""
         return await build_prompt(task, ctx, self.settings, system=self.settings.system)
 
     def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
@@ -222,11 +225,6 @@ class ToolEnvironment(ConfiguredEnvironment):
         if self.tool_result_role == "user":  # consecutive messages of one role are one turn
             contents = [("user", tuple(part for _, parts in contents for part in parts))]
         return tuple(Message(role=role, parts=parts, tags_as_tokens=self.tags_as_tokens) for role, parts in contents)
-
-
-def collect_images(messages: Sequence[Message]) -> tuple[ImageRef, ...]:
-    """Return the images of messages, in order."""
-    return tuple(part for message in messages for part in message.parts if isinstance(part, ImageRef))
 
 
 # ---- sub-agents ----------------------------------------------------------------------------------------------------

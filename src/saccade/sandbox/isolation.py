@@ -12,6 +12,12 @@ from saccade.errors import ConfigError
 from saccade.sandbox.limits import IsolationMode
 
 Namespaces = Literal["", "root", "user"]  # none; created with root's privileges; created in a user namespace
+_MEANINGS = {
+    "namespaces": "a worker has private files and no network, and sees no other process",
+    "Landlock": "a worker reads the libraries and writes to its working folder, nothing else",
+    "seccomp": "a worker can't start a process or program, open a socket or signal another process",
+    "worker user": "the kernel limits each worker's threads; otherwise the host counts them four times a second",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,35 +68,16 @@ class IsolationReport:
     def layers(self) -> tuple[LayerStatus, ...]:
         """The status of the three layers, and of the workers' user ids."""
         own, reasons = self.isolation, {"worker user": "workers run under the host's user id", **self.reasons}
-        rows = [
-            (
-                "namespaces",
-                own.namespaces,
-                "created by root" if own.namespaces == "root" else "created in a user namespace",
-                "a worker has private files and no network, and sees no other process",
-            ),
-            (
-                "Landlock",
-                own.landlock,
-                f"interface {own.landlock}",
-                "a worker reads the libraries and writes to its working folder, nothing else",
-            ),
-            (
-                "seccomp",
-                own.seccomp,
-                "an allowlist of system calls",
-                "a worker can't start a process or program, open a socket or signal another process",
-            ),
-            (
-                "worker user",
-                own.per_worker_user,
-                "a different user id for each worker",
-                "the kernel limits each worker's threads; otherwise the host counts them four times a second",
-            ),
-        ]
+        creation = {"": "", "root": "created by root", "user": "created in a user namespace"}
+        forms = {
+            "namespaces": creation[own.namespaces],
+            "Landlock": f"interface {own.landlock}" if own.landlock else "",
+            "seccomp": "an allowlist of system calls" if own.seccomp else "",
+            "worker user": "a different user id for each worker" if own.per_worker_user else "",
+        }
         return tuple(
-            LayerStatus(name, bool(active), form if active else reasons.get(name, ""), meaning)
-            for name, active, form, meaning in rows
+            LayerStatus(name, bool(form), form or reasons.get(name, ""), _MEANINGS[name])
+            for name, form in forms.items()
         )
 
     @property

@@ -31,7 +31,7 @@ class KVCache:
         self.lengths = torch.zeros(0, dtype=torch.long, device=device)
         self.num_rows = 0
         self.key_length = 0
-        self._write_positions: Tensor | None = None
+        self._write_positions = self.lengths[:, None]
 
     def reserve(self, num_rows: int, capacity: int) -> None:
         """Make room for `num_rows` rows of `capacity` positions; none beyond them may be in use.
@@ -89,7 +89,6 @@ class KVCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, H, T, D]; return all of them [B, H, S, D]."""
-        assert self._write_positions is not None
         rows = torch.arange(self.num_rows, device=self._write_positions.device)[:, None]
         held = self.data[layer, :, : self.num_rows]
         held[0][rows, :, self._write_positions] = key.transpose(1, 2)
@@ -98,7 +97,6 @@ class KVCache:
 
     def build_mask(self) -> Tensor:
         """Return which positions each new token attends to [B, T, S]: all before it, and itself."""
-        assert self._write_positions is not None
         positions = torch.arange(self.key_length, device=self._write_positions.device)
         mask: Tensor = positions <= self._write_positions[..., None]
         return mask
