@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from saccade import plugins
-from saccade.config.schema import EnvironmentConfig, Recipe
+from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError
 from saccade.protocols import Environment, EnvironmentFactory
 from saccade.types import Task
@@ -22,10 +22,15 @@ class TaskEnvironments:
     @staticmethod
     def from_recipe(recipe: Recipe) -> "TaskEnvironments":
         """Bind the plugins. Raises ConfigError for an unknown plugin, setting or value."""
-        return TaskEnvironments(
-            default=plugins.resolve("environments", recipe.environment.name, recipe.environment.settings),
-            by_name={name: _resolve_named(name, config) for name, config in recipe.environments.items()},
-        )
+        default = plugins.resolve("environments", recipe.environment.name, recipe.environment.settings)
+        by_name = {}
+        for name, config in recipe.environments.items():
+            try:
+                by_name[name] = plugins.resolve("environments", config.name, config.settings)
+            except ConfigError as error:  # plugins knows the key of the default environment
+                error.key = re.sub(r"^environment\.", f"environments.{name}.", error.key)
+                raise
+        return TaskEnvironments(default=default, by_name=by_name)
 
     def __call__(self, task: Task) -> EnvironmentFactory:
         """Return the environment of a task. Raises DataError if the task names one that isn't configured."""
@@ -45,11 +50,3 @@ class TaskEnvironments:
     def max_context_tokens(self) -> int:
         """Tokens of the longest conversation."""
         return max(make().max_context_tokens for make in (self.default, *self.by_name.values()))
-
-
-def _resolve_named(name: str, config: EnvironmentConfig) -> functools.partial[Environment]:
-    try:
-        return plugins.resolve("environments", config.name, config.settings)
-    except ConfigError as error:  # plugins knows the key of the default environment
-        error.key = re.sub(r"^environment\.", f"environments.{name}.", error.key)
-        raise

@@ -89,11 +89,9 @@ FORBIDDEN_HINT = "(no network, no processes, files only in the working directory
 def format_timeout(limits: Limits, *, variables_kept: bool) -> str:
     """Return the sentence for a call that exceeded its time limit."""
     head = f"Execution timeout: stopped after {limits.timeout:g} s"
-    return (
-        f"{head}. Variables are kept."
-        if variables_kept
-        else f"{head} and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
-    )
+    if variables_kept:
+        return f"{head}. Variables are kept."
+    return f"{head} and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
 
 
 def format_restart(failure_reason: FailureReason, limits: Limits, detail: str = "") -> str:

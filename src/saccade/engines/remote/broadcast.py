@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from saccade.engines.remote import vllm_api
 from saccade.engines.remote.nccl_group import NcclGroup
@@ -56,10 +56,10 @@ class GlooGroup:
     """
 
     def __init__(self, world_size: int, timeout: float) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         self._world_size, self._timeout = world_size, timedelta(seconds=timeout)
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self._store = distributed.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=self._timeout
+        )
         self._group: Any = None
 
     @property
@@ -69,15 +69,11 @@ class GlooGroup:
 
     def join(self) -> None:
         """Join the group; block until all processes have joined."""
-        from torch.distributed import ProcessGroupGloo
-
-        self._group = ProcessGroupGloo(self._store, 0, self._world_size, self._timeout)
+        self._group = distributed.ProcessGroupGloo(self._store, 0, self._world_size, self._timeout)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast tensors in order; block until all are sent."""
-        from torch.distributed import BroadcastOptions
-
-        options = BroadcastOptions()
+        options = distributed.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         for tensor in tensors:
             self._group.broadcast([tensor], options).wait()

@@ -126,18 +126,14 @@ def list_warnings(config: LaunchConfig) -> Iterator[str]:
             "This server is for evaluation only: vLLM on a CPU can't load new weights if input and output embeddings "
             "are tied (`saccade model tiny --untied` creates a model with untied ones)"
         )
-    if run := find_unfinished_run(config.model):
+    stage = config.model.resolve().parent
+    run = stage.parent
+    is_checkpoint = config.model.resolve().name.startswith("step-") and (run / "recipe.yaml").is_file()
+    if is_checkpoint and not (run / "status" / f"{stage.name}.json").exists():  # an unfinished stage
         yield (
             f"{config.model} may be deleted by its run {run}, which keeps only its two newest checkpoints per stage; "
             f"then the server can't be restarted: serve a copy (cp -r {config.model} models/served)"
         )
-
-
-def find_unfinished_run(model: Path) -> Path | None:
-    """Return the run that a checkpoint belongs to if its stage is unfinished: such a stage deletes old checkpoints."""
-    stage = model.resolve().parent
-    is_checkpoint = model.resolve().name.startswith("step-") and (stage.parent / "recipe.yaml").is_file()
-    return stage.parent if is_checkpoint and not (stage.parent / "status" / f"{stage.name}.json").exists() else None
 
 
 def _load_text_config(model: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,12 @@ class WeightSync:
             affected = list(dict.fromkeys((*pool.servers_up, *servers)))
             await gather_or_cancel([self._roll_back(pool, server, old) for server in affected])
             if isinstance(error, SaccadeError):
-                outcome = _describe_rollback(affected, old)
+                outcome = "there is no previous version, so the servers that loaded it must be restarted"
+                if old is not None:
+                    states = {
+                        server.url: f"on version {old.version}" if server.is_up else "down" for server in affected
+                    }
+                    outcome = "; ".join(f"{url} is {state}" for url, state in states.items())
                 message = f"weight version {version} was rolled back ({outcome}): {error}"
                 raise type(error)(message, key=error.key, value=error.value) from error
             raise
@@ -160,14 +165,6 @@ class WeightSync:
         """Free the current version; servers keep it in their memory."""
         if self.current is not None:
             self.current.release()
-
-
-def _describe_rollback(servers: Sequence[Server], previous: WeightVersion | None) -> str:
-    """Return the state of the servers after a rollback, for the error message."""
-    if previous is None:
-        return "there is no previous version, so the servers that loaded it must be restarted"
-    states = [f"{server.url} is {f'on version {previous.version}' if server.is_up else 'down'}" for server in servers]
-    return "; ".join(states)
 
 
 # ---- through files ---------------------------------------------------------------------------------------------------
