@@ -57,9 +57,8 @@ class GlooGroup:
 
     def __init__(self, world_size: int, timeout: float) -> None:
         self._world_size, self._timeout = world_size, timedelta(seconds=timeout)
-        self._store = distributed.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=self._timeout
-        )
+        store_type = distributed.TCPStore  # type: ignore[attr-defined]
+        self._store = store_type("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
         self._group: Any = None
 
     @property
