@@ -64,7 +64,7 @@ EXCEPTIONS = {
     ("docs/experiments/README.md", "leaked"): "explains the reports",
     ("docs/experiments/README.md", "blind"): "explains the reports",
     ("src/saccade/reporting/plots.py", "blind"): "color-blind readers",
-    ("src/saccade/rewards/llm_client.py", "somebody"): "a judge's prompt, by whose text cached verdicts are kept",
+    ("src/saccade/rewards/judge.py", "somebody"): "a judge's prompt, by whose text cached verdicts are kept",
     ("src/saccade/evaluation/benchmarks/mathverse.py", "mend"): "a judge's prompt",
     ("src/saccade/evaluation/benchmarks/tirbench.py", "mend"): "a judge's prompt",
 }

@@ -10,8 +10,8 @@ and versions are aligned with the expanded ids.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -119,11 +119,6 @@ class Segment:
         return self.origin is Origin.SAMPLED
 
     @property
-    def has_logprobs(self) -> bool:
-        """Return whether these are the exact tokens the engine sampled, so that the trainer can train on them."""
-        return self.is_sampled and self.version is not None
-
-    @property
     def num_tokens(self) -> int:
         """Return the number of expanded tokens."""
         return sum(self.repeat_counts) if self.num_message_tokens is None else self.num_message_tokens
@@ -138,7 +133,7 @@ class Segment:
 
     def input_ids(self) -> tuple[int, ...]:
         """Return the tokens with each placeholder repeated once per visual token."""
-        if not self.slots or self.messages is not None:
+        if not self.slots:
             return self.tokens
         pairs = zip(self.tokens, self.repeat_counts, strict=True)
         return tuple(token for token, count in pairs for _ in range(count))
@@ -223,7 +218,7 @@ class Ledger:
 
     def loss_mask(self) -> tuple[bool, ...]:
         """Return True for each token that the engine sampled with a logprob; aligned with `input_ids()`."""
-        return tuple(segment.has_logprobs for segment in self.segments for _ in segment.input_ids())
+        return tuple(segment.version is not None for segment in self.segments for _ in segment.input_ids())
 
     def logprobs(self) -> tuple[float, ...]:
         """Return the sampling logprobs, 0.0 where there are none; aligned with `input_ids()`."""
@@ -243,16 +238,14 @@ class Ledger:
 
     def slots(self) -> tuple[ImageSlot, ...]:
         """Return every image's slot, with `index` counted in expanded tokens from the start of the ledger."""
-        return tuple(self._iterate_absolute_slots())
-
-    def _iterate_absolute_slots(self) -> Iterator[ImageSlot]:
-        start = 0
+        slots, start = list[ImageSlot](), 0
         for segment in self.segments:
             extra = 0  # visual tokens before this slot, beyond one per placeholder
             for slot in segment.slots:
-                yield ImageSlot(index=start + slot.index + extra, image=slot.image, num_tokens=slot.num_tokens)
+                slots.append(replace(slot, index=start + slot.index + extra))
                 extra += slot.num_tokens - 1
             start += len(segment.tokens) + extra
+        return tuple(slots)
 
     def images(self) -> tuple[ImageRef, ...]:
         """Return the images in order, one per placeholder."""

@@ -26,9 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from saccade.errors import ConfigError, boundary
 from saccade.utils.hashing import compute_digest
 
-CALL_TIME_PARAMS = frozenset(
-    {"ctx", "correct", "advantage"}
-)  # keyword-only parameters passed with each call, never settings
+CALL_TIME_PARAMS = {"ctx", "correct", "advantage"}  # keyword-only parameters passed with each call, never settings
 
 # The recipe keys of a folder's plugins: the one that names a plugin, and the one that its settings are below.
 _RECIPE_KEYS = {
@@ -91,10 +89,7 @@ def list_plugins(folder: str) -> tuple[str, ...]:
 
 
 def load(folder: str, name: str) -> Any:
-    """Return the public object of a plugin, by its name or by the path of its file (`./mine.py` or `./mine.py:object`).
-
-    Raises ConfigError if the name is unknown, the file can't be imported or it lacks the object.
-    """
+    """Return a plugin's object, by name or file (`./mine.py`, `./mine.py:object`). Raises ConfigError without one."""
     if file := get_file(name):
         return _get_public_object(_import_file(file), get_object_name(name), str(file))
     if name in _list_plugin_modules(folder):
@@ -178,12 +173,13 @@ def _list_plugin_modules(folder: str) -> tuple[str, ...]:
     except ModuleNotFoundError:
         raise ConfigError(f"saccade has no plugin folder {folder!r}", key=folder) from None
     files = sorted(file for package_dir in package.__path__ for file in Path(package_dir).glob("*.py"))
-    return tuple(file.stem for file in files if _defines(file.read_text(encoding="utf-8"), file.stem))
-
-
-def _defines(source: str, name: str) -> bool:
-    """Return whether a module's source defines `name` at its top level, as a plugin does and a helper doesn't."""
-    return re.search(rf"^(?:async )?def {name}\b|^{name}\b[^=\n]*=(?!=)", source, re.MULTILINE) is not None
+    # A plugin defines its own name at the top level, a helper doesn't.
+    definition = r"^(?:async )?def {name}\b|^{name}\b[^=\n]*=(?!=)"
+    return tuple(
+        file.stem
+        for file in files
+        if re.search(definition.format(name=file.stem), file.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def _find_entry_points(folder: str) -> dict[str, EntryPoint]:
@@ -195,8 +191,8 @@ def _import_file(path: Path) -> ModuleType:
         raise ConfigError(f"there is no plugin file {path}", key=str(path))
     # The module name has a digest of the whole path: two files called mine.py must not collide in sys.modules.
     spec = importlib.util.spec_from_file_location(f"saccade_plugin_{compute_digest(str(path.resolve()))[:12]}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file", key=str(path))
+    assert spec is not None  # since the path ends in .py
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with boundary(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
         spec.loader.exec_module(module)

@@ -144,7 +144,7 @@ class Engine(Protocol):
         """Stop, and fail the pending requests."""
 
 
-class ChatEngine(ABC):
+class ChatEngine(Engine, ABC):
     """An engine behind a chat API: for evaluation and `saccade ask`, never for training.
 
     Only the server knows its tokens. The engine reads ledgers of messages, which its own `renderer` renders, and its
@@ -159,18 +159,10 @@ class ChatEngine(ABC):
     async def connect(self) -> str:
         """Connect to the server and return the name of the model it serves."""
 
-    @abstractmethod
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """See `Engine`."""
-
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Raise ConfigError: a chat API can't be trained."""
         name = get_plugin_name(type(self).__name__)
         raise ConfigError(f"the engine {name} {NOT_TRAINABLE_MESSAGE}", key="engine.name", value=name)
-
-    @abstractmethod
-    async def close(self) -> None:
-        """See `Engine`."""
 
 
 NOT_TRAINABLE_MESSAGE = (

@@ -113,10 +113,7 @@ def select_groups(
 def filter_by_advantage(
     groups: Sequence[Group], advantages: Sequence[NDArray[np.float64]], filters: Filters
 ) -> tuple[list[list[bool]], list[FilterReport]]:
-    """Return which episodes of each group to train on, and the report of each filter that reads advantages.
-
-    The groups keep the other episodes for comparison, so the advantages don't change.
-    """
+    """Return masks of the episodes to train on (the others still compare), and the reports of filters by advantage."""
     masks = [[True] * len(group.episodes) for group in groups]
     reports, before = [], list(groups)
     for name, keep in resolve_filters(filters)["advantage"].items():

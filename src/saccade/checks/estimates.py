@@ -108,10 +108,7 @@ def resolve_model_sizes(recipe: Recipe) -> ModelSizes:
 def resolve_assumptions(
     recipe: Recipe, assumptions: PlanAssumptions, model_root: Path
 ) -> tuple[Recipe, PlanAssumptions]:
-    """Return the recipe with its model's path relative to the working directory, and the size of its videos.
-
-    A relative path of the model is resolved against `model_root` if it exists there.
-    """
+    """Return the recipe with its model's path resolved against `model_root` if it is there, and its videos' size."""
     if recipe.model.path and (model_root / recipe.model.path).exists():
         recipe = recipe.with_values({"model.path": str(model_root / recipe.model.path)})
     if not recipe.model.base_model:  # planned with the synthetic videos or images
@@ -280,10 +277,7 @@ class RolloutCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """The training of a step: tokens with one row per conversation, and packed with shared prefixes.
-
-    The other fields describe the packed rows.
-    """
+    """The training of a step: tokens with one row per conversation, and the rows packed with shared prefixes."""
 
     unpacked_tokens: int
     packed_tokens: int
@@ -419,10 +413,7 @@ def estimate_memory(
     gpus: int = 1,
     kl: KlConfig | None = None,
 ) -> MemoryEstimate:
-    """Estimate training memory on each of `gpus` GPUs: each runs its own micro-batches and holds a shard of the rest.
-
-    With `kl`, RL may keep the reference weights on the device.
-    """
+    """Estimate training memory on each of `gpus` GPUs, with the reference weights that `kl` needs."""
     size, rank = DTYPE_BYTES[recipe.model.dtype], recipe.model.lora_rank
     B, T = training.micro_batch_size, training.max_row_tokens
     layer_bytes = sizes.compute_text_activation_bytes(

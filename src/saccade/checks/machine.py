@@ -33,10 +33,7 @@ class CheckResult:
 
 
 def check_machine() -> Iterator[CheckResult]:
-    """Check Python, package versions, threads, device, video codec, the current folder, and sandbox isolation.
-
-    Packages of extras may be missing; an installed one must be within its bounds.
-    """
+    """Check versions (extras may be missing), threads, device, video codec, current folder, and sandbox isolation."""
     yield CheckResult(
         name="python", message=platform.python_version(), expected=">=3.11", is_ok=sys.version_info >= (3, 11)
     )

@@ -191,9 +191,6 @@ def _is_training(stages: Collection[str]) -> bool:
     return not {"sft", "rl"}.isdisjoint(stages)
 
 
-# ---- settings ------------------------------------------------------------------------------------------------------
-
-
 def _check_environments(recipe: Recipe) -> None:
     for used in (recipe, for_evaluation(recipe)):
         TaskEnvironments.from_recipe(used)
@@ -233,9 +230,6 @@ def _check_auxiliary_data(recipe: Recipe) -> None:
         )
 
 
-# ---- device and model ----------------------------------------------------------------------------------------------
-
-
 def check_device(device: str) -> None:
     """Check that this machine has a device such as "cuda:1". Raises ConfigError."""
     kind, _, number = device.partition(":")
@@ -264,9 +258,6 @@ def _check_model(planned_run: PlannedRun) -> str:
     renderer = load_renderer(str(weights))
     check_weights(weights)
     return f"{weights}: {renderer.family}, with its tokenizer and all weights"
-
-
-# ---- memory and disk -----------------------------------------------------------------------------------------------
 
 
 def _estimate_states(planned_run: PlannedRun) -> dict[str, dict[str, int]]:
@@ -322,9 +313,6 @@ def _check_disk(planned_run: PlannedRun) -> str:
     return f"checkpoints take up to {format_bytes(peak)}; {existing} has {format_bytes(free)} left"
 
 
-# ---- data ----------------------------------------------------------------------------------------------------------
-
-
 def _list_data_files(planned_run: PlannedRun) -> list[tuple[str, str]]:
     """List the recipe's data files that the stages read, each with its key."""
     data, stages = planned_run.recipe.data, planned_run.stages
@@ -346,19 +334,13 @@ def _check_file(planned_run: PlannedRun, file: str, key: str) -> str:
 
 
 def open_sample(tasks: Iterable[Task]) -> tuple[int, int]:
-    """Open an even sample of the tasks' media files; return the numbers of files and of opened ones.
-
-    Raises MediaError for a file that can't be opened.
-    """
+    """Open an even sample of the tasks' media; return the numbers of all and of opened files. Raises MediaError."""
     files = list(dict.fromkeys(media for task in tasks for media in task.media))
     num_opened = min(len(files), MAX_OPENED_FILES)
     for index in np.linspace(0, len(files) - 1, num_opened).round().astype(int):
         open_media = video.probe_video if files[index].kind is MediaKind.VIDEO else image.read_image
         open_media(files[index].path)
     return len(files), num_opened
-
-
-# ---- context, servers, sandbox -------------------------------------------------------------------------------------
 
 
 def _list_environments(planned_run: PlannedRun) -> dict[str, tuple[Recipe, str]]:
@@ -423,10 +405,7 @@ def find_isolations(*recipes: Recipe) -> list[tuple[str, sandbox.IsolationMode]]
 
 
 def start_sandboxes(*recipes: Recipe) -> dict[str, str]:
-    """Start the sandbox of each code-running tool of the recipes; return the isolation of each, for metadata.
-
-    Raises ConfigError if this machine offers weaker isolation than a recipe requires.
-    """
+    """Start the sandboxes of the recipes' tools; return their isolation. Raises ConfigError if it is too weak."""
     return {
         f"isolation of {name}, {isolation}": sandbox.get_shared_server(isolation).report.summary
         for name, isolation in find_isolations(*recipes)

@@ -96,9 +96,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-# ---- models and data -----------------------------------------------------------------------------------------------
-
-
 @model_app.command("tiny")
 def model_tiny(
     folder: Annotated[Path, typer.Argument(help="The checkpoint folder to write.")],
@@ -135,9 +132,6 @@ def data_synth(
     media = f"{sum(report.num_media.values())} {loaded.synthetic.media}s ({splits})"
     counts = f"{media}, {sum(report.num_tasks.values())} tasks, validated"
     out.print(f"wrote {escape(str(folder))}: {counts}", soft_wrap=True)
-
-
-# ---- training and asking -------------------------------------------------------------------------------------------
 
 
 def build_train_command(stage: str, metric: str) -> Callable[..., None]:
@@ -203,9 +197,6 @@ def ask(
     print_text(out, summarize_usage(episode), style="dim")
 
 
-# ---- demo ----------------------------------------------------------------------------------------------------------
-
-
 @app.command()
 def demo(
     arguments: Annotated[
@@ -216,10 +207,7 @@ def demo(
     seed: Annotated[int | None, typer.Option(help="Seed of data, weights and sampling.")] = None,
     resume: ResumeOption = False,
 ) -> None:
-    """Run the whole pipeline and write a report: data, model, SFT, evaluation, RL, evaluation.
-
-    The demo makes its own data and model, whatever the recipe names.
-    """
+    """Run the whole pipeline with data and a model of its own, and write a report."""
     settings = list(arguments or ())
     name = settings.pop(0) if settings and "=" not in settings[0] else None
     settings += [] if seed is None else [f"seed={seed}"]

@@ -144,10 +144,7 @@ def evaluate(
 def _prepare_run(
     run_or_recipe: Path, settings: Sequence[str], output_folder: Path, model: str | None
 ) -> tuple[Path, Recipe, Path | None]:
-    """Return the run folder, recipe and weights (None: the run's newest, or a server's) to evaluate.
-
-    For a recipe, `output_folder` becomes or resumes a run.
-    """
+    """Return the run folder (that of a recipe becomes a run), recipe, and weights (None: the newest, or a server's)."""
     from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
     from saccade.rollouts.components import for_evaluation
     from saccade.runs import pipeline

@@ -96,10 +96,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str, *, key: str = "") -> Any:
-    """Parse YAML into plain values.
-
-    Raises ConfigError, naming `source` and with `key` (default: `source`), for invalid YAML.
-    """
+    """Parse YAML into plain values. Raises ConfigError, naming `source` and with `key` (default: `source`)."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:

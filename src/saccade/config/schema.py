@@ -42,17 +42,8 @@ DualClip = Annotated[float, Field(gt=1)]
 IntRange = Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(_check_range)]  # minimum and maximum
 
 
-class SettingError(ValueError):
-    """Raised by a section's validator for values that contradict each other; names the recipe key and its value."""
-
-    def __init__(self, message: str, *, key: str, value: object = None) -> None:
-        super().__init__(message)
-        self.key = key
-        self.value = value
-
-
 class Section(BaseModel):
-    """A part of a recipe; frozen, rejects unknown keys."""
+    """A part of a recipe; frozen, rejects unknown keys. Its validators raise ConfigError for contradicting values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -73,24 +64,20 @@ S = TypeVar("S", bound=Section)
 
 
 def parse_section(section_type: type[S], values: Any, source: str) -> S:
-    """Validate plain values as a section.
-
-    Raises ConfigError that names `source` and has the dotted key within the section and the rejected value.
-    """
+    """Validate plain values as a section. Raises ConfigError with `source`, the dotted key, and the rejected value."""
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of keys", key=source, value=values)
     try:
         return section_type.model_validate(values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}", key=error.key, value=error.value) from error
     except ValidationError as error:
         # A misspelled key also makes the right one missing: report the misspelling.
         first = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
         key, value = ".".join(str(part) for part in first["loc"]), first["input"]
         match first["type"]:
             case "value_error":
-                reason = first["ctx"]["error"]
-                if isinstance(reason, SettingError):
-                    key, value = reason.key, reason.value
-                message = str(reason)
+                message = str(first["ctx"]["error"])
             case "extra_forbidden":
                 suggestion = f"; {suggest(key, section_type.model_fields)}" if len(first["loc"]) == 1 else ""
                 message = f"there is no key {key!r}{suggestion}"
@@ -106,15 +93,13 @@ class SelectionConfig(Section):
     """How many groups are sampled for a step, and which of the groups that pass the filters are trained on."""
 
     oversample: Annotated[float, Field(ge=1)] = 1.0  # complete groups collected per group needed, ratio
-    over_provision: Annotated[float, Field(ge=1)] = (
-        1.0  # groups started per group collected, ratio; the rest are cancelled
-    )
+    # groups started per group collected, ratio; the rest are cancelled
+    over_provision: Annotated[float, Field(ge=1)] = 1.0
     rank_by: Literal["none", "reward_std"] = "none"  # order in which groups are chosen; reward_std = largest first
     max_sampling_rounds: PositiveInt = 1  # rounds of rollouts while groups are missing
     on_underfilled: Literal["continue", "stop"] = "continue"  # action if groups are still missing after the last round
-    surplus: Literal["discard", "requeue"] = (
-        "discard"  # groups beyond the number needed; requeue = their prompts come next
-    )
+    # groups beyond the number needed; requeue = their prompts come next
+    surplus: Literal["discard", "requeue"] = "discard"
 
     def compute_launch_counts(self, num_missing: int) -> tuple[int, int]:
         """Return how many groups a round collects if `num_missing` are missing, and how many it starts.
@@ -183,13 +168,13 @@ class SyntheticConfig(Section):
     @model_validator(mode="after")
     def _check_media_settings(self) -> "SyntheticConfig":
         if self.media == "video" and self.image != SyntheticImageConfig():
-            raise SettingError(
+            raise ConfigError(
                 "synthetic.image has settings, but synthetic.media=video ignores them: set synthetic.media=image",
                 key="synthetic.media",
                 value=self.media,
             )
         if self.media == "image" and self.haystack is not None:
-            raise SettingError(
+            raise ConfigError(
                 f"synthetic.haystack={self.haystack} is for videos: remove it, or set synthetic.media=video",
                 key="synthetic.haystack",
                 value=self.haystack,
@@ -203,14 +188,14 @@ class SyntheticConfig(Section):
             return self
         for name, value in (("fps", self.fps), ("event_seconds", self.event_seconds)):
             if value != int(value):
-                raise SettingError(
+                raise ConfigError(
                     f"synthetic.{name}={value:g} must be a whole number, since synthetic.demonstrations=python reads "
                     "one frame per second: round it, or set synthetic.demonstrations=tool_calls",
                     key=f"synthetic.{name}",
                     value=value,
                 )
         if self.haystack is not None:
-            raise SettingError(
+            raise ConfigError(
                 f"synthetic.haystack={self.haystack} has colors, and synthetic.demonstrations=python finds events by "
                 "their color on gray: remove it, or set synthetic.demonstrations=tool_calls",
                 key="synthetic.haystack",
@@ -338,7 +323,7 @@ class LossConfig(Section):
     @model_validator(mode="after")
     def _check_caps(self) -> "LossConfig":
         if self.old_logprobs == "engine" and (self.tis_cap is not None or self.stale_tis_cap is not None):
-            raise SettingError(
+            raise ConfigError(
                 "rl.loss.old_logprobs=engine includes the engine's deviation in the ratio, so a cap would count "
                 "it twice: set rl.loss.tis_cap and rl.loss.stale_tis_cap to null, or rl.loss.old_logprobs=trainer",
                 key="rl.loss.old_logprobs",
@@ -358,7 +343,7 @@ class KlConfig(Section):
     @model_validator(mode="after")
     def _check_single_coefficient(self) -> "KlConfig":
         if self.loss_coef and self.reward_coef:
-            raise SettingError(
+            raise ConfigError(
                 f"rl.kl.loss_coef={self.loss_coef:g} and rl.kl.reward_coef={self.reward_coef:g} would count the KL "
                 "divergence twice: set one of them to 0",
                 key="rl.kl.loss_coef",
@@ -409,7 +394,7 @@ class RlConfig(Section):
     @model_validator(mode="after")
     def _check_staleness_keys(self) -> "RlConfig":
         if self.simulated_staleness and self.max_staleness:
-            raise SettingError(
+            raise ConfigError(
                 f"rl.simulated_staleness={self.simulated_staleness} needs synchronous rollouts, but "
                 f"rl.max_staleness={self.max_staleness} makes them asynchronous: set one of them to 0",
                 key="rl.simulated_staleness",
@@ -430,9 +415,8 @@ class EvaluationConfig(Section):
     shuffle_options: bool = False  # shuffle the options of choice tasks, per episode
     # environment settings that replace those of training, such as more turns
     environment_settings: dict[str, Any] = Field(default_factory=dict)
-    judge: dict[str, Any] = Field(
-        default_factory=dict
-    )  # settings of the reward `judge`, for answers that no rule can grade
+    # settings of the reward `judge`, for answers that no rule can grade
+    judge: dict[str, Any] = Field(default_factory=dict)
 
 
 class Recipe(Section):

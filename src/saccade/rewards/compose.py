@@ -14,7 +14,7 @@ from saccade import plugins
 from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError, boundary
 from saccade.protocols import GroupRewardResult, RewardResult, ScoreFn, ScoreResult
-from saccade.types import Credit, Episode, Group, Score, ScoredEpisode, Ungraded, UngradedEpisode
+from saccade.types import Episode, Group, Score, ScoredEpisode, Ungraded, UngradedEpisode
 from saccade.utils.async_utils import gather_or_cancel, maybe_await
 
 
@@ -55,7 +55,12 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     parameters = {part: list(inspect.signature(reward).parameters) for part, reward in rewards.items()}
     group_rewards = {part: rewards.pop(part) for part, names_of in parameters.items() if names_of[:1] == ["group"]}
     needs_correct = {part for part in rewards if "correct" in parameters[part]}
-    correct = _find_correctness_term({names[part]: part for part in weights if terms[names[part]].correct})
+    marked = [part for part in weights if terms[names[part]].correct]
+    if len(marked) > 1:
+        both = tuple(names[part] for part in marked)
+        message = f"the reward terms {' and '.join(both)} are both marked `correct: true`; mark one"
+        raise ConfigError(message, key="rewards", value=both)
+    correct = marked[0] if marked else None
     if correct in group_rewards or (needs_correct and correct is None):
         raise ConfigError(
             f"{', '.join(sorted(needs_correct)) or 'rewards'}: no reward term that scores single episodes is marked as "
@@ -107,10 +112,10 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
 def score_each(score_episode: Callable[[Episode], ScoreResult | Awaitable[ScoreResult]]) -> ScoreFn:
     """Return a function that scores each episode on its own, all of them concurrently."""
 
-    async def score(episode: Episode) -> ScoreResult:
-        return await maybe_await(score_episode(episode))
-
     async def score_all(episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+        async def score(episode: Episode) -> ScoreResult:
+            return await maybe_await(score_episode(episode))
+
         return await gather_or_cancel([score(episode) for episode in episodes])
 
     return score_all
@@ -131,21 +136,9 @@ def build_group(episodes: Sequence[Episode], results: Sequence[ScoreResult]) -> 
 
 
 def resolve_reward(name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a reward with its settings; for a class, an instance. Raises ConfigError for an unknown name or a bad
-    setting.
-    """
+    """Return a reward with its settings; for a class, an instance. Raises ConfigError for a bad name or setting."""
     bound = plugins.resolve("rewards", name, settings)
     return bound() if inspect.isclass(bound.func) else bound
-
-
-def _find_correctness_term(marked: Mapping[str, str]) -> str | None:
-    if len(marked) > 1:
-        raise ConfigError(
-            f"the reward terms {' and '.join(marked)} are both marked `correct: true`; mark one",
-            key="rewards",
-            value=tuple(marked),
-        )
-    return next(iter(marked.values()), None)
 
 
 async def _run_reward(part: str, reward: Callable[..., Any], episode: Episode, **extra: float) -> Score | Ungraded:
@@ -156,8 +149,17 @@ async def _run_reward(part: str, reward: Callable[..., Any], episode: Episode, *
             return grade
         score = grade if isinstance(grade, Score) else Score(value=float(grade))
     _require_finite(part, task.id, [score.value, *score.parts.values(), *(credit.value for credit in score.credits)])
-    for credit in score.credits:
-        _require_span(part, credit, episode)
+    for span in (credit.span for credit in score.credits):
+        has_turn = span.turn is not None and 0 <= span.turn < len(episode.turns)
+        calls = episode.turns[span.turn].reply.calls if has_turn and span.turn is not None else ()
+        has_call = span.call is not None and 0 <= span.call < len(calls)
+        if not (span.kind == "tags" or (span.kind == "turn" and has_turn) or has_call):
+            raise ConfigError(
+                f"the reward {part!r} credits {span}, which the episode of task {task.id} lacks; it has "
+                f"{len(episode.turns)} turns",
+                key=f"rewards.{part}",
+                value=span,
+            )
     return score
 
 
@@ -187,18 +189,3 @@ def _require_finite(part: str, task_id: str, values: Sequence[float]) -> None:
                 key=f"rewards.{part}",
                 value=value,
             )
-
-
-def _require_span(part: str, credit: Credit, episode: Episode) -> None:
-    span = credit.span
-    if span.kind == "tags":
-        return
-    has_turn = span.turn is not None and 0 <= span.turn < len(episode.turns)
-    calls = episode.turns[span.turn].reply.calls if has_turn and span.turn is not None else ()
-    if not has_turn or (span.kind == "call" and not (span.call is not None and 0 <= span.call < len(calls))):
-        raise ConfigError(
-            f"the reward {part!r} credits {span}, which the episode of task {episode.task.id} lacks; it has "
-            f"{len(episode.turns)} turns",
-            key=f"rewards.{part}",
-            value=span,
-        )

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from saccade.types import Episode, Group
+from saccade.types import Group
 from saccade.utils.hashing import compute_digest
 
 
@@ -17,16 +17,15 @@ def diversity(
     Calls are compared by name and arguments, in order. With `only_correct` an episode that is not correct gets 0. An
     episode alone in its group gets 0.
     """
-    actions = [_describe(scored.episode, of) for scored in group.episodes]
+    actions = [
+        (scored.episode.answer or "").casefold()
+        if of == "answer"
+        else compute_digest([[call.name, call.arguments] for turn in scored.episode.turns for call in turn.reply.calls])
+        for scored in group.episodes
+    ]
     return [
         sum(other != own for other in actions) / max(1, len(actions) - 1)
         if scored.score.is_correct or not only_correct
         else 0.0
         for scored, own in zip(group.episodes, actions, strict=True)
     ]
-
-
-def _describe(episode: Episode, of: str) -> str:
-    if of == "answer":
-        return (episode.answer or "").casefold()
-    return compute_digest([[call.name, call.arguments] for turn in episode.turns for call in turn.reply.calls])

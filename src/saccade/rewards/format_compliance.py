@@ -27,11 +27,7 @@ def check_turns(episode: Episode) -> list[bool]:
 
 
 def is_balanced(block: Block) -> bool:
-    """Return whether a block is closed and quotes as many opening tags as closing ones; an UNMATCHED_TAG is not
-    balanced.
-
-    The body of a call is data, so the tags it quotes are not counted.
-    """
+    """Return whether a block is closed, matched, and (except a call) quotes as many opening as closing tags."""
     if block.kind is BlockKind.UNMATCHED_TAG or (block.kind in _PAIRED_KINDS and not block.is_closed):
         return False
     return block.kind is BlockKind.CALL or all(
@@ -48,9 +44,6 @@ def _is_compliant(reply: Reply) -> bool:
     rest = blocks[1:]
     if len(rest) == 1 and rest[0].kind is BlockKind.ANSWER:
         return bool(strip_invisible(rest[0].body)) and not _ANY_TAG.search(rest[0].body)
-    return bool(rest) and all(_is_native_call(block) for block in rest)
-
-
-def _is_native_call(block: Block) -> bool:
-    call = block.call
-    return block.kind is BlockKind.CALL and call is not None and call.ok and call.call_format is CallFormat.NATIVE
+    calls = [block.call for block in rest if block.kind is BlockKind.CALL]
+    is_native = [call is not None and call.ok and call.call_format is CallFormat.NATIVE for call in calls]
+    return bool(rest) and len(calls) == len(rest) and all(is_native)

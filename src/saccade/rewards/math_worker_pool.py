@@ -60,22 +60,20 @@ class MathWorkerPool:
 
     def _compare(self, ground_truth: str, answer: str) -> bool:
         request = json.dumps({"ground_truth": ground_truth, "answer": answer, "seconds": self._cpu_seconds}) + "\n"
+        # The worker limits processor time; this timeout covers a machine that grants it none.
+        timeout = _RESPONSE_TIMEOUT[0] + _RESPONSE_TIMEOUT[1] * self._cpu_seconds
         for _ in range(2):  # retry once if the process was killed for another reason than its time limit
             process = self._get_process()
-            response = self._send_request(process, request)
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(request)
+                process.stdin.flush()
+            response = self._read_response(process, timeout)
             if response is not None:
                 return bool(response["same"])
             if process.returncode == -signal.SIGXCPU:
                 break
         return False
-
-    def _send_request(self, process: Process, request: str) -> dict[str, Any] | None:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(request)
-            process.stdin.flush()
-        # The worker limits processor time; this timeout covers a machine that grants it none.
-        return self._read_response(process, _RESPONSE_TIMEOUT[0] + _RESPONSE_TIMEOUT[1] * self._cpu_seconds)
 
     def _get_process(self) -> Process:
         """Return the process of this thread; start one if there is none."""
@@ -98,9 +96,7 @@ class MathWorkerPool:
         return process
 
     def _read_response(self, process: Process, timeout: float) -> dict[str, Any] | None:
-        """Return the next line of a process, or None if it died. Raises MathWorkerError after `timeout` seconds without
-        one.
-        """
+        """Return the next line of a process, or None if it died. Raises MathWorkerError after `timeout` seconds."""
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], timeout)
         line = process.stdout.readline() if readable else ""

@@ -4,16 +4,14 @@ from typing import Literal
 
 from saccade.config.schema import NonNegativeInt
 from saccade.rewards.text_normalization import strip_invisible
-from saccade.types import Episode, ToolResult
-
-_CountMode = Literal["executed", "succeeded", "informative"]
+from saccade.types import Episode
 
 
 def tool_use(
     episode: Episode,
     *,
     mode: Literal["graded", "accumulative", "none"] = "graded",  # rule of the reward
-    count: _CountMode = "informative",  # calls that earn the bonus of accumulative
+    count: Literal["executed", "succeeded", "informative"] = "informative",  # calls that earn the bonus of accumulative
     bonus: float = 0.1,  # reward per counted call, of accumulative
     cap: NonNegativeInt = 4,  # maximum number of counted calls
     threshold: float | None = None,  # least value of a correct answer; null = 0.5 for graded, 1.0 for accumulative
@@ -36,17 +34,17 @@ def tool_use(
     minimum = threshold if threshold is not None else (0.5 if mode == "graded" else 1.0)
     is_correct = correct >= minimum
     if mode == "accumulative":
-        return bonus * min(cap, sum(_is_counted(result, count) for result in episode.results)) * is_correct
+        # The code `pass` runs and succeeds; it is not informative.
+        counted = [
+            result.was_executed
+            if count == "executed"
+            else result.ok and (count == "succeeded" or bool(strip_invisible(result.text) or result.images))
+            for result in episode.results
+        ]
+        return bonus * min(cap, sum(counted)) * is_correct
     if not any(call.ok for turn in episode.turns for call in turn.reply.calls):
         return 0.0
     # A failed call still earns 0.1, so that exploring is never worse than not calling.
     succeeded = any(result.ok for result in episode.results)
     contributed = is_correct and any(result.was_executed for result in episode.results)
     return (0.3 if succeeded else 0.1) + 0.5 * contributed
-
-
-def _is_counted(result: ToolResult, count: _CountMode) -> bool:
-    if count == "executed":
-        return result.was_executed
-    # The code `pass` runs and succeeds; it must not earn the bonus.
-    return result.ok and (count == "succeeded" or bool(strip_invisible(result.text) or result.images))

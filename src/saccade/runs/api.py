@@ -35,10 +35,7 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 def generate_data(
     recipe: Recipe | str, folder: AnyPath, *, on_progress: Callable[[int, str, int], None] = lambda *_: None
 ) -> Path:
-    """Generate the recipe's synthetic dataset in `folder`, or finish an interrupted one; return the folder.
-
-    `on_progress(done, text, total)` is called as files are written.
-    """
+    """Generate the recipe's data in `folder`, or finish it; `on_progress(done, text, total)` is called per file."""
     pipeline.generate_data(Path(folder), _load(recipe), on_progress=on_progress)
     return Path(folder)
 
@@ -167,10 +164,7 @@ def _load(recipe: Recipe | str) -> Recipe:
 def _fill_paths(
     recipe: Recipe | str, out: AnyPath, model: AnyPath | None, data: AnyPath | None, resume: bool
 ) -> Recipe:
-    """Return the recipe with the paths of `model` and `data`; a resumed run's own where neither it nor they name one.
-
-    Raises RunError if there is no run to resume.
-    """
+    """Return the recipe with these paths, or with `resume` those of the run. Raises RunError without one."""
     filled = pipeline.with_paths(
         _load(recipe),
         folder=Path(out),

@@ -53,10 +53,7 @@ SECTION_STAGES = {"sft": "sft", "evaluation": "sft_evaluation", "rl": "rl"}  # r
 def run_demo(
     folder: Path, recipe: Recipe, *, resume: bool = False, add_task: Callable[[str], UpdateProgress]
 ) -> tuple[Path, list[Table]]:
-    """Run or resume the whole pipeline in `folder`; return the report page, and the tables for the terminal.
-
-    `add_task` adds a progress line for a stage. Raises SaccadeError.
-    """
+    """Run or resume the whole pipeline in `folder`; return the report page, and the tables for the terminal."""
     recipe = pipeline.with_paths(recipe, folder=folder, model=folder / "model", data=folder / "data")
     if resume:  # keep the paths as the run's recipe has them
         existing = Run.open(folder).recipe
@@ -107,8 +104,6 @@ class DemoRunner:
             self.run.write_json("seconds.json", seconds)
         peak = measure_peak_memory(torch.device("cpu"))
         self.run.mark_done(name, {**metadata, "seconds": seconds[name], **peak})
-
-    # ---- stages ----------------------------------------------------------------------------------------------------
 
     def generate_data(self, update_progress: UpdateProgress) -> Metadata:
         """Generate and validate videos or images, tasks and demonstrations in `data`."""
@@ -197,9 +192,6 @@ class DemoRunner:
         differences = [value for value in values if value is not None]
         largest = f"{max(differences):.1e} nats at most" if differences else "not measured"
         return {"engine-trainer logprob difference": largest, "peak memory": f"{peak:.2f} GiB", **wall_times}
-
-
-# ---- headline tables -----------------------------------------------------------------------------------------------
 
 
 def build_headline_tables(comparison: Comparison) -> list[Table]:

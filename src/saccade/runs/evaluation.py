@@ -246,10 +246,7 @@ def check_option_shuffle(recipe: Recipe, benchmark: Benchmark) -> None:
 
 
 def resolve_weights(folder: Path, recipe: Recipe, weights: Path | None) -> Path | None:
-    """Return the weights to evaluate, a run's newest by default; None if the engine is a chat API.
-
-    Raises ConfigError for weights given together with such an API, RunError if there are none.
-    """
+    """Return the weights (a run's newest by default), None for a chat API; raise ConfigError or RunError."""
     if not uses_chat_engine(recipe):
         return (
             resolve_checkpoint(weights)

@@ -161,10 +161,7 @@ def is_address(model: str | Path) -> bool:
 
 
 def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | None]:
-    """Return the recipe and the weights for a model: for a URL, a recipe whose engine is that server's chat API.
-
-    Settings that the recipe already has for the chat engine are kept.
-    """
+    """Return the recipe and the weights for a model: for a URL, a recipe whose engine is that server's chat API."""
     if model is None or not is_address(model):
         return recipe, Path(model) if model else None
     settings = recipe.engine.settings if recipe.engine.name == CHAT_ENGINE else {}
@@ -173,10 +170,7 @@ def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | No
 
 
 def connect_server(recipe: Recipe) -> Recipe:
-    """Connect a chat API's server and return the recipe with its model's name; return any other recipe unchanged.
-
-    Raises ConfigError or BrokenEngineError if the server can't be queried.
-    """
+    """Return the recipe with the name of the model that its chat API serves, if it has one. Raises SaccadeError."""
     if not uses_chat_engine(recipe):
         return recipe
     components = RolloutComponents.from_recipe(recipe)
@@ -270,10 +264,7 @@ def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, s
 
 
 def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phrases: Sequence[str] = ()) -> None:
-    """Write a checkpoint of random weights into `folder`, with a tokenizer built from the demonstrations' words.
-
-    The fixed texts of the recipe's synthetic data and `phrases` become single tokens too.
-    """
+    """Write a checkpoint of random weights whose tokens are the words of demonstrations, fixed texts and `phrases`."""
     texts: dict[str, None] = {}
     for demonstration in iterate_items(demonstrations, Demonstration):
         replies = (*demonstration.replies, *(text for turn in demonstration.children for text in turn))
@@ -289,10 +280,7 @@ def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phr
 
 
 def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
-    """Fine-tune on the recipe's demonstrations, from the run's newest checkpoint; return the last checkpoint.
-
-    `run` is the folder's run if it is already open.
-    """
+    """Fine-tune on the recipe's demonstrations from the newest checkpoint; return the last. `run`: if it is open."""
     file = recipe.data.demonstrations
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     run = run or start_run(folder, recipe, ["sft"], resume=resume)

@@ -88,10 +88,7 @@ class Run:
         return cls(path=Path(path), recipe=load_recipe(str(Path(path) / "recipe.yaml")))
 
     def diff_recipe(self, resumable_keys: Collection[str] = RESUMABLE_KEYS) -> dict[str, tuple[Any, Any]]:
-        """Return the keys whose values differ from the folder's recipe, as (before, now).
-
-        Raises RunError for a key outside `resumable_keys`.
-        """
+        """Return (before, now) of each changed key. Raises RunError for a key outside `resumable_keys`."""
         differences = {}
         before, now = (recipe.model_dump(mode="json") for recipe in (Run.open(self.path).recipe, self.recipe))
         for key, old, new in _iterate_differences(before, now, ""):
@@ -105,8 +102,6 @@ class Run:
             differences[key] = (old, new)
         return differences
 
-    # ---- metrics ---------------------------------------------------------------------------------------------------
-
     def log(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that aren't finite are written as null."""
         line = json.dumps(_replace_non_finite({"stage": stage, "step": step, **values}), ensure_ascii=False) + "\n"
@@ -116,10 +111,7 @@ class Run:
             file.write(line.encode())
 
     def read_metrics(self, stage: str) -> list[dict[str, Any]]:
-        """Return the lines of a stage sorted by step; of a step repeated after a resume, the last line counts.
-
-        A truncated last line, left by a kill, is ignored.
-        """
+        """Return a stage's lines by step: a step's last line counts, and a line that a kill truncated is ignored."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         try:
@@ -135,8 +127,6 @@ class Run:
         if path.exists() and size < path.stat().st_size:
             with file_errors(path):
                 os.truncate(path, size)
-
-    # ---- files and stage status ------------------------------------------------------------------------------------
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a JSON file of the run atomically: after a kill it holds the old value or the new one, never a part."""

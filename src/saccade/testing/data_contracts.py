@@ -13,7 +13,6 @@ from saccade.evaluation.benchmark_result import build_plain_scorecard
 from saccade.evaluation.benchmarks.base import Answer, Benchmark, GradedAnswer, Scoring, grade
 from saccade.types import Demonstration, Task
 
-# ---- benchmarks ----------------------------------------------------------------------------------------------------
 
 _ANSWER_TEXTS = (
     *("A", "(b)", r"\boxed{C}", r"\boxed{", "<answer>", "</answer>", "<think>", "12", "-3.5", "3 - 5", "00:12 - 1:30"),
@@ -79,9 +78,6 @@ def _check_weights(benchmark: Benchmark, results: Sequence[GradedAnswer]) -> Non
     metrics, expected = benchmark.compute_metrics(weighted), benchmark.compute_metrics([*mixed, *copies])
     wrong = [name for name in metrics if not math.isclose(metrics[name], expected[name], abs_tol=1e-9)]
     assert not wrong, f"{benchmark.name}: {wrong[0]!r} must weight results (as `mean` does)"
-
-
-# ---- importers -----------------------------------------------------------------------------------------------------
 
 
 def check_importer(importer: Callable[[SourceRow], Iterator[Task | Demonstration]], values: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Optimizers and learning-rate schedules: AdamW, or Muon for the layers' matrices with AdamW for the rest."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,10 +37,17 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimizerConfig, num_steps: int) -> None:
         self._settings, self._num_steps = settings, num_steps
         trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        updated = {name: _to_float32(parameter) for name, parameter in trainable.items()}
+        updated: dict[str, Tensor] = {
+            name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
+            for name, parameter in trainable.items()
+        }
         self._updated_parameters = list(updated.values())
         self._master_copies = [(trainable[name], copy) for name, copy in updated.items() if copy is not trainable[name]]
-        matrices, rest = _split_for_muon(updated.items(), settings.name == "muon")
+        # Muon is for matrices inside layers and blocks; AdamW for embeddings, norms, biases and the rest.
+        matrices, rest = list[Tensor](), list[Tensor]()
+        for name, parameter in updated.items():
+            is_layer_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
+            (matrices if settings.name == "muon" and is_layer_matrix else rest).append(parameter)
         self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
                 rest,
@@ -69,10 +75,7 @@ class Optimizer:
                 group["lr"] = compute_learning_rate(self._settings, step, self._num_steps)
 
     def step(self) -> float:
-        """Clip, update, clear the gradients; return the gradient norm before clipping.
-
-        Raises RunError for a gradient that isn't finite; the weights then remain unchanged.
-        """
+        """Clip, update, clear gradients; return their norm before clipping. Raises RunError if it isn't finite."""
         for parameter, copy in self._master_copies:
             copy.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
@@ -104,19 +107,3 @@ class Optimizer:
             optimizer.load_state_dict(saved)
         for (_, copy), saved_copy in zip(self._master_copies, state["master_copies"], strict=True):
             copy.copy_(saved_copy)
-
-
-def _to_float32(parameter: nn.Parameter) -> Tensor:
-    return parameter if parameter.dtype == torch.float32 else parameter.detach().float()
-
-
-def _split_for_muon(
-    named_parameters: Iterable[tuple[str, Tensor]], use_muon: bool
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return matrices inside layers and blocks for Muon, and embeddings, norms, biases and the rest for AdamW."""
-    matrices: list[Tensor] = []
-    rest: list[Tensor] = []
-    for name, parameter in named_parameters:
-        is_layer_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
-        (matrices if use_muon and is_layer_matrix else rest).append(parameter)
-    return matrices, rest

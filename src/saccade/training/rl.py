@@ -114,11 +114,12 @@ async def train(
             samples, metrics = build_training_samples(batch, components)
             report = await run_policy_update(components, samples, optimizer, reference) if samples else None
             timer.end_phase("train")
-            metrics |= {
+            row = {
+                **{"step": step, **batch.metrics, **metrics},
                 "lr": compute_learning_rate(settings.optim, batch.step, settings.steps),
-                **_compute_update_metrics(report, settings.updates_per_batch),
+                "updates": settings.updates_per_batch if report else 0,
+                **(report.as_metrics() if report else {}),
             }
-            row = {"step": step, **batch.metrics, **metrics}
             log_row = partial(log_step, row)
             with save_on_error(folder, components, optimizer, state, rollout_queue=queue, log_step=log_row):
                 await update_engine_weights(components, step, restart_on_update)
@@ -210,9 +211,7 @@ def build_training_samples(
     advantages = compute_group_advantages(groups, settings.advantage)
     totals = [advantages_G.total_G for advantages_G in advantages]
     masks, reports = filter_by_advantage(groups, totals, settings.active_filters)
-    metrics = {"frac_correct_negative": frac_correct_negative(groups, totals)}
-    for report in reports:
-        metrics |= compute_filter_metrics(report)
+    metrics = {"frac_correct_negative": frac_correct_negative(groups, totals), **compute_filter_metrics(reports)}
     decode = components.backbone.renderer.decode
     return build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks), metrics
 
@@ -230,9 +229,6 @@ def require_enough_groups(batch: RolloutBatch, settings: RlConfig) -> RolloutBat
             value="stop",
         )
     return batch
-
-
-# ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
 def load_trainer_state(
@@ -333,18 +329,3 @@ def load_reference(components: TrainingComponents, state: TrainerState) -> Refer
         else get_trainable_parameters(components.backbone)
     )
     return Reference(components.backbone, initial_weights, settings.reference_device)
-
-
-def _compute_update_metrics(report: StepReport | None, num_updates: int) -> dict[str, float]:
-    if report is None:
-        return {"updates": 0}
-    stats = {name: value for name, value in report.stats.items() if name != "tokens"}
-    return {
-        "updates": num_updates,
-        "loss": report.loss,
-        "entropy": report.entropy,
-        "grad_norm": report.grad_norm,
-        **stats,
-        "packed_tokens": report.packed_tokens,
-        "trained_tokens": report.trained_tokens,
-    }

@@ -16,13 +16,13 @@ cancelled group are discarded (`episodes/discarded`, their tokens are counted); 
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from saccade.algorithms.frame_budget import draw_frame_budget
-from saccade.algorithms.group_filter import FilterReport, SelectionResult, select_groups
+from saccade.algorithms.group_filter import FilterReport, select_groups
 from saccade.data.mixture import Mixture
 from saccade.errors import EngineError
 from saccade.metrics.episode_metrics import compute_step_metrics, has_failed
@@ -101,11 +101,15 @@ async def collect_batch(
     if on_groups is not None:
         on_groups(step, groups)
     if settings.selection.surplus == "requeue":
-        surplus_positions = _find_positions(selection.surplus_groups, groups_by_position)
+        # Filters make new groups of the same episodes, so a group's position is found by its first episode.
+        found = {id(scored): place for place, group in groups_by_position.items() for scored in group.episodes}
+        surplus_positions = [found[id(group.episodes[0])] for group in selection.surplus_groups]
         prompt_sampler = prompt_sampler.requeue([*surplus_positions, *cancelled_positions])
     metrics = {
         **compute_step_metrics(groups),
-        **_compute_selection_metrics(selection),
+        "groups/kept": float(len(selection.kept_groups)),
+        "groups/missing": float(selection.num_missing),
+        **compute_filter_metrics(selection.filter_reports),
         "groups/cancelled": float(len(cancelled_positions)),
         "episodes/cancelled": float(settings.group_size * len(cancelled_positions) - len(discarded)),
         "episodes/discarded": float(len(discarded)),
@@ -159,12 +163,6 @@ def collect_groups(
     )
 
 
-def _find_positions(groups: Sequence[Group], groups_by_position: Mapping[int, Group]) -> list[int]:
-    # Filters make new groups of the same episodes, so a group's position is found by its first episode.
-    positions = {id(scored): position for position, group in groups_by_position.items() for scored in group.episodes}
-    return [positions[id(group.episodes[0])] for group in groups]
-
-
 def require_usable_episodes(groups: Sequence[Group], step: int) -> None:
     """Raise EngineError if every episode of a step failed, or none could be graded: no later step would succeed."""
     episodes = [scored.episode for group in groups for scored in group.episodes]
@@ -180,20 +178,13 @@ def require_usable_episodes(groups: Sequence[Group], step: int) -> None:
         raise EngineError(message, key="episodes", value=error)
 
 
-def _compute_selection_metrics(selection: SelectionResult) -> dict[str, float]:
-    metrics = {"groups/kept": float(len(selection.kept_groups)), "groups/missing": float(selection.num_missing)}
-    for report in selection.filter_reports:
-        metrics |= compute_filter_metrics(report)
+def compute_filter_metrics(reports: Iterable[FilterReport]) -> dict[str, float]:
+    """Return what each filter kept and dropped, and the fraction of correct episodes in both, as metrics of the run."""
+    metrics: dict[str, float] = {}
+    for report in reports:
+        metrics[f"groups/dropped/{report.name}"] = float(report.num_groups[1])
+        metrics[f"episodes/dropped/{report.name}"] = float(report.num_episodes[1])
+        metrics[f"episodes/kept/{report.name}"] = float(report.num_episodes[0])
+        metrics[f"frac_correct/kept/{report.name}"] = report.frac_correct[0]
+        metrics[f"frac_correct/dropped/{report.name}"] = report.frac_correct[1]
     return metrics
-
-
-def compute_filter_metrics(report: FilterReport) -> dict[str, float]:
-    """Return what a filter kept and dropped, and the fraction of correct episodes in each, as metrics of the run."""
-    name, (correct_kept, correct_dropped) = report.name, report.frac_correct
-    return {
-        f"groups/dropped/{name}": float(report.num_groups[1]),
-        f"episodes/dropped/{name}": float(report.num_episodes[1]),
-        f"episodes/kept/{name}": float(report.num_episodes[0]),
-        f"frac_correct/kept/{name}": correct_kept,
-        f"frac_correct/dropped/{name}": correct_dropped,
-    }

@@ -59,7 +59,16 @@ async def train(
             optimizer.start_step(step)
             report = await asyncio.to_thread(update_model, components, samples, settings, optimizer)
             train_end = time.perf_counter()
-            log_step(_compute_metrics(report, settings, step, train_start - draw_start, train_end - train_start))
+            log_step(
+                {
+                    "step": step + 1,
+                    **report.as_metrics(),
+                    "lr": compute_learning_rate(settings.optim, step, settings.steps),
+                    "tokens_per_second": report.packed_tokens / (train_end - draw_start),
+                    "seconds/draw": train_start - draw_start,
+                    "seconds/train": train_end - train_start,
+                }
+            )
             if (step + 1) % settings.save_every == 0 or step + 1 == settings.steps:
                 checkpoint.save_checkpoint(
                     folder, step=step + 1, backbone=components.backbone, optimizer=optimizer, trainer_state={}
@@ -83,20 +92,14 @@ async def iterate_batches(
     components: TrainingComponents, demonstrations_by_context: DemonstrationsByContext, first_step: int
 ) -> AsyncGenerator[tuple[int, list[TrainingSample]], None]:
     """Yield each step's number (from 0) and samples; the next samples are drawn while the current ones are trained."""
-    settings, seed = components.recipe.sft, components.recipe.seed
-
-    def compute_auxiliary_fraction(step: int) -> float:
-        return 1.0 if step < round(settings.auxiliary_warmup * settings.steps) else settings.auxiliary_fraction
+    settings = components.recipe.sft
 
     def start_drawing(step: int) -> "asyncio.Task[list[TrainingSample]]":
+        is_warmup, seed = step < round(settings.auxiliary_warmup * settings.steps), components.recipe.seed
+        fraction = 1.0 if is_warmup else settings.auxiliary_fraction
+        seed = derive_seed(seed, "sft", step)
         return asyncio.create_task(
-            draw_samples(
-                components,
-                demonstrations_by_context,
-                settings,
-                derive_seed(seed, "sft", step),
-                auxiliary_fraction=compute_auxiliary_fraction(step),
-            )
+            draw_samples(components, demonstrations_by_context, settings, seed, auxiliary_fraction=fraction)
         )
 
     next_samples = start_drawing(first_step)
@@ -154,20 +157,3 @@ def update_model(
         return train_step(
             components.backbone, optimizer, batches, compute_loss, load_pixels=components.media.load_pixels
         )
-
-
-def _compute_metrics(
-    report: StepReport, settings: SftConfig, step: int, draw_seconds: float, train_seconds: float
-) -> dict[str, float]:
-    return {
-        "step": step + 1,
-        "loss": report.loss,
-        "entropy": report.entropy,
-        "grad_norm": report.grad_norm,
-        "lr": compute_learning_rate(settings.optim, step, settings.steps),
-        "packed_tokens": report.packed_tokens,
-        "trained_tokens": report.trained_tokens,
-        "tokens_per_second": report.packed_tokens / (draw_seconds + train_seconds),
-        "seconds/draw": draw_seconds,
-        "seconds/train": train_seconds,
-    }

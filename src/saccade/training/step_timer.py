@@ -20,25 +20,35 @@ class StepTimer:
     """
 
     def __init__(self, score_fn: ScoreFn, *, is_overlapped: bool = False) -> None:
-        self.score_fn = _TimedScoreFn(score_fn)
-        self._is_overlapped = is_overlapped
-        self._phase_start = 0.0
-        self._phase_seconds: dict[str, float] = {}
+        self._score_fn, self._is_overlapped = score_fn, is_overlapped
+        self._num_waiting, self._wait_start, self._reward_seconds = 0, 0.0, 0.0
         self.start_step()
 
     def start_step(self) -> None:
         """Start measuring a step."""
-        self._phase_start, self._phase_seconds = time.perf_counter(), {}
+        self._phase_start, self._phase_seconds = time.perf_counter(), dict[str, float]()
 
     def end_phase(self, phase: str) -> None:
         """End the current phase, under this name, and start the next one."""
         now = time.perf_counter()
         self._phase_seconds[f"seconds/{phase}"] = now - self._phase_start
         if phase == "rollout":
-            reward_seconds, self.score_fn.seconds = self.score_fn.seconds, 0.0
-            self._phase_seconds["seconds/reward"] = reward_seconds
-            self._phase_seconds["seconds/rollout"] -= 0.0 if self._is_overlapped else reward_seconds
+            self._phase_seconds["seconds/reward"] = self._reward_seconds
+            self._phase_seconds["seconds/rollout"] -= 0.0 if self._is_overlapped else self._reward_seconds
+            self._reward_seconds = 0.0
         self._phase_start = now
+
+    async def score_fn(self, episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+        """Score episodes and sum the seconds in which callers wait; overlapping waits count once."""
+        if not self._num_waiting:
+            self._wait_start = time.perf_counter()
+        self._num_waiting += 1
+        try:
+            return await self._score_fn(episodes)
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self._reward_seconds += time.perf_counter() - self._wait_start
 
     def compute_metrics(self, device: torch.device, num_sampled_tokens: int) -> dict[str, float]:
         """Return the phases' seconds, sampled tokens per second (0 if none were sampled), and peak memory (GiB).
@@ -52,25 +62,6 @@ class StepTimer:
             "tokens_per_second": num_sampled_tokens / rollout_seconds if num_sampled_tokens else 0.0,
             **measure_peak_memory(device),
         }
-
-
-class _TimedScoreFn:
-    """A score function that sums the seconds in which callers wait for it; overlapping waits count once."""
-
-    def __init__(self, score_fn: ScoreFn) -> None:
-        self.seconds = 0.0
-        self._score_fn, self._num_waiting, self._wait_start = score_fn, 0, 0.0
-
-    async def __call__(self, episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
-        if not self._num_waiting:
-            self._wait_start = time.perf_counter()
-        self._num_waiting += 1
-        try:
-            return await self._score_fn(episodes)
-        finally:
-            self._num_waiting -= 1
-            if not self._num_waiting:
-                self.seconds += time.perf_counter() - self._wait_start
 
 
 def measure_peak_memory(device: torch.device) -> dict[str, float]:

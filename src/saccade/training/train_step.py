@@ -3,13 +3,12 @@
 Axis letters: B rows, T tokens, N trained tokens.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from saccade.algorithms.policy_loss import merge_stats
@@ -34,6 +33,12 @@ class StepReport:
     trained_tokens: int
     stats: Mapping[str, float]  # of the loss function
 
+    def as_metrics(self) -> dict[str, float]:
+        """Return the measurements by name, as a row of the log holds them."""
+        values = asdict(self)
+        stats = values.pop("stats")
+        return {**values, **{name: value for name, value in stats.items() if name != "tokens"}}
+
 
 def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig) -> list[Batch]:
     """Pack samples into micro-batches of the recipe's size."""
@@ -48,12 +53,16 @@ def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings
 
 def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temperature: float) -> tuple[Tensor, Tensor]:
     """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
-    device = backbone.device
+    device, features = backbone.device, None
+    if batch.images:  # encode each distinct image once, however often the batch contains it
+        unique = {image.key: image for image in batch.images}
+        by_key = dict(zip(unique, backbone.encode_images(list(unique.values()), load_pixels), strict=True))
+        features = VisionFeatures.cat([by_key[image.key] for image in batch.images])
     hidden = backbone.compute_hidden_states(
         torch.from_numpy(batch.ids_BT).to(device),
         torch.from_numpy(batch.positions_3BT).to(device),
         tree_attention_mask(torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)),
-        features=_encode_images(backbone, batch, load_pixels),
+        features=features,
     )
     chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.predictor_N).to(device)]
     token_N = torch.from_numpy(batch.token_N).to(device)
@@ -86,15 +95,6 @@ def _compute_logprobs_and_entropies(
     with torch.no_grad():
         entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
     return logp_NV.gather(1, token_N[:, None])[:, 0], entropy_N
-
-
-def _encode_images(backbone: Backbone, batch: Batch, load_pixels: LoadPixels) -> VisionFeatures | None:
-    """Encode each distinct image once, however often the batch contains it."""
-    unique = {image.key: image for image in batch.images}
-    if not unique:
-        return None
-    features = dict(zip(unique, backbone.encode_images(list(unique.values()), load_pixels), strict=True))
-    return VisionFeatures.cat([features[image.key] for image in batch.images])
 
 
 def train_step(
@@ -144,10 +144,7 @@ def _run_in_parallel(
     batches: Sequence[Batch],
     compute_loss: Callable[[Batch], tuple[Tensor, float, Mapping[str, Tensor]]],
 ) -> list[MicroBatchResult]:
-    """Run one thread per micro-batch instead of several threads per operation, which scale worse.
-
-    Gradients are added in the order of the micro-batches, so that runs are reproducible.
-    """
+    """Run one thread per micro-batch (several per operation scale worse); gradients are added in order."""
     num_threads, parameters = backbone.num_parallel_micro_batches, backbone.trainable_parameters
 
     def compute_gradients(batch: Batch) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
@@ -157,27 +154,15 @@ def _run_in_parallel(
         return (float(loss.detach()), entropy, stats), gradients
 
     results: list[MicroBatchResult] = []
-    waves = [batches[start : start + num_threads] for start in range(0, len(batches), num_threads)]
-    with _open_single_threaded_pool(num_threads) as pool:
-        for wave in waves:  # bounds memory: at most one set of gradients per thread
-            for result, gradients in pool.map(compute_gradients, wave):
-                results.append(result)
-                _add_gradients(parameters, gradients)
-    return results
-
-
-@contextlib.contextmanager
-def _open_single_threaded_pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool in which each PyTorch operation runs on one thread."""
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
-            yield pool
+            for start in range(0, len(batches), num_threads):  # bounds memory: at most one set of gradients per thread
+                for result, gradients in pool.map(compute_gradients, batches[start : start + num_threads]):
+                    results.append(result)
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        if gradient is not None:
+                            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     finally:
         torch.set_num_threads(num_threads)
-
-
-def _add_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    return results

@@ -65,9 +65,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
-    """Return the item of a JSON file. Raises DataError, with the path as key and the hint at its end, if it is invalid
-    or can't be read.
-    """
+    """Return the item of a JSON file. Raises DataError, with the path as key and the hint at its end."""
     try:
         return validate_as(json.loads(path.read_bytes()), item_type, str(path))
     except (DataError, OSError, ValueError) as error:

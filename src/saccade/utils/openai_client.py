@@ -48,10 +48,7 @@ def _parse_models(response: Any) -> list[dict[str, Any]]:
 
 
 def read_api_key(env_name: str, source: str, *, key: str = "api_key_env") -> str:
-    """Return the API key in the environment variable `env_name`; "" for no variable.
-
-    Raises ConfigError, naming `source`, with the recipe's `key`, if the name is invalid or the variable isn't set.
-    """
+    """Return the API key in the environment variable `env_name`; "" for no variable. Raises ConfigError with `key`."""
     # The value may be the API key itself: it must not get into a log, so the error has no value.
     if env_name and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", env_name):
         raise ConfigError(f"{source}: api_key_env must be the name of an environment variable, not an API key", key=key)

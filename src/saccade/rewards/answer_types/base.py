@@ -126,15 +126,12 @@ def parse_text(value: Any) -> str | None:
 def parse_numbers(value: Any) -> tuple[float, ...]:
     """Return every finite number of a published answer, in order."""
     if isinstance(value, str):
-        text = _separate_listed_numbers(normalize_text(unwrap_answer(value)))
+        text = normalize_text(unwrap_answer(value))
+        # A comma between digits separates thousands only before exactly three digits, and outside a list.
+        is_list = text.lstrip().startswith(("[", "("))
+        text = text.replace(",", ", ") if is_list else re.sub(r",(?!\d{3}(?!\d))", ", ", text)
         numbers = [float(number.rstrip("%").replace(",", "")) for number in _NUMBER.findall(text)]
     else:
         values = value if isinstance(value, list | tuple) else [value]
         numbers = [float(item) for item in values if isinstance(item, int | float) and not isinstance(item, bool)]
     return tuple(number for number in numbers if math.isfinite(number))
-
-
-def _separate_listed_numbers(text: str) -> str:
-    # A comma between digits separates thousands only before exactly three digits, and outside a list.
-    listed = text.lstrip().startswith(("[", "("))
-    return text.replace(",", ", ") if listed else re.sub(r",(?!\d{3}(?!\d))", ", ", text)

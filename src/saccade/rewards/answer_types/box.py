@@ -48,10 +48,7 @@ class BoxAnswer(AnswerFormat):
         self._coordinates = coordinates
 
     def __call__(self, episode: Episode) -> float:
-        """Return the score of an episode.
-
-        Raises DataError if the ground truth is not a box, and for pixel coordinates if the image size is unknown.
-        """
+        """Return the score. Raises DataError for an invalid box, and for pixels if the image's size is unknown."""
         expected = _parse_ground_truth_box(episode.task)
         raw = _parse_box_or_point(episode.answer or "")
         if raw is None or len(raw) not in self.accepted_lengths:

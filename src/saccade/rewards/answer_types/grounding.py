@@ -44,10 +44,10 @@ class GroundingAnswer(AnswerFormat):
         self.require_valid(episode.task)
         true_start, true_end = cast(tuple[float, float], episode.task.ground_truth)
         answer = " ".join(normalize_and_casefold(episode.answer or "").split())
-        span = next(
-            (match for match in _SPAN.finditer(answer) if not _has_other_unit_before(answer, match.start())), None
-        )
-        if span is None:
+        for span in _SPAN.finditer(answer):
+            if not _PRECEDING_OTHER_UNIT.search(answer[max(0, span.start() - 40) : span.start()]):
+                break
+        else:
             return 0.0
         start, end = _parse_seconds(span[1]), _parse_seconds(span[2])
         if start >= end:
@@ -79,11 +79,6 @@ class GroundingAnswer(AnswerFormat):
 
 
 grounding = GroundingAnswer
-
-
-def _has_other_unit_before(answer: str, start: int) -> bool:
-    """Return whether the word before a span names another unit than seconds."""
-    return _PRECEDING_OTHER_UNIT.search(answer[max(0, start - 40) : start]) is not None
 
 
 def _parse_seconds(time: str) -> float:

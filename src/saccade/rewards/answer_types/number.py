@@ -110,7 +110,7 @@ def _parse_answer(answer: str) -> float | None:
     )
     plain = _NUMBER_WORD_PATTERN.sub(_convert_word_to_digits, plain)
     # The same number twice ("4 (four)") is one answer; two different numbers are not.
-    values = {_parse_value(*groups) for groups in _NUMBER.findall(plain)}
+    values = {float(digits.replace(",", "")) * (-1 if sign else 1) for sign, digits in _NUMBER.findall(plain)}
     return values.pop() if len(values) == 1 and not _AMBIGUOUS.search(plain) else None
 
 
@@ -118,8 +118,3 @@ def _convert_word_to_digits(match: re.Match[str]) -> str:
     if match["tens"] is None:
         return str(_NUMBER_WORDS[match[0]])
     return str(_NUMBER_WORDS[match["tens"]] + _NUMBER_WORDS.get(match["ones"], 0))
-
-
-def _parse_value(sign: str, magnitude: str) -> float:
-    value = float(magnitude.replace(",", ""))
-    return -value if sign else value

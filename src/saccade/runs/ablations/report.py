@@ -119,9 +119,6 @@ def _to_dict(row: ResultRow) -> dict[str, Any]:
     return {**names, **({} if row.slice is None else {"slice": row.slice}), **estimates}
 
 
-# ---- texts ---------------------------------------------------------------------------------------------------------
-
-
 def collect_warnings(ablation: Ablation, results: Sequence[VariantResult], failures: Mapping[str, str]) -> list[str]:
     """Return the warnings at the head of the report."""
     warnings = []
@@ -183,9 +180,6 @@ def describe_components(ablation: Ablation) -> list[tuple[str, str, str]]:
         initial = (f"initial checkpoint: {variant.initial_checkpoint}",) if variant.initial_checkpoint else ()
         rows.append((f"variant: {name}", variant.description, ", ".join((variant.recipe, *initial, *variant.settings))))
     return rows
-
-
-# ---- tables and plots ----------------------------------------------------------------------------------------------
 
 
 def build_tables(ablation: Ablation, rows: Sequence[ResultRow]) -> list[Table]:

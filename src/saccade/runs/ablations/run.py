@@ -78,10 +78,7 @@ def resolve_ablation(folder: Path, ablation: Ablation, *, resume: bool, keep_sel
 def run(
     folder: Path, ablation: Ablation, *, add_task: Callable[..., UpdateProgress], print_line: Callable[[str], None]
 ) -> tuple[Path, list[Table], Mapping[str, str]]:
-    """Run the jobs that are not done; return the report page, its tables, and the reasons of failed jobs by name.
-
-    Raises RunError if another process uses the folder.
-    """
+    """Run the jobs that are not done; return the report page, its tables, and why jobs failed. Raises RunError."""
     with lock_folder(folder):
         write_text(folder / "ablation.json", ablation.model_dump_json(indent=1) + "\n")
         record_invocation(folder, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
@@ -118,9 +115,6 @@ def format_plan(ablation: Ablation) -> str:
         f"of {steps} RL steps from {num_checkpoints} initial checkpoint(s): about {estimate_minutes(jobs):.0f} minutes "
         "with two processes on two cores"
     )
-
-
-# ---- processes -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)

@@ -50,10 +50,7 @@ class Job:
 
 
 class Ablation(Section):
-    """A spec as it is run: quick or full, with seeds, conditions and settings from the command line.
-
-    Its fields are those of ablation.json.
-    """
+    """A spec as it is run, with seeds, conditions and settings from the command line; the fields of ablation.json."""
 
     format: Literal[1] = 1
     name: str
@@ -105,8 +102,6 @@ class Ablation(Section):
         except (OSError, ValueError, ConfigError) as error:
             message = f"{path} can't be read; delete the folder and start again: {error}"
             raise RunError(message, key=str(path)) from error
-
-    # ---- recipes ---------------------------------------------------------------------------------------------------
 
     def list_cells(self) -> list[tuple[str, str]]:
         """Return every pair of condition and variant that is run, in the order of the spec."""
@@ -175,13 +170,8 @@ class Ablation(Section):
                     key="synthetic",
                 )
 
-    # ---- jobs ------------------------------------------------------------------------------------------------------
-
     def build_jobs(self) -> list[Job]:
-        """Build every job, dependencies first: of all seeds the data and initial checkpoints, then the variants.
-
-        All variants that are evaluated alike before RL share one job for it.
-        """
+        """Build every job, dependencies first; variants that are evaluated alike before RL share one job for it."""
         jobs: dict[str, Job] = {}
 
         def add(name: str, stage: Any, seed: int, depends_on: Sequence[str], seconds: float, **names: str) -> None:

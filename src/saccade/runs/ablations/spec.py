@@ -17,7 +17,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from saccade.config.load import find_yaml_file, list_yaml_files, read_yaml
-from saccade.config.schema import Fraction, NonNegativeInt, PositiveInt, Section, SettingError, parse_section
+from saccade.config.schema import Fraction, NonNegativeInt, PositiveInt, Section, parse_section
+from saccade.errors import ConfigError
 from saccade.plugins import suggest
 
 PACKAGED_FOLDER = Path(__file__).parent / "sets"
@@ -88,10 +89,7 @@ class Variant(Section):
 
 
 class TableSpec(Section):
-    """A metric of an evaluation before and after RL, optionally minus the same metric of another evaluation.
-
-    With `group_by`, the table shows the metric after RL by slices of the tasks.
-    """
+    """A metric before and after RL, optionally minus that of another evaluation, or after RL by slices of the tasks."""
 
     evaluation: EvaluationMode
     metric: Metric
@@ -130,25 +128,22 @@ class AblationSpec(Section):
     quick: QuickSettings = QuickSettings()
 
     @model_validator(mode="after")
-    def _validate_folder_names(self) -> "AblationSpec":
-        folders: dict[str, Collection[str]] = {
-            "variants": self.variants,
-            "conditions": self.conditions,
-            "initial_checkpoints": self.initial_checkpoints,
+    def _validate_names(self) -> "AblationSpec":
+        conditions, variants, checkpoints = self.conditions, self.variants, self.initial_checkpoints
+        defined: dict[str, Collection[str]] = {
+            "variants": variants,
+            "conditions": conditions,
+            "initial_checkpoints": checkpoints,
+            "evaluations": self.evaluations,
         }
-        for kind, names in folders.items():
+        for kind, names in defined.items():
             for name in names:
                 if not re.fullmatch(r"\w[\w-]*", name):
                     message = f"{name!r} can't be a folder's name; use letters, digits, _ and -"
-                    raise SettingError(message, key=kind, value=name)
+                    raise ConfigError(message, key=kind, value=name)
                 if kind == "conditions" and name in ("data", "model", "initial_checkpoints"):
                     message = f"a condition can't be called {name!r}, the name of another folder; rename it"
-                    raise SettingError(message, key=kind, value=name)
-        return self
-
-    @model_validator(mode="after")
-    def _validate_references(self) -> "AblationSpec":
-        conditions, variants, checkpoints = self.conditions, self.variants, self.initial_checkpoints
+                    raise ConfigError(message, key=kind, value=name)
         references: dict[str, list[str]] = {
             "variants": [
                 self.baseline,
@@ -164,24 +159,16 @@ class AblationSpec(Section):
             ],
             "evaluations": [mode for table in self.tables for mode in (table.evaluation, table.minus) if mode],
         }
-        defined: dict[str, Collection[str]] = {
-            "variants": variants,
-            "conditions": conditions,
-            "initial_checkpoints": checkpoints,
-            "evaluations": self.evaluations,
-        }
-        for kind, names in references.items():
-            for name in names:
+        for kind, referenced in references.items():
+            for name in referenced:
                 if name not in defined[kind]:
                     message = f"there is no {name!r} among its {kind}; {suggest(name, defined[kind])}"
-                    raise SettingError(message, key=kind, value=name)
+                    raise ConfigError(message, key=kind, value=name)
         for name, checkpoint in checkpoints.items():
             parent = checkpoint.continues_from
             if parent is not None and checkpoints[parent].continues_from is not None:
-                message = (
-                    f"the initial checkpoint {name!r} can't continue from {parent!r}, which continues from another"
-                )
-                raise SettingError(message, key="continues_from", value=parent)
+                message = f"the initial checkpoint {name!r} can't continue from {parent!r}, as that continues another"
+                raise ConfigError(message, key="continues_from", value=parent)
         return self
 
 

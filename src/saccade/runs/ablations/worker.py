@@ -119,9 +119,6 @@ class JobProgress:
         write_text(self.path, json.dumps(values) + "\n")
 
 
-# ---- stages --------------------------------------------------------------------------------------------------------
-
-
 def generate_data(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
     """Generate a seed's synthetic data and random weights, which all its variants share."""
     recipe, seed_folder = ablation.build_initial_checkpoint_recipe("usual", job.seed), folder / f"seed-{job.seed}"
