@@ -102,7 +102,7 @@ def test_duplicate_tasks_in_a_file_get_different_seeds(workspace):
 
 def test_one_round_is_enough_if_every_group_passes(workspace):
     batch, prompt_sampler = collect(load_components(workspace, "rl.selection.max_sampling_rounds=3"), workspace)
-    assert (batch.metrics["sampling_rounds"], batch.num_missing, len(batch.groups)) == (1.0, 0, 2)
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"], len(batch.groups)) == (1.0, 0, 2)
     assert prompt_sampler == PromptSampler(next_position=2)
 
 
@@ -115,7 +115,7 @@ def test_missing_groups_are_collected_in_another_round(workspace):
     )
     received = []
     batch, prompt_sampler = collect(components, workspace, on_groups=lambda step, groups: received.append(groups))
-    assert (batch.metrics["sampling_rounds"], batch.num_missing) == (2.0, 0)
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 0)
     assert get_positions(workspace, batch) == [4, 5]
     assert prompt_sampler == PromptSampler(next_position=8)
     assert [len(groups) for groups in received] == [8]
@@ -127,7 +127,7 @@ def test_missing_groups_are_collected_in_another_round(workspace):
 def test_the_number_of_rounds_is_limited(workspace):
     components = load_components(workspace, "rl.selection.max_sampling_rounds=3", reward=lambda episode, count: 1.0)
     batch, prompt_sampler = collect(components, workspace)
-    assert (batch.metrics["sampling_rounds"], batch.num_missing, batch.groups) == (3.0, 2, ())
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"], batch.groups) == (3.0, 2, ())
     assert prompt_sampler == PromptSampler(next_position=6)
 
 
@@ -236,7 +236,7 @@ def test_a_step_does_not_wait_for_its_slowest_group(workspace, surplus):
     assert sorted(get_positions(workspace, batch)) == sorted(prompt_sampler.requeued_positions[1:])
     assert components.engine.num_cancelled == 2
     assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 2.0)
-    assert batch.num_missing == 0
+    assert batch.metrics["groups/missing"] == 0
     requeued = (position,) if surplus == "requeue" else ()
     assert rest == PromptSampler(next_position=NUM_TASKS, requeued_positions=requeued)
 

@@ -24,7 +24,7 @@ from saccade.utils.async_utils import cancel_on_exit
 
 
 def make_batch(step):
-    return RolloutBatch(step=step, groups=(), num_missing=0, num_sampled_tokens=10, metrics={})
+    return RolloutBatch(step=step, groups=(), num_sampled_tokens=10, metrics={})
 
 
 class FakeCollector:

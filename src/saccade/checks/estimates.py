@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from saccade import plugins
-from saccade.chat.families.base import ModelText, Piece, TemplateText
+from saccade.chat.families.base import ModelText, TemplateText
 from saccade.chat.renderer import load_renderer
 from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig
 from saccade.errors import ConfigError
@@ -202,17 +202,11 @@ def estimate_episode(
         budgets = (1,)
     elif settings.get("video_in_prompt") is False:  # the video is only in the interpreter
         budgets = (0,)
-    crop = tools.get("crop_video") if turns else None
-    return EpisodeSize(
-        conversations=tuple(
-            estimate_conversation(frames, overview_pixels, turns + 1, is_main_agent=True) for frames in budgets
-        ),
-        sub_agent=estimate_conversation(crop["frame_range"][1], crop["frame_pixels"], 1, is_main_agent=False)
-        if crop
-        else None,
-        max_turns=turns,
-        calls_per_turn=calls,
-    )
+    main = [estimate_conversation(frames, overview_pixels, turns + 1, is_main_agent=True) for frames in budgets]
+    crop, sub_agent = tools.get("crop_video") if turns else None, None
+    if crop:
+        sub_agent = estimate_conversation(crop["frame_range"][1], crop["frame_pixels"], 1, is_main_agent=False)
+    return EpisodeSize(conversations=tuple(main), sub_agent=sub_agent, max_turns=turns, calls_per_turn=calls)
 
 
 def count_tool_visual_tokens(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:
@@ -237,14 +231,15 @@ def build_token_counter(recipe: Recipe, sizes: ModelSizes) -> TokenCounter:
         return lambda messages, tools: len(Ledger(segments=(renderer.render(Ledger(), messages, tools=tools),)))
     family = plugins.load("chat.families", recipe.model.family)
 
-    def count_piece(piece: Piece) -> int:
-        if isinstance(piece, ImageRef):
-            return piece.width * piece.height // sizes.factor**2
-        return estimate_tokens(piece.text if isinstance(piece, TemplateText | ModelText) else piece)
+    def count_tokens(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+        return sum(
+            piece.width * piece.height // sizes.factor**2
+            if isinstance(piece, ImageRef)
+            else estimate_tokens(piece.text if isinstance(piece, TemplateText | ModelText) else piece)
+            for piece in (*family.render_start(messages, tools), family.generation_prompt)
+        )
 
-    return lambda messages, tools: sum(
-        count_piece(piece) for piece in (*family.render_start(messages, tools), family.generation_prompt)
-    )
+    return count_tokens
 
 
 def estimate_tokens(text: str) -> int:
@@ -310,10 +305,8 @@ class MemoryEstimate:
 
 def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
     """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions."""
-    group_size, num_groups = (
-        recipe.rl.group_size,
-        recipe.rl.selection.compute_launch_counts(recipe.rl.prompts_per_step)[1],
-    )
+    group_size = recipe.rl.group_size
+    _, num_groups = recipe.rl.selection.compute_launch_counts(recipe.rl.prompts_per_step)
     prompts = episode.assign_frame_budgets(num_groups)
     children = [episode.sub_agent] * (num_groups * group_size * episode.num_sub_agents) if episode.sub_agent else []
     return RolloutCost(
@@ -415,10 +408,11 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate training memory on each of `gpus` GPUs, with the reference weights that `kl` needs."""
     size, rank = DTYPE_BYTES[recipe.model.dtype], recipe.model.lora_rank
-    B, T = training.micro_batch_size, training.max_row_tokens
-    layer_bytes = sizes.compute_text_activation_bytes(
-        size, repeat_kv=recipe.model.device != "cpu"
-    ) * B * T + size * B * _count_attention_pairs(T)
+    B, T, Q = training.micro_batch_size, training.max_row_tokens, MAX_ATTENTION_QUERIES
+    # Each call of attention, of at most Q queries, has its own mask.
+    attention_pairs = sum(min(Q, T - start) * min(start + Q, T) for start in range(0, T, Q))
+    token_bytes = sizes.compute_text_activation_bytes(size, repeat_kv=recipe.model.device != "cpu")
+    layer_bytes = token_bytes * B * T + size * B * attention_pairs
     activations = sizes.num_layers * layer_bytes
     checkpointed = sizes.num_layers * size * sizes.hidden_size * B * T + layer_bytes
     if not rank:  # a frozen vision tower saves no activations
@@ -440,12 +434,4 @@ def estimate_memory(
         checkpointed_activations=checkpointed + mask,
         logits=logits,
         peak=sum(state.values()) + logits + saved,
-    )
-
-
-def _count_attention_pairs(T: int) -> int:
-    """Count the entries of a layer's attention masks; each call of attention has its own mask."""
-    return sum(
-        min(MAX_ATTENTION_QUERIES, T - start) * min(start + MAX_ATTENTION_QUERIES, T)
-        for start in range(0, T, MAX_ATTENTION_QUERIES)
     )

@@ -1,5 +1,6 @@
 """Plan a recipe as tables: its settings, one step of each stage in each environment, and the memory of a GPU."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from saccade.checks.estimates import (
@@ -146,24 +147,11 @@ def _build_training_rows(cost: TrainingCost) -> list[TableRow]:
 
 
 def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gpus: int) -> Table:
-    is_checkpointed = recipe.model.activation_checkpointing
-    checkpointed, saved = "activations, checkpointed", "activations, all saved"
-    amounts = {
-        stage: {
-            "weights": estimate.weights,
-            "gradients": estimate.gradients,
-            "optimizer state": estimate.optimizer_state,
-            "float32 master weights": estimate.master_weights,
-            "reference weights (KL)": estimate.reference_weights,
-            checkpointed if is_checkpointed else f"({checkpointed})": estimate.checkpointed_activations,
-            f"({saved})" if is_checkpointed else saved: estimate.activations,
-            "logits": estimate.logits,
-            "total": estimate.peak,
-        }
-        for stage, estimate in estimates.items()
-    }
-    names = next(iter(amounts.values()))
-    rows = tuple((name, *(format_bytes(by_name[name]) for by_name in amounts.values())) for name in names)
+    amounts = [asdict(estimate) for estimate in estimates.values()]
+    labels = {name: name.replace("_", " ") for name in amounts[0]}
+    unused = "activations" if recipe.model.activation_checkpointing else "checkpointed_activations"
+    labels[unused] = f"({labels[unused]})"  # not part of the peak
+    rows = tuple((label, *(format_bytes(by_name[name]) for by_name in amounts)) for name, label in labels.items())
     place = f"each of {gpus} GPUs" if gpus > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
     return Table(title=f"Estimated training memory of {place}", header=("", *estimates), rows=rows)
 

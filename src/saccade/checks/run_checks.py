@@ -174,7 +174,11 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
     auxiliary = f"{recipe.sft.auxiliary_fraction:g} of the demonstrations"
     rank = f"rank {model.lora_rank}" if model.lora_rank else "none"
     checks = [
-        Check("environment", bind(_check_environments, recipe), ", ".join((recipe.environment.name, *environments))),
+        Check(
+            "environment",
+            lambda: [TaskEnvironments.from_recipe(used) for used in (recipe, for_evaluation(recipe))],
+            ", ".join((recipe.environment.name, *environments)),
+        ),
         Check("engine", bind(_check_engine, recipe, stages), recipe.engine.name),
         Check("rewards", bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
         Check("algorithms", bind(rl_training.check_algorithms, recipe.rl), ", ".join(algorithms)),
@@ -189,11 +193,6 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
 
 def _is_training(stages: Collection[str]) -> bool:
     return not {"sft", "rl"}.isdisjoint(stages)
-
-
-def _check_environments(recipe: Recipe) -> None:
-    for used in (recipe, for_evaluation(recipe)):
-        TaskEnvironments.from_recipe(used)
 
 
 def _check_engine(recipe: Recipe, stages: Collection[str]) -> None:

@@ -27,7 +27,7 @@ from saccade.evaluation.benchmark_result import (
 )
 from saccade.evaluation.benchmarks.base import Benchmark, Scoring, build_score_fn, check_subtitles, grade_episodes
 from saccade.evaluation.benchmarks.llm_judge import LlmJudge
-from saccade.evaluation.judge_results import VERDICTS_SUFFIX, JudgeVerdict, apply_verdicts_to_answers, read_verdicts
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts_to_answers, read_verdicts
 from saccade.evaluation.records import read_scored_episodes, read_ungraded_episodes
 from saccade.evaluation.shards import get_results_path, get_shard_file, list_shard_manifests, merge_shards
 from saccade.evaluation.subset import FULL_SET, Shard, Subset, read_stratified_weights
@@ -161,6 +161,11 @@ def evaluate_benchmark(
         else:  # an earlier judge's would give another score than the scorecard's; its cache still holds them
             path.with_suffix(VERDICTS_SUFFIX).unlink(missing_ok=True)
     conditions = describe_conditions(recipe, weights or find_newest_weights(folder))
+    if judge.description:
+        conditions["marked by"] = judge.description
+    if reasons := [verdict.reason for verdict in verdicts if verdict.value is None]:
+        reason = truncate_text(reasons[0])
+        conditions["no verdict"] = f"on {len(reasons)} answers ({reason}); the same command queries the judge again"
     stratified_weights = subset.compute_weights(tasks)
     if stratified_weights is None:  # the limit left no task out
         conditions.pop(LIMITED_SAMPLE, None)
@@ -172,21 +177,11 @@ def evaluate_benchmark(
         apply_verdicts_to_answers(results, verdicts, benchmark.get_grade_fn(scoring)),
         scoring=scoring,
         judge=judge.model,
-        conditions={**conditions, **_describe_judging(judge, verdicts)},
+        conditions=conditions,
         stratified_weights=None if shard else stratified_weights,  # a shard isn't a stratified sample of the full set
     )
     write_scorecard(path, card)
     return card
-
-
-def _describe_judging(judge: LlmJudge, verdicts: Sequence[JudgeVerdict]) -> dict[str, str]:
-    """Return, as conditions of a score, who graded the answers and why verdicts are missing."""
-    conditions = {"marked by": judge.description} if judge.description else {}
-    reasons = [verdict.reason for verdict in verdicts if verdict.value is None]
-    if reasons:
-        reason = truncate_text(reasons[0])
-        conditions["no verdict"] = f"on {len(reasons)} answers ({reason}); the same command queries the judge again"
-    return conditions
 
 
 def merge_benchmark_shards(

@@ -8,7 +8,6 @@ status/*.json       one file per finished stage
 
 import json
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 
 from saccade.config.load import dump_recipe, load_recipe
 from saccade.config.schema import Recipe
-from saccade.errors import RunError
+from saccade.errors import DataError, RunError
 from saccade.utils.files import file_errors, write_text
+from saccade.utils.jsonl import append_jsonl, read_jsonl
 from saccade.utils.versions import collect_versions
 
 # Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, use of the machine, and how
@@ -65,10 +65,7 @@ class Run:
                 f"the run {path} already exists; resume it with --resume, or choose another folder with --out",
                 key=str(path),
             )
-        changed = {}
-        if resume:
-            changed = run.diff_recipe(resumable_keys)
-            run._drop_partial_line()
+        changed = run.diff_recipe(resumable_keys) if resume else {}
         with file_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
         invocations = run.read_json("invocations.json") if exists else []
@@ -104,29 +101,19 @@ class Run:
 
     def log(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that aren't finite are written as null."""
-        line = json.dumps(_replace_non_finite({"stage": stage, "step": step, **values}), ensure_ascii=False) + "\n"
         path = self.path / "metrics.jsonl"
-        # One unbuffered write per line: a kill can truncate the last line but never mix two.
-        with file_errors(path), path.open("ab", buffering=0) as file:
-            file.write(line.encode())
+        with file_errors(path):
+            append_jsonl(path, _replace_non_finite({"stage": stage, "step": step, **values}))
 
     def read_metrics(self, stage: str) -> list[dict[str, Any]]:
         """Return a stage's lines by step: a step's last line counts, and a line that a kill truncated is ignored."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         try:
-            records = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise RunError(f"{path} holds a line that isn't JSON: {error}", key=str(path)) from error
+            records = read_jsonl(path, dict[str, Any], skip_truncated_line=True) if path.exists() else []
+        except DataError as error:
+            raise RunError(str(error), key=str(path)) from error
         steps = {record["step"]: record for record in records if record["stage"] == stage}
         return [steps[step] for step in sorted(steps)]
-
-    def _drop_partial_line(self) -> None:
-        path = self.path / "metrics.jsonl"
-        size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
-        if path.exists() and size < path.stat().st_size:
-            with file_errors(path):
-                os.truncate(path, size)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a JSON file of the run atomically: after a kill it holds the old value or the new one, never a part."""

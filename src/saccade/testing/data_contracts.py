@@ -13,7 +13,6 @@ from saccade.evaluation.benchmark_result import build_plain_scorecard
 from saccade.evaluation.benchmarks.base import Answer, Benchmark, GradedAnswer, Scoring, grade
 from saccade.types import Demonstration, Task
 
-
 _ANSWER_TEXTS = (
     *("A", "(b)", r"\boxed{C}", r"\boxed{", "<answer>", "</answer>", "<think>", "12", "-3.5", "3 - 5", "00:12 - 1:30"),
     *(

@@ -31,7 +31,7 @@ from saccade.algorithms.group_advantages import compute_group_advantages, frac_c
 from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters
 from saccade.algorithms.policy_loss import resolve_loss
 from saccade.config.schema import Recipe, RlConfig
-from saccade.errors import ConfigError, DataError, RunError, SaccadeError
+from saccade.errors import ConfigError, DataError, SaccadeError
 from saccade.media.relocation import map_media_paths
 from saccade.protocols import Engine
 from saccade.rollouts.components import TrainingComponents
@@ -109,7 +109,7 @@ async def train(
             num_tokens_before = queue.num_sampled_tokens
             timer.start_step()
             with save_on_error(folder, components, optimizer, state):
-                batch = require_enough_groups(await queue.get(), settings)
+                batch = await queue.get()
             timer.end_phase("rollout")
             samples, metrics = build_training_samples(batch, components)
             report = await run_policy_update(components, samples, optimizer, reference) if samples else None
@@ -214,21 +214,6 @@ def build_training_samples(
     metrics = {"frac_correct_negative": frac_correct_negative(groups, totals), **compute_filter_metrics(reports)}
     decode = components.backbone.renderer.decode
     return build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks), metrics
-
-
-def require_enough_groups(batch: RolloutBatch, settings: RlConfig) -> RolloutBatch:
-    """Return the batch; raise RunError if groups are missing and `rl.selection.on_underfilled` is "stop"."""
-    if batch.num_missing and settings.selection.on_underfilled == "stop":
-        num_kept, target = settings.prompts_per_step - batch.num_missing, settings.prompts_per_step
-        num_rounds = batch.metrics["sampling_rounds"]
-        raise RunError(
-            f"step {batch.step + 1} kept {num_kept} of {target} groups in {num_rounds:.0f} rounds. "
-            "Raise rl.selection.oversample or rl.selection.max_sampling_rounds, or set "
-            "rl.selection.on_underfilled=continue",
-            key="rl.selection.on_underfilled",
-            value="stop",
-        )
-    return batch
 
 
 def load_trainer_state(

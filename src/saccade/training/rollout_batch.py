@@ -24,7 +24,7 @@ from typing import Any
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_filter import FilterReport, select_groups
 from saccade.data.mixture import Mixture
-from saccade.errors import EngineError
+from saccade.errors import EngineError, RunError
 from saccade.metrics.episode_metrics import compute_step_metrics, has_failed
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import TrainingComponents
@@ -42,7 +42,6 @@ class RolloutBatch:
 
     step: int
     groups: tuple[Group, ...]
-    num_missing: int  # groups short of the target
     num_sampled_tokens: int  # including those of groups that were not kept
     metrics: Mapping[str, float]
 
@@ -65,7 +64,8 @@ async def collect_batch(
     """Collect the batch of step `step` with `run_fn`; return it and the advanced prompt sampler.
 
     Each further round takes as many prompts as groups are missing, oversampled like the first. `on_groups` receives all
-    groups. Raises EngineError if every episode of the step failed, or if none could be graded.
+    groups. Raises EngineError if every episode of the step failed, or if none could be graded, and RunError if groups
+    are missing and `rl.selection.on_underfilled` is "stop".
     """
     settings = components.recipe.rl
     target = settings.prompts_per_step
@@ -100,6 +100,13 @@ async def collect_batch(
     require_usable_episodes(groups, step)
     if on_groups is not None:
         on_groups(step, groups)
+    if selection.num_missing and settings.selection.on_underfilled == "stop":
+        raise RunError(
+            f"step {step + 1} kept {len(selection.kept_groups)} of {target} groups in {num_rounds} rounds. Raise "
+            "rl.selection.oversample or rl.selection.max_sampling_rounds, or set rl.selection.on_underfilled=continue",
+            key="rl.selection.on_underfilled",
+            value="stop",
+        )
     if settings.selection.surplus == "requeue":
         # Filters make new groups of the same episodes, so a group's position is found by its first episode.
         found = {id(scored): place for place, group in groups_by_position.items() for scored in group.episodes}
@@ -119,7 +126,6 @@ async def collect_batch(
     batch = RolloutBatch(
         step=step,
         groups=selection.kept_groups,
-        num_missing=selection.num_missing,
         num_sampled_tokens=sum(episode.usage.sampled_tokens for episode in sampled),
         metrics=metrics,
     )

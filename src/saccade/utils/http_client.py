@@ -144,18 +144,7 @@ class HttpClient:
 
     @contextlib.asynccontextmanager
     async def _acquire_session(self) -> AsyncIterator[_Session]:
-        session = self._session = self._session or self._open_session()
-        session.num_users += 1
-        try:
-            yield session
-        finally:
-            session.num_users -= 1
-            if not session.num_users and not self.keeps_connections:
-                self._session = None if self._session is session else self._session
-                await session.client.aclose()
-
-    def _open_session(self) -> _Session:
-        return _Session(
+        session = self._session = self._session or _Session(
             client=httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
                 timeout=None,  # `_send` limits the whole request
@@ -165,6 +154,14 @@ class HttpClient:
             ),
             limit=asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else contextlib.nullcontext(),
         )
+        session.num_users += 1
+        try:
+            yield session
+        finally:
+            session.num_users -= 1
+            if not session.num_users and not self.keeps_connections:
+                self._session = None if self._session is session else self._session
+                await session.client.aclose()
 
     async def close(self) -> None:
         """Close the connections; unfinished requests fail."""

@@ -29,7 +29,12 @@ class OpenAIClient(HttpClient):
 
     async def list_models(self) -> list[dict[str, Any]]:
         """Return the server's description of each model, such as `[{"id": "m"}]`. Raises RequestFailed."""
-        return await self.request("GET", "models", parse=_parse_models, expected="list of models")
+        return await self.request(
+            "GET",
+            "models",
+            parse=lambda response: [{**model, "id": str(model["id"])} for model in response.json()["data"]],
+            expected="list of models",
+        )
 
 
 def _parse_chat_completion(response: Any) -> ChatCompletion:
@@ -41,10 +46,6 @@ def _parse_chat_completion(response: Any) -> ChatCompletion:
     if not isinstance(text, str):
         raise TypeError("a completion without text")
     return ChatCompletion(text=text, finish_reason=finish, num_tokens=max(int(usage.get("completion_tokens") or 0), 0))
-
-
-def _parse_models(response: Any) -> list[dict[str, Any]]:
-    return [{**model, "id": str(model["id"])} for model in response.json()["data"]]
 
 
 def read_api_key(env_name: str, source: str, *, key: str = "api_key_env") -> str:

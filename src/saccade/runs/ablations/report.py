@@ -31,6 +31,7 @@ from saccade.runs.ablations.results import (
 )
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
 from saccade.utils.files import file_errors, write_text
+from saccade.utils.jsonl import read_jsonl
 
 INTERVAL_NOTE = (
     "A number is the mean over seeds. In [brackets] is its 95 % interval over tasks (same seeds, other questions: a "
@@ -106,17 +107,18 @@ def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) 
         "warnings": report.warnings,
         "ablation": ablation.model_dump(mode="json"),
         "metadata": report.metadata,
-        "tables": [_to_dict(row) for row in rows],
+        "tables": [
+            {
+                **{"table": row.table, "condition": row.condition, "variant": row.variant},
+                **({} if row.slice is None else {"slice": row.slice}),
+                **{name: estimate and asdict(estimate) for name, estimate in row.estimates.items()},
+            }
+            for row in rows
+        ],
     }
     write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
     write_text(folder / "report.md", format_markdown(report, plot_paths))
     return write_text(folder / "report.html", render_template("report.html.j2", report=report)), tables
-
-
-def _to_dict(row: ResultRow) -> dict[str, Any]:
-    names = {"table": row.table, "condition": row.condition, "variant": row.variant}
-    estimates = {name: estimate and asdict(estimate) for name, estimate in row.estimates.items()}
-    return {**names, **({} if row.slice is None else {"slice": row.slice}), **estimates}
 
 
 def collect_warnings(ablation: Ablation, results: Sequence[VariantResult], failures: Mapping[str, str]) -> list[str]:
@@ -141,11 +143,9 @@ def collect_warnings(ablation: Ablation, results: Sequence[VariantResult], failu
 
 def collect_metadata(folder: Path, ablation: Ablation) -> dict[str, str]:
     """Return seeds, tasks, steps, commands, versions and time."""
-    lines = (folder / "invocations.jsonl").read_text(encoding="utf-8").splitlines()
-    invocations = [json.loads(line) for line in lines]
-    last, jobs = invocations[-1], ablation.build_jobs()
-    done_files = [folder / "jobs" / f"{job.name}.done.json" for job in jobs]
-    seconds = sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in done_files if file.exists())
+    invocations, jobs = read_jsonl(folder / "invocations.jsonl", dict[str, Any]), ablation.build_jobs()
+    last, done_files = invocations[-1], [folder / "jobs" / f"{job.name}.done.json" for job in jobs]
+    seconds = sum(json.loads(file.read_bytes())["seconds"] for file in done_files if file.exists())
     recipe = ablation.build_recipe(*ablation.list_cells()[0])
     # A commit's hash is shortened; the suffix `-dirty` of changed sources is kept.
     parts = [(invocation["versions"]["commit"] or "unknown").partition("-") for invocation in invocations]

@@ -33,6 +33,7 @@ from saccade.runs.ablations.report import write_report
 from saccade.runs.ablations.schedule import NUM_PROCESSES, Ablation, Job, estimate_minutes
 from saccade.runs.ablations.worker import lock_file
 from saccade.utils.files import file_errors, write_text
+from saccade.utils.jsonl import append_jsonl
 from saccade.utils.versions import collect_versions
 
 POLL_SECONDS = 0.4
@@ -97,10 +98,9 @@ def lock_folder(folder: Path) -> IO[str]:
 
 def record_invocation(folder: Path, command: str) -> None:
     """Append the command, cores and versions of this invocation to invocations.jsonl."""
-    line = {"command": command, "cores": os.cpu_count(), "versions": collect_versions()}
     path = folder / "invocations.jsonl"
-    with file_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    with file_errors(path):
+        append_jsonl(path, {"command": command, "cores": os.cpu_count(), "versions": collect_versions()})
 
 
 def format_plan(ablation: Ablation) -> str:
