@@ -15,6 +15,8 @@ Each raises AssertionError with one sentence. No test framework is needed.
 
 import asyncio
 import inspect
+import itertools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +47,6 @@ from saccade.protocols import (
 from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.rollouts.runner import run_episode
 from saccade.testing.data_contracts import check_benchmark, check_importer
-from saccade.testing.tool_format_contracts import check_tool_format
 from saccade.tools.base import FunctionTool, ToolContext
 from saccade.types import (
     AnswerType,
@@ -169,6 +170,22 @@ def _build_tool_context(renderer: Renderer, path: str) -> ToolContext:
 def _build_argument(schema: Mapping[str, Any]) -> Any:
     minimum = schema.get("minimum", 1)
     return {"number": float(minimum), "integer": int(minimum), "string": "what?", "boolean": True}[schema["type"]]
+
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<json>", "</json>", "```json")
+CALL_TEXTS = ("{}", "[1]", '{"name": "crop_video"', '{"a": NaN}', "crop_video(1, 2)", "start=1 end=2", "{" * 999)
+
+
+def check_tool_format(parse_reply: Callable[..., Reply]) -> None:
+    """Check that any text parses to a reply with the whole text, whose calls have plain JSON arguments or an error."""
+    for opening, body, closing in itertools.product(("", *TAGS), ("", "B", "\ud800", *CALL_TEXTS), ("", *TAGS)):
+        text, prefill = f"{opening}{body}{closing}", len(opening)
+        reply = parse_reply(text, prefill)
+        assert (reply.text, reply.prefill) == (text, text[:prefill]), f"{text!r} was parsed as {reply.text!r}"
+        assert reply == parse_reply(text, prefill), f"{text!r} was parsed in two ways"
+        for call in reply.calls:
+            assert call.error or call.name, f"a call in {text!r} has neither a name nor an error"
+            json.dumps(dict(call.arguments), allow_nan=False)
 
 
 # ---- engines -------------------------------------------------------------------------------------------------------
