@@ -394,13 +394,12 @@ def _check_servers(planned_run: PlannedRun) -> dict[str, str | Exception]:
 
 def find_isolations(*recipes: Recipe) -> list[tuple[str, sandbox.IsolationMode]]:
     """Return the name and isolation mode of each code-running tool of the recipes' environments, without repeats."""
-    environments = [config for recipe in recipes for config in (recipe.environment, *recipe.environments.values())]
-    tools = [
-        tool
-        for config in environments
-        for tool in resolve_tool_settings(resolve_settings("environments", config)).items()
-    ]
-    return sorted({(name, settings["isolation"]) for name, settings in tools if "isolation" in settings})
+    isolations = set()
+    for config in (config for recipe in recipes for config in (recipe.environment, *recipe.environments.values())):
+        for name, settings in resolve_tool_settings(resolve_settings("environments", config)).items():
+            if "isolation" in settings:
+                isolations.add((name, settings["isolation"]))
+    return sorted(isolations)
 
 
 def start_sandboxes(*recipes: Recipe) -> dict[str, str]:

@@ -72,6 +72,8 @@ def _import(
     importer = plugins.resolve("data.importers", source, settings)
     client = HubClient(endpoint=hub)
     paths = [client.download_file(file) if file.startswith(HUB_PREFIX) else Path(file) for file in files]
+    plugin_files = filter(None, map(plugins.get_file, [source, *(answer_types or ())]))
+    digests = [compute_file_digest(str(file)) for file in plugin_files]
     with file_errors(output_path), progress(f"import {source}") as update_progress:
         reports = import_dataset(
             importer,
@@ -80,16 +82,7 @@ def _import(
             media_root=root,
             on_missing=on_missing.value,
             on_bad=on_bad.value,
-            identity=[
-                source,
-                settings,
-                find_package_version("saccade"),
-                *(
-                    compute_file_digest(str(file))
-                    for file in map(plugins.get_file, [source, *(answer_types or ())])
-                    if file
-                ),
-            ],
+            identity=[source, settings, find_package_version("saccade"), *digests],
             on_progress=lambda rows: update_progress(rows, "") if rows % 256 == 0 else None,
         )
     for report in reports:

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from saccade.cli.terminal import ModelPath, Settings, print_table
 from saccade.config.load import load_recipe
-from saccade.data.hub import DEFAULT_ENDPOINT
 from saccade.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -53,10 +52,8 @@ def doctor(
     if bench:
         from saccade.cli.benchmark import BenchmarkData, check_benchmarks
 
-        benchmark_data = BenchmarkData(
-            source=bench_data, allow_incomplete=False, scoring="strict", hub_endpoint=DEFAULT_ENDPOINT
-        )
-        results.append(check_benchmarks(loaded, bench.split(","), benchmark_data))
+        copies = BenchmarkData(source=bench_data, allow_incomplete=False, scoring="strict")
+        results.append(check_benchmarks(loaded, bench.split(","), copies))
     _print_results(itertools.chain.from_iterable(results), f"a run of {recipe} would fail; fix {{}}")
 
 

@@ -114,18 +114,9 @@ def evaluate(
         count = config.num_samples
         print_text(out, f"At temperature 0 a task's {count} episodes are identical; set evaluation.temperature=1")
     if bench:
-        benchmark_data = BenchmarkData(
-            source=bench_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub
-        )
-        run_benchmarks(
-            folder,
-            loaded,
-            bench.split(","),
-            benchmark_data=benchmark_data,
-            suffix=name or "",
-            model=weights,
-            shard=parsed_shard,
-        )
+        copies = BenchmarkData(source=bench_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub)
+        names, suffix = bench.split(","), name or ""
+        run_benchmarks(folder, loaded, names, copies, suffix=suffix, model=weights, shard=parsed_shard)
         return
     name = name if name is not None else "test"
     with progress(f"eval {name}") as update_progress:

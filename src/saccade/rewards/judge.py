@@ -107,9 +107,8 @@ class Judge:
     async def __call__(self, episode: Episode) -> float | Ungraded:
         """Return the reward of an episode."""
         task = episode.task
-        return await self.score_answer(
-            format_question(task.question, task.options), str(task.ground_truth), episode.answer or ""
-        )
+        question = format_question(task.question, task.options)
+        return await self.score_answer(question, str(task.ground_truth), episode.answer or "")
 
     async def score_answer(self, question: str, ground_truth: str, answer: str) -> float | Ungraded:
         """Return the value of the verdict on an answer; 0 without a request for one that is blank or too long."""

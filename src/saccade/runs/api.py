@@ -125,9 +125,8 @@ def ask(
     media = [_open_media(str(path), kind) for kind, path in files]  # before a model is loaded
     components = pipeline.load_for_inference(str(model), recipe=recipe, settings=settings)
     task = Task(id="ask", question=question, media=tuple(media), answer_type=AnswerType.OPEN, ground_truth="")
-    context = components.build_context(
-        seed=components.recipe.seed, temperature=components.recipe.evaluation.temperature, on_event=on_event
-    )
+    seed, temperature = components.recipe.seed, components.recipe.evaluation.temperature
+    context = components.build_context(seed=seed, temperature=temperature, on_event=on_event)
     return pipeline.run_and_close(components, run_episode(task, components.environments(task), context))
 
 

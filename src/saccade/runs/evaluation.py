@@ -243,11 +243,8 @@ def check_option_shuffle(recipe: Recipe, benchmark: Benchmark) -> None:
 def resolve_weights(folder: Path, recipe: Recipe, weights: Path | None) -> Path | None:
     """Return the weights (a run's newest by default), None for a chat API; raise ConfigError or RunError."""
     if not uses_chat_engine(recipe):
-        return (
-            resolve_checkpoint(weights)
-            if weights
-            else find_newest_weights(folder) or resolve_model_path(folder, recipe)
-        )
+        newest = None if weights else find_newest_weights(folder)
+        return resolve_checkpoint(weights) if weights else newest or resolve_model_path(folder, recipe)
     if weights:
         raise ConfigError(
             f"the engine {recipe.engine.name} queries its server, which can't load {weights}; leave out --model",

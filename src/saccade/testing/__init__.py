@@ -203,12 +203,9 @@ async def check_engine(engine: Engine, renderer: Renderer, weights: WeightSource
     sampling = SamplingParams(
         temperature=1.0, max_tokens=12, seed=3, stop_ids=renderer.stop_ids, forbidden_ids=renderer.forbidden_ids
     )
-    alone = [
-        await _generate_and_check(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers)
-    ]
-    concurrent = await asyncio.gather(
-        *(_generate_and_check(engine, ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers))
-    )
+    requests = [(ledger, replace(sampling, seed=seed)) for seed, ledger in enumerate(ledgers)]
+    alone = [await _generate_and_check(engine, *request) for request in requests]
+    concurrent = await asyncio.gather(*(_generate_and_check(engine, *request) for request in requests))
     assert alone == concurrent, "the same ledger and seed gave other tokens in concurrent requests than alone"
     # A high temperature makes forbidden ids likely if they aren't masked; servers accept 2 at most.
     hot = [_generate_and_check(engine, ledgers[0], replace(sampling, temperature=2.0, seed=seed)) for seed in range(8)]

@@ -176,16 +176,9 @@ def _build_batch(
                 trained = np.flatnonzero(ledger.loss_mask())
                 predictor = place[trained] - 1
                 predictor[trained == prefix] = start + prefix - 1  # the prefix's last token predicts a branch's first
-                columns = (
-                    ids,
-                    np.full(len(ids), sample_index),
-                    ledger.versions(),
-                    ledger.logprobs(),
-                    sample.advantages,
-                )
-                targets.append(
-                    np.stack([np.full(len(trained), b), predictor, *(np.array(column)[trained] for column in columns)])
-                )
+                values = (ids, np.full(len(ids), sample_index), ledger.versions(), ledger.logprobs(), sample.advantages)
+                columns = [np.full(len(trained), b), predictor, *(np.array(value)[trained] for value in values)]
+                targets.append(np.stack(columns))
                 branch_start += len(ids) - prefix
             start += tree.num_tokens
     stacked = np.concatenate(targets, axis=1)

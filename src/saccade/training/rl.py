@@ -247,13 +247,8 @@ def load_trainer_state(
 
 def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> TrainerState:
     """Return the state after one more finished step."""
-    prompt_sampler, batches = rollout_queue.state
-    return replace(
-        state,
-        num_finished_steps=state.num_finished_steps + 1,
-        prompt_sampler=prompt_sampler,
-        pending_batches=batches,
-    )
+    step, (sampler, batches) = state.num_finished_steps + 1, rollout_queue.state
+    return replace(state, num_finished_steps=step, prompt_sampler=sampler, pending_batches=batches)
 
 
 @contextlib.contextmanager

@@ -69,11 +69,8 @@ def _extract_letter(answer: str, option_texts: tuple[str, ...]) -> str | None:
     if (letter_only := _LETTER_ANSWER.fullmatch(plain)) is not None:
         return _match_letter(letter_only[1], letters)
     # An option may itself look hedged ("A and B"), so compare exact texts before rejecting anything.
-    matching = [
-        letter
-        for letter, option in zip(letters, options, strict=True)
-        if option and option == plain.rstrip(_SENTENCE_ENDS)
-    ]
+    sentence = plain.rstrip(_SENTENCE_ENDS)
+    matching = [letter for letter, option in zip(letters, options, strict=True) if option and option == sentence]
     if matching:
         return matching[0] if len(matching) == 1 else None  # two options with the same text are indistinguishable
     if (labeled := _LABELED_OPTION.fullmatch(plain)) is not None and (

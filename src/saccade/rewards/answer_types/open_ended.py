@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from saccade.rewards.answer_types.base import AnswerFormat, parse_text
@@ -69,11 +70,7 @@ class OpenAnswer(AnswerFormat):
         if Counter(predicted) - Counter(expected) and not has_alternatives:
             parts = _ALTERNATIVE_SEPARATOR.split(normalize_and_casefold(answer))
             candidates += filter(None, map(tokenize_without_articles, parts))
-        overlaps = [(Counter(candidate) & Counter(expected)).total() for candidate in candidates]
-        return min(
-            2 * overlap / (len(candidate) + len(expected))
-            for overlap, candidate in zip(overlaps, candidates, strict=True)
-        )
+        return min(_compute_f1(candidate, expected) for candidate in candidates)
 
     @classmethod
     def is_valid(cls, ground_truth: object) -> bool:
@@ -87,6 +84,10 @@ class OpenAnswer(AnswerFormat):
 
 
 open_ended = OpenAnswer
+
+
+def _compute_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
+    return 2 * (Counter(predicted) & Counter(expected)).total() / (len(predicted) + len(expected))
 
 
 def _tokenize(text: str) -> list[str]:

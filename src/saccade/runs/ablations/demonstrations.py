@@ -57,11 +57,8 @@ def split_calls_into_turns(demonstration: Demonstration) -> Demonstration:
         calls = re.findall(r"<tool_call>.*?</tool_call>", reply)
         before = reply.partition("<tool_call>")[0]
         replies += [before + call for call in calls] or [reply]
-    return replace(
-        demonstration,
-        replies=tuple(replies),
-        children=tuple((text,) for turn in demonstration.children for text in turn),
-    )
+    children = tuple((text,) for turn in demonstration.children for text in turn)
+    return replace(demonstration, replies=tuple(replies), children=children)
 
 
 def to_python_style(reply: str) -> str:

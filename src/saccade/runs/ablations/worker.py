@@ -16,7 +16,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,13 +141,11 @@ def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progres
             job_folder.mkdir(parents=True, exist_ok=True)
             demonstrations = build_demonstrations(tasks_path, job_folder, recipe, initial_checkpoint)
             write_jsonl(job_folder / "demonstrations.jsonl", demonstrations)
-    steps = recipe.sft.steps
-    pipeline.sft(
-        job_folder,
-        recipe,
-        resume=resume,
-        on_step=lambda step, row: progress(step, f"SFT, loss {row['loss']:.2f}", steps),
-    )
+
+    def report_step(step: int, row: Mapping[str, float]) -> None:
+        progress(step, f"SFT, loss {row['loss']:.2f}", recipe.sft.steps)
+
+    pipeline.sft(job_folder, recipe, resume=resume, on_step=report_step)
 
 
 def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
