@@ -186,11 +186,10 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any], section: str = 
 
 def _check_keys(data: Mapping[str, Any], source: str) -> None:
     for key, value, section, siblings in _find_unknown_keys(data, Recipe, ""):
-        close = difflib.get_close_matches(key, list(_list_keys(Recipe, "")), n=1, cutoff=0.85)
-        close = close or [
-            section + name for name in difflib.get_close_matches(key.removeprefix(section), siblings, n=1)
-        ]
-        close = close or difflib.get_close_matches(key, list(_list_keys(Recipe, "")), n=2)
+        keys, name = list(_list_keys(Recipe, "")), key.removeprefix(section)
+        in_section = [section + sibling for sibling in difflib.get_close_matches(name, siblings, n=1)]
+        close = difflib.get_close_matches(key, keys, n=1, cutoff=0.85) or in_section
+        close = close or difflib.get_close_matches(key, keys, n=2)
         hint = f"did you mean {' or '.join(close)}? The keys there are" if close else "the keys there are"
         raise ConfigError(f"{source}: there is no key {key!r}; {hint} {', '.join(siblings)}", key=key, value=value)
 

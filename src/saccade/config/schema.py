@@ -166,7 +166,7 @@ class SyntheticConfig(Section):
         return round(self.train * self.image.grid_images)
 
     @model_validator(mode="after")
-    def _check_media_settings(self) -> "SyntheticConfig":
+    def _check_combinations(self) -> "SyntheticConfig":
         if self.media == "video" and self.image != SyntheticImageConfig():
             raise ConfigError(
                 "synthetic.image has settings, but synthetic.media=video ignores them: set synthetic.media=image",
@@ -179,13 +179,9 @@ class SyntheticConfig(Section):
                 key="synthetic.haystack",
                 value=self.haystack,
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_python_demonstrations(self) -> "SyntheticConfig":
-        """Check what the demonstrations' code assumes: a frame at every whole second, and colors on gray."""
         if self.media == "image" or self.demonstrations != "python":
             return self
+        # The demonstrations' code assumes a frame at every whole second, and colors on gray.
         for name, value in (("fps", self.fps), ("event_seconds", self.event_seconds)):
             if value != int(value):
                 raise ConfigError(

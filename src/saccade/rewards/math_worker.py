@@ -42,13 +42,6 @@ def _parse_formula(formula: str) -> list[Any]:
     return parsed
 
 
-def _extend_cpu_limit(cpu_seconds: int) -> None:
-    """Grant this process `cpu_seconds` more of processor time, after which the system ends it with SIGXCPU."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds, hard))
-
-
 def _serve() -> None:
     """Answer line by line until stdin closes; the first line reports whether math-verify could be imported."""
     logging.disable(logging.CRITICAL)
@@ -61,8 +54,10 @@ def _serve() -> None:
         return
     _write_response({"ready": True})
     for line in sys.stdin:
-        request = json.loads(line)
-        _extend_cpu_limit(request["seconds"])
+        request, used = json.loads(line), resource.getrusage(resource.RUSAGE_SELF)
+        # The processor time of this comparison; beyond it, the system ends the process with SIGXCPU.
+        limit = math.ceil(used.ru_utime + used.ru_stime) + request["seconds"]
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         _write_response({"same": are_equal(request["ground_truth"], request["answer"])})
 
 

@@ -142,7 +142,11 @@ async def check_tool(tool: FunctionTool, renderer: Renderer) -> None:
     assert function["description"], f"{tool.name}: the docstring must describe the tool"
     undescribed = [name for name, schema in parameters["properties"].items() if not schema.get("description")]
     assert not undescribed, f"{tool.name}: annotate {undescribed} with a description"
-    valid = {name: _build_argument(schema) for name, schema in parameters["properties"].items()}
+    valid: dict[str, Any] = {}
+    for name, schema in parameters["properties"].items():
+        minimum = schema.get("minimum", 1)
+        by_type = {"number": float(minimum), "integer": int(minimum), "string": "what?", "boolean": True}
+        valid[name] = by_type[schema["type"]]
     # One mistake at a time: too many arguments, too few, the wrong types, numbers that aren't finite.
     invalid: list[Mapping[str, Any]] = [{**valid, "no_such_argument": 1}, {**valid, str(len(valid)): 1}]
     invalid += [{key: value for key, value in valid.items() if key != name} for name in parameters["required"]]
@@ -165,11 +169,6 @@ def _build_tool_context(renderer: Renderer, path: str) -> ToolContext:
     return ToolContext(
         media=FakeMediaLoader(), renderer=renderer, ask=answer_question, video_path=path, seed=0, max_result_tokens=64
     )
-
-
-def _build_argument(schema: Mapping[str, Any]) -> Any:
-    minimum = schema.get("minimum", 1)
-    return {"number": float(minimum), "integer": int(minimum), "string": "what?", "boolean": True}[schema["type"]]
 
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<json>", "</json>", "```json")

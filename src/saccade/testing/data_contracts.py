@@ -93,20 +93,14 @@ def check_importer(importer: Callable[[SourceRow], Iterator[Task | Demonstration
     for corrupted in _generate_corruptions(values):
         if not isinstance(corrupted, dict):
             continue
-        corrupted_items, problem = _try_row(importer, corrupted)
+        corrupted_items, problem = list[Task | Demonstration](), "rows.jsonl, row 7"
+        try:
+            corrupted_items = list(importer(_build_row(corrupted)))
+        except DataError as error:
+            problem = str(error)
         assert "rows.jsonl, row 7" in problem, f"an error must name the row: {problem}"
         for task in _extract_tasks([*items, *corrupted_items]):
             assert find_task_problem(task) is None, f"{corrupted} gave an invalid task: {find_task_problem(task)}"
-
-
-def _try_row(
-    importer: Callable[[SourceRow], Iterator[Task | Demonstration]], values: Mapping[str, Any]
-) -> tuple[list[Task | Demonstration], str]:
-    """Return a row's items, or none and the error message."""
-    try:
-        return list(importer(_build_row(values))), "rows.jsonl, row 7"
-    except DataError as error:
-        return [], str(error)
 
 
 def _build_row(values: Mapping[str, Any]) -> SourceRow:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -21,26 +21,17 @@ _MAX_BACKOFF = 60.0  # seconds between two tries
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 
 
+@dataclass(eq=False, repr=False)
 class RequestFailed(Exception):
-    """A request failed; the text is the reason, without the server's address.
+    """A request failed; the text is the reason, without the server's address."""
 
-    `status` is the HTTP status of the last response (0: none), `server_message` its error text; `is_timeout` is true if
-    the server is reachable but took too long. `retry_after` is the pause in seconds that the server demands.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        *,
-        status: int = 0,
-        server_message: str = "",
-        is_timeout: bool = False,
-        is_retryable: bool = True,
-        retry_after: float = 0.0,
-    ) -> None:
-        super().__init__(reason)
-        self.status, self.server_message, self.is_timeout = status, server_message, is_timeout
-        self.is_retryable, self.retry_after = is_retryable, retry_after
+    reason: str
+    _: KW_ONLY
+    status: int = 0  # of the last response; 0: none
+    server_message: str = ""  # the error text of the response
+    is_timeout: bool = False  # the server is reachable but took too long
+    is_retryable: bool = True
+    retry_after: float = 0.0  # the pause in seconds that the server demands
 
 
 def compute_backoff(first: float, num_failures: int, *, at_least: float = 0.0, at_most: float = _MAX_BACKOFF) -> float:
