@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from saccade import plugins
 from saccade.cli.terminal import out, print_tables
 from saccade.config.schema import Recipe
-from saccade.data.archives import (
-    explain_manual_unpacking,
-    extract_missing,
-    find_archives,
-    list_archive_files,
-    unpack,
-)
+from saccade.data.archives import explain_manual_unpacking, extract_missing, find_archives, list_archive_files, unpack
 from saccade.data.hub import (
     DEFAULT_ENDPOINT,
     DEFAULT_REVISION,

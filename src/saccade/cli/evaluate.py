@@ -51,8 +51,7 @@ ScoringMode = Annotated[
 DEFAULT_FOLDER = Path("runs") / "eval"  # for models that were trained elsewhere
 
 evaluation_app = typer.Typer(
-    cls=EvaluationGroup,
-    help="Evaluate a run (saccade eval RUN), merge shards, compare evaluations.",
+    cls=EvaluationGroup, help="Evaluate a run (saccade eval RUN), merge shards, compare evaluations."
 )
 
 
@@ -66,8 +65,7 @@ def evaluate(
     ] = DEFAULT_FOLDER,
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; the recipe's test split by default.")] = None,
     name: Annotated[
-        str | None,
-        typer.Option(help="Name of the evaluation: test by default; for a benchmark, a suffix."),
+        str | None, typer.Option(help="Name of the evaluation: test by default; for a benchmark, a suffix.")
     ] = None,
     bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
     bench_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path("data"),

@@ -15,14 +15,7 @@ from typing import TypeVar, cast
 import torch
 
 from saccade.checks.machine import CheckResult
-from saccade.checks.run_checks import (
-    Check,
-    PlannedRun,
-    report_checks,
-    require_checks,
-    run_check,
-    start_sandboxes,
-)
+from saccade.checks.run_checks import Check, PlannedRun, report_checks, require_checks, run_check, start_sandboxes
 from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
 from saccade.data.dataset import iterate_items, load_recipe_data
@@ -35,12 +28,7 @@ from saccade.errors import DataError, ModelError, RunError
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
-from saccade.rollouts.components import (
-    RolloutComponents,
-    TrainingComponents,
-    for_evaluation,
-    uses_chat_engine,
-)
+from saccade.rollouts.components import RolloutComponents, TrainingComponents, for_evaluation, uses_chat_engine
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
