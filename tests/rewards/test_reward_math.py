@@ -227,7 +227,7 @@ def test_unresponsive_worker_raises(monkeypatch, tmp_path):
 
 
 def test_missing_math_verify_raises(monkeypatch):
-    monkeypatch.setattr("saccade.rewards.answer_types.formula.find_package_version", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises(ConfigError, key="answer_type", value="math"):
         FormulaAnswer()
     other = Accuracy()  # works without the package until the first math task

@@ -216,11 +216,6 @@ def demo(
     recipe = Run.open(folder).recipe if resume and not (name or settings) else None
     if recipe is None:
         recipe = load_recipe(name or "tiny/para_grpo", settings)
-    if (folder / "recipe.yaml").exists() and not resume:
-        raise RunError(
-            f"{folder} already holds a run; resume it with --resume, or choose another folder with --out",
-            key=str(folder),
-        )
     from saccade.runs.demo import run_demo
 
     with progress_lines(out) as add_task:

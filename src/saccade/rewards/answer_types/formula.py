@@ -1,5 +1,6 @@
 """Score mathematics: symbolic equality with the ground-truth formula, by math-verify."""
 
+import importlib.util
 import itertools
 import re
 from typing import Any
@@ -10,7 +11,6 @@ from saccade.rewards.answer_types.base import AnswerFormat, parse_text
 from saccade.rewards.math_worker_pool import MathWorkerError, MathWorkerPool
 from saccade.rewards.text_normalization import ANSWER_LEAD_IN, extract_boxed, normalize_text
 from saccade.types import Episode, Ungraded
-from saccade.utils.versions import find_package_version
 
 _ANSWER_LEAD_IN = re.compile(rf"^{ANSWER_LEAD_IN}", re.IGNORECASE)
 _MATH_DELIMITERS = re.compile(r"^(?:\$\$?(.*?)\$\$?|\\\((.*?)\\\)|\\\[(.*?)\\\])$", re.DOTALL)
@@ -51,7 +51,7 @@ class FormulaAnswer(AnswerFormat):
         num_workers: PositiveInt = 2,  # worker processes
         max_answer_chars: PositiveInt = 400,  # a longer answer is wrong, characters
     ) -> None:
-        if find_package_version("math-verify") is None:
+        if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "the answer type math needs the package math-verify; install it: pip install 'saccade[math]'",
                 key="answer_type",

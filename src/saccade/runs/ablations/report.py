@@ -131,13 +131,10 @@ def collect_warnings(ablation: Ablation, results: Sequence[VariantResult], failu
         )
     elif ablation.seeds < 3:
         warnings.append(f"{ablation.seeds} seed(s): too few for a reliable interval over seeds.")
-    incomplete = [
-        f"{result.variant} in {result.condition} ({len(result.after)})"
-        for result in results
-        if len(result.after) < ablation.seeds
-    ]
+    incomplete = [result for result in results if len(result.after) < ablation.seeds]
     if incomplete:
-        warnings.append(f"Not every variant has all {ablation.seeds} seeds: {', '.join(incomplete)}.")
+        names = ", ".join(f"{result.variant} in {result.condition} ({len(result.after)})" for result in incomplete)
+        warnings.append(f"Not every variant has all {ablation.seeds} seeds: {names}.")
     return [*warnings, *(f"{name} failed: {reason}" for name, reason in failures.items())]
 
 
