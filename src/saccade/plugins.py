@@ -92,20 +92,17 @@ def load(folder: str, name: str) -> Any:
     """Return a plugin's object, by name or file (`./mine.py`, `./mine.py:object`). Raises ConfigError without one."""
     if file := get_file(name):
         return _get_public_object(_import_file(file), get_object_name(name), str(file))
+    key = _get_name_key(folder, name)
     if name in _list_plugin_modules(folder):
-        with boundary(
-            ConfigError, f"the plugin {folder}/{name} can't be imported", key=_get_name_key(folder, name), value=name
-        ):
+        with boundary(ConfigError, f"the plugin {folder}/{name} can't be imported", key=key, value=name):
             module = importlib.import_module(f"saccade.{folder}.{name}")
         return _get_public_object(module, name, f"saccade/{folder.replace('.', '/')}/{name}.py")
     entries = _find_entry_points(folder)
     if name not in entries:
         suggestion = suggest(name, list_plugins(folder))
-        raise ConfigError(
-            f"there is no {name!r} among the {folder}; {suggestion}", key=_get_name_key(folder, name), value=name
-        )
+        raise ConfigError(f"there is no {name!r} among the {folder}; {suggestion}", key=key, value=name)
     message = f"the plugin {name!r} of {folder} can't be imported from {entries[name].value}"
-    with boundary(ConfigError, message, key=_get_name_key(folder, name), value=name):
+    with boundary(ConfigError, message, key=key, value=name):
         return entries[name].load()
 
 
@@ -117,9 +114,8 @@ def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies:
     ("engine.settings.servers", "rewards.judge.settings.url"), or "plugin.setting" for other folders.
     """
     plugin = load(folder, name)
-    with boundary(
-        ConfigError, f"the signature of {folder}/{name} can't be read", key=_get_name_key(folder, name), value=name
-    ):
+    message = f"the signature of {folder}/{name} can't be read"
+    with boundary(ConfigError, message, key=_get_name_key(folder, name), value=name):
         parameters = inspect.signature(plugin, eval_str=True).parameters
     # The local engine names a backbone, a server's client doesn't: the caller needn't distinguish them.
     used_dependencies = {key: value for key, value in dependencies.items() if key in parameters}

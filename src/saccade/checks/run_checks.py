@@ -51,7 +51,7 @@ from saccade.rollouts.components import (
 )
 from saccade.training import rl as rl_training
 from saccade.training.checkpoint import list_checkpoints
-from saccade.types import Demonstration, MediaKind, Task
+from saccade.types import Demonstration, Media, MediaKind, Task
 
 STAGES = ("sft", "rl", "eval")
 MAX_ROWS = 2000  # rows read of each file
@@ -233,18 +233,11 @@ def check_device(device: str) -> None:
     """Check that this machine has a device such as "cuda:1". Raises ConfigError."""
     kind, _, number = device.partition(":")
     hint = "set model.device=cpu (and model.dtype=float32), or use a machine that has one"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"model.device={device}: torch finds no GPU on this machine; {hint}", key="model.device", value=device
-        )
-    if kind == "cuda" and number.isdecimal() and int(number) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"model.device={device}: there are {torch.cuda.device_count()} GPUs, counted from 0; {hint}",
-            key="model.device",
-            value=device,
-        )
-    message = f"model.device={device} can't be used ({hint})"
-    with boundary(ConfigError, message, key="model.device", value=device):
+    with boundary(ConfigError, f"model.device={device} can't be used ({hint})", key="model.device", value=device):
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError("torch finds no GPU on this machine")
+        if kind == "cuda" and number.isdecimal() and int(number) >= torch.cuda.device_count():
+            raise ValueError(f"there are {torch.cuda.device_count()} GPUs, counted from 0")
         torch.zeros(1, device=device).item()
 
 
@@ -337,9 +330,13 @@ def open_sample(tasks: Iterable[Task]) -> tuple[int, int]:
     files = list(dict.fromkeys(media for task in tasks for media in task.media))
     num_opened = min(len(files), MAX_OPENED_FILES)
     for index in np.linspace(0, len(files) - 1, num_opened).round().astype(int):
-        open_media = video.probe_video if files[index].kind is MediaKind.VIDEO else image.read_image
-        open_media(files[index].path)
+        open_media(files[index])
     return len(files), num_opened
+
+
+def open_media(media: Media) -> None:
+    """Open a video or an image. Raises MediaError."""
+    (video.probe_video if media.kind is MediaKind.VIDEO else image.read_image)(media.path)
 
 
 def _list_environments(planned_run: PlannedRun) -> dict[str, tuple[Recipe, str]]:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from saccade.config.schema import Recipe, Section, parse_section
-from saccade.errors import ConfigError, RunError
+from saccade.errors import ConfigError, RunError, boundary
 from saccade.plugins import suggest
 
 RECIPES_DIR = Path(__file__).parents[1] / "recipes"
@@ -97,20 +97,14 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, source: str, *, key: str = "") -> Any:
     """Parse YAML into plain values. Raises ConfigError, naming `source` and with `key` (default: `source`)."""
-    try:
+    with boundary(ConfigError, f"{source} isn't valid YAML", key=key or source):
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{source} isn't valid YAML: {reason}", key=key or source) from error
 
 
 def read_yaml(path: Path, kind: str) -> Any:
     """Read a YAML file. Raises ConfigError, with its path as key, if it can't be read or is invalid."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the {kind} {path} can't be read: {error}", key=str(path)) from error
-    return parse_yaml(text, str(path))
+    with boundary(ConfigError, f"the {kind} {path} can't be read", key=str(path)):
+        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
 def _load_with_bases(path: Path, extending_paths: tuple[Path, ...]) -> dict[str, Any]:

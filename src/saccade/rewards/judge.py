@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, boundary
 from saccade.rewards.text_normalization import format_question, strip_invisible
 from saccade.types import Episode, Ungraded
 from saccade.utils.hashing import compute_digest
@@ -95,14 +95,9 @@ class Judge:
         )
         self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         if self._cache_dir is not None:
-            try:
+            message = f"choose another folder for judge.cache_dir, since {self._cache_dir} can't be created"
+            with boundary(ConfigError, message, key="rewards.judge.settings.cache_dir", value=cache_dir):
                 self._cache_dir.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"judge.cache_dir={self._cache_dir} can't be created: {error.strerror}; choose another folder",
-                    key="rewards.judge.settings.cache_dir",
-                    value=cache_dir,
-                ) from error
 
     async def __call__(self, episode: Episode) -> float | Ungraded:
         """Return the reward of an episode."""
@@ -223,30 +218,18 @@ def _build_messages(prompt: str, case: Mapping[str, str], closing: str) -> list[
 
 
 def _validate_settings(*, url: str, model: str, labels: Mapping[str, float], extra_body: Mapping[str, Any]) -> None:
-    if not re.match(r"https?://[^/\s]+", url):
-        raise ConfigError(
-            f"judge.url={url!r} must begin with http:// or https://, as http://127.0.0.1:8000/v1 does",
-            key="rewards.judge.settings.url",
-            value=url,
-        )
-    if not model:
-        raise ConfigError(
-            "judge.model is empty; set it to the model's name on its server",
-            key="rewards.judge.settings.model",
-            value=model,
-        )
-    if len(labels) < 2 or not all(word.strip() and 0 <= value <= 1 for word, value in labels.items()):
-        raise ConfigError(
-            f"judge.labels={dict(labels)} must be two or more words, each with a value between 0 and 1",
-            key="rewards.judge.settings.labels",
-            value=labels,
-        )
-    if reserved := sorted(_RESERVED_FIELDS & extra_body.keys()):
-        raise ConfigError(
-            f"judge.extra_body can't hold {reserved[0]!r}, which the judge sets itself; remove it",
-            key="rewards.judge.settings.extra_body",
-            value=reserved[0],
-        )
+    has_labels = len(labels) > 1 and all(word.strip() and 0 <= value <= 1 for word, value in labels.items())
+    reserved = min(_RESERVED_FIELDS & extra_body.keys(), default="")
+    scheme = "must begin with http:// or https://, as http://127.0.0.1:8000/v1 does"
+    rules: tuple[tuple[str, object, object, str], ...] = (
+        ("url", url, re.match(r"https?://[^/\s]+", url), scheme),
+        ("model", model, model, "is empty; set it to the model's name on its server"),
+        ("labels", labels, has_labels, "must be two or more words, each with a value between 0 and 1"),
+        ("extra_body", reserved, not reserved, "is a request field that the judge sets itself; remove it"),
+    )
+    for name, value, is_valid, rule in rules:
+        if not is_valid:
+            raise ConfigError(f"judge.{name}: {value!r} {rule}", key=f"rewards.judge.settings.{name}", value=value)
 
 
 judge = Judge

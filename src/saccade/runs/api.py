@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saccade.checks.run_checks import open_media
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, MediaError
 from saccade.evaluation.judge_results import read_judged_episodes
 from saccade.evaluation.runner import Progress
-from saccade.media import image, video
 from saccade.rollouts.runner import run_episode
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import Run
@@ -134,20 +134,16 @@ def _open_media(path: str, kind: MediaKind) -> Media:
     """Return a file as media. Raises DataError or MediaError for one that can't be opened as its kind."""
     if not Path(path).exists():
         raise DataError(f"there is no file {path}; give the path of a file", key=path)
-    openers: dict[MediaKind, Callable[[str], object]] = {
-        MediaKind.VIDEO: video.probe_video,
-        MediaKind.IMAGE: image.read_image,
-    }
+    media, (other,) = Media(path=path, kind=kind), set(MediaKind) - {kind}
     try:
-        openers[kind](path)
+        open_media(media)
     except MediaError:
-        (other,) = openers.keys() - {kind}
         with contextlib.suppress(MediaError):
-            openers[other](path)
+            open_media(Media(path=path, kind=other))
             message = f"{path} is a file of the other kind; give it as {other.value} (--{other.value})"
             raise DataError(message, key=path) from None
         raise
-    return Media(path=path, kind=kind)
+    return media
 
 
 def read_episodes(path: AnyPath, *, name: str = "test") -> list[ScoredEpisode]:

@@ -24,7 +24,7 @@ from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, val
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
-from saccade.errors import DataError, ModelError, RunError
+from saccade.errors import DataError, ModelError, RunError, boundary
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
@@ -102,13 +102,10 @@ def default_recipe_for(model: str | Path) -> tuple[str, tuple[str, ...]]:
     for folder in (Path(model), *Path(model).resolve().parents[:2]):
         if (folder / "recipe.yaml").is_file():
             return str(folder / "recipe.yaml"), ()
-    try:
+    message = f"{model} is not a vision-language model, whose config.json has a vision_config"
+    with boundary(ModelError, message, key=str(model)):
         vision = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vision_config"]
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(
-            f"{model} is not a vision-language model: it has no config.json with a vision_config", key=str(model)
-        ) from error
     if side <= TINY_TOKEN_PIXELS:
         return "tiny/para_grpo", ()
     device = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")

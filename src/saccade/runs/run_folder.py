@@ -15,7 +15,7 @@ from typing import Any
 
 from saccade.config.load import dump_recipe, load_recipe
 from saccade.config.schema import Recipe
-from saccade.errors import DataError, RunError
+from saccade.errors import DataError, RunError, boundary
 from saccade.utils.files import file_errors, write_text
 from saccade.utils.jsonl import append_jsonl, read_jsonl
 from saccade.utils.versions import collect_versions
@@ -122,10 +122,8 @@ class Run:
     def read_json(self, name: str) -> Any:
         """Return the value of a JSON file of the run."""
         path = self.path / name
-        try:
+        with boundary(RunError, f"{path} can't be read", key=str(path)):
             return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} can't be read: {error}", key=str(path)) from error
 
     def mark_done(self, stage: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Record that a stage is finished, with metadata for later stages."""

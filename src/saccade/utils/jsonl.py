@@ -9,10 +9,10 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -132,9 +132,7 @@ def _convert_for_json(value: Any) -> Any:
 def _parse_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
     try:
         value = json.loads(line)
-    except RecursionError as error:
-        raise DataError(f"{location}: the JSON is nested too deeply to read", key=location) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
         raise DataError(f"{location}: not valid JSON{ending}: {error}", key=location) from error
     return validate_as(value, item_type, location)
@@ -143,7 +141,7 @@ def _parse_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
 def validate_as(value: Any, item_type: type[ItemT], location: str) -> ItemT:
     """Convert a plain value to `item_type`. Raises DataError, which names `location` and has the field as key."""
     try:
-        item: ItemT = _get_type_adapter(cast(Hashable, item_type)).validate_python(value)
+        item: ItemT = _get_type_adapter(item_type).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole line"
@@ -152,9 +150,7 @@ def validate_as(value: Any, item_type: type[ItemT], location: str) -> ItemT:
     return item
 
 
-@cache
-def _get_type_adapter(item_type: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(cast(type[Any], item_type))
+_get_type_adapter = cache(TypeAdapter[Any])  # building one is slow
 
 
 def _repair_last_line(file: Any) -> None:

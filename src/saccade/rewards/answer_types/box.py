@@ -94,9 +94,8 @@ def _compute_iou(first: Sides, second: Sides) -> float:
 
 def _parse_ground_truth_box(task: Task) -> Sides:
     """Return the ground-truth box as fractions of the image."""
-    is_box = isinstance(task.ground_truth, tuple) and len(task.ground_truth) == 4
-    expected = task.ground_truth if isinstance(task.ground_truth, tuple) and is_box else (1.0, 1.0, 0.0, 0.0)
-    size = _get_image_size(task)
+    truth, size = task.ground_truth, _get_image_size(task)
+    expected = truth if isinstance(truth, tuple) and len(truth) == 4 else (1.0, 1.0, 0.0, 0.0)
     fractions = expected if size is None else tuple(value / size[i % 2] for i, value in enumerate(expected))
     if not (0 <= fractions[0] < fractions[2] <= 1 + 1e-6 and 0 <= fractions[1] < fractions[3] <= 1 + 1e-6):
         bounds = "between 0 and 1 (extras has no width and height)" if size is None else f"within {size[0]}x{size[1]}"

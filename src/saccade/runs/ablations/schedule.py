@@ -226,9 +226,7 @@ class Ablation(Section):
         return f"{folder}/before-{digest[:8]}"
 
 
-@functools.lru_cache(maxsize=256)  # building the jobs needs each recipe many times
-def _load_recipe_cached(name: str, settings: tuple[str, ...]) -> Recipe:
-    return load_recipe(name, settings)
+_load_recipe_cached = functools.lru_cache(maxsize=256)(load_recipe)  # building the jobs needs each recipe many times
 
 
 def initial_checkpoint_folder(seed: int, initial_checkpoint: str) -> str:
