@@ -140,10 +140,8 @@ def list_checks(planned_run: PlannedRun) -> list[Check]:
     recipe, stages, bind = planned_run.recipe, planned_run.stages, functools.partial
     sizes = ("family", "model") if recipe.model.path else ("family",)  # what the sizes of the model depend on
     is_new = planned_run.weights is None  # a run with a checkpoint has passed these, and loading names what is broken
-    checks = [
-        *list_recipe_checks(recipe, stages),
-        Check("device", bind(check_device, recipe.model.device), recipe.model.device),
-    ]
+    checks = list_recipe_checks(recipe, stages)
+    checks.append(Check("device", bind(check_device, recipe.model.device), recipe.model.device))
     if planned_run.has_model:
         checks.append(Check("model", bind(_check_model, planned_run), before_run=is_new))
     if _is_training(stages):

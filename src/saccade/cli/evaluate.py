@@ -151,12 +151,8 @@ def _prepare_run(
     checked = recipe.with_values({"model.path": run_recipe.model.path})
     has_model = weights is not None or not model
     require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
-    Run.create(
-        output_folder,
-        run_recipe,
-        resume=(output_folder / "recipe.yaml").exists(),
-        metadata=start_sandboxes(for_evaluation(run_recipe)),
-    )
+    is_run, isolations = (output_folder / "recipe.yaml").exists(), start_sandboxes(for_evaluation(run_recipe))
+    Run.create(output_folder, run_recipe, resume=is_run, metadata=isolations)
     return output_folder, *pipeline.resolve_target(load_recipe(str(output_folder / "recipe.yaml"), settings), model)
 
 

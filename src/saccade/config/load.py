@@ -119,11 +119,8 @@ def _load_with_bases(path: Path, extending_paths: tuple[Path, ...]) -> dict[str,
     extends = own.pop("extends", [])
     bases = [extends] if isinstance(extends, str) else extends
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(
-            f"{path}: extends can't be {extends!r}: it should be a recipe's name or path, or a list of them",
-            key="extends",
-            value=extends,
-        )
+        message = f"{path}: extends can't be {extends!r}: it should be a recipe's name or path, or a list of them"
+        raise ConfigError(message, key="extends", value=extends)
     _check_keys(own, str(path))
     merged: dict[str, Any] = {}
     for base in bases:

@@ -168,17 +168,11 @@ class SyntheticConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> "SyntheticConfig":
         if self.media == "video" and self.image != SyntheticImageConfig():
-            raise ConfigError(
-                "synthetic.image has settings, but synthetic.media=video ignores them: set synthetic.media=image",
-                key="synthetic.media",
-                value=self.media,
-            )
+            message = "synthetic.image has settings, but synthetic.media=video ignores them: set synthetic.media=image"
+            raise ConfigError(message, key="synthetic.media", value=self.media)
         if self.media == "image" and self.haystack is not None:
-            raise ConfigError(
-                f"synthetic.haystack={self.haystack} is for videos: remove it, or set synthetic.media=video",
-                key="synthetic.haystack",
-                value=self.haystack,
-            )
+            message = f"synthetic.haystack={self.haystack} is for videos: remove it, or set synthetic.media=video"
+            raise ConfigError(message, key="synthetic.haystack", value=self.haystack)
         if self.media == "image" or self.demonstrations != "python":
             return self
         # The demonstrations' code assumes a frame at every whole second, and colors on gray.

@@ -44,11 +44,8 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     """
     names = {plugins.get_object_name(name): name for name in terms}
     if len(names) < len(terms):
-        raise ConfigError(
-            f"two of the reward terms {', '.join(terms)} have the same name; rename a file",
-            key="rewards",
-            value=tuple(terms),
-        )
+        message = f"two of the reward terms {', '.join(terms)} have the same name; rename a file"
+        raise ConfigError(message, key="rewards", value=tuple(terms))
     weights = {part: terms[name].weight for part, name in names.items()}
     rewards = {part: resolve_reward(name, terms[name].settings) for part, name in names.items()}
     rewards.setdefault("format_compliance", resolve_reward("format_compliance", {}))
@@ -184,8 +181,5 @@ async def _run_group_reward(part: str, reward: Callable[..., Any], group: Group)
 def _require_finite(part: str, task_id: str, values: Sequence[float]) -> None:
     for value in values:
         if not math.isfinite(value):
-            raise ConfigError(
-                f"the reward {part!r} returned {value} for task {task_id}; it must return a finite number",
-                key=f"rewards.{part}",
-                value=value,
-            )
+            message = f"the reward {part!r} returned {value} for task {task_id}; it must return a finite number"
+            raise ConfigError(message, key=f"rewards.{part}", value=value)

@@ -246,11 +246,8 @@ def resolve_weights(folder: Path, recipe: Recipe, weights: Path | None) -> Path 
         newest = None if weights else find_newest_weights(folder)
         return resolve_checkpoint(weights) if weights else newest or resolve_model_path(folder, recipe)
     if weights:
-        raise ConfigError(
-            f"the engine {recipe.engine.name} queries its server, which can't load {weights}; leave out --model",
-            key="engine.name",
-            value=recipe.engine.name,
-        )
+        message = f"the engine {recipe.engine.name} queries its server, which can't load {weights}; leave out --model"
+        raise ConfigError(message, key="engine.name", value=recipe.engine.name)
     return None
 
 

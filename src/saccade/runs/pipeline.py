@@ -179,11 +179,8 @@ def start_run(
     folder becomes a run, which with an unusable recipe could only be deleted.
     """
     checked = recipe if has_model else recipe.with_values({"model.path": "", "model.base_model": ""})
-    require_checks(
-        PlannedRun(
-            recipe=checked, folder=folder, stages=stages, weights=find_newest_weights(folder), has_model=has_model
-        )
-    )
+    weights = find_newest_weights(folder)
+    require_checks(PlannedRun(recipe=checked, folder=folder, stages=stages, weights=weights, has_model=has_model))
     used = [*([recipe] if "rl" in stages else []), *([for_evaluation(recipe)] if "eval" in stages else [])]
     return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=start_sandboxes(*used))
 
@@ -192,21 +189,21 @@ def check_run(
     folder: Path, recipe: Recipe, stages: Collection[str], *, uses_own_tasks: bool = True
 ) -> Iterator[CheckResult]:
     """Report every check of a run in `folder`, without loading weights or writing anything."""
-    planned_run = PlannedRun(
-        recipe=recipe, folder=folder, stages=stages, weights=find_newest_weights(folder), uses_own_tasks=uses_own_tasks
+
+    def check_folder() -> str:
+        if not (folder / "recipe.yaml").exists():
+            return f"{folder} is a new run"
+        run = Run(path=folder, recipe=recipe)
+        run.diff_recipe()
+        if "rl" in stages and "sft" not in stages:
+            require_finished_sft(run)
+        return f"{folder} is an existing run; resume it with --resume"
+
+    weights = find_newest_weights(folder)
+    yield from report_checks(
+        PlannedRun(recipe=recipe, folder=folder, stages=stages, weights=weights, uses_own_tasks=uses_own_tasks)
     )
-    yield from report_checks(planned_run)
-    yield from run_check(Check("run folder", functools.partial(_check_folder, planned_run)))
-
-
-def _check_folder(planned_run: PlannedRun) -> str:
-    if not (planned_run.folder / "recipe.yaml").exists():
-        return f"{planned_run.folder} is a new run"
-    run = Run(path=planned_run.folder, recipe=planned_run.recipe)
-    run.diff_recipe()
-    if "rl" in planned_run.stages and "sft" not in planned_run.stages:
-        require_finished_sft(run)
-    return f"{planned_run.folder} is an existing run; resume it with --resume"
+    yield from run_check(Check("run folder", check_folder))
 
 
 def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None, T]) -> T:
@@ -269,13 +266,8 @@ def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None =
     file = recipe.data.demonstrations
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     run = run or start_run(folder, recipe, ["sft"], resume=resume)
-    return _train_stage(
-        "sft",
-        without_rewards(run.recipe),
-        functools.partial(sft_training.train, demonstrations=demonstrations),
-        run,
-        on_step,
-    )
+    train = functools.partial(sft_training.train, demonstrations=demonstrations)
+    return _train_stage("sft", without_rewards(run.recipe), train, run, on_step)
 
 
 def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:

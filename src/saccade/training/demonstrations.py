@@ -67,9 +67,6 @@ async def replay_demonstration(
     if episode.status in ERROR_STATUSES or not trained:
         task, budget = demonstration.task, demonstration.frame_budget
         reason = episode.error or "its calls reach no sub-agent"
-        raise DataError(
-            f"the demonstration of task {task.id} with {budget} frames can't be replayed: {reason}",
-            key="replies",
-            value=task.id,
-        )
+        message = f"the demonstration of task {task.id} with {budget} frames can't be replayed: {reason}"
+        raise DataError(message, key="replies", value=task.id)
     return [build_sample(conversation, 1.0) for conversation in trained]

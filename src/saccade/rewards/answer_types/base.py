@@ -78,11 +78,8 @@ def register_file(path: str) -> type[AnswerFormat]:
     if not (isinstance(plugin, type) and issubclass(plugin, AnswerFormat)):
         raise ConfigError(f"{path} must define a subclass of AnswerFormat, not {plugin!r}", key=path, value=plugin)
     if plugin.names[0] in {packaged.names[0] for packaged in _load_packaged().values()}:
-        raise ConfigError(
-            f"{path} defines the answer type {plugin.names[0]!r}, which exists already; choose another name",
-            key=path,
-            value=plugin.names[0],
-        )
+        message = f"{path} defines the answer type {plugin.names[0]!r}, which exists already; choose another name"
+        raise ConfigError(message, key=path, value=plugin.names[0])
     _registered[path] = plugin
     return plugin
 

@@ -52,11 +52,8 @@ class FormulaAnswer(AnswerFormat):
         max_answer_chars: PositiveInt = 400,  # a longer answer is wrong, characters
     ) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                "the answer type math needs the package math-verify; install it: pip install 'saccade[math]'",
-                key="answer_type",
-                value="math",
-            )
+            message = "the answer type math needs the package math-verify; install it: pip install 'saccade[math]'"
+            raise ConfigError(message, key="answer_type", value="math")
         self._max_answer_chars = max_answer_chars
         self._worker_pool = MathWorkerPool(cpu_seconds=cpu_seconds, num_workers=num_workers)
 
