@@ -15,7 +15,6 @@ from saccade.types import (
     EpisodeStatus,
     FinishReason,
     GenerationRequest,
-    Group,
     Message,
     Reply,
     SamplingParams,
@@ -304,32 +303,6 @@ SelectEnvironment = Callable[[Task], EnvironmentFactory]  # what a task's episod
 RewardResult = float | Score | Ungraded
 GroupRewardResult = Sequence[float] | Ungraded
 ScoreResult = Score | Ungraded
-
-
-class Reward(Protocol):
-    """One term of the reward: a function, or a class with `__call__`.
-
-    A class receives its settings in `__init__` and holds expensive resources (a judge's client). A reward with a
-    keyword-only parameter `correct: float` receives the value of the term that the recipe marks as correctness.
-    """
-
-    def __call__(self, episode: Episode) -> RewardResult | Awaitable[RewardResult]:
-        """Return a value, usually in [0, 1], and the same value for the same episode.
-
-        Return `Ungraded` if the value is unknown (never 0), and a `Score` with `credits` to reward particular tokens. A
-        reward that waits for a server or a process is a coroutine function.
-        """
-
-
-class GroupReward(Protocol):
-    """A term that compares the episodes of a group; recognized by the name of its first parameter, `group`."""
-
-    def __call__(self, group: Group) -> GroupRewardResult | Awaitable[GroupRewardResult]:
-        """Return one value per episode, in order; or `Ungraded`, and then no episode of the group has a score.
-
-        The episodes have the scores of the other terms; those that could not be graded are in `group.ungraded`.
-        """
-
 
 # Scores the episodes of one task together, in order; see `rewards.compose.compose_rewards`.
 ScoreFn = Callable[[Sequence[Episode]], Awaitable[Sequence[ScoreResult]]]

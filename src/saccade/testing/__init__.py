@@ -36,11 +36,9 @@ from saccade.protocols import (
     Engine,
     Environment,
     EnvironmentFactory,
-    GroupReward,
     MediaLoader,
     PixelBudget,
     Renderer,
-    Reward,
     VideoInfo,
     WeightSource,
 )
@@ -300,7 +298,7 @@ def check_family(renderer: ChatRenderer) -> None:
 # ---- rewards -------------------------------------------------------------------------------------------------------
 
 
-async def check_reward(reward: Reward | GroupReward, answer_types: Sequence[str] = tuple(AnswerType)) -> None:
+async def check_reward(reward: Callable[..., Any], answer_types: Sequence[str] = tuple(AnswerType)) -> None:
     """Check that the reward is finite and deterministic for every status and for the given answer types.
 
     A reward with the parameter `correct` is called with 0, 0.5 and 1; a group reward must return one value per episode,
@@ -308,9 +306,8 @@ async def check_reward(reward: Reward | GroupReward, answer_types: Sequence[str]
     """
     parameters = list(inspect.signature(reward).parameters)
     if parameters[:1] == ["group"]:
-        await _check_group_reward(cast(GroupReward, reward), answer_types)
+        await _check_group_reward(reward, answer_types)
         return
-    reward = cast(Reward, reward)
     variants: list[dict[str, float]] = [{}]
     if "correct" in parameters:
         variants = [{"correct": correct} for correct in (0.0, 0.5, 1.0)]
@@ -322,7 +319,7 @@ async def check_reward(reward: Reward | GroupReward, answer_types: Sequence[str]
                 assert all(map(math.isfinite, values)), f"the status {episode.status} got the reward {result}"
 
 
-async def _check_group_reward(reward: GroupReward, answer_types: Sequence[str]) -> None:
+async def _check_group_reward(reward: Callable[..., Any], answer_types: Sequence[str]) -> None:
     for answer_type in answer_types:
         scored = tuple(
             ScoredEpisode(episode=episode, score=Score(value=float(index % 2), correct=float(index % 2)))
