@@ -1,10 +1,9 @@
 """`saccade data`: import datasets, unpack archives, rewrite media paths, validate datasets, and show rows."""
 
 from collections import Counter
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -15,9 +14,6 @@ from saccade.errors import ConfigError, DataError
 from saccade.reporting.console import print_text
 from saccade.utils.files import file_errors
 from saccade.utils.versions import find_package_version
-
-if TYPE_CHECKING:
-    from saccade.data.importer import ImportReport
 
 data_app = typer.Typer(no_args_is_help=True, help="Generate, import, validate and show data.")
 
@@ -86,7 +82,14 @@ def _import(
             on_progress=lambda rows: update_progress(rows, "") if rows % 256 == 0 else None,
         )
     for report in reports:
-        print_text(out, f"{report.file}: {', '.join(_format_counts(report))}")
+        counts = [f"{report.rows} rows, {report.written} written"]
+        if report.bad_rows:
+            counts.append(f"{report.bad_rows} rows can't be read")
+        if report.missing_rows:
+            folders = ", ".join(f"{count} in {folder}" for folder, count in sorted(report.missing_files.items()))
+            more = ", ..." if report.missing_rows > len(report.missing_ids) else ""
+            counts.append(f"{report.missing_rows} rows lack files ({folders}): {', '.join(report.missing_ids)}{more}")
+        print_text(out, f"{report.file}: {', '.join(counts)}")
         for problem in report.bad_row_errors:
             print_text(out, problem, style="dim")
     out.print(f"wrote {escape(str(output_path))}: {sum(report.written for report in reports)} rows", soft_wrap=True)
@@ -216,13 +219,3 @@ def _register(answer_types: list[str] | None) -> None:
 
     for path in answer_types or ():
         register_file(path)
-
-
-def _format_counts(report: "ImportReport") -> Iterator[str]:
-    yield f"{report.rows} rows, {report.written} written"
-    if report.bad_rows:
-        yield f"{report.bad_rows} rows can't be read"
-    if report.missing_rows:
-        folders = ", ".join(f"{count} in {folder}" for folder, count in sorted(report.missing_files.items()))
-        more = ", ..." if report.missing_rows > len(report.missing_ids) else ""
-        yield f"{report.missing_rows} rows lack files ({folders}): {', '.join(report.missing_ids)}{more}"

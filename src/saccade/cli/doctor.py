@@ -41,9 +41,8 @@ def doctor(
     loaded = load_recipe(recipe, settings or ())
     run_folder = Path(recipe).parent if Path(recipe).name == "recipe.yaml" else None
     folder = folder or run_folder or Path("runs") / "rl"
-    stages = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
-    if stage:
-        stages = [name.strip() for name in stage.split(",")]
+    configured = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
+    stages = [name.strip() for name in stage.split(",")] if stage else configured
     for name in stages:
         if name not in STAGES:
             raise ConfigError(f"--stage can't be {name!r}; name some of {', '.join(STAGES)}", key="--stage", value=name)
