@@ -133,7 +133,7 @@ class Segment:
 
     def input_ids(self) -> tuple[int, ...]:
         """Return the tokens with each placeholder repeated once per visual token."""
-        if not self.slots:
+        if not self.slots or self.messages is not None:
             return self.tokens
         pairs = zip(self.tokens, self.repeat_counts, strict=True)
         return tuple(token for token, count in pairs for _ in range(count))
