@@ -256,10 +256,7 @@ def estimate_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCost:
-    """The rollouts of an RL step: groups, episodes, images shown, sampled tokens.
-
-    `total_tokens` are those of all conversations at their longest, without shared prefixes.
-    """
+    """The rollouts of an RL step; `total_tokens` are those of conversations at their longest, nothing shared."""
 
     num_groups: int
     num_episodes: int

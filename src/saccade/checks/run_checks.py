@@ -160,10 +160,7 @@ def list_checks(planned_run: PlannedRun) -> list[Check]:
 
 
 def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
-    """List the checks of a recipe's settings, which need no files.
-
-    Only RL and evaluation need what rewards depend on outside the recipe, such as a judge's API key.
-    """
+    """List the checks of settings, which need no files; only RL and evaluation check what rewards depend on."""
     model, bind = recipe.model, functools.partial
     environments = [f"{name}: {config.name}" for name, config in recipe.environments.items()]
     algorithms = (recipe.rl.advantage.estimator, recipe.rl.loss.name, *recipe.rl.active_filters)

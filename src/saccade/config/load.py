@@ -33,10 +33,7 @@ def list_yaml_files(folder: Path) -> tuple[str, ...]:
 
 
 def find_yaml_file(name_or_path: str, packaged: Path, *, kind: str, base_dir: Path = Path()) -> Path:
-    """Return a file by its name in the folder `packaged`, or by path (ending in .yaml) relative to `base_dir`.
-
-    Raises ConfigError, with `kind` as key of an unknown name, if there is none.
-    """
+    """Return a file by its name in `packaged`, or its path (.yaml) in `base_dir`. Raises ConfigError for neither."""
     if name_or_path.endswith((".yaml", ".yml")):
         path = base_dir / Path(name_or_path).expanduser()
         if not path.is_file():

@@ -44,10 +44,7 @@ class MathWorkerPool:
         weakref.finalize(self, _shut_down, self._executor, self._processes)
 
     async def are_equal(self, ground_truth: str, answer: str) -> bool:
-        """Return whether two formulas are equal; False if the comparison exceeds its time or memory.
-
-        Raises MathWorkerError if no process can be started, or one gets no processor time at all.
-        """
+        """Return whether formulas are equal; False beyond time or memory. Raises MathWorkerError without a response."""
         is_equal = self._cache.get((ground_truth, answer))
         if is_equal is None:
             is_equal = await asyncio.get_running_loop().run_in_executor(

@@ -49,10 +49,7 @@ def save_checkpoint(
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
 ) -> Checkpoint:
-    """Write checkpoint `step` below `folder` and delete all but the two newest.
-
-    `write_extra_files` may write more files into the checkpoint's temporary folder. Raises RunError.
-    """
+    """Write checkpoint `step`, with `write_extra_files`, and delete all but the two newest. Raises RunError."""
     target = folder / f"step-{step:06d}"
     part_folder = folder / f".step-{step:06d}.part"
     message = f"the checkpoint {target} can't be written; free space or choose another run folder"

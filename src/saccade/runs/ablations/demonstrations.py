@@ -33,10 +33,7 @@ def build_demonstrations(
 def rewrite_demonstration(
     demonstration: Demonstration, initial_checkpoint: InitialCheckpoint, seed: int
 ) -> Demonstration:
-    """Return the demonstration in the styles of the initial checkpoint; each style is drawn once per demonstration.
-
-    Sub-agents' replies and auxiliary demonstrations are unchanged.
-    """
+    """Return the demonstration in styles drawn once for it; sub-agents' replies and auxiliary ones are unchanged."""
     if demonstration.is_auxiliary:
         return demonstration
     if initial_checkpoint.one_call_per_turn:
