@@ -9,10 +9,10 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -141,7 +141,7 @@ def _parse_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
 def validate_as(value: Any, item_type: type[ItemT], location: str) -> ItemT:
     """Convert a plain value to `item_type`. Raises DataError, which names `location` and has the field as key."""
     try:
-        item: ItemT = _get_type_adapter(item_type).validate_python(value)
+        item: ItemT = _get_type_adapter(cast(Hashable, item_type)).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole line"
