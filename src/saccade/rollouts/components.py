@@ -20,8 +20,6 @@ from saccade.rewards.compose import compose_rewards
 from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
 
-OnEvent = Callable[[str, Mapping[str, Any]], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutComponents:
@@ -62,7 +60,7 @@ class RolloutComponents:
         seed: int,
         frame_budget: int | None = None,
         temperature: float | None = None,
-        on_event: OnEvent | None = None,
+        on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> Context:
         """Return the context of one episode; `frame_budget` is its K, `temperature` replaces the recipe's."""
         settings = self.recipe.sampling

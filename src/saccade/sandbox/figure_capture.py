@@ -15,7 +15,6 @@ from matplotlib import pyplot as plt
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from PIL import Image, ImageShow
 
 MAX_ASPECT_RATIO = 200  # vision processors refuse narrower images
@@ -144,7 +143,11 @@ def _print_resize(width: float, height: float, new_width: float, new_height: flo
 def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Convert to RGB: transparency over white; values beyond 0 to 255 rescaled to that range."""
     if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_rescale_to_uint8(np.asarray(image, dtype=np.float64))).convert("RGB")
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0.0, neginf=0.0)
+        low, high = float(values.min()), float(values.max())
+        if low < 0 or high > 255:
+            values = (values - low) / max(high - low, 1e-12) * 255
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         if rgba.getchannel("A").getextrema() == (255, 255):  # opaque, as most figures are
@@ -167,11 +170,3 @@ def convert_opencv_array(array: Any) -> Image.Image:
     if pixels.ndim == 3:
         pixels = np.ascontiguousarray(pixels[..., 2::-1]) if pixels.shape[2] > 2 else pixels[..., 0]
     return Image.fromarray(pixels)
-
-
-def _rescale_to_uint8(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    finite = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-    if finite.min() >= 0 and finite.max() <= 255:
-        return finite.astype(np.uint8)
-    low, high = float(finite.min()), float(finite.max())
-    return ((finite - low) / max(high - low, 1e-12) * 255).astype(np.uint8)

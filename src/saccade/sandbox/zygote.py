@@ -54,7 +54,11 @@ def main(settings_json: str) -> NoReturn:
     control = socket.socket(fileno=settings["control_fd"])
     try:
         library_bytes = import_libraries(settings["cache_dir"], OPTIONAL_MODULES if settings["import_optional"] else "")
-        num_threads, shared_mappings = len(os.listdir("/proc/self/task")), find_shared_mappings()
+        num_threads = len(os.listdir("/proc/self/task"))
+        mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+        shared_mappings = [
+            fields[-1] for fields in mappings if fields[1].endswith("s") and "w" in fields[1]
+        ]  # writable
         if (num_threads > 1 or shared_mappings) and settings["import_optional"]:
             # An optional library started a thread, which fork would not copy, or mapped memory that all workers would
             # share: start again without optional libraries.
@@ -99,12 +103,6 @@ def supervise(zygote_pid: int, host_pidfd: int, work_root: str) -> NoReturn:
             workdir.remove_tree(work_root)
     finally:
         os._exit(0)
-
-
-def find_shared_mappings() -> list[str]:
-    """Return the names of this process's writable shared mappings, which its children would share."""
-    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    return [line[-1] for line in lines if line[1].endswith("s") and "w" in line[1]]
 
 
 def import_libraries(cache_dir: str, optional_modules: str) -> int:
