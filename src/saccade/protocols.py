@@ -172,15 +172,12 @@ NOT_TRAINABLE_MESSAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequirements:
-    """What a recipe requires of servers: checkpoint folder, context length in tokens, whether weights are updated.
+    """What a recipe requires of servers."""
 
-    `renderer` is None if the checkpoint can't be read; the probe then skips the tokenizer comparison.
-    """
-
-    model_path: str
-    renderer: Renderer | None
-    context_length: int
-    is_training: bool
+    model_path: str  # the checkpoint folder
+    renderer: Renderer | None  # None if the checkpoint can't be read; the probe then compares no tokenizers
+    context_length: int  # tokens
+    is_training: bool  # whether weights are updated
 
 
 @runtime_checkable

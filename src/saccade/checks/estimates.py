@@ -44,13 +44,10 @@ _TOKEN_PATTERN = re.compile(r"<\|\w+\|>|\d| ?[^\W\d_]{1,8}|[^\w\s]+|\s+|_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAssumptions:
-    """What a recipe doesn't specify: (width, height) of the video or image, and tokens of a question with its options.
+    """What a recipe doesn't specify; the last two replace its limits, to estimate a usual step, not the largest."""
 
-    `reply_tokens` and `calls_per_turn` replace the recipe's limits, to estimate a usual step instead of the largest.
-    """
-
-    video_size: tuple[int, int] = (1920, 1080)
-    question_tokens: int = 64
+    video_size: tuple[int, int] = (1920, 1080)  # width and height of the video or image
+    question_tokens: int = 64  # of a question with its options
     reply_tokens: int | None = None
     calls_per_turn: int | None = None
 

@@ -61,18 +61,14 @@ KEPT_CHECKPOINTS = 3  # per stage, while the third is written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """A recipe as a run in `folder` would have it, and the stages to check.
-
-    `weights` is the run's newest checkpoint if it has one. `has_model` is False if the model is made by the run, or
-    served by a chat API; `uses_own_tasks` is False if an evaluation has other tasks than the recipe's test split.
-    """
+    """A recipe as a run in `folder` would have it, and the stages to check."""
 
     recipe: Recipe
     folder: Path
     stages: Collection[str]
-    weights: Path | None = None
-    has_model: bool = True
-    uses_own_tasks: bool = True
+    weights: Path | None = None  # the run's newest checkpoint if it has one
+    has_model: bool = True  # False if the model is made by the run, or served by a chat API
+    uses_own_tasks: bool = True  # False if an evaluation has other tasks than the recipe's test split
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,16 +59,12 @@ PENDING_BATCHES = "pending_batches.jsonl"  # file of a checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """The state of a run between two steps: what a checkpoint holds besides weights and optimizer.
-
-    `pending_batches` are collected but not yet trained on. `initial_weights_folder` holds the weights that RL started
-    from.
-    """
+    """The state of a run between two steps: what a checkpoint holds besides weights and optimizer."""
 
     num_finished_steps: int
     prompt_sampler: PromptSampler
-    pending_batches: tuple[RolloutBatch, ...]
-    initial_weights_folder: str
+    pending_batches: tuple[RolloutBatch, ...]  # collected but not yet trained on
+    initial_weights_folder: str  # the weights that RL started from
 
 
 async def train(

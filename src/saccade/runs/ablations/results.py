@@ -57,17 +57,13 @@ class VariantResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultRow:
-    """The estimates of one variant in a table: "before" and "after" RL, their difference, and that from the baseline.
-
-    A row of a slice of the tasks, or of a step metric (the `slice` is its name), has "after" alone. The estimate of a
-    job that isn't done is None.
-    """
+    """A variant in a table: "before" and "after" RL, their difference ("gain"), and that "against_baseline"."""
 
     table: str
     condition: str
     variant: str
-    slice: str | None = None
-    estimates: Mapping[str, SeedEstimate | None]
+    slice: str | None = None  # of the tasks, or the name of a step metric; its row has "after" alone
+    estimates: Mapping[str, SeedEstimate | None]  # None for a job that isn't done
 
 
 def load_results(folder: Path, ablation: Ablation) -> list[VariantResult]:

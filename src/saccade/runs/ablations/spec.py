@@ -53,19 +53,14 @@ Settings = tuple[str, ...]
 
 
 class InitialCheckpoint(Section):
-    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`.
-
-    `direct_fraction` of the demonstrations whose overview shows the answer make no call; `python_style_fraction` of all
-    write Python-style calls, and `unclosed_think_fraction` leave the think tag open; with `one_call_per_turn` every
-    call takes one turn.
-    """
+    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`."""
 
     description: str = ""
     continues_from: str | None = None
     steps: PositiveInt = 400
-    direct_fraction: Fraction = 0.4
-    python_style_fraction: Fraction = 0.0
-    unclosed_think_fraction: Fraction = 0.0
+    direct_fraction: Fraction = 0.4  # demonstrations without a call, of those whose overview shows the answer
+    python_style_fraction: Fraction = 0.0  # demonstrations with Python-style calls
+    unclosed_think_fraction: Fraction = 0.0  # demonstrations that leave the think tag open
     one_call_per_turn: bool = False
     settings: Settings = ()
 
