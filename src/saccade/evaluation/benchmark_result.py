@@ -73,6 +73,10 @@ class FullSetEstimate:
     metrics: Mapping[str, float]
     intervals: Mapping[str, Interval]
 
+    def get_score(self, metric: str) -> tuple[float, Interval]:
+        """Return the estimate of a metric with its interval."""
+        return self.metrics[metric], self.intervals[metric]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorecard:

@@ -37,11 +37,9 @@ class ShardManifest:
 
 def get_results_path(folder: Path, name: str, shard: Shard | None) -> Path:
     """Return the results file of an evaluation, or of one of its shards, in the run `folder`."""
-    return (
-        folder / "evaluations" / f"{name}.jsonl"
-        if shard is None
-        else folder / SHARDS_DIR / name / f"{shard.stem}.jsonl"
-    )
+    if shard is None:
+        return folder / "evaluations" / f"{name}.jsonl"
+    return folder / SHARDS_DIR / name / f"{shard.index}-of-{shard.num_shards}.jsonl"
 
 
 def get_shard_file(manifest: Path, suffix: str) -> Path:

@@ -51,11 +51,6 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.index}/{self.num_shards}"
 
-    @property
-    def stem(self) -> str:
-        """Return the stem of its file names."""
-        return f"{self.index}-of-{self.num_shards}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StratifiedWeights:
@@ -220,9 +215,6 @@ def compute_stratified_weights(
     """Return how many units each sampled unit represents, and the units of strata without a sampled one.
 
     `stratum_paths` maps all units to their rows in each table, the first table first.
-
-    >>> compute_stratified_weights({"a": (("x",),), "b": (("x",),), "c": (("y",),)}, {"a", "c"})
-    ({'a': 2.0, 'c': 1.0}, set())
     """
     weights: dict[str, float] = {}
     uncovered: set[str] = set()

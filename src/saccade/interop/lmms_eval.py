@@ -1,7 +1,4 @@
-r"""Provide a Saccade environment as a model of lmms-eval, registered through the entry point `lmms_eval.models`.
-
-    lmms-eval --model saccade --model_args model=runs/demo,episode_dir=episodes --tasks videomme \
-              --log_samples --output_path logs
+"""Provide a Saccade environment as a model of lmms-eval, registered through the entry point `lmms_eval.models`.
 
 lmms-eval formulates the questions and grades the answers; the environment runs as in `saccade eval`. Both packages must
 be installed in one Python environment.

@@ -75,9 +75,6 @@ class Summary:
     full_set_uncovered: float = 0.0  # the fraction of all tasks in strata without a sampled task
 
 
-# ---- one episode ---------------------------------------------------------------------------------------------------
-
-
 def has_failed(episode: Episode) -> bool:
     """Return whether the episode failed for a reason other than the model, or its prompt exceeded the context."""
     return episode.status in ERROR_STATUSES or (episode.status is EpisodeStatus.CONTEXT_FULL and not episode.turns)
@@ -128,9 +125,6 @@ def get_overview_times(episode: Episode) -> tuple[float, ...]:
 def is_undecided(scored: ScoredEpisode) -> bool:
     """Return whether the answer needs a judge and has no verdict; its accuracy is 0 until then."""
     return bool(scored.score.parts.get("undecided"))
-
-
-# ---- intervals -----------------------------------------------------------------------------------------------------
 
 
 def compute_paired_difference(
@@ -184,9 +178,6 @@ def group_by_task(scored: Iterable[ScoredEpisode]) -> dict[str, list[ScoredEpiso
     for outcome in scored:
         groups[get_task_digest(outcome)].append(outcome)
     return groups
-
-
-# ---- an evaluation -------------------------------------------------------------------------------------------------
 
 
 def summarize(
@@ -309,9 +300,6 @@ def estimate_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
     for k in sorted({n, *(2**power for power in range(1, n.bit_length()) if 2**power < n)}):
         metrics[f"pass@{k}"] = fmean(1 - math.comb(m - c, k) / math.comb(m, k) for m, c in solved)
     return metrics
-
-
-# ---- a training step -----------------------------------------------------------------------------------------------
 
 
 def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:

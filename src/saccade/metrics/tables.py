@@ -38,11 +38,7 @@ def format_markdown_table(table: Table) -> str:
 
 
 def escape_markdown(text: Any) -> str:
-    r"""Escape text for a Markdown cell, so that neither HTML nor Markdown nor a line break in it has an effect.
-
-    >>> escape_markdown("a|b <b>[x](y)</b>")
-    'a\\|b &lt;b&gt;\\[x\\](y)&lt;/b&gt;'
-    """
+    r"""Escape text for a Markdown cell, so that neither HTML nor Markdown nor a line break in it has an effect."""
     plain = html.escape(" ".join(str(text).encode("utf-8", "replace").decode().split()), quote=False)
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", plain)
 

@@ -105,14 +105,11 @@ def plot_scores(
 
     points = []
     for name, card in scorecards.items():
-        label, score, interval = name, card.score, card.interval
-        if card.full_set:
-            label, metric = f"{name}, estimated", card.primary_metric
-            score, interval = card.full_set.metrics[metric], card.full_set.intervals[metric]
-        tokens, (low, high) = card.costs["visual_tokens"], interval
-        points.append(Point(name=label, group=card.benchmark, x=tokens, y=score, low=low, high=high))
-    metrics = {card.benchmark: card.primary_metric for card in scorecards.values()}
-    for benchmark, metric in metrics.items():
+        label = f"{name}, estimated" if card.full_set else name
+        score = card.full_set.get_score(card.primary_metric) if card.full_set else (card.score, card.interval)
+        tokens, (value, (low, high)) = card.costs["visual_tokens"], score
+        points.append(Point(name=label, group=card.benchmark, x=tokens, y=value, low=low, high=high))
+    for benchmark, metric in {card.benchmark: card.primary_metric for card in scorecards.values()}.items():
         for reference in references[benchmark]:
             if reference.visual_tokens is not None and reference.metric == metric:
                 label = f"{benchmark}: {reference.model} (published)"
@@ -154,7 +151,7 @@ def _build_score_table(scorecards: Mapping[str, Scorecard], references: Referenc
         rows[-1] += tuple(map(str, counts))
         if card.full_set:
             label = f"{metric}, {card.scoring}, of all {card.full_set.num_questions}, estimated"
-            add_row(name, label, *_get_full_set_score(card, metric), others)
+            add_row(name, label, *card.full_set.get_score(metric), others)
             rows[-1] += ("",) * len(counts)
     columns = ("questions", "answers", "clusters", "errors", "unparsed", "undecided")
     header = ("", "metric", "%", "published by others", *columns)
@@ -183,7 +180,7 @@ def build_evaluation_tables(name: str, scorecard: Scorecard, references: Referen
         [
             metric,
             format_interval(value, scorecard.intervals[metric]),
-            format_interval(*_get_full_set_score(scorecard, metric)) if scorecard.full_set else "",
+            format_interval(*scorecard.full_set.get_score(metric)) if scorecard.full_set else "",
             _format_models(_find_others(references, scorecard, metric)),
         ]
         for metric, value in scorecard.metrics.items()
@@ -238,12 +235,6 @@ def _iterate_counts(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
         yield "judge", scorecard.judge
     if scorecard.undecided:
         yield "without a verdict" if scorecard.judge else "for a judge to decide", str(scorecard.undecided)
-
-
-def _get_full_set_score(scorecard: Scorecard, metric: str) -> tuple[float, Interval]:
-    """Return a limited sample's estimate of a metric for the full set, with its interval."""
-    assert scorecard.full_set is not None
-    return scorecard.full_set.metrics[metric], scorecard.full_set.intervals[metric]
 
 
 def _find_others(references: References, scorecard: Scorecard, metric: str) -> list[ReferenceScore]:

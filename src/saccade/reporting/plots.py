@@ -102,9 +102,6 @@ StepMetrics = Sequence[Mapping[str, Any]]  # the metrics of one run's steps
 BeforeAndAfter = tuple[SeedEstimate | None, SeedEstimate | None]  # RL
 
 
-# ---- curves --------------------------------------------------------------------------------------------------------
-
-
 def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
     """Return the panel's series by label, each as steps and finite values."""
     names = dict.fromkeys(key for row in rows for key in row)
@@ -131,11 +128,7 @@ def is_finite_number(value: Any) -> bool:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Return a centered mean over about a tenth of the points (at least 3), narrower at both ends.
-
-    >>> running_mean([0.0, 3.0, 0.0])
-    [1.5, 1.0, 1.5]
-    """
+    """Return a centered mean over about a tenth of the points (at least 3), narrower at both ends."""
     half = max(1, len(values) // 20)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     bounds = [(max(0, i - half), min(len(values), i + half + 1)) for i in range(len(values))]
@@ -174,9 +167,6 @@ def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
         axes.set_ylim(min(0.0, 1.5 * min(values)), max(0.0, 1.5 * max(values)) or 1.0)
 
 
-# ---- bars ----------------------------------------------------------------------------------------------------------
-
-
 def plot_bars(rows: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "svg") -> bytes:
     """Plot horizontal bars with intervals, `rows[row][series]`, on [0, 1], with dotted ticks at their marks."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
@@ -208,9 +198,6 @@ def _draw_bars(axes: Axes, bars: Mapping[float, Bar], label: str, color: str, he
             is_labeled = label in axes.get_legend_handles_labels()[1]
             lines = axes.vlines(value, y - height / 2, y + height / 2, color=TEXT_COLOR, linewidth=1.2)
             lines.set(linestyle=(0, (1, 1)), label="_nolegend_" if is_labeled else label)
-
-
-# ---- points --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,15 +246,8 @@ def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str, fmt: Im
         return encode_figure(figure, fmt)
 
 
-# ---- bands and means over seeds: one subplot per condition, one style per variant ----------------------------------
-
-
 def assign_styles(names: Sequence[str]) -> dict[str, Style]:
-    """Assign a color and a line style to each name, in order.
-
-    >>> assign_styles(["vanilla"])["vanilla"]
-    {'color': '#0072b2', 'linestyle': '-'}
-    """
+    """Assign a color and a line style to each name, in order."""
     count = len(COLORS)
     return {
         name: {"color": COLORS[i % count], "linestyle": LINE_STYLES[(i // count + i % count) % len(LINE_STYLES)]}
@@ -387,9 +367,6 @@ def sanitize_label(name: str) -> str:
     """Return a label that matplotlib neither parses as a formula nor hides from a legend, and that XML can hold."""
     text = name.replace("$", r"\$").replace("_", " ")
     return "".join(char if char.isprintable() else "·" for char in text)
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:

@@ -131,8 +131,7 @@ def strip_formatting(text: str) -> str:
 def extract_number(text: str) -> float | None:
     r"""Return the last number of an answer, or None; words up to twenty count as numbers.
 
-    Thousands commas, any dash as a minus sign, percent signs and units are handled; the last `\boxed{}` takes
-    precedence.
+    Thousands commas, any dash as a minus sign, percent signs and units are handled; the last `\boxed{}` comes first.
 
     >>> extract_number("about 1,200 cm"), extract_number("four"), extract_number("\u2212 2.5 m"), extract_number("none")
     (1200.0, 4.0, -2.5, None)

@@ -189,8 +189,7 @@ class JudgePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Define a benchmark: `parse_row` yields a row's tasks, `compute_metrics` returns percentages, `strata` label a
-    task's rows per table.
+    """Define a benchmark; `compute_metrics` returns percentages, `strata` label a task's rows per table.
 
     Answers count by their weight in the metrics (`compute_weighted_mean`). `num_tasks` and, if published,
     `stratum_sizes` are the numbers of tasks of a complete copy. `repo_id` is the dataset's name on the Hugging Face
