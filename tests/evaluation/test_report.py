@@ -21,7 +21,7 @@ from saccade.reporting.evaluation_report import build_tables
 from saccade.reporting.report import Report, format_markdown
 from saccade.reporting.run_report import build_results, write_report
 from saccade.types import Task, UngradedEpisode
-from saccade.utils.jsonl import write_jsonl
+from saccade.utils.jsonl import to_jsonable, write_jsonl
 
 TASKS = [task(f"w-{i}", gold=("red", "blue", "red")[i % 3]) for i in range(12)]
 
@@ -87,7 +87,7 @@ def test_constant_baseline_of_synthetic_tasks_only():
 
 def test_the_comparison_is_plain_json_and_readable_markdown():
     found = compare_evaluations(EVALUATIONS)
-    assert json.loads(json.dumps(found.as_dict()))["summaries"]["after RL"]["accuracy"]["n"] == 12
+    assert to_jsonable(found)["summaries"]["after RL"]["accuracy"]["n"] == 12
     text = as_markdown(found)
     assert "| accuracy | 0.25 \\[0.00, 0.50\\] | 0.92 \\[0.75, 1.00\\] | 0.33 \\[0.08, 0.58\\] |" in text
     assert "| after RL − after SFT | +0.67" in text

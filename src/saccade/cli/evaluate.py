@@ -204,7 +204,7 @@ def compare(
     comparison = compare_files(files[0], files[1], cluster_key=resolve_cluster_key(files[0]))
     print_tables(build_pair_tables(comparison))
     if json_file is not None:
-        write_json(json_file, comparison.as_dict())
+        write_json(json_file, comparison)
 
 
 def _print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpisode]", shard: "Shard | None") -> None:

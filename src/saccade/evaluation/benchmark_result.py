@@ -64,8 +64,7 @@ class AnswerExample:
 class FullSetEstimate:
     """Estimate the metrics of the full benchmark of `num_questions` from a limited sample, in percent, with intervals.
 
-    Each sampled question counts for the questions of its stratum (`evaluation.subset`). `uncovered` is the fraction of
-    questions in strata without a sampled question.
+    `uncovered` is the fraction of questions in strata without a sampled question; see `evaluation.subset`.
     """
 
     num_questions: int

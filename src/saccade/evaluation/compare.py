@@ -6,9 +6,8 @@ A change is over tasks: samples of one task are averaged first, and a task is so
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.synthetic.questions import is_answerable
@@ -88,15 +87,11 @@ class Change:
     only_before: int
     only_after: int
     p_value: float
+    is_significant: bool  # the interval excludes zero
     visibility: str = ""
     tool_effect: ToolEffect | None = None
     full_set_difference: Difference | None = None
     other_differences: tuple[str, ...] = ()
-
-    @property
-    def is_significant(self) -> bool:
-        """Return whether the interval excludes zero."""
-        return self.difference.low > 0 or self.difference.high < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +100,6 @@ class Comparison:
 
     summaries: Mapping[str, Summary]
     changes: tuple[Change, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        changes = [{**asdict(change), "is_significant": change.is_significant} for change in self.changes]
-        return {"summaries": {name: asdict(summary) for name, summary in self.summaries.items()}, "changes": changes}
 
 
 def compare_evaluations(
@@ -196,6 +186,7 @@ def _compute_change(
         only_before=only_before,
         only_after=only_after,
         p_value=mcnemar(only_before, only_after),
+        is_significant=difference.low > 0 or difference.high < 0,
         tool_effect=_compare_tools(before, after, clusters),
         full_set_difference=full_set_difference,
     )

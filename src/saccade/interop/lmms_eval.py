@@ -65,9 +65,8 @@ def format_response(episode: Episode, *, full_reply: bool) -> str:
 class AgentModel:
     """Implement lmms-eval's model interface; `--model_args` are the parameters, and any others are recipe settings.
 
-    `model` is a run or a checkpoint; `recipe` is needed for a checkpoint without a run. `episode_dir` is a folder for
-    the episodes (by default they are discarded). lmms-eval grades the final answer; with `full_reply=true` the last
-    reply.
+    lmms-eval grades the final answer; with `full_reply=true` the last reply. Without `episode_dir` the episodes are
+    discarded.
     """
 
     is_simple = False  # questions come as chat messages
@@ -117,11 +116,7 @@ class AgentModel:
         ]
 
     def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
-        """Run each task once and return the episodes in order; a task that repeats gets another seed.
-
-        A failed episode is included, with its error, and a warning is issued. Raises RunError if there are several and
-        all failed.
-        """
+        """Return an episode per task, in order; a repeated task gets another seed. Raises RunError if all failed."""
         with file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         episodes = self._event_loop.run(self._run_all(tasks))

@@ -94,11 +94,7 @@ class SeedEstimate:
 
 
 def estimate_over_seeds(task_values_by_seed: Sequence[Mapping[str, float]]) -> SeedEstimate | None:
-    """Return the mean over seeds of the means over their tasks, with both intervals; None without values.
-
-    >>> estimate_over_seeds([{"a": 1.0, "b": 0.0}, {"c": 1.0, "d": 1.0}]).mean
-    0.75
-    """
+    """Return the mean over seeds of the means over their tasks, with both intervals; None without values."""
     values_S = [np.array([values[task] for task in sorted(values)]) for values in task_values_by_seed if values]
     if not values_S:
         return None
@@ -118,11 +114,7 @@ def estimate_over_seeds(task_values_by_seed: Sequence[Mapping[str, float]]) -> S
 
 
 def compute_seed_interval(means_S: Sequence[float]) -> Interval | None:
-    """Return Student's t interval of the mean over seeds; None for fewer than two.
-
-    >>> compute_seed_interval([0.5, 0.5, 0.5]), compute_seed_interval([0.5])
-    ((0.5, 0.5), None)
-    """
+    """Return Student's t interval of the mean over seeds; None for fewer than two."""
     if len(means_S) < 2:
         return None
     quantile = STUDENT_T_QUANTILES[min(len(means_S) - 1, len(STUDENT_T_QUANTILES)) - 1]

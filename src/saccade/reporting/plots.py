@@ -325,8 +325,7 @@ def plot_means(
 ) -> bytes | None:
     """Plot one subplot per condition and one row per variant from `columns[condition][variant]`, its two estimates.
 
-    The point before RL is hollow; the interval over tasks is a thick line, the one over seeds a thin line. `mark_zero`
-    draws a line at 0. None without an estimate.
+    The point before RL is hollow; the interval over tasks is a thick line, the one over seeds a thin line.
     """
     filled = {
         condition: shown

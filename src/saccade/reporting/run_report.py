@@ -49,7 +49,8 @@ def write_report(
     """
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
     comparison = comparison or compare_evaluations(evaluations)
-    write_json(folder / "comparison.json", {**comparison.as_dict(), "metadata": dict(metadata or {})})
+    values = {"summaries": comparison.summaries, "changes": comparison.changes, "metadata": dict(metadata or {})}
+    write_json(folder / "comparison.json", values)
     recipe = folder / "recipe.yaml"
     report = Report(
         kind="run",

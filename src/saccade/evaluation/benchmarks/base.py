@@ -79,9 +79,6 @@ StratumFn = Callable[[Task], str | Sequence[str] | None]
 MetricsFn = Callable[[Sequence[GradedAnswer]], dict[str, float]]
 
 
-# ---- rules and metrics that benchmarks share -----------------------------------------------------------------------
-
-
 def grade_choice(letter: str | None, task: Task, without_letter: Grade = UNPARSED) -> Grade:
     """Grade a letter; `without_letter` is the grade of None."""
     return without_letter if letter is None else Grade(extracted=letter, value=float(letter == task.ground_truth))
@@ -165,9 +162,6 @@ def build_accuracy_metrics(is_answered: Callable[[GradedAnswer], bool]) -> Metri
         return {**compute_accuracy(results), "accuracy_of_answered": rate}
 
     return compute_metrics
-
-
-# ---- benchmarks -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,9 +272,6 @@ def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Itera
     if benchmark.num_subtitled_videos not in (None, num_videos):
         problem = f"has subtitles of {benchmark.num_subtitled_videos} videos, this copy of {num_videos}"
         raise DataError(f"{root}: {benchmark.name} {problem}; {hint}", key=str(root), value=num_videos)
-
-
-# ---- grading -------------------------------------------------------------------------------------------------------
 
 
 def grade(

@@ -110,6 +110,5 @@ class LlmJudge:
 
 def _should_extract_first(judge_prompt: JudgePrompt, result: GradedAnswer) -> bool:
     """Return whether the judge extracts an answer that the rule could decide."""
-    if not judge_prompt.extract_always or judge_prompt.extraction_prompt is None or result.answer.error is not None:
-        return False
-    return bool(judge_prompt.extraction_prompt(result.task)) and bool(extract_final_answer(result.answer.text))
+    get_prompt = judge_prompt.extraction_prompt if judge_prompt.extract_always and result.answer.error is None else None
+    return bool(get_prompt and get_prompt(result.task) and extract_final_answer(result.answer.text))

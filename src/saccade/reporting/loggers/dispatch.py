@@ -60,7 +60,6 @@ def open_loggers(folder: Path, recipe: Recipe) -> Iterator[LogStepFn]:
     """Start the recipe's loggers for the run in `folder`; yield a function that logs a step to all of them.
 
     A logger that fails is dropped after one warning; one that is still busy at the end is abandoned with another.
-    Raises ConfigError as `check_loggers` does.
     """
     check_loggers(recipe.loggers)
     threads = [LoggerThread(name, folder, recipe) for name in recipe.loggers]
