@@ -1,8 +1,4 @@
-"""Build the tables of named evaluations side by side: scores, changes, and their significance.
-
-Every number has its n, its 95 % interval and, where known, the constant-answer baseline: the accuracy of the best
-constant answer. Differences are paired over tasks; one whose interval includes zero is not significant.
-"""
+"""Build the tables of named evaluations side by side: scores with n and intervals, paired changes, significance."""
 
 from collections.abc import Iterator
 

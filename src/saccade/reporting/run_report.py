@@ -87,11 +87,9 @@ def collect_metadata(folder: Path) -> dict[str, Any]:
     """Return seed, versions and machine of the last invocation, and each stage's wall time by its status or steps."""
     path, hint = folder / "invocations.json", "delete the file and write the report again"
     invocations = read_json(path, list[dict[str, Any]], hint=hint) if path.exists() else [{}]
-    metadata = {
-        key: str(value)[:12] if key == "commit" else value
-        for key, value in invocations[-1].items()
-        if value is not None
-    }
+    metadata = {key: value for key, value in invocations[-1].items() if value is not None}
+    if "commit" in metadata:
+        metadata["commit"] = str(metadata["commit"])[:12]
     if len(invocations) > 1:
         metadata["invocations"] = len(invocations)
     wall_times = {stage: sum(map(_compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}

@@ -23,6 +23,7 @@ from saccade.metrics.episode_metrics import has_failed
 from saccade.metrics.statistics import get_media_key
 from saccade.protocols import ScoreFn
 from saccade.rewards.compose import score_each
+from saccade.rewards.text_normalization import format_question
 from saccade.types import Episode, Reply, Score, ScoredEpisode, Task
 
 Scoring = Literal["strict", "lenient"]
@@ -90,9 +91,10 @@ def grade_choice_lenient(text: str, task: Task, without_letter: Grade = UNPARSED
     return grade_choice(letter, task, without_letter)
 
 
-def format_ground_truth_option(task: Task) -> str:
-    """Return the ground-truth option for a judge: its letter and its text."""
-    return f"{task.ground_truth}. {task.options[OPTION_LETTERS.index(str(task.ground_truth))]}"
+def format_ground_truth(task: Task) -> str:
+    """Return the ground truth for a judge; of options, the letter and the text."""
+    truth = str(task.ground_truth)
+    return f"{truth}. {task.options[OPTION_LETTERS.index(truth)]}" if task.options else truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +175,9 @@ class JudgePrompt:
     extracts answers that the rule could decide, except for tasks whose extraction prompt is "".
     """
 
-    question: Callable[[Task], str]
     instructions: str = ""
-    ground_truth: Callable[[Task], str] = lambda task: str(task.ground_truth)
+    question: Callable[[Task], str] = lambda task: format_question(task.question, task.options)
+    ground_truth: Callable[[Task], str] = format_ground_truth
     extraction_prompt: Callable[[Task], str] | None = None
     max_words: int = 0
     extract_always: bool = False

@@ -12,14 +12,12 @@ from saccade.evaluation.benchmarks.base import (
     JudgePrompt,
     compute_accuracy,
     compute_macro_average,
-    format_ground_truth_option,
     grade_choice,
     grade_choice_lenient,
     group_by_extra,
     group_by_extras,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
-from saccade.rewards.text_normalization import format_question
 from saccade.types import AnswerType, Media, Task
 
 JUDGE_INSTRUCTIONS = (
@@ -73,11 +71,7 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
         strata=group_by_extras("category", "rotation"),
         stratum_sizes={"category": {"single": 400, "cross": 400}},
         fixed_order_reason="its metric is the mean over four published orders of the same options",
-        judge_prompt=JudgePrompt(
-            instructions=JUDGE_INSTRUCTIONS,
-            question=lambda task: format_question(task.question, task.options),
-            ground_truth=format_ground_truth_option,
-        ),
+        judge_prompt=JudgePrompt(instructions=JUDGE_INSTRUCTIONS),
     )
 
 

@@ -9,12 +9,11 @@ from saccade.evaluation.benchmarks.base import (
     Benchmark,
     Grade,
     JudgePrompt,
-    format_ground_truth_option,
     grade_choice_lenient,
     group_by_extras,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
-from saccade.rewards.text_normalization import format_question, normalize_and_casefold
+from saccade.rewards.text_normalization import normalize_and_casefold
 from saccade.types import AnswerType, Task
 
 DISCIPLINES = {
@@ -60,11 +59,7 @@ def mmvu() -> Benchmark:
             "discipline": {"Science": 318, "Engineering": 348, "Healthcare": 193, "Humanities and Social Science": 141},
             "question_type": {"multiple-choice": 625, "open-ended": 375},
         },
-        judge_prompt=JudgePrompt(
-            instructions=JUDGE_INSTRUCTIONS,
-            question=lambda task: format_question(task.question, task.options),
-            ground_truth=lambda task: format_ground_truth_option(task) if task.options else str(task.ground_truth),
-        ),
+        judge_prompt=JudgePrompt(instructions=JUDGE_INSTRUCTIONS),
     )
 
 

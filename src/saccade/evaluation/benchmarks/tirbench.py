@@ -47,9 +47,7 @@ def tirbench() -> Benchmark:
         strata=group_by_extras("task"),
         stratum_sizes={"task": TASK_COUNTS},
         fixed_order_reason="its options are written into the questions and images",
-        judge_prompt=JudgePrompt(
-            question=lambda task: task.question, extraction_prompt=build_extraction_prompt, extract_always=True
-        ),
+        judge_prompt=JudgePrompt(extraction_prompt=build_extraction_prompt, extract_always=True),
     )
 
 
