@@ -161,5 +161,6 @@ def comparison(*names):
         only_before=1,
         only_after=3,
         p_value=0.6,
+        is_significant=False,
     )
     return Comparison(summaries=dict.fromkeys(names, summary), changes=(change,))
