@@ -166,9 +166,10 @@ class AgentModel:
         raise _build_request_error(requests, f"{problem}; choose a single-round task")
 
     def clean(self) -> None:
-        """Close the engine and the event loop."""
+        """Close the engine and the event loop, and discard the episodes that have no folder of their own."""
         self._event_loop.run(self.components.engine.close())
         self._event_loop.close()
+        self._temporary_dir.cleanup()
         del self.components
 
 
