@@ -301,6 +301,13 @@ def test_sft_rejects_invalid_rewards(tmp_path, tiny_folder, world):
     assert not (tmp_path / "run").exists()
 
 
+def test_data_option_refuses_a_file(tmp_path):
+    (tmp_path / "tasks.jsonl").touch()
+    with pytest.raises(RunError) as error:
+        pipeline.with_paths(load_recipe("tiny/base"), data=tmp_path / "tasks.jsonl")
+    assert error.value.key == "data"
+
+
 def test_data_option_keeps_a_training_mixture(world):
     mixed = load_recipe("tiny/para_grpo", ["data.train={a.jsonl: 2, b.jsonl: 1}"])
     found = pipeline.with_paths(mixed, data=world).data

@@ -51,7 +51,7 @@ def with_paths(
 
     Paths inside the run's folder are relative to it, so that the folder can be moved; all others are absolute, so that
     the run can be resumed from any directory. A relative model path of the recipe is resolved against the run's folder
-    if it exists there, else against the working directory.
+    if it exists there, else against the working directory. Raises RunError if `data` is a file.
     """
     if model is not None:
         model = resolve_checkpoint(model)
@@ -61,6 +61,11 @@ def with_paths(
     if model is not None:
         recipe = recipe.with_values({"model.path": _format_path(model, folder)})
     if data is not None:
+        if data.is_file():
+            raise RunError(
+                f"{data} is a file, and --data names a folder of `saccade data synth`; set data.train={data} instead",
+                key="data",
+            )
         paths = {split: _format_path(data / split / "tasks.jsonl", folder) for split in SPLITS}
         paths["demonstrations"] = _format_path(data / "train" / "demonstrations.jsonl", folder)
         if not isinstance(recipe.data.train, str):  # the recipe names a mixture for training

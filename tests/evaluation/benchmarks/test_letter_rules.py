@@ -261,6 +261,14 @@ def test_hrbench_matches_words(said, expected, why, tmp_path):
     assert value(*choice_task("hrbench", tmp_path), said, "strict") == expected, why
 
 
+def test_longvideobench_random_fallback(tmp_path):
+    _, task = choice_task("longvideobench", tmp_path)
+    drawing = plugins.resolve("evaluation.benchmarks", "longvideobench", {"random_fallback": True})()
+    first, second = (grade(drawing, [task], {task.id: Answer(text="none")})[0].grade for _ in range(2))
+    assert first == second
+    assert first.extracted in "ABCD"
+
+
 def test_mmvu_answer_without_a_letter_is_undecided(tmp_path):
     benchmark, task = choice_task("mmvu", tmp_path)
     (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")})
