@@ -34,6 +34,8 @@ class ChatRenderer:
         self.factor = vision_geometry.factor
         self.stop_ids = tuple(tokenizer.get_added_token_id(content) for content in family.stop_tokens)
         self.forbidden_ids = tuple(tokenizer.get_added_token_id(content) for content in family.forbidden_tokens)
+        self.count_visual_tokens = vision_geometry.count_visual_tokens
+        self.patchify = vision_geometry.patchify
         self._family, self._tokenizer, self._vision_geometry = family, tokenizer, vision_geometry
         self._turn_end_id = tokenizer.get_added_token_id(family.turn_end)
         self._image_token_id = tokenizer.get_added_token_id(family.image_token)
@@ -102,17 +104,9 @@ class ChatRenderer:
         prefix = self.decode(prefill)
         return parse_reply(prefix + self.decode(content), len(prefix))
 
-    def count_visual_tokens(self, image: ImageRef) -> int:
-        """Return an image's number of visual tokens. Raises MediaError unless its sides are multiples of `factor`."""
-        return self._vision_geometry.count_visual_tokens(image)
-
     def compute_position_ids(self, ledger: Ledger) -> NDArray[np.int64]:
         """Return the M-RoPE positions [3, len(ledger)] of the expanded tokens; sampling continues at maximum + 1."""
         return self._vision_geometry.compute_position_ids(len(ledger), ledger.slots())
-
-    def patchify(self, pixels: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Convert images (uint8 RGB [H, W, 3] each) to `pixel_values` [patches, values] and `image_grid_thw` [N, 3]."""
-        return self._vision_geometry.patchify(pixels)
 
 
 def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:

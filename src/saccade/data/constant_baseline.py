@@ -25,11 +25,7 @@ def compute_constant_baselines(tasks: Sequence[Task]) -> dict[str, float]:
 
 def _normalize_ground_truth(task: Task) -> Any:
     """Return the ground truth; a box in pixels as fractions of its image, so that all image sizes can share one."""
-    if (
-        not isinstance(task.ground_truth, tuple)
-        or len(task.ground_truth) != 4
-        or not {"width", "height"} <= task.extras.keys()
-    ):
+    if not isinstance(task.ground_truth, tuple) or len(task.ground_truth) != 4 or "width" not in task.extras:
         return task.ground_truth
     size = task.extras["width"], task.extras["height"]
     return tuple(round(value / size[i % 2], 6) for i, value in enumerate(task.ground_truth))
@@ -43,10 +39,8 @@ def _score_best_constant(answer_counts: AnswerCounts) -> float:
         return max(answer_counts.values()) / total
     # The best constant span begins and ends at bounds of ground-truth spans.
     spans = itertools.combinations(sorted({bound for answer in answer_counts for bound in answer}), 2)
-    return (
-        max(sum(_compute_span_iou(span, answer) * count for answer, count in answer_counts.items()) for span in spans)
-        / total
-    )
+    sums = (sum(_compute_span_iou(span, answer) * count for answer, count in answer_counts.items()) for span in spans)
+    return max(sums) / total
 
 
 def _compute_span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
@@ -56,11 +50,8 @@ def _compute_span_iou(span: tuple[float, float], other: tuple[float, float]) -> 
 
 def _sum_best_box_iou(answer_counts: AnswerCounts) -> float:
     """Return the largest sum of IoUs that one box has with all boxes; its sides are taken from theirs."""
-    boxes, counts = (
-        np.array(list(answer_counts), dtype=np.float64),
-        np.array(list(answer_counts.values()), dtype=np.float64),
-    )
-    left, top, right, bottom = boxes.T
+    left, top, right, bottom = np.array(list(answer_counts), dtype=np.float64).T
+    counts = np.array(list(answer_counts.values()), dtype=np.float64)
     x_intervals, y_intervals = _build_intervals((*left, *right)), _build_intervals((*top, *bottom))
     # Arrays are [vertical intervals of the constant box, ground-truth boxes].
     height = np.clip(np.minimum(bottom, y_intervals[:, 1:]) - np.maximum(top, y_intervals[:, :1]), 0, None)

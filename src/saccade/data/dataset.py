@@ -96,10 +96,7 @@ def load_demonstrations(
 
 
 def _load_items(
-    path: str | os.PathLike[str],
-    item_type: type[ItemT],
-    media_root: str | os.PathLike[str] | None,
-    limit: int | None,
+    path: str | os.PathLike[str], item_type: type[ItemT], media_root: str | os.PathLike[str] | None, limit: int | None
 ) -> list[ItemT]:
     folder, is_file = Path(media_root or Path(path).parent), cache(os.path.isfile)  # many tasks share a media file
     items = []
@@ -197,9 +194,8 @@ def detect_item_type(path: str | os.PathLike[str]) -> type[Task] | type[Demonstr
         return Demonstration
     if {"question", "ground_truth"} <= first.values.keys():
         return Task
-    raise DataError(
-        f"{path} holds neither tasks nor demonstrations; convert it with `saccade data import`", key=str(path)
-    )
+    message = f"{path} holds neither tasks nor demonstrations; convert it with `saccade data import`"
+    raise DataError(message, key=str(path))
 
 
 def _reject_unknown_fields(value: Any, item_type: type[Any], location: str) -> None:

@@ -115,16 +115,12 @@ def materialize(
         if folder.resolve() == source.parent.resolve():
             raise DataError(f"{source}: it would be overwritten; give --out another folder", key=str(source))
     if not reverse and not os.path.isdir(local):
-        raise DataError(
-            f"{media_root}: there is no such folder; give --root the folder of the unpacked archives",
-            key=str(media_root),
-        )
+        problem = "there is no such folder; give --root the folder of the unpacked archives"
+        raise DataError(f"{media_root}: {problem}", key=str(media_root))
     # Each layer of JSON in JSON would escape them again, and rewriting would not be reversible.
     if re.search(r'["\\\x00-\x1f]', local):
-        raise DataError(
-            f"{media_root}: the name of a media root can't contain quotes, backslashes or control characters",
-            key=str(media_root),
-        )
+        problem = "the name of a media root can't contain quotes, backslashes or control characters"
+        raise DataError(f"{media_root}: {problem}", key=str(media_root))
     folder.mkdir(parents=True, exist_ok=True)
     reports = []
     for source in sources:

@@ -19,9 +19,8 @@ def _import_pyarrow() -> Any:
         importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        raise ConfigError(
-            "reading Parquet needs pyarrow; install it with: pip install 'saccade[data]'", key="pyarrow"
-        ) from error
+        message = "reading Parquet needs pyarrow; install it with: pip install 'saccade[data]'"
+        raise ConfigError(message, key="pyarrow") from error
 
 
 def _open_parquet(path: Path) -> Any:
@@ -32,10 +31,8 @@ def _open_parquet(path: Path) -> Any:
 
 
 def _iterate_batches(path: Path) -> Iterator[Any]:
-    with (
-        _open_parquet(path) as file,
-        boundary(DataError, f"{path} can't be read as Parquet; download it again", key=str(path)),
-    ):
+    message = f"{path} can't be read as Parquet; download it again"
+    with _open_parquet(path) as file, boundary(DataError, message, key=str(path)):
         yield from file.iter_batches(batch_size=BATCH_ROWS)
 
 

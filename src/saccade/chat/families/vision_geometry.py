@@ -50,7 +50,7 @@ class VisionGeometry:
         return image.height // self.factor, image.width // self.factor
 
     def count_visual_tokens(self, image: ImageRef) -> int:
-        """Return the number of visual tokens of an image."""
+        """Return the number of visual tokens of an image. Raises MediaError as `compute_grid`."""
         rows, columns = self.compute_grid(image)
         return rows * columns
 

@@ -25,10 +25,10 @@ from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.dataset import load_tasks, write_items
 from saccade.data.synthetic.events import Labels
 from saccade.data.synthetic.image.objects import Scene
-from saccade.data.synthetic.questions import AnswerBalancer
+from saccade.data.synthetic.questions import AnswerBalancer, Question
 from saccade.errors import ConfigError, DataError
 from saccade.media import hashing
-from saccade.types import Demonstration, Task
+from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 from saccade.utils.hashing import derive_seed
 from saccade.utils.jsonl import read_json, validate_as, write_json, write_jsonl
 
@@ -56,6 +56,7 @@ ContentT = TypeVar("ContentT", bound=Labels | Scene)
 class SyntheticDataset(ABC, Generic[ContentT]):
     """A kind of dataset; everything in it follows from the settings and the seed."""
 
+    media_kind: MediaKind
     media_folder: str  # of each split
     suffix: str  # of a media file
     labels_filename: str
@@ -65,11 +66,13 @@ class SyntheticDataset(ABC, Generic[ContentT]):
     packages: tuple[str, ...]  # that the files depend on
     content_type: type[ContentT]
     sample_content: Callable[[Any, random.Random], ContentT]  # (settings, rng)
-    sample_tasks: Callable[..., list[Task]]  # (settings, content, balancer, rng, *, path, task_id_prefix)
+    answer_types: Mapping[str, AnswerType]  # by kind of question
+    build_candidates: Callable[[Any, ContentT, random.Random], list[Question]]  # (kind of question, content, rng)
+    describe_question: Callable[[Question, ContentT, Any], tuple[str, dict[str, Any]]]  # text and extras
     compute_ground_truth: Callable[[Task, ContentT], Any]
 
-    def __init__(self, config: SyntheticConfig, settings: Any, *, seed: int) -> None:
-        self.config, self.settings, self.seed = config, settings, seed
+    def __init__(self, config: SyntheticConfig, settings: Any, *, tasks_per_file: int, seed: int) -> None:
+        self.config, self.settings, self.tasks_per_file, self.seed = config, settings, tasks_per_file, seed
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -115,8 +118,20 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         balancer = AnswerBalancer(rng)
         tasks: list[Task] = []
         for index, content in enumerate(contents):
-            path, prefix = f"{self.media_folder}/{self.format_name(index)}", f"{split}-{index:05d}"
-            tasks += self.sample_tasks(self.settings, content, balancer, rng, path=path, task_id_prefix=prefix)
+            pools = {kind: self.build_candidates(kind, content, rng) for kind in self.settings.questions}
+            media = (Media(path=f"{self.media_folder}/{self.format_name(index)}", kind=self.media_kind),)
+            for number, question in enumerate(balancer.select(pools, self.tasks_per_file)):
+                text, extras = self.describe_question(question, content, self.settings)
+                task = Task(
+                    id=f"{split}-{index:05d}-{number}",
+                    question=text,
+                    media=media,
+                    answer_type=AnswerType.CHOICE if question.options else self.answer_types[question.kind],
+                    ground_truth=question.answer,
+                    options=question.options,
+                    extras=extras,
+                )
+                tasks.append(task)
         if not tasks:
             key, questions = f"{self.count_key.rpartition('.')[0]}.questions", self.settings.questions
             problem = f"no file of the split {split} allows such a question; increase {self.count_key}"

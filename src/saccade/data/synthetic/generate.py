@@ -31,7 +31,7 @@ from saccade.data.synthetic.events import Labels, sample_labels
 from saccade.data.synthetic.render import FRAMES_PER_BLOCK, Frames, draw_events, render_background
 from saccade.data.synthetic.video_writer import write_video
 from saccade.media.frame_sampling import sample_uniform_times
-from saccade.types import Demonstration, Task
+from saccade.types import Demonstration, MediaKind, Task
 from saccade.utils.hashing import derive_seed
 
 FRAME_BUDGETS = (4, 8, 16, 32)  # default budgets of the overviews in demonstrations
@@ -43,16 +43,18 @@ BackgroundFrames = tuple[BackgroundVideo, tuple[float, ...]]  # a haystack file 
 class VideoDataset(SyntheticDataset[Labels]):
     """A dataset of clips; `frame_budgets` are those of the overviews in its demonstrations."""
 
-    media_folder, suffix, labels_filename = "clips", ".mp4", "events.json"
+    media_kind, media_folder, suffix, labels_filename = MediaKind.VIDEO, "clips", ".mp4", "events.json"
     contents_seed, noun, count_key = "labels", "events", "synthetic.events"
     packages = ("av", "numpy")
     content_type = Labels
     sample_content = staticmethod(sample_labels)
-    sample_tasks = staticmethod(questions.sample_tasks)
+    answer_types = questions.ANSWER_TYPES
+    build_candidates = staticmethod(questions.build_candidates)
+    describe_question = staticmethod(questions.describe_question)
     compute_ground_truth = staticmethod(questions.compute_ground_truth)
 
     def __init__(self, config: SyntheticConfig, *, seed: int, frame_budgets: Sequence[int] = FRAME_BUDGETS) -> None:
-        super().__init__(config, config, seed=seed)
+        super().__init__(config, config, tasks_per_file=config.tasks_per_video, seed=seed)
         self.frame_budgets = tuple(dict.fromkeys(frame_budgets))
         self._sources: dict[str, list[BackgroundVideo]] = {}
 

@@ -20,7 +20,7 @@ from saccade.config.schema import SyntheticConfig
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.data.synthetic import text_templates
 from saccade.data.synthetic.events import COLORS, Event, Labels
-from saccade.types import AnswerType, Media, Task
+from saccade.types import AnswerType, Task
 
 ANSWER_TYPES = {
     "at": AnswerType.OPEN,
@@ -52,6 +52,11 @@ class Question:
         """The key of the answer; answers of one kind and one wording are balanced against each other."""
         return (self.kind, self.kind == "count" and self.target is None, self.answer)
 
+    @property
+    def wording(self) -> tuple[Any, ...]:
+        """What it asks, with the options in any order."""
+        return (self.target, self.second, frozenset(self.options))
+
 
 class AnswerBalancer:
     """Choose questions over all clips of a split, preferring kinds and answers that were chosen least."""
@@ -75,37 +80,16 @@ class AnswerBalancer:
             taken[kind] += 1
             self._kind_counts[kind] += 1
             self._answer_counts[best.balance_key] += 1
-            remaining[kind] = [item for item in remaining[kind] if not _is_same_question(item, best)]
+            remaining[kind] = [item for item in remaining[kind] if item.wording != best.wording]
             remaining = {name: pool for name, pool in remaining.items() if pool}
         return chosen
 
 
-def _is_same_question(question: Question, other: Question) -> bool:
-    """Whether two candidates ask the same question, possibly with options in another order."""
-    return (question.target, question.second, set(question.options)) == (other.target, other.second, set(other.options))
-
-
-def sample_tasks(
-    config: SyntheticConfig,
-    labels: Labels,
-    balancer: AnswerBalancer,
-    rng: random.Random,
-    *,
-    path: str,
-    task_id_prefix: str,
-) -> list[Task]:
-    """Sample the tasks of one clip, whose path is stored as `path`."""
-    pools: dict[str, list[Question]] = {entry: _build_candidates(entry, labels, rng) for entry in config.questions}
-    chosen = balancer.select(pools, config.tasks_per_video)
-    return [
-        _build_task(item, labels, config, clip_path=path, task_id=f"{task_id_prefix}-{i}")
-        for i, item in enumerate(chosen)
-    ]
-
-
-def _build_task(question: Question, labels: Labels, config: SyntheticConfig, *, clip_path: str, task_id: str) -> Task:
+def describe_question(question: Question, labels: Labels, config: SyntheticConfig) -> tuple[str, dict[str, Any]]:
+    """Return the text of a question, and the extras of its task."""
     needs, cover = _find_required_spans(question, labels, config.event_seconds)
-    extras = {
+    text = text_templates.format_question(question.kind, target=question.target, second=question.second)
+    return text, {
         "question": question.kind,
         "target": question.target,
         "second": question.second,
@@ -115,21 +99,13 @@ def _build_task(question: Question, labels: Labels, config: SyntheticConfig, *, 
         "seconds": labels.seconds,
         "event_seconds": config.event_seconds,
     }
-    return Task(
-        id=task_id,
-        question=text_templates.format_question(question.kind, target=question.target, second=question.second),
-        media=(Media(path=clip_path),),
-        answer_type=AnswerType.CHOICE if question.options else ANSWER_TYPES[question.kind],
-        ground_truth=question.answer,
-        options=question.options,
-        extras=extras,
-    )
 
 
 # ---- candidates ----------------------------------------------------------------------------------------------------
 
 
-def _build_candidates(entry: str, labels: Labels, rng: random.Random) -> list[Question]:
+def build_candidates(entry: str, labels: Labels, rng: random.Random) -> list[Question]:
+    """Build the possible questions of a kind about a clip; `entry` is one of `synthetic.questions`."""
     kind, _, form = entry.partition(":")
     if kind == "order":
         return _build_order_questions(labels.events, rng)

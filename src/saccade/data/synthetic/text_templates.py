@@ -5,7 +5,8 @@ The texts are short and copy their inputs, so that a model of a million paramete
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from saccade.data.synthetic.events import Event
 
@@ -21,28 +22,20 @@ QUESTION_TEMPLATES = {
     "order": "Which is shown first?",
     "when": "When is {target} shown?",
 }
+OPTION_LABELS = ("\nA. ", "\nB. ", "\nC. ")
+
+
+def split_templates(templates: Mapping[str, str]) -> list[str]:
+    """Return the fixed parts of templates, without single characters."""
+    parts = (part for template in templates.values() for part in re.split(r"\{\w+\}", template))
+    return [part for part in parts if len(part) > 1]
 
 
 # The fixed parts of these texts, which a tiny tokenizer should have as one token each.
 TOKENIZER_PIECES = (
-    LOOK_CLOSER,
-    " so ",
-    "What colour is shown at second ",
-    "Which colour comes right after ",
-    "Which colour comes right before ",
-    "How many ",
-    " flashes?",
-    "How many flashes?",
-    "Which is shown first?",
-    "When is ",
-    " shown?",
-    "I see: ",
-    "Which colours?",
-    "Which ",
-    "When ",
-    "\nA. ",
-    "\nB. ",
-    "\nC. ",
+    *(LOOK_CLOSER, " so ", "I see: ", "Which colours?", "Which ", "When "),
+    *split_templates(QUESTION_TEMPLATES),
+    *OPTION_LABELS,
 )
 
 
@@ -62,11 +55,7 @@ def format_span(start: float, end: float) -> str:
 
 
 def format_sub_agent_question(kind: str, target: str | None) -> str:
-    """Format the main agent's question to a sub-agent about a window.
-
-    >>> [format_sub_agent_question(*given) for given in (("order", None), ("count", "red"), ("when", "red"))]
-    ['Which colours?', 'Which red?', 'When red?']
-    """
+    """Format the main agent's question to a sub-agent about a window."""
     if kind == "when":
         return f"When {target}?"
     return f"Which {target}?" if kind == "count" and target else "Which colours?"
@@ -90,11 +79,7 @@ def format_time_scan(events: Sequence[Event], start: float, step_seconds: float)
 
 
 def format_observation(kind: str, events: Sequence[Event]) -> str:
-    """Format the main agent's thought before its answer: the observed or reported events, in order.
-
-    >>> format_observation("order", [Event(start=40, end=42, color="red")])
-    'I see: red'
-    """
+    """Format the main agent's thought before its answer: the observed or reported events, in order."""
     shown = [format_span(event.start, event.end) if kind == "when" else event.color for event in events]
     return f"I see: {' '.join(shown) or NONE_TEXT}"
 
@@ -118,11 +103,7 @@ def build_code_pieces(fps: float) -> tuple[str, ...]:
 
 
 def format_perception_question(seconds: Sequence[float]) -> str:
-    """Format a question about the colors at some seconds, for auxiliary demonstrations.
-
-    >>> format_perception_question([3, 36])
-    'Which colours at 3 36?'
-    """
+    """Format a question about the colors at some seconds, for auxiliary demonstrations."""
     return f"Which colours at {' '.join(f'{second:g}' for second in seconds)}?"
 
 
@@ -132,11 +113,7 @@ def format_coarse_scan_code(fps: float) -> str:
 
 
 def format_show_frames_code(seconds: Sequence[float], fps: float) -> str:
-    r"""Format code that shows the frames at these seconds.
-
-    >>> format_show_frames_code([12, 36], 4)
-    'for t in [12, 36]:\n    Image.fromarray(video_clue_0[t * 4].asnumpy()).show()'
-    """
+    """Format code that shows the frames at these seconds."""
     times = ", ".join(f"{second:g}" for second in seconds)
     return f"{SHOW_FRAMES_CODE[0]}{times}{SHOW_FRAMES_CODE[1].format(step=round(fps))}"
 
@@ -150,11 +127,7 @@ def format_code_reply(thinking: str, code: str) -> str:
 
 
 def format_tool_call_reply(thinking: str, calls: Sequence[tuple[float, float, str]]) -> str:
-    r"""Format a reply that calls crop_video: (start, end, question) per call.
-
-    >>> format_tool_call_reply("Hm.", [(0.0, 16.0, "When red?")])[:60]
-    '<think>\nHm.</think><tool_call>{"name": "crop_video", "argume'
-    """
+    """Format a reply that calls crop_video: (start, end, question) per call."""
     parts = [f"<think>\n{thinking}</think>"]
     for start, end, question in calls:
         times = {"start_time": start, "end_time": end}

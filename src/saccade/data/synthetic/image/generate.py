@@ -14,7 +14,7 @@ from saccade.data.synthetic.image import questions, text_templates
 from saccade.data.synthetic.image.demonstrations import build_demonstration, build_grid_demonstration
 from saccade.data.synthetic.image.objects import Scene, sample_grid_scene, sample_scene
 from saccade.data.synthetic.image.render import render_image
-from saccade.types import Demonstration, Task
+from saccade.types import Demonstration, MediaKind, Task
 from saccade.utils.hashing import derive_seed
 from saccade.utils.jsonl import atomic_write
 
@@ -28,16 +28,18 @@ LOOK_REPLY_FORMATTERS = {  # by `synthetic.demonstrations`
 class ImageDataset(SyntheticDataset[Scene]):
     """A dataset of images."""
 
-    media_folder, suffix, labels_filename = "pictures", ".png", "objects.json"
+    media_kind, media_folder, suffix, labels_filename = MediaKind.IMAGE, "pictures", ".png", "objects.json"
     contents_seed, noun, count_key = "cards", "cards", "synthetic.image.objects"
     packages = ("pillow", "numpy")
     content_type = Scene
     sample_content = staticmethod(sample_scene)
-    sample_tasks = staticmethod(questions.sample_tasks)
+    answer_types = questions.ANSWER_TYPES
+    build_candidates = staticmethod(questions.build_candidates)
+    describe_question = staticmethod(questions.describe_question)
     compute_ground_truth = staticmethod(questions.compute_ground_truth)
 
     def __init__(self, config: SyntheticConfig, *, seed: int) -> None:
-        super().__init__(config, config.image, seed=seed)
+        super().__init__(config, config.image, tasks_per_file=config.image.tasks_per_image, seed=seed)
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[Scene]) -> list[Demonstration]:
         """Build one demonstration per task and one per grid image, which `contents` gets."""

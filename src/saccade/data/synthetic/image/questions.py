@@ -19,8 +19,8 @@ from saccade.data.source_row import OPTION_LETTERS
 from saccade.data.synthetic.events import COLORS
 from saccade.data.synthetic.image import text_templates
 from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, Scene, SceneObject
-from saccade.data.synthetic.questions import AnswerBalancer, Question, build_choice_questions
-from saccade.types import AnswerType, Media, MediaKind, Task
+from saccade.data.synthetic.questions import Question, build_choice_questions
+from saccade.types import AnswerType, Task
 
 ANSWER_TYPES = {
     "colour": AnswerType.OPEN,
@@ -34,23 +34,9 @@ SYMBOL_QUESTIONS = {"colour": DOT, "digit": DIGIT, "letter": LETTER}  # question
 GroundTruth = str | float | tuple[float, ...]
 
 
-def sample_tasks(
-    config: SyntheticImageConfig,
-    scene: Scene,
-    balancer: AnswerBalancer,
-    rng: random.Random,
-    *,
-    path: str,
-    task_id_prefix: str,
-) -> list[Task]:
-    """Sample the tasks of one image, whose path is stored as `path`."""
-    pools: dict[str, list[Question]] = {kind: _build_candidates(kind, scene.objects, rng) for kind in config.questions}
-    chosen = balancer.select(pools, config.tasks_per_image)
-    return [_build_task(item, scene, image_path=path, task_id=f"{task_id_prefix}-{i}") for i, item in enumerate(chosen)]
-
-
-def _build_task(question: Question, scene: Scene, *, image_path: str, task_id: str) -> Task:
-    extras = {
+def describe_question(question: Question, scene: Scene, _: SyntheticImageConfig) -> tuple[str, dict[str, Any]]:
+    """Return the text of a question, and the extras of its task."""
+    return text_templates.format_question(question.kind, target=question.target), {
         "question": question.kind,
         "target": question.target,
         **scene.extras,
@@ -58,21 +44,14 @@ def _build_task(question: Question, scene: Scene, *, image_path: str, task_id: s
         "width": scene.pixels,
         "height": scene.pixels,
     }
-    return Task(
-        id=task_id,
-        question=text_templates.format_question(question.kind, target=question.target),
-        media=(Media(path=image_path, kind=MediaKind.IMAGE),),
-        answer_type=ANSWER_TYPES[question.kind],
-        ground_truth=question.answer,
-        options=question.options,
-        extras=extras,
-    )
 
 
 # ---- candidates ----------------------------------------------------------------------------------------------------
 
 
-def _build_candidates(kind: str, objects: Sequence[SceneObject], rng: random.Random) -> list[Question]:
+def build_candidates(kind: str, scene: Scene, rng: random.Random) -> list[Question]:
+    """Build the possible questions of a kind about an image."""
+    objects = scene.objects
     by_color, by_symbol = _index_by_unique_labels(objects)
     targets: list[str | None] = [*by_color]
     if kind == "count":

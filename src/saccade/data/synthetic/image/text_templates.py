@@ -32,36 +32,11 @@ CROP_CODE = (
 
 # The fixed parts of these texts, which a tiny tokenizer should have as one token each.
 TOKENIZER_PIECES = (
-    LOOK_CLOSER,
-    "What colour is the dot on the ",
-    "Which digit is on the ",
-    "Which letter is on the ",
-    "Which card shows ",
-    "How many cards show a ",
-    "How many cards?",
-    "Where is the card with ",
-    "Where is the ",
+    *(LOOK_CLOSER, " dot", "Cards: ", "I see: ", " 0.", ", ", "[0.", ", 0.", "]", "(0.", "), (0.", ")"),
+    *('{"name": "zoom_image", "arguments": {"left": 0.', ', "top": 0.', ', "right": 0.', ', "bottom": 0.', "}}"),
     LAST_OBJECT_QUESTION,
-    " card?",
-    " dot",
-    "Cards: ",
-    "I see: ",
-    " 0.",
-    ", ",
-    "\nA. ",
-    "\nB. ",
-    "\nC. ",
-    '{"name": "zoom_image", "arguments": {"left": 0.',
-    ', "top": 0.',
-    ', "right": 0.',
-    ', "bottom": 0.',
-    "}}",
-    "[0.",
-    ", 0.",
-    "]",
-    "(0.",
-    "), (0.",
-    ")",
+    *video_templates.split_templates(QUESTION_TEMPLATES),
+    *video_templates.OPTION_LABELS,
     *CROP_CODE,
     *video_templates.CODE_DELIMITERS,
 )
@@ -89,11 +64,7 @@ def format_symbol(scene_object: SceneObject) -> str:
 
 
 def format_observation(objects: Sequence[SceneObject]) -> str:
-    """Format the thought before the answer: every inspected card, in order.
-
-    >>> format_observation([SceneObject(left=0, top=0, side=32, color="red", symbol_class="digit", symbol="7")])
-    'I see: red 7'
-    """
+    """Format the thought before the answer: every inspected card, in order."""
     return f"I see: {format_objects(objects)}"
 
 
@@ -126,20 +97,12 @@ def normalize_box(box: Sequence[float], image_side: int) -> NormalizedBox:
 
 
 def format_box(box: NormalizedBox) -> str:
-    """Format a box as in answers and in results of the tool zoom_image.
-
-    >>> format_box((0.3, 0.1, 0.4, 0.2))
-    '[0.3, 0.1, 0.4, 0.2]'
-    """
+    """Format a box as in answers and in results of the tool zoom_image."""
     return "[" + ", ".join(f"{side:g}" for side in box) + "]"
 
 
 def format_zoom_reply(thinking: str, boxes: Sequence[PixelBox], image_side: int) -> str:
-    r"""Format a reply that calls zoom_image for several boxes (pixels) in parallel.
-
-    >>> format_zoom_reply("Hm.", [(96, 32, 128, 64)], 320)[:66]
-    '<think>\nHm.</think><tool_call>{"name": "zoom_image", "arguments": '
-    """
+    """Format a reply that calls zoom_image for several boxes (pixels) in parallel."""
     parts = [f"<think>\n{thinking}</think>"]
     for box in boxes:
         arguments = dict(zip(("left", "top", "right", "bottom"), normalize_box(box, image_side), strict=True))
