@@ -22,8 +22,7 @@ from saccade.data.synthetic import generate_dataset, validate_dataset
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS
 from saccade.data.synthetic.events import COLORS, PALETTE
-from saccade.data.synthetic.image.demonstrations import MAX_CALLS_PER_TURN, build_demonstration
-from saccade.data.synthetic.image.generate import ImageDataset
+from saccade.data.synthetic.image.generate import MAX_CALLS_PER_TURN, ImageDataset, build_demonstration
 from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, SYMBOLS, Scene, SceneObject, sample_scene
 from saccade.data.synthetic.image.questions import ANSWER_TYPES, parse_objects
 from saccade.data.synthetic.image.render import LETTER_GLYPHS, render_image

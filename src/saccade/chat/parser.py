@@ -51,11 +51,6 @@ class Grammar:
     call_parsers: Mapping[str, CallParser]
     call_formats: Mapping[str, CallFormat]
 
-    @property
-    def tag_pattern(self) -> re.Pattern[str]:
-        """Return the pattern of an opening or closing tag; its groups are "/" or "", and the name."""
-        return re.compile(r"<(/?)(" + "|".join(map(re.escape, self.tags)) + r")>")
-
 
 def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = None) -> Reply:
     """Parse `text` into a reply; its first `prefill_length` characters were prefilled, not sampled.
@@ -69,7 +64,8 @@ def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = No
     {'0': 3, 'end_time': 9.5}
     """
     grammar = grammar or DEFAULT_GRAMMAR
-    tags = list(grammar.tag_pattern.finditer(text))
+    # The groups of a tag are "/" or "", and the name.
+    tags = list(re.finditer(f"<(/?)({'|'.join(map(re.escape, grammar.tags))})>", text))
     links = _link_tags(tags)
     blocks: list[Block] = []
     index, position = 0, 0

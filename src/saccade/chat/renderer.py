@@ -109,8 +109,8 @@ class ChatRenderer:
         return self._vision_geometry.compute_position_ids(len(ledger), ledger.slots())
 
 
-def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
-    """Load the renderer of a checkpoint folder; without `family`, `model_type` in its config.json names it.
+def load_renderer(folder: str) -> ChatRenderer:
+    """Load the renderer of a checkpoint folder; `model_type` in its config.json names the family.
 
     Raises ModelError if the folder isn't a model, its family is unknown, or its tokenizer lacks the family's tokens.
     """
@@ -121,10 +121,9 @@ def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
         model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} is not a model's config: it has no model_type", key="model_type") from error
-    if family is None:
-        families = plugins.list_plugins("chat.families")
-        if model_type not in families:
-            message = f"there is no model family {model_type!r}; {plugins.suggest(str(model_type), families)}"
-            raise ModelError(message, key="model_type", value=model_type)
-        family = plugins.load("chat.families", model_type)
+    families = plugins.list_plugins("chat.families")
+    if model_type not in families:
+        message = f"there is no model family {model_type!r}; {plugins.suggest(str(model_type), families)}"
+        raise ModelError(message, key="model_type", value=model_type)
+    family = plugins.load("chat.families", model_type)
     return ChatRenderer(family, ChatTokenizer(folder), family.load_vision_geometry(folder))

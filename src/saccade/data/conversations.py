@@ -52,10 +52,9 @@ def _parse_part(part: Any, info: ValidationInfo) -> str | Media:
 
 
 _Part = Annotated[str | Media, BeforeValidator(_parse_part)]
-
-
-def _list_parts(content: Any) -> Any:
-    return content if isinstance(content, list | tuple) else [content]
+_Parts = Annotated[
+    tuple[_Part, ...], BeforeValidator(lambda parts: parts if isinstance(parts, list | tuple) else [parts])
+]
 
 
 class ToolFunction(RowModel):
@@ -87,9 +86,7 @@ class SourceMessage(RowModel):
     """One message of a published conversation: OpenAI's (`role`, `content`) or ShareGPT's (`from`, `value`)."""
 
     declared_role: Annotated[str, BeforeValidator(_parse_role)] = Field(validation_alias=AliasChoices("role", "from"))
-    content: Annotated[tuple[_Part, ...], BeforeValidator(_list_parts)] = Field(
-        default=(), validation_alias=AliasChoices("content", "value")
-    )
+    content: _Parts = Field(default=(), validation_alias=AliasChoices("content", "value"))
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property

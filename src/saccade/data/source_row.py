@@ -65,12 +65,12 @@ def list_values(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, str | Mapping):
         return [value]
-    raise ValueError(f"it should be a list, not {_format_short(value)}")
+    raise ValueError(f"it should be a list, not {value!r:.60}")
 
 
 def _parse_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"it should be a text, not {_format_short(value)}")
+        raise ValueError(f"it should be a text, not {value!r:.60}")
     if not str(value).strip():
         raise ValueError("it is blank")
     return str(value)
@@ -120,13 +120,8 @@ class RowModel(BaseModel):
     def _drop_empty_fields(cls, values: Any) -> Any:
         values = decode_json(values)
         if not isinstance(values, Mapping):
-            raise ValueError(f"it should be a mapping of names to values, not {_format_short(values)}")
+            raise ValueError(f"it should be a mapping of names to values, not {values!r:.60}")
         return {name: value for name, value in values.items() if not is_empty(value)}
-
-
-def _format_short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _build_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
@@ -212,13 +207,13 @@ class SourceRow:
         try:
             return float(value)
         except ValueError:
-            raise self.field_error(names[0], f"it should be a number, not {_format_short(value)}", value) from None
+            raise self.field_error(names[0], f"it should be a number, not {value!r:.60}", value) from None
 
     def get_option_letter(self, num_options: int, *names: str) -> str:
         """Return the letter of one of `num_options` options; it may be in brackets."""
         value = self.get_text(*names).strip().strip("().").upper()
         if len(value) != 1 or value not in OPTION_LETTERS[:num_options]:
-            problem = f"it should be one of {OPTION_LETTERS[:num_options]}, not {_format_short(self.get(*names))}"
+            problem = f"it should be one of {OPTION_LETTERS[:num_options]}, not {self.get(*names)!r:.60}"
             raise self.field_error(names[0], problem, self.get(*names))
         return value
 
@@ -234,7 +229,7 @@ class SourceRow:
         """Return the items of a list as texts; a single value isn't accepted."""
         value = self.get(*names)
         if not isinstance(value, list | tuple):
-            raise self.field_error(names[0], f"it should be a list, not {_format_short(value)}", value)
+            raise self.field_error(names[0], f"it should be a list, not {value!r:.60}", value)
         return tuple(map(str, value))
 
 
@@ -280,7 +275,7 @@ def iterate_rows_with_errors(
             if isinstance(values, DataError):
                 yield values
             elif not isinstance(values, Mapping):
-                problem = f"it should be a mapping of fields, not {_format_short(values)}"
+                problem = f"it should be a mapping of fields, not {values!r:.60}"
                 yield DataError(f"{file}, row {number}: {problem}", key=str(file), value=values)
             else:
                 yield SourceRow(file=file, number=number, values=values, save_media=save_media)
@@ -308,9 +303,8 @@ def iterate_json_list(path: Path) -> Iterator[Any]:
     with path.open(encoding="utf-8-sig") as file:
         text, position = file.read(CHUNK_CHARS).lstrip(), 1
         if not text.startswith("["):
-            raise DataError(
-                f"{path}: a .json file should hold a list of rows; one row per line is .jsonl", key=str(path)
-            )
+            problem = "a .json file should hold a list of rows; one row per line is .jsonl"
+            raise DataError(f"{path}: {problem}", key=str(path))
         number = 1
         while True:
             while position < len(text) and text[position] in " \t\r\n,":

@@ -48,7 +48,7 @@ def _gather_layers(model: Any) -> Iterator[dict[str, Tensor]]:
     A collective operation if the weights are sharded: all processes must iterate. The caller frees a layer before the
     next is gathered.
     """
-    adapted_layers = lora.find_adapted_layers(model)
+    adapted_layers = {f"{name}.base_layer.weight": layer for name, layer in lora.find_lora_layers(model).items()}
     for weights in iterate_layers(model):
         yield _gather_weights(model, weights, adapted_layers)
 
@@ -62,7 +62,7 @@ def _gather_weights(model: Any, weights: Mapping[str, Tensor], adapted_layers: M
             # Add in float32, to round only once.
             delta = gather_tensor(adapted_layers[name].get_delta_weight("default"))
             value = (value.float() + delta.float()).to(value.dtype)
-        merged[name.replace(lora.BASE_LAYER_INFIX, ".")] = value
+        merged[name.replace(".base_layer.", ".")] = value
     # Names and shapes on disk differ from those in memory for some families.
     return revert_weight_conversion(model, merged)
 

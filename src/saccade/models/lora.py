@@ -19,7 +19,6 @@ from saccade.errors import ConfigError, ModelError, boundary
 from saccade.utils.hashing import derive_seed
 
 ADAPTERS_FILE = "adapters.safetensors"
-BASE_LAYER_INFIX = ".base_layer."  # in the name of an adapted weight
 _LORA_INFIX = ".lora_"
 _BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's path, and its path relative to the file
 
@@ -60,11 +59,6 @@ def is_adapter_weight(name: str) -> bool:
     return _LORA_INFIX in name
 
 
-def find_adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the LoRA layers of a model, by the names of the weights that they adapt."""
-    return {f"{name}{BASE_LAYER_INFIX}weight": layer for name, layer in _find_lora_layers(model).items()}
-
-
 def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path) -> None:
     """Write adapters by name into a checkpoint folder, with the path of the base weights that they adapt."""
     relative = os.path.relpath(base_folder, folder.resolve())  # stays valid if a run that contains both is moved
@@ -101,7 +95,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
         fix = f"delete it to recover the base weights from those in {folder} instead"
         with boundary(ModelError, f"{base} can't be read; {fix}"):
             base_weights = load_model(base).state_dict()
-    for name, layer in _find_lora_layers(model).items():
+    for name, layer in find_lora_layers(model).items():
         weight: Tensor = layer.base_layer.weight
         delta = layer.get_delta_weight("default").float()
         rounding = 4 * torch.finfo(weight.dtype).eps * float(weight.abs().max() + delta.abs().max())
@@ -125,5 +119,6 @@ def _restore_exact_weight(recovered: Tensor, base_weight: Tensor | None, toleran
     return base_weight if float((base_weight - recovered).abs().max()) <= tolerance else recovered
 
 
-def _find_lora_layers(model: nn.Module) -> dict[str, Any]:
+def find_lora_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the LoRA layers of a model by name."""
     return {name: part for name, part in model.named_modules() if "lora_A" in dict(part.named_children())}

@@ -142,12 +142,8 @@ def _compute_sizes(name: str, config: PreTrainedConfig) -> ModelSizes:
 
 
 _TEXT_KEYS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size"),
 )
 _VISION_KEYS = ("depth", "hidden_size", "intermediate_size", "patch_size")
 
@@ -156,12 +152,9 @@ def _build_vision_config(*sizes: int, **extra: Any) -> dict[str, Any]:
     return {**dict(zip(_VISION_KEYS, sizes, strict=True)), "num_heads": 16, **extra}
 
 
-_LARGE_VISION = _build_vision_config(
-    27, 1152, 4304, 16, deepstack_visual_indexes=[8, 16, 24], num_position_embeddings=2304
-)
-_SMALL_VISION = _build_vision_config(
-    24, 1024, 4096, 16, deepstack_visual_indexes=[5, 11, 17], num_position_embeddings=2304
-)
+_POSITIONS = {"num_position_embeddings": 2304}
+_LARGE_VISION = _build_vision_config(27, 1152, 4304, 16, deepstack_visual_indexes=[8, 16, 24], **_POSITIONS)
+_SMALL_VISION = _build_vision_config(24, 1024, 4096, 16, deepstack_visual_indexes=[5, 11, 17], **_POSITIONS)
 _WINDOWED_VISION = _build_vision_config(32, 1280, 3420, 14)
 
 # By name: the family, the text model by `_TEXT_KEYS`, the vision tower, whether input and output embeddings are tied.

@@ -96,7 +96,8 @@ def make_tokenizer(family: str, texts: Sequence[str], phrases: Sequence[str], te
     # Learned pieces are for unknown words only: known words and phrases are looked up before merging (`ignore_merges`).
     vocabulary, merges = _train_bpe([word for word in sorted(words) if len(word) > 1 and word not in whole])
     for word in (*whole, *sorted(words)):
-        vocabulary.setdefault(_to_byte_level(word), len(vocabulary))
+        pieces = _BYTE_LEVEL.pre_tokenize_str(word)  # one printable character per byte
+        vocabulary.setdefault("".join(piece for piece, _ in pieces), len(vocabulary))
     bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splitter, _BYTE_LEVEL])
@@ -134,8 +135,3 @@ def _train_bpe(words: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, st
     tokenizer.train_from_iterator(words, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     return dict(model["vocab"]), [(left, right) for left, right in model["merges"]]
-
-
-def _to_byte_level(text: str) -> str:
-    """Return a text as byte-level BPE writes it: one printable character per byte."""
-    return "".join(piece for piece, _ in _BYTE_LEVEL.pre_tokenize_str(text))

@@ -49,5 +49,7 @@ def build_tokenizer_pieces(config: SyntheticConfig) -> tuple[str, ...]:
         return image_text_templates.TOKENIZER_PIECES
     if config.demonstrations != "python":
         return text_templates.TOKENIZER_PIECES
-    code = (*text_templates.CODE_DELIMITERS, *text_templates.build_code_pieces(config.fps))
-    return (*text_templates.TOKENIZER_PIECES, *code)
+    scan = text_templates.format_coarse_scan_code(config.fps).splitlines(keepends=True)
+    before, after = text_templates.SHOW_FRAMES_CODE
+    show = (before, after.format(step=round(config.fps)))
+    return (*text_templates.TOKENIZER_PIECES, *text_templates.CODE_DELIMITERS, *scan, *show, "Which colours at ")

@@ -43,12 +43,9 @@ class BackgroundSpan:
 
 def list_background_videos(folder: str) -> list[Path]:
     """List the videos of a haystack folder, sorted by name. Raises DataError if there is none."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise DataError(f"synthetic.haystack: there is no folder {folder}", key="synthetic.haystack", value=folder)
-    paths = sorted(path for path in root.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
+    paths = sorted(path for path in Path(folder).glob("*") if path.suffix.lower() in VIDEO_SUFFIXES)
     if not paths:
-        problem = f"{folder} contains no video ({', '.join(VIDEO_SUFFIXES)})"
+        problem = f"there is no folder {folder} that contains a video ({', '.join(VIDEO_SUFFIXES)})"
         raise DataError(f"synthetic.haystack: {problem}", key="synthetic.haystack", value=folder)
     return paths
 

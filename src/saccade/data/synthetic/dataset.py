@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import saccade
@@ -25,7 +26,7 @@ from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.dataset import load_tasks, write_items
 from saccade.data.synthetic.events import Labels
 from saccade.data.synthetic.image.objects import Scene
-from saccade.data.synthetic.questions import AnswerBalancer, Question
+from saccade.data.synthetic.questions import AnswerBalancer
 from saccade.errors import ConfigError, DataError
 from saccade.media import hashing
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
@@ -66,10 +67,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
     packages: tuple[str, ...]  # that the files depend on
     content_type: type[ContentT]
     sample_content: Callable[[Any, random.Random], ContentT]  # (settings, rng)
-    answer_types: Mapping[str, AnswerType]  # by kind of question
-    build_candidates: Callable[[Any, ContentT, random.Random], list[Question]]  # (kind of question, content, rng)
-    describe_question: Callable[[Question, ContentT, Any], tuple[str, dict[str, Any]]]  # text and extras
-    compute_ground_truth: Callable[[Task, ContentT], Any]
+    questions: ModuleType  # ANSWER_TYPES, build_candidates, describe_question, compute_ground_truth
 
     def __init__(self, config: SyntheticConfig, settings: Any, *, tasks_per_file: int, seed: int) -> None:
         self.config, self.settings, self.tasks_per_file, self.seed = config, settings, tasks_per_file, seed
@@ -118,15 +116,15 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         balancer = AnswerBalancer(rng)
         tasks: list[Task] = []
         for index, content in enumerate(contents):
-            pools = {kind: self.build_candidates(kind, content, rng) for kind in self.settings.questions}
+            pools = {kind: self.questions.build_candidates(kind, content, rng) for kind in self.settings.questions}
             media = (Media(path=f"{self.media_folder}/{self.format_name(index)}", kind=self.media_kind),)
             for number, question in enumerate(balancer.select(pools, self.tasks_per_file)):
-                text, extras = self.describe_question(question, content, self.settings)
+                text, extras = self.questions.describe_question(question, content, self.settings)
                 task = Task(
                     id=f"{split}-{index:05d}-{number}",
                     question=text,
                     media=media,
-                    answer_type=AnswerType.CHOICE if question.options else self.answer_types[question.kind],
+                    answer_type=AnswerType.CHOICE if question.options else self.questions.ANSWER_TYPES[question.kind],
                     ground_truth=question.answer,
                     options=question.options,
                     extras=extras,
@@ -242,7 +240,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         if name not in labels:
             return [f"its file {name} has no labels"]
         content = labels[name][1]
-        problems, expected = [], cls.compute_ground_truth(task, content)
+        problems, expected = [], cls.questions.compute_ground_truth(task, content)
         if any(task.extras[key] != value for key, value in content.extras.items()):
             problems.append(f"its {cls.noun} differ from those of its file")
         if expected != task.ground_truth:

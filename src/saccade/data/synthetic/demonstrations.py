@@ -104,7 +104,9 @@ def build_perception_demonstration(task: Task, rng: random.Random, fps: float | 
     )
     answer_reply = text_templates.format_answer_reply(f"I see: {answer}", answer)
     if fps is None:
-        return Demonstration(task=perception_task, frame_budget=_count_whole_seconds(task), replies=(answer_reply,))
+        return Demonstration(
+            task=perception_task, frame_budget=max(1, round(task.extras["seconds"])), replies=(answer_reply,)
+        )
     code = text_templates.format_show_frames_code(seconds, fps)
     code_reply = text_templates.format_code_reply(text_templates.LOOK_CLOSER, code)
     return Demonstration(task=perception_task, frame_budget=None, replies=(code_reply, answer_reply))
@@ -119,11 +121,7 @@ def find_event_onsets(events: Sequence[Event], seconds: float) -> list[float]:
 def build_direct_demonstration(task: Task) -> Demonstration:
     """Build a demonstration that only reads a dense overview, one frame per second: the baseline for looking closer."""
     answer_reply = _format_answer_reply(task, _find_relevant_events(task))
-    return Demonstration(task=task, frame_budget=_count_whole_seconds(task), replies=(answer_reply,))
-
-
-def _count_whole_seconds(task: Task) -> int:
-    return max(1, round(task.extras["seconds"]))
+    return Demonstration(task=task, frame_budget=max(1, round(task.extras["seconds"])), replies=(answer_reply,))
 
 
 def _format_answer_reply(task: Task, shown_events: Sequence[Event]) -> str:

@@ -48,10 +48,7 @@ class VideoDataset(SyntheticDataset[Labels]):
     packages = ("av", "numpy")
     content_type = Labels
     sample_content = staticmethod(sample_labels)
-    answer_types = questions.ANSWER_TYPES
-    build_candidates = staticmethod(questions.build_candidates)
-    describe_question = staticmethod(questions.describe_question)
-    compute_ground_truth = staticmethod(questions.compute_ground_truth)
+    questions = questions
 
     def __init__(self, config: SyntheticConfig, *, seed: int, frame_budgets: Sequence[int] = FRAME_BUDGETS) -> None:
         super().__init__(config, config, tasks_per_file=config.tasks_per_video, seed=seed)

@@ -96,12 +96,6 @@ COLOR_THRESHOLD = 90  # range of RGB channels that separates event colors from n
 CODE_DELIMITERS = ("<code>\n```python\n", "\n```\n</code>")  # around code
 
 
-def build_code_pieces(fps: float) -> tuple[str, ...]:
-    """Return the fixed parts of the code for videos with `fps` frames per second."""
-    coarse = format_coarse_scan_code(fps).splitlines(keepends=True)
-    return (*coarse, SHOW_FRAMES_CODE[0], SHOW_FRAMES_CODE[1].format(step=round(fps)), "Which colours at ")
-
-
 def format_perception_question(seconds: Sequence[float]) -> str:
     """Format a question about the colors at some seconds, for auxiliary demonstrations."""
     return f"Which colours at {' '.join(f'{second:g}' for second in seconds)}?"
