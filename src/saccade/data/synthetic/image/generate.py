@@ -1,9 +1,9 @@
 """Generate a synthetic image dataset: images with small cards, tasks with exact labels, demonstrations.
 
 A demonstration has the replies of a perfect agent. The first thought names the cards of the overview and their
-positions. If that is sufficient (counting all cards), the agent answers directly; otherwise it zooms into the cards that
-the question is about, several in parallel, and copies their symbols. In the "direct" style it never zooms, because the
-overview is sharp. Grid images train perception.
+positions. If that is sufficient (counting all cards), the agent answers directly; otherwise it zooms into the cards
+that the question is about, several in parallel, and copies their symbols. In the "direct" style it never zooms, because
+the overview is sharp. Grid images train perception.
 """
 
 import random
