@@ -87,10 +87,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
     # ---- generation ----
 
     def sample_contents(self) -> dict[str, list[ContentT]]:
-        """Sample the content of every file of every split; no two files have the same signature.
-
-        Raises ConfigError if no new content can be sampled.
-        """
+        """Sample the content of every file; no two files have the same signature. Raises ConfigError if that fails."""
         # Shared by all splits: no test file may occur in training.
         seen: set[str] = set()
 
@@ -142,10 +139,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         return f"{index:05d}{cls.suffix}"
 
     def generate(self, root: Path, progress: ProgressCallback | None = None) -> None:
-        """Generate the dataset in a folder, or resume an interrupted call; the same settings give the same files.
-
-        Raises ConfigError for impossible settings, DataError for a folder with another dataset.
-        """
+        """Generate the dataset in a folder, or resume an interrupted call; see `generate_dataset`."""
         # before anything is written, so that the same command works with other settings
         contents = self.sample_contents()
         tasks = {split: self.build_tasks(contents[split], split) for split in SPLITS}
@@ -198,10 +192,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
 
     @classmethod
     def validate(cls, root: Path) -> ValidationReport:
-        """Check that nothing leaks between the splits of a dataset, and that every answer follows from its labels.
-
-        Raises DataError for missing files.
-        """
+        """Check a dataset; see `validate_dataset`."""
         labels = {split: cls.read_labels(root, split) for split in SPLITS}
         tasks = {split: load_tasks(root / split / "tasks.jsonl") for split in SPLITS}
         problems = cls.find_leaks(root, labels)
