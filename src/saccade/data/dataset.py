@@ -88,10 +88,7 @@ def load_tasks(
 def load_demonstrations(
     path: str | os.PathLike[str], *, media_root: str | os.PathLike[str] | None = None, limit: int | None = None
 ) -> list[Demonstration]:
-    """Load every demonstration of a file, or the first `limit`; media paths are joined as by `load_tasks`.
-
-    Raises DataError for an empty file, an invalid row, or a missing media file.
-    """
+    """Load every demonstration of a file, or the first `limit`, as `load_tasks` loads tasks. Raises DataError."""
     return _load_items(path, Demonstration, media_root, limit)
 
 
@@ -141,10 +138,7 @@ def find_task_problem(task: Task) -> tuple[str, str] | None:
 
 
 def iterate_items(path: str | os.PathLike[str], item_type: type[ItemT]) -> Iterator[ItemT]:
-    """Yield the tasks or demonstrations of a file unchanged.
-
-    Raises DataError, naming file, row and field, for a row that isn't an `item_type`.
-    """
+    """Yield the tasks or demonstrations of a file unchanged. Raises DataError, naming file, row and field."""
     for row in read_rows(Path(path)):
         yield parse_item(row, item_type)
 

@@ -26,10 +26,7 @@ MAX_CYCLE_LENGTH = 1000  # positions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture(Sequence[Task]):
-    """Several datasets with weights: `Mixture((videos, images), (2.0, 1.0))` draws two video tasks per image task.
-
-    As a sequence it holds all tasks, dataset by dataset. Datasets aren't empty, and weights are above 0.
-    """
+    """Datasets, with weights above 0, as a sequence of all their tasks; `get_task` draws from them by weight."""
 
     datasets: tuple[Sequence[Task], ...]
     weights: tuple[float, ...]

@@ -43,11 +43,7 @@ def iterate_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_parquet(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows; `columns` name their types: "string", "list of strings", "list of lists of strings", "integer" or
-    "boolean".
-
-    Rows are written in groups as they arrive, so that `path` is incomplete until the call returns.
-    """
+    """Write rows in groups, as they arrive; `columns` name their types as below."""
     pyarrow = _import_pyarrow()
     text = pyarrow.string()
     types = {
@@ -69,10 +65,7 @@ def write_parquet(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping
 
 
 def rewrite_parquet(source: Path, target: Path, transform: Callable[[Any], Any]) -> int:
-    """Copy a file with `transform` applied to every value; return the number of rows.
-
-    Columns without strings, and columns that `transform` leaves unchanged, are copied as they are.
-    """
+    """Copy a file with `transform` applied to the values of columns with strings; return the number of rows."""
     pyarrow = _import_pyarrow()
     with _open_parquet(source) as file:
         schema, num_rows = file.schema_arrow, int(file.metadata.num_rows)

@@ -17,10 +17,7 @@ async def load_window_frames(
     frame_range: tuple[int, int],
     frame_pixels: tuple[int, int],
 ) -> tuple[list[ImageRef], tuple[float, float]]:
-    """Load the frames of a window; return them and the window (start, end) in seconds, clamped to the video.
-
-    Raises ToolError if the task has no video, or if the window is empty or outside of it.
-    """
+    """Load the frames of a window clamped to the video; return them and that window, seconds. Raises ToolError."""
     if not ctx.video_path:
         raise ToolError("there is no video to look at, only what you were shown; answer from that")
     info = await ctx.media.probe(ctx.video_path)

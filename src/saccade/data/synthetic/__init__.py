@@ -35,10 +35,7 @@ def generate_dataset(
 
 
 def validate_dataset(folder: str | os.PathLike[str]) -> ValidationReport:
-    """Check that nothing leaks between the splits of a dataset, and that every answer follows from its labels.
-
-    Raises DataError for missing files.
-    """
+    """Check that no split leaks into another, and that answers follow from their labels. Raises DataError."""
     kind = ImageDataset if read_media_kind(folder) == "image" else VideoDataset
     return kind.validate(Path(folder))
 

@@ -69,10 +69,7 @@ def build_auxiliary_demonstration(task: Task, rng: random.Random) -> Demonstrati
 
 
 def build_python_demonstration(task: Task, fps: float) -> Demonstration:
-    """Build a demonstration that uses Python, for a prompt without frames: code scans the clip, then shows some frames.
-
-    A question about a given second needs no scan.
-    """
+    """Build a demonstration whose code scans the clip (unless the question names a second), then shows some frames."""
     second, events = task.extras["second"], parse_events(task)
     shown_seconds = [second] if second is not None else find_event_onsets(events, task.extras["seconds"])
     snippets = [text_templates.format_show_frames_code(shown_seconds, fps)] if shown_seconds else []
@@ -195,10 +192,7 @@ def build_window_calls(task: Task, rng: random.Random, event_share: float) -> tu
 
 
 def build_second_calls(task: Task, rng: random.Random, event_share: float) -> tuple[SubAgentCall, ...]:
-    """Build sub-questions about five windows of one second; each shows an event with probability `event_share`.
-
-    Perception is learned first on single frames.
-    """
+    """Build sub-questions about five windows of one second, for perception; `event_share` of them show an event."""
     seconds = _sample_seconds(task, rng, event_share)
     return tuple(_build_window_call(task, "at", None, second, second + 1) for second in seconds)
 

@@ -71,10 +71,7 @@ class VideoDataset(SyntheticDataset[Labels]):
         return demonstrations
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings, the frame budgets of the demonstrations, and the digests of the haystack files.
-
-        Raises DataError for a haystack that can't be divided among the splits.
-        """
+        """Return what the files depend on. Raises DataError for a haystack that can't be divided among the splits."""
         self._sources = assign_to_splits(list_background_videos(self.config.haystack) if self.config.haystack else [])
         return {
             "settings": self.config.model_dump(mode="json", exclude={"media", "image"}),
@@ -108,10 +105,7 @@ def build_tool_call_demonstrations(
     frame_budgets: Sequence[int] = FRAME_BUDGETS,
     direct_share: float = DIRECT_ANSWER_SHARE,
 ) -> list[Demonstration]:
-    """Build one demonstration per task and frame budget, each followed by an auxiliary one for sub-agents alone.
-
-    If the overview is sufficient, the demonstration answers directly with probability `direct_share`.
-    """
+    """Build a demonstration per task and frame budget, each followed by an auxiliary one for sub-agents alone."""
     demonstrations = []
     for task in tasks:
         for frame_budget in frame_budgets:
