@@ -35,10 +35,7 @@ class MessageRenderer:
     def render(
         self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Segment:
-        """Return the segment that appends `messages`.
-
-        Tool schemas become part of the system message and tool results part of a user message, as in Qwen's template.
-        """
+        """Return the segment that appends `messages`; tool schemas and results are placed as in Qwen's template."""
         pieces = _FAMILY.render_turns(messages) if ledger.segments else _FAMILY.render_start(messages, tools)
         turns: list[tuple[str, list[str | ImageRef]]] = []
         for piece in pieces:

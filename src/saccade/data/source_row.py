@@ -160,10 +160,7 @@ class SourceRow:
         return replace(self, values=values)
 
     def parse(self, model: type[RowT], columns: Mapping[str, str] | None = None) -> RowT:
-        """Return the fields as a typed model; `columns` are the row's own names of the model's fields, if they differ.
-
-        Raises DataError for a field that is missing or has another type.
-        """
+        """Return the fields as a typed model; `columns` are the row's own names of its fields. Raises DataError."""
         values = {name: self.values.get(column) for name, column in columns.items()} if columns else self.values
         return self.convert(values, model, columns=columns)
 
@@ -249,10 +246,7 @@ def store_media_file(content: bytes, folder: Path) -> Path:
 
 
 def read_rows(path: str | Path, readers: Mapping[str, Reader] | None = None) -> Iterator[SourceRow]:
-    """Yield the rows of a file; `readers` add suffixes or replace the reader of one.
-
-    Raises DataError for a file that isn't what its suffix says.
-    """
+    """Yield the rows of a file; `readers` add suffixes or replace readers. Raises DataError for an invalid file."""
     for row in iterate_rows_with_errors(path, readers=readers):
         if isinstance(row, DataError):
             raise row

@@ -216,7 +216,6 @@ class Backbone:
             checkpoint_io.write_weights(self.model, folder)
 
     def _save_metadata(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
-        """Write everything but the weights: configs, adapters, tokenizer, template."""
         config = self.model.config
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
         config.dtype = self.model.dtype
@@ -243,7 +242,6 @@ class Backbone:
         return features + self._run_vision_tower([load_pixels(image) for image in batch]) if batch else features
 
     def _run_vision_tower(self, pixel_arrays: Sequence[np.ndarray]) -> list[VisionFeatures]:
-        """Run one pass of the vision tower; return the features of each image."""
         values, grids = self.renderer.patchify(pixel_arrays)
         out = self.model.model.get_image_features(
             torch.from_numpy(values).to(self.device, self.model.dtype),
@@ -304,7 +302,6 @@ class Backbone:
 
 
 def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
-    """Load the model of a folder, on the CPU."""
     dtype = getattr(torch, settings.dtype)
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
 

@@ -89,15 +89,8 @@ def make_tiny_model(
     template = _CHAT_TEMPLATE.strip().replace("DEFAULT", repr(settings.default_system_prompt))
     tokenizer = make_tokenizer(family, vocabulary_text or (), phrases, template)
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _VISION_TOKENS.items()}
-    config = build_tiny_config(
-        family,
-        len(tokenizer),
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        patch_size=patch_size,
-        tie_word_embeddings=tie_word_embeddings,
-        **ids,
-    )
+    sizes = hidden_size, num_layers, patch_size
+    config = build_tiny_config(family, len(tokenizer), *sizes, tie_word_embeddings=tie_word_embeddings, **ids)
     # Don't change the caller's random state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("tiny", family, seed))
@@ -121,10 +114,10 @@ def make_tiny_model(
 def build_tiny_config(
     family: str,
     vocab_size: int,
-    *,
     hidden_size: int = 128,
     num_layers: int = 4,
     patch_size: int = 8,
+    *,
     tie_word_embeddings: bool = True,
     **token_ids: Any,
 ) -> PreTrainedConfig:

@@ -69,11 +69,9 @@ def _compute_image_extent(
     """Return the (right, bottom) sides of the whole image in the model's coordinates; `size` is (width, height)."""
     if coordinates == "auto":
         coordinates = "unit" if all(abs(side) < 2 for side in box) else "pixel"
-    if coordinates == "shown":
-        return float(shown.width), float(shown.height)
-    if coordinates == "pixel":
-        return float(size[0]), float(size[1])
-    return _COORDINATE_MAX[coordinates], _COORDINATE_MAX[coordinates]
+    if coordinates in _COORDINATE_MAX:
+        return _COORDINATE_MAX[coordinates], _COORDINATE_MAX[coordinates]
+    return size if coordinates == "pixel" else (shown.width, shown.height)
 
 
 def _compute_pixel_span(start: float, end: float, pixels: int) -> tuple[int, int]:

@@ -51,10 +51,7 @@ def list_background_videos(folder: str) -> list[Path]:
 
 
 def assign_to_splits(paths: Sequence[Path]) -> dict[str, list[BackgroundVideo]]:
-    """Return, per split, the files or parts of files that it may show. Copies of a file count once.
-
-    Raises DataError for a file that must be divided by time and is too short.
-    """
+    """Return, per split, the files or parts of files that it may show. Raises DataError for too short files."""
     path_by_digest: dict[str, Path] = {}
     for path in paths:
         path_by_digest.setdefault(hashing.compute_file_digest(str(path)), path)
@@ -103,10 +100,7 @@ def compute_span(source: BackgroundVideo, times: Sequence[float]) -> BackgroundS
 
 
 def decode_frames(source: BackgroundVideo, times: Sequence[float], pixels: int) -> Frames:
-    """Decode the frames at these times (seconds), cropped to the center: uint8 RGB [times, pixels, pixels, 3].
-
-    Raises MediaError for a video that can't be decoded.
-    """
+    """Decode frames at times (s), cropped to the center: uint8 RGB [times, pixels, pixels, 3]. Raises MediaError."""
     index = _load_video_index(source.path)
     info = index.info
     scale = pixels / min(info.width, info.height)

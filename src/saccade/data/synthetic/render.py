@@ -10,9 +10,8 @@ from saccade.data.synthetic.events import PALETTE, Event
 
 Frames = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
-Shader = Callable[
-    [NDArray[np.int64]], NDArray[np.float64]
-]  # frame numbers [N] to shades [N, pixels, pixels] in [-1, 1]
+# From frame numbers [N] to shades [N, pixels, pixels] in [-1, 1].
+Shader = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 FRAMES_PER_BLOCK = 256  # in memory at a time, whatever the length of a clip
 
 DIGIT_GLYPHS = {  # rows of three bits, top to bottom
@@ -76,10 +75,7 @@ def _build_gradient_shader(pixels: int, fps: float, rng: np.random.Generator) ->
 
 
 def draw_events(frames: Frames, events: Sequence[Event], fps: float, *, first_frame: int = 0) -> None:
-    """Draw each event, in place, on the frames that show it; frame i of the clip has the time i/fps in seconds.
-
-    `first_frame` is the number of `frames[0]` in the clip.
-    """
+    """Draw events, in place, on frames of a clip from number `first_frame` on; frame i has the time i/fps (s)."""
     pixels = frames.shape[1]
     for event in events:
         # Frame i shows the event if start <= i/fps < end; 1e-9 allows for rounding.

@@ -20,6 +20,7 @@ from saccade.data.synthetic.demonstrations import format_answer as format_video_
 from saccade.data.synthetic.image import questions, text_templates
 from saccade.data.synthetic.image.objects import PixelBox, Scene, SceneObject, sample_grid_scene, sample_scene
 from saccade.data.synthetic.image.render import render_image
+from saccade.data.synthetic.text_templates import LOOK_CLOSER, format_answer_reply
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 from saccade.utils.hashing import derive_seed
 from saccade.utils.jsonl import atomic_write
@@ -75,19 +76,16 @@ class ImageDataset(SyntheticDataset[Scene]):
 def build_demonstration(
     task: Task, *, format_look: LookReplyFormatter | None = text_templates.format_zoom_reply
 ) -> Demonstration:
-    """Build a correct demonstration; `format_look` formats the replies that inspect boxes, for the agent's tools.
-
-    With None the agent reads everything from the overview.
-    """
+    """Build a correct demonstration; `format_look` writes the replies that inspect boxes (None: there are none)."""
     cards, side = questions.parse_objects(task), int(task.extras["width"])
     inspected = [cards[index] for index in task.extras["looks"]]
     overview, replies = text_templates.format_overview(cards, side), []
     if format_look is not None:
         for start in range(0, len(inspected), MAX_CALLS_PER_TURN):
             boxes = [card.box for card in inspected[start : start + MAX_CALLS_PER_TURN]]
-            replies.append(format_look(text_templates.LOOK_CLOSER if start else overview, boxes, side))
+            replies.append(format_look(LOOK_CLOSER if start else overview, boxes, side))
     last_thought = text_templates.format_observation(inspected) if inspected else overview
-    answer_reply = text_templates.format_answer_reply(last_thought, format_answer(task))
+    answer_reply = format_answer_reply(last_thought, format_answer(task))
     return Demonstration(task=task, frame_budget=None, replies=(*replies, answer_reply))
 
 
@@ -104,7 +102,7 @@ def build_grid_demonstration(objects: Sequence[SceneObject], *, image_path: str,
     return Demonstration(
         task=task,
         frame_budget=None,
-        replies=(text_templates.format_answer_reply(text_templates.format_observation(objects), answer),),
+        replies=(format_answer_reply(text_templates.format_observation(objects), answer),),
         is_auxiliary=True,
     )
 

@@ -132,10 +132,7 @@ def _sample_positions(config: SyntheticImageConfig, side: int, count: int, rng: 
                 taken.append((row, column))
             if len(taken) == count:
                 return [(column * side, row * side) for row, column in sorted(taken)]
-    raise ConfigError(
-        f"synthetic.image.objects={list(config.objects)}: {count} cards of {side} pixels (with distractors) don't "
-        f"fit into {config.image_size} pixels; increase synthetic.image.image_size or decrease "
-        "synthetic.image.object_scale",
-        key="synthetic.image.objects",
-        value=config.objects,
-    )
+    problem = f"{count} cards of {side} pixels (with distractors) don't fit into {config.image_size} pixels"
+    fix = "increase synthetic.image.image_size or decrease synthetic.image.object_scale"
+    message = f"synthetic.image.objects={list(config.objects)}: {problem}; {fix}"
+    raise ConfigError(message, key="synthetic.image.objects", value=config.objects)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from saccade.data.synthetic import text_templates as video_templates
 from saccade.data.synthetic.events import COLORS
 from saccade.data.synthetic.image.objects import DOT, PixelBox, SceneObject
-from saccade.data.synthetic.text_templates import LOOK_CLOSER, NONE_TEXT, format_answer_reply
-
-__all__ = ["LOOK_CLOSER", "format_answer_reply"]
+from saccade.data.synthetic.text_templates import LOOK_CLOSER, NONE_TEXT
 
 NormalizedBox = tuple[float, float, float, float]  # left, top, right, bottom, as fractions of the image
 
