@@ -141,9 +141,6 @@ def build_invalid_call(error: str, call_format: CallFormat) -> Call:
     return Call(name="", arguments={}, call_format=call_format, error=error)
 
 
-# ---- native calls --------------------------------------------------------------------------------------------------
-
-
 def parse_json(text: str, *, strict: bool = True) -> Any:
     """Parse JSON written by a model; unless `strict`, strings may contain line ends. Raises ValueError."""
     return json.loads(text.strip(), object_pairs_hook=_reject_duplicate_keys, parse_int=_parse_int, strict=strict)
@@ -169,9 +166,6 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) != len(pairs):
         raise ValueError("a key is given twice")
     return unique
-
-
-# ---- Python-style calls --------------------------------------------------------------------------------------------
 
 
 def _parse_python_call(body: str) -> tuple[str, dict[str, Any]]:
@@ -207,17 +201,11 @@ def _require_single_call(node: ast.expr) -> ast.Call:
     return node
 
 
-# ---- code ----------------------------------------------------------------------------------------------------------
-
-
 def _parse_code_call(body: str) -> tuple[str, dict[str, Any]]:
     source = "\n".join(_FENCE_PATTERN.findall(body)) or body
     if not source.strip():
         raise ValueError("there is no code in it")
     return "python", {"code": _check_unicode(source.strip("\n"))}
-
-
-# ---- checks of arguments ------------------------------------------------------------------------------------------
 
 
 def normalize_json(value: Any, *, depth: int = 0) -> Any:

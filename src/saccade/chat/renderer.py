@@ -70,10 +70,8 @@ class ChatRenderer:
             if isinstance(piece, ImageRef):
                 images.append(piece)
                 parts.append(self._image_token_id)
-            elif isinstance(piece, TemplateText):
-                parts += self._tokenizer.split_template_text(piece.text)
-            elif isinstance(piece, ModelText):
-                parts += self._tokenizer.split_model_text(piece.text)
+            elif isinstance(piece, TemplateText | ModelText):
+                parts += self._tokenizer.split(piece.text, is_template=isinstance(piece, TemplateText))
             else:
                 parts.append(piece)
         # No text encodes to the placeholder's id, so placeholders and images correspond one to one.
@@ -91,7 +89,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Encode text as a reply: structural tags become their tokens; turn and vision tokens stay plain text."""
-        return tuple(self._tokenizer.encode(self._tokenizer.split_model_text(text)))
+        return tuple(self._tokenizer.encode(self._tokenizer.split(text, is_template=False)))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode ids to text, special tokens included."""

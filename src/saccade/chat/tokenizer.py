@@ -46,15 +46,9 @@ class ChatTokenizer:
             raise ModelError(message, key=str(self._path), value=content)
         return self._added_ids[content]
 
-    def split_template_text(self, text: str) -> list[int | str]:
-        """Split text into the ids of its added tokens and the text between them."""
-        return self._split(text, self._added_pattern)
-
-    def split_model_text(self, text: str) -> list[int | str]:
-        """Split text into the ids of its structural tags and the text between them; other special tokens stay text."""
-        return self._split(text, self._structural_pattern)
-
-    def _split(self, text: str, pattern: re.Pattern[str]) -> list[int | str]:
+    def split(self, text: str, *, is_template: bool) -> list[int | str]:
+        """Split text into the ids of the template's tokens, or of the model's structural tags, and the text between."""
+        pattern = self._added_pattern if is_template else self._structural_pattern
         # A pattern with one group puts the separators, here the added tokens, at odd indices.
         parts = enumerate(pattern.split(text))
         return [self._added_ids[part] if index % 2 else part for index, part in parts if part]

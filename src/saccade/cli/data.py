@@ -176,6 +176,7 @@ def _check(
             open_media=open_media,
             on_progress=lambda name, rows: update_progress(rows, name) if rows % 64 == 0 else None,
         )
+    problems = 0
     for split in splits:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(split.answer_types.items())) or "no task"
         print_text(
@@ -183,10 +184,10 @@ def _check(
         )
         for finding, count in sorted(split.findings.items()):
             level = "note" if finding in NOTE_FINDINGS else "problem"
+            problems += count if level == "problem" else 0
             print_text(out, f"  {level}: {count} {FINDING_DESCRIPTIONS[finding]}")
             for example in split.examples[finding]:
                 print_text(out, f"    {example}", style="dim")
-    problems = sum(split.num_problems for split in splits)
     if problems:
         raise DataError(f"{problems} problems were found in {len(splits)} files", key=str(files[0]), value=problems)
     out.print("no problem was found")

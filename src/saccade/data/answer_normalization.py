@@ -72,9 +72,6 @@ def find_answer_type(declared: str) -> str | None:
     return names.get(declared.strip().lower())
 
 
-# ---- options -------------------------------------------------------------------------------------------------------
-
-
 def split_options(question: str) -> tuple[str, tuple[str, ...]]:
     r"""Return the question without its options, and the options without their letters; () if it lists none.
 

@@ -43,9 +43,6 @@ _CHUNK_BYTES = 2**20  # held in memory at a time
 ProgressCallback = Callable[[int, str], None]  # number of files unpacked from an archive so far, the archive's name
 
 
-def _ignore_progress(done: int, name: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
     """An archive: its name, and the files that hold it in order (one file unless it is split).
@@ -74,10 +71,7 @@ def find_archives(files: Iterable[str]) -> list[Archive]:
 
 
 def list_archive_files(folder: Path, *, supported: bool = True) -> list[str]:
-    """List the archives and parts of archives in a folder and below it, as relative paths.
-
-    With `supported=False` list those whose formats `unpack` doesn't support (7z, rar, split ZIP).
-    """
+    """List archives and their parts below a folder, as relative paths: those that `unpack` supports, or the others."""
     pattern = _ARCHIVE_NAME_PATTERN if supported else _UNSUPPORTED_NAME_PATTERN
     matches = (path for path in folder.rglob("*") if pattern.fullmatch(path.name) and path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in matches)
@@ -128,10 +122,7 @@ def require_disk_space(folder: Path, size: int, what: str) -> None:
         raise DataError(f"{what} needs {size / 2**30:.2f} GiB and {available}; {fix}", key=str(folder), value=size)
 
 
-# ---- extraction ----------------------------------------------------------------------------------------------------
-
-
-def unpack(folder: Path, archive: Archive, target: Path, *, on_progress: ProgressCallback = _ignore_progress) -> int:
+def unpack(folder: Path, archive: Archive, target: Path, *, on_progress: ProgressCallback = lambda *_: None) -> int:
     """Extract every missing file of an archive in `folder` to `target`; return the number of files written.
 
     Raises DataError for an archive that can't be read or doesn't fit on the disk, or a member outside of `target`.
@@ -155,7 +146,7 @@ def extract_missing(
     referenced: Iterable[str],
     archives: Sequence[Archive],
     ensure_downloaded: Callable[[Archive], None] = lambda archive: None,
-    on_progress: ProgressCallback = _ignore_progress,
+    on_progress: ProgressCallback = lambda *_: None,
 ) -> set[str]:
     """Extract the `missing` files (paths relative to `folder`) from archives; return the paths that no archive holds.
 

@@ -57,17 +57,13 @@ _Parts = Annotated[
 ]
 
 
-class ToolFunction(RowModel):
-    """The function that a tool call names, with its arguments."""
-
+class _ToolFunction(RowModel):
     name: Text
     arguments: Annotated[dict[str, JsonValue], BeforeValidator(decode_json)] = Field(default_factory=dict)
 
 
-class ToolCall(RowModel):
-    """A tool call of an OpenAI message, or its bare function."""
-
-    function: ToolFunction
+class _ToolCall(RowModel):
+    function: _ToolFunction  # of an OpenAI message, or bare
 
     @model_validator(mode="before")
     @classmethod
@@ -75,7 +71,6 @@ class ToolCall(RowModel):
         return {"function": value} if isinstance(value, Mapping) and "function" not in value else value
 
     def format(self) -> str:
-        """Return the call as the text that a model writes."""
         # Parquet gives every call the union of all arguments; those of other calls are null.
         arguments = {key: value for key, value in self.function.arguments.items() if value is not None}
         call = json.dumps({"name": self.function.name, "arguments": arguments}, ensure_ascii=False)
@@ -87,7 +82,7 @@ class SourceMessage(RowModel):
 
     declared_role: Annotated[str, BeforeValidator(_parse_role)] = Field(validation_alias=AliasChoices("role", "from"))
     content: _Parts = Field(default=(), validation_alias=AliasChoices("content", "value"))
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[_ToolCall, ...] = ()
 
     @property
     def role(self) -> str:
@@ -203,9 +198,6 @@ def _parse_turns(responses: Sequence[SourceMessage]) -> tuple[tuple[str, ...], t
             raise ValueError("a tool response has no text")
         children.append(tuple(texts) if num_calls else ())  # the output of Python code is reproduced by running it
     return normalized, tuple(children) if any(children) else ()
-
-
-# ---- extras --------------------------------------------------------------------------------------------------------
 
 
 def add_system_prompt(extras: Mapping[str, Any], messages: Sequence[SourceMessage]) -> dict[str, Any]:

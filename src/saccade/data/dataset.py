@@ -42,9 +42,6 @@ DEMONSTRATION_COLUMNS = {
 JSON_COLUMNS = ("media", "ground_truth", "extras")
 
 
-# ---- all items of a file -------------------------------------------------------------------------------------------
-
-
 def load_recipe_data(
     folder: Path, recipe: Recipe, key: str, file: str, item_type: type[ItemT], *, limit: int | None = None
 ) -> list[ItemT]:
@@ -115,9 +112,6 @@ def get_task(item: Task | Demonstration) -> Task:
     return item.task if isinstance(item, Demonstration) else item
 
 
-# ---- what can be graded --------------------------------------------------------------------------------------------
-
-
 def require_gradable(task: Task, location: str) -> None:
     """Raise DataError, whose text begins with the location, if a task is impossible to grade."""
     problem = find_task_problem(task)
@@ -132,9 +126,6 @@ def find_task_problem(task: Task) -> tuple[str, str] | None:
         return get_answer_type(task.answer_type).find_problem(task)
     except DataError as error:
         return "answer_type", str(error)
-
-
-# ---- rows ----------------------------------------------------------------------------------------------------------
 
 
 def iterate_items(path: str | os.PathLike[str], item_type: type[ItemT]) -> Iterator[ItemT]:

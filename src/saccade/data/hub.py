@@ -113,7 +113,7 @@ class HubClient:
         paths: Iterable[str],
         *,
         referenced: Iterable[str] = (),
-        on_progress: ProgressCallback = lambda done, name: None,
+        on_progress: ProgressCallback = lambda *_: None,
     ) -> None:
         """Download the files at `paths` that are missing in a folder that `download` returned, such as media of rows.
 
@@ -139,7 +139,7 @@ class HubClient:
             raise DataError(problem, key=str(folder), value=min(not_found))
 
     def unpack_archives(
-        self, folder: Path, names: Iterable[str], *, on_progress: ProgressCallback = lambda done, name: None
+        self, folder: Path, names: Iterable[str], *, on_progress: ProgressCallback = lambda *_: None
     ) -> None:
         """Download archives into a folder that `download` returned, and unpack them completely. Raises DataError."""
         snapshot = _read_snapshot(folder)

@@ -41,9 +41,6 @@ Reader = Callable[[Path], Iterator[Any]]
 RowT = TypeVar("RowT", bound="RowModel")
 
 
-# ---- types of fields -----------------------------------------------------------------------------------------------
-
-
 def is_empty(value: Any) -> bool:
     """Whether a field counts as missing: copies of a dataset disagree on how they leave one out."""
     return value in (None, "", [], {}, ())
@@ -125,9 +122,6 @@ class RowModel(BaseModel):
 
 
 _build_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
-
-
-# ---- rows ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,9 +234,6 @@ def store_media_file(content: bytes, folder: Path) -> Path:
         with atomic_write(path) as partial:
             partial.write_bytes(content)
     return path
-
-
-# ---- reading -------------------------------------------------------------------------------------------------------
 
 
 def read_rows(path: str | Path, readers: Mapping[str, Reader] | None = None) -> Iterator[SourceRow]:

@@ -56,11 +56,6 @@ class SplitReport:
         if self.findings[finding] <= MAX_EXAMPLES:
             self.examples.setdefault(finding, []).append(message)
 
-    @property
-    def num_problems(self) -> int:
-        """The number of findings that aren't notes."""
-        return sum(count for finding, count in self.findings.items() if finding not in NOTE_FINDINGS)
-
 
 def validate_dataset(
     paths: Sequence[Path],

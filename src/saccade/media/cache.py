@@ -135,7 +135,7 @@ class CachingMediaLoader:
 
     async def get_image_size(self, path: str) -> tuple[int, int]:
         """Return the width and height (pixels) of a still image. Raises MediaError."""
-        full_image = await self._get_full_image(path)
+        full_image = await self._get_image((path,), lambda: self._load_still(path))
         return full_image.width, full_image.height
 
     async def load_image(self, path: str, *, factor: int, budget: PixelBudget, box: Box | None = None) -> ImageRef:
@@ -143,7 +143,7 @@ class CachingMediaLoader:
         if box is None:
             return await self._get_image((path, factor, budget), lambda: self._load_still(path, (factor, budget)))
         # The boxes of one turn share one decoded image, however large it is.
-        full_image = await self._get_full_image(path)
+        full_image = await self._get_image((path,), lambda: self._load_still(path))
         key = (path, factor, budget, box)
         return await self._get_image(key, lambda: self._crop_image(full_image, box, factor, budget))
 
@@ -232,9 +232,6 @@ class CachingMediaLoader:
         if video_index := self._video_indexes.get(path):
             return video_index
         return await _await_job(self._jobs.get(path) or self._submit([path], lambda: self._index_video(path)))
-
-    async def _get_full_image(self, path: str) -> ImageRef:
-        return await self._get_image((path,), lambda: self._load_still(path))
 
     async def _get_image(self, key: Hashable, load: Callable[[], ImageRef]) -> ImageRef:
         """Return the still image cached under `key` if its pixels are cached too, else the result of `load`."""

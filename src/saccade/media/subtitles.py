@@ -132,9 +132,6 @@ def _strip_markup(text: str) -> str:
     return " ".join(_MARKUP_PATTERN.sub("", text.replace("\\N", " ")).split())
 
 
-# ---- selection -----------------------------------------------------------------------------------------------------
-
-
 def select_cues_at(cues: Sequence[Cue], times: Sequence[float]) -> list[Cue]:
     """Return the lines that a frame at one of the times shows; all lines if there are no times."""
     return [cue for cue in cues if not times or any(cue.covers(time) for time in times)]

@@ -84,9 +84,6 @@ class ModelSizes:
         return (norms + 7 * dtype_bytes) * self.vision_hidden_size + mlp
 
 
-# ---- sources -------------------------------------------------------------------------------------------------------
-
-
 def read_sizes(folder: str) -> ModelSizes:
     """Return the sizes of a checkpoint folder. Raises ModelError if its config.json is missing or unsupported."""
     with boundary(ModelError, f"{folder} can't be read as a model"):
@@ -136,9 +133,6 @@ def _compute_sizes(name: str, config: PreTrainedConfig) -> ModelSizes:
         spatial_merge_size=vision.spatial_merge_size,
         factor=vision.patch_size * vision.spatial_merge_size,
     )
-
-
-# ---- published models ----------------------------------------------------------------------------------------------
 
 
 _TEXT_KEYS = (

@@ -117,9 +117,9 @@ class ToolParameter:
         if self.value_type is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
         if type(value) is not self.value_type:
-            raise ToolError(f"{self.name} must be of type {JSON_TYPES[self.value_type]}, not {_abbreviate(value)}")
+            raise ToolError(f"{self.name} must be of type {JSON_TYPES[self.value_type]}, not {value!r:.40}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ToolError(f"{self.name} must be a finite number, not {_abbreviate(value)}")
+            raise ToolError(f"{self.name} must be a finite number, not {value!r:.40}")
         if isinstance(value, int | float) and not self.bounds.minimum <= value <= self.bounds.maximum:
             raise ToolError(f"{self.name} must lie between {self.bounds.minimum:g} and {self.bounds.maximum:g}")
         return value
@@ -177,7 +177,7 @@ class FunctionTool:
                     raise ToolError(f"{self.name} takes {len(names)} arguments at most: {known}")
                 name = names[int(key)]
             if name not in self._parameters:
-                raise ToolError(f"{self.name} has no argument {_abbreviate(name)}; it takes {known}")
+                raise ToolError(f"{self.name} has no argument {name!r:.40}; it takes {known}")
             if name in checked:
                 raise ToolError(f"{self.name} was given {name} twice")
             checked[name] = self._parameters[name].check(value)
@@ -278,8 +278,3 @@ def _parse_signature(function: Callable[..., Any]) -> tuple[dict[str, ToolParame
             required=parameter.default is parameter.empty,
         )
     return parameters, frozenset(settings - {"ctx"})
-
-
-def _abbreviate(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -84,9 +84,6 @@ def _convert_call(raw_call: Any) -> Call:
         return build_invalid_call(str(error), CallFormat.EXTERNAL)
 
 
-# ---- translation of tools ------------------------------------------------------------------------------------------
-
-
 def _parse_timestamps(arguments: Mapping[str, Any]) -> dict[str, Any]:
     start = get_first(arguments, ("timestamp_start", "start"))
     end = get_first(arguments, ("timestamp_end", "end"))

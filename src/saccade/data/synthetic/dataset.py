@@ -84,8 +84,6 @@ class SyntheticDataset(ABC, Generic[ContentT]):
     def write_media(self, path: Path, content: ContentT, split: str, index: int) -> dict[str, Any]:
         """Write a media file unless it exists, and return its labels."""
 
-    # ---- generation ----
-
     def sample_contents(self) -> dict[str, list[ContentT]]:
         """Sample the content of every file; no two files have the same signature. Raises ConfigError if that fails."""
         # Shared by all splits: no test file may occur in training.
@@ -178,8 +176,6 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         root.mkdir(parents=True, exist_ok=True)
         versions = {"saccade": saccade.__version__, **{package: version(package) for package in self.packages}}
         write_json(path, {**identity, "versions": versions})
-
-    # ---- validation ----
 
     @classmethod
     def read_labels(cls, root: str | os.PathLike[str], split: str) -> dict[str, tuple[str, ContentT]]:

@@ -30,7 +30,7 @@ class SubAgentCall(NamedTuple):
 
 
 def build_demonstration(
-    task: Task, overview_times: Sequence[float], rng: random.Random, *, direct_share: float = 0.4
+    task: Task, overview_times: Sequence[float], rng: random.Random, *, direct_share: float
 ) -> Demonstration:
     """Build a correct demonstration for a task whose overview shows frames at `overview_times` (seconds).
 

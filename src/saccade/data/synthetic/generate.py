@@ -35,7 +35,6 @@ from saccade.types import Demonstration, MediaKind, Task
 from saccade.utils.hashing import derive_seed
 
 FRAME_BUDGETS = (4, 8, 16, 32)  # default budgets of the overviews in demonstrations
-DIRECT_ANSWER_SHARE = 0.4  # of the demonstrations whose overview is sufficient
 
 BackgroundFrames = tuple[BackgroundVideo, tuple[float, ...]]  # a haystack file and its frame times in seconds
 
@@ -103,7 +102,7 @@ def build_tool_call_demonstrations(
     *,
     seed: int,
     frame_budgets: Sequence[int] = FRAME_BUDGETS,
-    direct_share: float = DIRECT_ANSWER_SHARE,
+    direct_share: float = 0.4,
 ) -> list[Demonstration]:
     """Build a demonstration per task and frame budget, each followed by an auxiliary one for sub-agents alone."""
     demonstrations = []

@@ -101,9 +101,6 @@ def describe_question(question: Question, labels: Labels, config: SyntheticConfi
     }
 
 
-# ---- candidates ----------------------------------------------------------------------------------------------------
-
-
 def build_candidates(entry: str, labels: Labels, rng: random.Random) -> list[Question]:
     """Build the possible questions of a kind about a clip; `entry` is one of `synthetic.questions`."""
     kind, _, form = entry.partition(":")
@@ -169,9 +166,6 @@ def build_choice_questions(question: Question, shown_colors: Collection[str], rn
         options.insert(index, str(question.answer))
         variants.append(replace(question, answer=OPTION_LETTERS[index], options=tuple(options)))
     return variants
-
-
-# ---- exact answers -------------------------------------------------------------------------------------------------
 
 
 def compute_answer(

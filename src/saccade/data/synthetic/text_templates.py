@@ -117,9 +117,6 @@ def format_code_reply(thinking: str, code: str) -> str:
     return f"<think>\n{thinking}</think>{CODE_DELIMITERS[0]}{code}{CODE_DELIMITERS[1]}"
 
 
-# ---- replies -------------------------------------------------------------------------------------------------------
-
-
 def format_tool_call_reply(thinking: str, calls: Sequence[tuple[float, float, str]]) -> str:
     """Format a reply that calls crop_video: (start, end, question) per call."""
     parts = [f"<think>\n{thinking}</think>"]

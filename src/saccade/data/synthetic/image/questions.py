@@ -46,9 +46,6 @@ def describe_question(question: Question, scene: Scene, _: SyntheticImageConfig)
     }
 
 
-# ---- candidates ----------------------------------------------------------------------------------------------------
-
-
 def build_candidates(kind: str, scene: Scene, rng: random.Random) -> list[Question]:
     """Build the possible questions of a kind about an image."""
     objects = scene.objects
@@ -78,9 +75,6 @@ def _index_by_unique_labels(objects: Sequence[SceneObject]) -> tuple[dict[str, S
         for labels in (colors, symbols)
     )
     return by_color, by_symbol
-
-
-# ---- exact answers -------------------------------------------------------------------------------------------------
 
 
 def compute_answer(kind: str, objects: Sequence[SceneObject], *, target: str | None = None) -> GroundTruth | None:
