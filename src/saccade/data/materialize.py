@@ -100,7 +100,7 @@ def materialize(
     reverse: bool = False,
     on_progress: Callable[[str, int], None] = lambda file, rows: None,
 ) -> list[MaterializeReport]:
-    """Write each file to `folder`, and the media it lacks to `<file>.missing.txt`; `reverse` removes the root."""
+    """Write files to `folder`, paths below `media_root` (or back); `<file>.missing.txt` lists missing media."""
     local = os.path.abspath(media_root)
     names = Counter(source.name for source in sources)
     for source in sources:
