@@ -88,7 +88,7 @@ def make_tiny_model(
         raise ModelError(problem, key="hidden_size", value=hidden_size)
     template = _CHAT_TEMPLATE.strip().replace("DEFAULT", repr(settings.default_system_prompt))
     tokenizer = make_tokenizer(family, vocabulary_text or (), phrases, template)
-    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _VISION_TOKENS.items()}
+    ids: dict[str, Any] = {name: tokenizer.convert_tokens_to_ids(token) for name, token in _VISION_TOKENS.items()}
     sizes = hidden_size, num_layers, patch_size
     config = build_tiny_config(family, len(tokenizer), *sizes, tie_word_embeddings=tie_word_embeddings, **ids)
     # Don't change the caller's random state.
