@@ -1,5 +1,9 @@
 """The command line in this process, and settings so small that a whole run takes seconds."""
 
+import contextlib
+import itertools
+import os
+import re
 import socket
 
 from error_cases import ANY
@@ -33,6 +37,11 @@ def bad(*arguments):
     return done.stderr
 
 
+def count_visual_tokens(output):
+    """Return the number of visual tokens of the prompt that `saccade ask` printed."""
+    return int(re.search(r"\+ ([\d,]+) visual", output)[1].replace(",", ""))
+
+
 def fail(error_type, *arguments, key, value=ANY):
     """Run a command that ends with one line and an error of this type, key and value; return the line."""
     done = run(*arguments)
@@ -50,8 +59,29 @@ def fail(error_type, *arguments, key, value=ANY):
     return done.stderr
 
 
+# Below the range from which the kernel takes ports of clients and of servers at port 0. Workers have disjoint shares.
+_MAX_WORKERS, _WORKER = 64, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARE = range(20_000 + _WORKER % _MAX_WORKERS, 32_000, _MAX_WORKERS)
+_PORTS = itertools.islice(itertools.cycle(_SHARE), os.getpid() % len(_SHARE), None)
+
+
 def free_port():
-    """Return an unused port of 127.0.0.1."""
+    """Return an unused port of 127.0.0.1, which no other test receives until this process has used its share."""
+    return next(filter(_is_free, _PORTS))
+
+
+def _is_free(port):
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def refusing_port():
+    """Yield a port of 127.0.0.1 that refuses connections: it is bound, and nothing listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

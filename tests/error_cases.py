@@ -8,10 +8,15 @@ ANY = object()
 
 
 @contextlib.contextmanager
-def raises(error_type, *, key=None, value=ANY):
-    """Like `pytest.raises`, for a SaccadeError whose `key` and `value` are as given; yields pytest's info."""
+def raises(error_type, *, key=None, value=ANY, by=None):
+    """Like `pytest.raises`, for an error whose `key` and `value` are as given; yields pytest's info.
+
+    An error without a key is identified by the function that raises it, `by`.
+    """
     with pytest.raises(error_type) as caught:
         yield caught
+    if by is not None:
+        assert caught.traceback[-1].name == by.__name__, f"raised by {caught.traceback[-1].name}: {caught.value!r}"
     if key is not None:
         assert caught.value.key == key, f"key {caught.value.key!r}: {caught.value}"
     if value is not ANY:

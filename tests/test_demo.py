@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import SMALL, fail, good
+from commands import SMALL, count_visual_tokens, fail, good
 
 from saccade.chat.renderer import load_renderer
 from saccade.config.load import load_recipe
@@ -41,18 +41,7 @@ def output(folder):
 def test_output_has_stages_and_headline(output, folder):
     begun = [line[:4] for line in output.splitlines() if line[1:4] == "/7 "]
     assert list(dict.fromkeys(begun)) == [f"{place}/7 " for place in range(1, 8)]
-    for words in (
-        "after SFT",
-        "after RL",
-        "tools off",
-        "sampled",
-        "constant-answer baseline",
-        "gain by RL",
-        "not shown",
-        "peak memory",
-    ):
-        assert words in output
-    assert "nats at most" in output
+    assert all(name in output for name in EVALUATIONS)
     assert output.rstrip().endswith(f"Report: {folder / 'report.html'}")
 
 
@@ -71,7 +60,7 @@ def test_evaluations_are_paired(folder):
     found = read_evaluations(folder)
     assert set(found) == EVALUATIONS
     rows = {name: [(one.episode.task.digest, one.episode.frame_budget) for one in found[name].scored] for name in found}
-    assert len({tuple(sorted(each)) for each in rows.values()}) == 1
+    assert len({tuple(sorted(row)) for row in rows.values()}) == 1
     assert not any(result.was_executed for one in found["after RL, tools off"].scored for result in one.episode.results)
 
 
@@ -83,7 +72,7 @@ def test_sft_weights_are_kept(folder):
 def test_reports_have_the_same_content(folder):
     comparison = json.loads((folder / "comparison.json").read_text())
     assert set(comparison["summaries"]) == EVALUATIONS
-    pairs = {(each["before"], each["after"]) for each in comparison["changes"]}
+    pairs = {(change["before"], change["after"]) for change in comparison["changes"]}
     assert ("after SFT, sampled", "after RL, sampled") in pairs
     assert ("after RL, tools off", "after RL") in pairs
     for name in ("report.md", "report.html"):
@@ -118,7 +107,7 @@ def test_demo_folder_is_a_run(folder):
     fail(RunError, "eval", folder, *arguments, key=results, value=("settings",))
     (folder / "evaluations" / "again.jsonl").unlink()
     clip = folder / "data" / "test" / "clips" / "00000.mp4"
-    assert "visual prompt tokens" in good("ask", "--video", clip, "How many flashes?", "--model", folder)
+    assert count_visual_tokens(good("ask", "--video", clip, "How many flashes?", "--model", folder)) > 0
 
 
 def test_folder_can_be_moved(folder, output, monkeypatch):
@@ -133,7 +122,8 @@ def test_folder_can_be_moved(folder, output, monkeypatch):
         assert before == {path: path.read_bytes() for path in (moved / "evaluations").iterdir()}
         assert "data:image/jpeg" in (moved / "report.html").read_text()
         good("eval", ".", "--name", "moved", "evaluation.limit=1")
-        assert "visual prompt tokens" in good("ask", "What?", "--video", "data/test/clips/00000.mp4", "--model", ".")
+        output = good("ask", "What?", "--video", "data/test/clips/00000.mp4", "--model", ".")
+        assert count_visual_tokens(output) > 0
     finally:
         moved.rename(folder)
         (folder / "evaluations" / "moved.jsonl").unlink(missing_ok=True)

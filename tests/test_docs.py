@@ -87,7 +87,7 @@ def check_yaml(text, folder):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_runs_or_says_why_not(page):
+def test_every_block_runs_or_has_a_reason(page):
     for kind, text in find_blocks(page):
         assert kind in ("python", "yaml", "json", "text", "mermaid", ""), f"a block of kind {kind}"
         if kind == "":

@@ -77,7 +77,7 @@ def test_evaluate_checkpoint_prints_intervals(run, capsys):
 def test_read_episodes_prints_a_ledger(run, capsys):
     assert len(run_main("read_episodes", run)) == 4
     output = capsys.readouterr().out
-    assert output.startswith("4 episodes, mean reward ")
+    assert output.split()[:2] == ["4", "episodes,"]
     assert "  sampled: " in output
 
 

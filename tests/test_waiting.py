@@ -118,10 +118,10 @@ def test_gather_or_cancel_raises_when_all_others_have_ended():
 
     async def fail():
         await asyncio.sleep(0.01)
-        raise ValueError("failed")
+        raise ZeroDivisionError
 
     async def body():
-        with pytest.raises(ValueError, match="failed"):
+        with pytest.raises(ZeroDivisionError):
             await gather_or_cancel([slow(), fail(), slow()])
         assert events == ["cleaned up", "cleaned up"]
         assert asyncio.all_tasks() == {asyncio.current_task()}

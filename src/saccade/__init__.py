@@ -98,7 +98,7 @@ __all__ = ["__version__", *_MODULES]
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name not in _MODULES:
-        raise AttributeError(f"module 'saccade' has no attribute {name!r}")
+        raise AttributeError(f"module 'saccade' has no attribute {name!r}", name=name)
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

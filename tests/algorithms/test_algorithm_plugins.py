@@ -61,7 +61,7 @@ def test_a_loss_from_a_file(tmp_path):
     assert (loss.item(), logp.grad.tolist(), stats["nll"].item()) == (0.5, [-1.5, 0.5], 1.5)
 
 
-def test_filters_are_told_apart_by_their_parameters(tmp_path):
+def test_filters_are_distinguished_by_their_parameters(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def first(scored):\n    return True\n\ndef second(group):\n    return True\n\n"

@@ -35,12 +35,12 @@ TAGS = Span(kind="tags")
 
 
 def compute_group_advantages(groups, settings):
-    return [each.every_token_G for each in group_advantages.compute_group_advantages(groups, settings)]
+    return [advantage.every_token_G for advantage in group_advantages.compute_group_advantages(groups, settings)]
 
 
 def compute_anchor_advantages(groups, settings):
     computed = group_advantages.compute_group_advantages(groups, settings)
-    return [each.by_span.get(TAGS, np.zeros(len(each.every_token_G))) for each in computed]
+    return [advantages.by_span.get(TAGS, np.zeros(len(advantages.every_token_G))) for advantages in computed]
 
 
 def make_group(name, pairs):

@@ -201,7 +201,7 @@ def test_rewards_are_shaped_then_compared_then_whitened(drawn_rewards, estimator
     scale, bias, clip = shaping
     chosen = AdvantageConfig(estimator=estimator, whiten=whiten, reward_scale=scale, reward_bias=bias, reward_clip=clip)
     groups = [make_group(f"t{index}", rewards) for index, rewards in enumerate(drawn_rewards)]
-    advantages = [each.every_token_G for each in compute_group_advantages(groups, chosen)]
+    advantages = [advantage.every_token_G for advantage in compute_group_advantages(groups, chosen)]
     expected = []
     for rewards in drawn_rewards:
         shaped = [min(max((reward + bias) * scale, -clip), clip) for reward in rewards]

@@ -60,8 +60,8 @@ def test_one_step_with_adapters_in_bfloat16(run):
     assert 0 < figures["logprob gap, max"] < 0.1
 
 
-def test_an_unknown_device_asks_for_its_peak(run):
-    with pytest.raises(SystemExit, match="give it with --peak-tflops"):
+def test_an_unknown_device_needs_the_option_of_its_peak(run):
+    with pytest.raises(SystemExit, match="--peak-tflops"):
         step(run)
 
 
@@ -195,8 +195,8 @@ def test_a_share_of_rewards_is_inside_the_band_of_the_other_seeds(run):
     module = importlib.import_module("staleness")
 
     def took(*rewards, end=1.0):
-        rows = [{"reward": each} for each in rewards for _ in range(2)]
-        return module.TrainingTimes(ends=[end * each for each in range(10)], rows=rows)
+        rows = [{"reward": reward} for reward in rewards for _ in range(2)]
+        return module.TrainingTimes(ends=[end * step for step in range(10)], rows=rows)
 
     turns, late = [took(0, 1, 2, 3, 4), took(1, 1, 3, 3, 5)], [took(0, 1, 3, 3, 6), took(1, 2, 4, 3, 6)]
     rows = module.build_reward_rows({"in turns": turns, "late": late})

@@ -1,7 +1,5 @@
 """Code blocks: Python in a fence, as a call of the tool `python`."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,16 +38,17 @@ def test_a_code_block_is_a_call_of_python(body, code):
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
+    ("text", "is_closed"),
     [
-        ("<code>\n```python\nx = 1", "the call is not closed"),
-        ("<code></code>", "the call can't be read: there is no code in it"),
-        ("<code>```python\n\n```</code>", "the call can't be read: there is no code in it"),
-        ("<code>a\ud800</code>", "the call can't be read: a text is not valid Unicode"),
+        ("<code>\n```python\nx = 1", False),
+        ("<code></code>", True),
+        ("<code>```python\n\n```</code>", True),
+        ("<code>a\ud800</code>", True),
     ],
 )
-def test_invalid_code_has_an_error(text, error):
-    assert parse_reply(text).calls[0].error == error
+def test_invalid_code_has_an_error(text, is_closed):
+    (block,) = parse_reply(text).blocks
+    assert (block.is_closed, block.call.ok) == (is_closed, False)
 
 
 def test_several_blocks_keep_their_order():
@@ -68,8 +67,8 @@ def test_parsing_never_raises(pieces):
         assert call.error is not None or call.arguments["code"].strip()
 
 
-def test_many_fences_are_parsed_in_seconds():
-    start_time = time.process_time()  # of this process, whatever else the machine does
-    parse_reply("<code>" + "```\n" * 50_001 + "</code>")
-    parse_reply("<code>" + "```" * 50_001 + "</code>")
-    assert time.process_time() - start_time < 30  # quadratic parsing takes many minutes
+@pytest.mark.parametrize("fence", ["```\n", "```"])
+def test_many_fences_are_parsed(fence):
+    """In linear time: quadratic parsing takes longer than pytest lets a test run."""
+    (call,) = parse_reply("<code>" + fence * 200_001 + "</code>").calls
+    assert call.name in ("python", "")

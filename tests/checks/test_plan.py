@@ -342,12 +342,13 @@ def test_format_bytes():
 
 
 def test_plan_has_a_table_per_configured_stage():
-    titles = [table.title for table in build_plan("paravt/sft", load_recipe("paravt/sft"), PlanAssumptions())]
-    assert titles == ["paravt/sft", "One SFT step", "Estimated training memory of one GPU"]
-    shown = build_plan("paravt/para_grpo", load_recipe("paravt/para_grpo"), PlanAssumptions(), gpus=4)
-    assert [table.title for table in shown][1] == "One RL step, at most"
-    assert shown[-1].header == ("", "RL", "SFT")
-    assert all(len(row) == len(table.header) for table in shown for row in table.rows)
+    recipe, sft, memory = build_plan("paravt/sft", load_recipe("paravt/sft"), PlanAssumptions())
+    assert (recipe.title, memory.header) == ("paravt/sft", ("", "SFT"))
+    assert ["SFT" in sft.title.split(), "RL" in sft.title.split()] == [True, False]
+    tables = build_plan("paravt/para_grpo", load_recipe("paravt/para_grpo"), PlanAssumptions(), gpus=4)
+    assert "RL" in tables[1].title.split()
+    assert tables[-1].header == ("", "RL", "SFT")
+    assert all(len(row) == len(table.header) for table in tables for row in table.rows)
 
 
 IMAGES = "environments={image: {name: python, settings: {image_pixels: [1024, 262144], max_context_tokens: 3000}}}"
@@ -359,10 +360,10 @@ def test_every_environment_is_planned():
     default, image = (estimate_environment(recipe, sizes, assumptions, name) for name in ("", "image"))
     assert default == estimate_episode(recipe, sizes, assumptions)
     # Without an overview a video has no visual tokens; an image of 512x512 has 32 x 32 tokens of 16x16 pixels.
-    assert {(each.num_frames, each.visual_tokens) for each in image.conversations} == {(0, 0), (1, 1024)}
-    titles = [table.title for table in build_plan("mine", recipe, PlanAssumptions())]
-    assert titles[1:3] == ["One RL step, at most", "One RL step, at most, environment image"]
-    largest = build_plan("mine", recipe, PlanAssumptions())[-1]
+    assert {(longest.num_frames, longest.visual_tokens) for longest in image.conversations} == {(0, 0), (1, 1024)}
+    _, first, second, *_, largest = build_plan("mine", recipe, PlanAssumptions())
+    assert ["RL" in table.title.split() for table in (first, second)] == [True, True]
+    assert ["image" in table.title.split() for table in (first, second)] == [False, True]
     alone = build_plan("mine", load_recipe("tiny/para_grpo"), PlanAssumptions())[-1]
     assert largest.header == alone.header
     with raises(ConfigError, key="environments.image.settings.max_context_tokens", value=20):
@@ -387,23 +388,20 @@ def test_check_names_every_bad_recipe(tmp_path):
     assert "environment.settings.max_context_tokens" in second
     assert "tiny/non" in third
     assert "good.yaml" in done.stdout
-    assert "one token per word" in done.stdout
 
 
 def test_check_takes_settings_and_assumptions():
-    said = good(
+    output = good(
         "recipes", "check", "paravt/para_grpo", "rl.group_size=4", "--gpus", 8, "--video", "640x360", "--reply", 9
     )
-    assert "28" in said
-    assert "each of 8 GPUs" in said
-    assert "640x360" in said
+    assert {"28", "8", "640x360"} <= {*output.replace(",", " ").split()}
     fail(ConfigError, "recipes", "check", "--video", "wide", key="--video", value="wide")
 
 
 def test_run_recipe_is_planned_with_the_runs_model(tmp_path):
     make_tiny_model(str(tmp_path / "model"), hidden_size=64, num_layers=1)
     (tmp_path / "recipe.yaml").write_text("extends: tiny/para_grpo\nmodel: {path: model}\n")
-    said = "".join(good("recipes", "check", tmp_path / "recipe.yaml").split())
-    assert f"{tmp_path / 'model'}:".replace(" ", "") in said
+    output = "".join(good("recipes", "check", tmp_path / "recipe.yaml").split())
+    assert f"{tmp_path / 'model'}:".replace(" ", "") in output
     (tmp_path / "model" / "config.json").unlink()
     assert str(tmp_path / "model") in bad("recipes", "check", tmp_path / "recipe.yaml")

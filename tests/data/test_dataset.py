@@ -1,7 +1,6 @@
 """Tasks and demonstrations are written and loaded unchanged; invalid rows are typed errors."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -121,15 +120,15 @@ def test_missing_media_file_is_an_error(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "key", "message"),
+    ("change", "key", "location"),
     [
-        (lambda row: row | {"ground_thruth": "x"}, "ground_thruth", r"row 2, .*did you mean 'ground_truth'\?"),
+        (lambda row: row | {"ground_thruth": "x"}, "ground_thruth", "'ground_truth'"),
         (lambda row: row | {"media": [{**row["media"][0], "start": 3}]}, "start", "row 2, media, "),
         (lambda row: {"task": {**row, "answer": "x"}, "frame_budget": 4, "replies": []}, "answer", "row 2, task, "),
-        (lambda row: {"task": row, "frame_budget": 4, "replies": [], "child": []}, "child", "mean 'children'"),
+        (lambda row: {"task": row, "frame_budget": 4, "replies": [], "child": []}, "child", "'children'"),
     ],
 )
-def test_unknown_field_is_an_error(folder, change, key, message):
+def test_unknown_field_is_an_error(folder, change, key, location):
     valid, invalid = to_jsonable(task()), change(to_jsonable(task(id="t2")))
     load, first = (
         (load_demonstrations, {"task": valid, "frame_budget": 4, "replies": ["x"]})
@@ -139,7 +138,8 @@ def test_unknown_field_is_an_error(folder, change, key, message):
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, invalid)))
     with raises(DataError, key=key) as caught:
         load(folder / "rows.jsonl")
-    assert re.search(message, str(caught.value))
+    assert "row 2, " in str(caught.value)
+    assert location in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

@@ -9,6 +9,7 @@ from archive_cases import build_zip
 from commands import fail, good
 from error_cases import raises
 from hub_server import serve_hub
+from huggingface_hub import errors
 
 from saccade.data.dataset import load_tasks
 from saccade.data.hub import HubClient
@@ -72,17 +73,19 @@ def test_interrupted_download_resumes(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "revision", "advice"),
+    ("name", "revision", "cause", "words"),
     [
-        ("made/none", "main", "check the name"),
-        ("made/videos", "v9", "check the revision"),
-        ("made/gated", "main", "accept its terms at http.*/datasets/made/gated"),
+        ("made/none", "main", errors.RepositoryNotFoundError, ("made/none",)),
+        ("made/videos", "v9", errors.RevisionNotFoundError, ("made/videos",)),
+        ("made/gated", "main", errors.GatedRepoError, ("/datasets/made/gated",)),
     ],
 )
-def test_error_responses_are_explained(name, revision, advice, hub, tmp_path):
+def test_error_responses_are_explained(name, revision, cause, words, hub, tmp_path):
     hub.broken.add("made/gated")
-    with pytest.raises(DataError, match=advice):
+    with raises(DataError, key=name) as caught:
         make_client(hub, tmp_path).download(name, ["*.jsonl"], revision=revision)
+    assert type(caught.value.__cause__) is cause
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_missing_files_are_errors(hub, tmp_path):

@@ -367,7 +367,7 @@ class Shade(saccade.AnswerFormat):
 """
 
 
-def test_an_answer_type_of_ones_own_is_imported_and_checked(table, tmp_path):
+def test_an_answer_type_from_a_file_is_imported_and_checked(table, tmp_path):
     shade = tmp_path / "shade.py"
     shade.write_text(ANSWER_TYPE)
     write_rows(table, {"media": "clips/0.mp4", "question": "Which?", "answer": "dark", "answer_type": "shade"})

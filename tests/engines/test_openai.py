@@ -108,7 +108,7 @@ def test_a_conversation_without_tokens_has_no_loss_mask():
     ledger = prompt(renderer, FRAME, "Which?").append_text("red", 2)
     assert (ledger.input_ids(), ledger.loss_mask(), ledger.logprobs()) == ((), (), ())
     assert validate_as(to_jsonable(ledger), Ledger, "here") == ledger
-    with pytest.raises(ValueError, match="neither tokens nor logprobs"):
+    with raises(ValueError, by=Segment.__post_init__):
         Segment(tokens=(1, 2), origin=Origin.SAMPLED, messages=ledger.messages(), num_message_tokens=2)
 
 
@@ -412,7 +412,7 @@ def test_a_real_vllm_renders_the_same_prompt(vllm_server):
     # The same request without the engine: vLLM's template and processor give the ids of the local ledger.
     sent_body = {
         "model": str(vllm_server.config.model),
-        "messages": [format_message(each, ImageUrls(FakeMediaLoader())) for each in message_ledger.messages()],
+        "messages": [format_message(message, ImageUrls(FakeMediaLoader())) for message in message_ledger.messages()],
         **{"max_tokens": 1, "return_token_ids": True, "add_generation_prompt": False, "continue_final_message": True},
     }
     with httpx.Client(trust_env=False, timeout=60) as client:

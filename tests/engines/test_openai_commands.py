@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from chat_server import completion, server
-from commands import bad, good
+from commands import bad, fail, good
 from error_cases import raises
 from PIL import Image
 
 import saccade
 from saccade.config.load import load_recipe
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, RunError
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 
@@ -37,7 +37,7 @@ def test_ask_works_without_a_local_model(image):
     with server(zoom_then_answer) as served:
         output = good("ask", "Which?", "--image", image, "--model", served.url, "--recipe", *ZOOM)
     assert "Answer: red" in output
-    assert "24 sampled" in output  # as the server counts
+    assert "24" in output.split()  # as the server counts
     first, second = served.bodies
     assert [message["role"] for message in first["messages"]] == ["user"]
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
@@ -76,9 +76,9 @@ def test_an_evaluation_records_its_server_and_resumes(tmp_path, image):
         ] * 2
         # The same name at another address may be another model.
         with server(zoom_then_answer) as other:
-            assert "holds results of other weights" in bad(*arguments, "--model", other.url)
+            fail(RunError, *arguments, "--model", other.url, key=path)
         overrides_both = ["engine.name=chat_completions", f"engine.settings.url={served.url}"]
-        assert "leave out --model" in bad(*arguments, *overrides_both, "--model", tmp_path)
+        fail(ConfigError, *arguments, *overrides_both, "--model", tmp_path, key="engine.name")
         with server(zoom_then_answer, models=({"id": "a"}, {"id": "b"})) as several:
             assert "engine.settings.model" in bad(*arguments, "--model", several.url)
             settings = ["engine.name=chat_completions", f"engine.settings.url={several.url}", "engine.settings.model=b"]
@@ -96,7 +96,7 @@ def test_a_missing_server_or_key_is_one_line(image, monkeypatch):
     output = bad(*arguments, *overrides, "engine.settings.api_key_env=NO_SUCH_KEY", "--model", "http://127.0.0.1:9/v1")
     assert "NO_SUCH_KEY" in output
     with server(zoom_then_answer, models=(401, '{"error": {"message": "no key"}}')) as served:
-        assert "401 Unauthorized: no key" in bad(*arguments, *overrides, "--model", served.url)
+        assert "401" in bad(*arguments, *overrides, "--model", served.url)
 
 
 def test_an_unsupported_prefill_is_refused_before_any_request(image):

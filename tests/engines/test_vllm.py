@@ -279,7 +279,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vl
         engine._pool._down_timeout = 5.0
         with raises(BrokenEngineError, key="engine.settings.servers") as caught:
             await engine.sync_weights(backbone, 2)
-        assert "partial weights" in str(caught.value)
+        assert vllm_api._PARTIAL_HINT in str(caught.value)
         await engine.close()
         other = engine_of(backbone, vllm_server)
         await other.sync_weights(backbone, 3)
@@ -343,13 +343,13 @@ def test_doctor_reports_usable_and_unusable_servers(vllm_server, tmp_path):
 
     is_ok, reply = check()
     assert is_ok, reply
-    assert f"serves {model}, 4096 tokens" in reply
+    assert all(value in reply for value in (str(model), "4096"))
     is_ok, reply = check("environment.settings.max_context_tokens=8192")
     assert not is_ok
     assert "--max-model-len 8192" in reply
     is_ok, reply = check(model=tmp_path / "other")
     assert not is_ok
-    assert f"serves another model, {model}" in reply
+    assert str(model) in reply
 
 
 def test_a_conversation_beyond_the_context_raises(vllm_server, backbone):
@@ -445,7 +445,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
     async def attempt(engine, first):
         change_weights(first)
         await engine.sync_weights(backbone, first)
-        tasks = [asyncio.create_task(engine.generate(GenerationRequest(each, long))) for each in ledgers]
+        tasks = [asyncio.create_task(engine.generate(GenerationRequest(ledger, long))) for ledger in ledgers]
         await wait_for_tokens(tasks)
         change_weights(first + 1)
         await engine.sync_weights(backbone, first + 1)
@@ -471,8 +471,16 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         for version, state in states.items():
             backbone.model.load_state_dict(state)
             diffs = logprob_diffs(backbone, pixels, ledger, reply)
-            same_version = [diff for diff, each in zip(diffs, reply.token_versions, strict=True) if each == version]
-            other_versions = [diff for diff, each in zip(diffs, reply.token_versions, strict=True) if each != version]
+            same_version = [
+                diff
+                for diff, token_version in zip(diffs, reply.token_versions, strict=True)
+                if token_version == version
+            ]
+            other_versions = [
+                diff
+                for diff, token_version in zip(diffs, reply.token_versions, strict=True)
+                if token_version != version
+            ]
             assert max(same_version) <= 1e-3, f"version {version}: logprobs differ by {max(same_version)}"
             assert max(other_versions) > 1e-2
 
@@ -526,10 +534,10 @@ def test_a_frozen_server_loses_no_request(vllm_server, backbone, caplog):
         await engine.sync_weights(backbone, 1)
         ledgers = [prompt(renderer, f"What is {number}?") for number in range(8)]
         sampling = sampling_of(renderer, max_tokens=24)
-        before = await asyncio.gather(*(engine.generate(GenerationRequest(each, sampling)) for each in ledgers))
+        before = await asyncio.gather(*(engine.generate(GenerationRequest(ledger, sampling)) for ledger in ledgers))
         os.killpg(vllm_server.pid, signal.SIGSTOP)
         try:
-            tasks = [asyncio.create_task(engine.generate(GenerationRequest(each, sampling))) for each in ledgers]
+            tasks = [asyncio.create_task(engine.generate(GenerationRequest(ledger, sampling))) for ledger in ledgers]
             while not any(record.module == "pool" for record in caplog.records):  # the outage is logged
                 await asyncio.sleep(0.1)
         finally:

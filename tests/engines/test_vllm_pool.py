@@ -57,7 +57,7 @@ def generate_all(backbone, *served, texts=("What?",), sampling=None, **settings)
     """Send one request per text concurrently; return completions or exceptions."""
 
     async def body():
-        async with engine_of(backbone, *(each.url for each in served), **settings) as engine:
+        async with engine_of(backbone, *(fake.url for fake in served), **settings) as engine:
             wanted = sampling or sampling_of(backbone.renderer)
             requests = [engine.generate(GenerationRequest(prompt(backbone.renderer, text), wanted)) for text in texts]
             return await asyncio.gather(*requests, return_exceptions=True)
@@ -80,7 +80,9 @@ def test_a_request_has_unexpanded_ids_and_every_image(backbone):
     (sent,) = served.bodies
     assert sent["token_ids"] == list(ledger.prompt_ids())
     assert len(sent["content_parts"]) == 2
-    assert sent["sampling_params"]["bad_words"] == [renderer.decode([each]) for each in renderer.forbidden_ids]
+    assert sent["sampling_params"]["bad_words"] == [
+        renderer.decode([forbidden_id]) for forbidden_id in renderer.forbidden_ids
+    ]
     assert sent["sampling_params"]["stop_token_ids"] == list(renderer.stop_ids)
     assert (replies.logprobs, replies.version, replies.finish_reason) == (
         (-1.0, -2.0, -3.0, -4.0),
@@ -96,24 +98,24 @@ def test_groups_are_sticky_and_balanced(backbone):
         async def body():
             async with engine_of(backbone, one.url, other.url) as engine:
                 await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
-                await wait_until(lambda: all(each.is_up for each in engine._pool.servers))
+                await wait_until(lambda: all(server.is_up for server in engine._pool.servers))
                 ledgers = [prompt(renderer, f"group {number}") for number in range(8) for _ in range(4)]
                 first = await asyncio.gather(
-                    *(engine.generate(GenerationRequest(each, sampling_of(renderer))) for each in ledgers)
+                    *(engine.generate(GenerationRequest(ledger, sampling_of(renderer))) for ledger in ledgers)
                 )
                 later = [
-                    each.append_completion(replies.tokens, logprobs=replies.logprobs, version=0)
-                    for each, replies in zip(ledgers, first, strict=True)
+                    ledger.append_completion(replies.tokens, logprobs=replies.logprobs, version=0)
+                    for ledger, replies in zip(ledgers, first, strict=True)
                 ]
                 await asyncio.gather(
-                    *(engine.generate(GenerationRequest(each, sampling_of(renderer))) for each in later)
+                    *(engine.generate(GenerationRequest(ledger, sampling_of(renderer))) for ledger in later)
                 )
 
         asyncio.run(body())
     length = len(prompt(renderer, "group 0"))
-    heads = [{tuple(body["token_ids"][:length]) for body in each.bodies} for each in (one, other)]
+    heads = [{tuple(body["token_ids"][:length]) for body in fake.bodies} for fake in (one, other)]
     assert not heads[0] & heads[1], "a group was sent to two servers"
-    assert min(len(each.bodies) for each in (one, other)) >= 28
+    assert min(len(fake.bodies) for fake in (one, other)) >= 28
 
 
 @pytest.mark.parametrize("behavior", ["hang up", 500, 503, 429, b"<html>", b'{"choices": []}', b"[" * 9000])
@@ -149,7 +151,8 @@ def test_a_request_that_times_out_is_retried_and_ends_the_episode(backbone, monk
         (error,) = generate_all(backbone, served, max_retries=2)
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
-    assert "did not answer within 0.2 seconds (3 tries)" in str(error)
+    assert len(served.bodies) == 3
+    assert "0.2" in str(error)
 
 
 def test_a_refused_request_is_not_retried(backbone):
@@ -207,7 +210,7 @@ def test_a_prompt_that_differs_from_the_ledger_stops_the_run(backbone, change, a
         (error,) = generate_all(backbone, served)
     length = len(prompt(renderer, "What?"))
     assert type(error) is BrokenEngineError
-    assert f"from token {[length, length - 1, 0][(-1, -2, 0).index(at)]} on" in str(error)
+    assert f" {[length, length - 1, 0][(-1, -2, 0).index(at)]} " in str(error)
     assert len(served.bodies) == 1
 
 
@@ -255,7 +258,7 @@ def test_requests_of_a_dead_server_move_to_the_others(backbone):
         replies = generate_all(
             backbone, dead, well, texts=[f"What is {number}?" for number in range(16)], max_retries=8
         )
-    assert all(each.tokens for each in replies)
+    assert all(reply.tokens for reply in replies)
     assert len(well.bodies) == 16
 
 
@@ -265,7 +268,7 @@ def test_an_unreachable_server_does_not_block_the_others(backbone):
         away = type(served)()
         away.url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         replies = generate_all(backbone, away, served, texts=("one", "two", "three"))
-    assert all(each.tokens for each in replies)
+    assert all(reply.tokens for reply in replies)
 
 
 def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(backbone):
@@ -295,7 +298,7 @@ def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(bac
 
     with server(renderer, behave) as served:
         replies, generation = asyncio.run(body(served.url))
-    assert all(each.tokens for each in replies)
+    assert all(reply.tokens for reply in replies)
     assert len(served.bodies) == 8
     assert generation == 2
 
@@ -337,10 +340,9 @@ def test_servers_that_were_never_reached_stop_a_command_soon(backbone, monkeypat
         with raises(BrokenEngineError, key="engine.settings.servers", value=[url]) as error:
             asyncio.run(body())
     assert url in str(error.value)
-    assert "saccade serve MODEL" in str(error.value)
 
 
-def test_a_server_that_was_up_is_waited_for_however_it_went_down(backbone, monkeypatch):
+def test_the_engine_waits_for_a_server_that_was_up_before(backbone, monkeypatch):
     monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
     renderer = backbone.renderer
 
@@ -391,7 +393,7 @@ def test_a_run_waits_for_a_server_and_continues(backbone, caplog):
                 task = asyncio.create_task(
                     engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
                 )
-                await wait_until(lambda: "the run waits" in caplog.text)
+                await wait_until(lambda: caplog.records)
                 assert not task.done()
                 served.sick = False
                 replies = await task
@@ -413,7 +415,7 @@ def test_a_server_that_goes_down_is_logged(backbone, caplog):
             one.sick = True
             for number in range(8):
                 await engine.generate(GenerationRequest(prompt(renderer, f"{number}"), sampling_of(renderer)))
-            assert [each.url for each in engine._pool.servers_up] == [other.url]
+            assert [other_server.url for other_server in engine._pool.servers_up] == [other.url]
             one.sick = False
             await wait_until(lambda: len(engine._pool.servers_up) == 2)
 
@@ -443,8 +445,8 @@ def test_a_hanging_server_is_marked_down_before_its_requests_time_out(backbone, 
 
     with server(renderer) as one, server(renderer) as other:
         replies = asyncio.run(body(one, other))
-    assert all(each.tokens for each in replies)
-    assert f"{one.url} hangs" in caplog.text
+    assert all(reply.tokens for reply in replies)
+    assert one.url in [record.args[0] for record in caplog.records]
 
 
 def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(backbone, caplog):
@@ -459,7 +461,7 @@ def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(backbone
                 task = asyncio.create_task(
                     engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
                 )
-                await wait_until(lambda: "the run waits" in caplog.text)
+                await wait_until(lambda: caplog.records)
                 assert limit.when() is None, "the timeout is not paused"
                 await asyncio.sleep(0.1)
                 served.sick = False
@@ -485,8 +487,8 @@ def test_duplicate_servers_are_merged(backbone):
     ("options", "key", "hint"),
     [
         ({"lacks": ("/inference/v1/generate",)}, "engine.settings.servers", "--enable-scale-out"),
-        ({"lacks": ("/detokenize",)}, "engine.settings.servers", "address of a vLLM server"),
-        ({"words": "other words"}, "engine.settings.servers", "this run's checkpoint"),
+        ({"lacks": ("/detokenize",)}, "engine.settings.servers", "/detokenize"),
+        ({"words": "other words"}, "engine.settings.servers", "models/m"),
         ({"context": 8}, "environment.settings.max_context_tokens", "--max-model-len"),
     ],
 )

@@ -86,12 +86,12 @@ def serve_protocol(game=Game, max_sessions=4):
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(300)
     try:
         yield f"http://127.0.0.1:{state['port']}"
     finally:
         state["loop"].call_soon_threadsafe(state["stop"].set)
-        thread.join(30)
+        thread.join(300)
 
 
 # ---- the real package ----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def run(
 
 def check_tokens(episode, engine):
     """What was sampled is the engine's own, in order."""
-    sampled = [segment.tokens for each in episode.walk() for segment in each.ledger.segments if segment.is_sampled]
+    sampled = [segment.tokens for walked in episode.walk() for segment in walked.ledger.segments if segment.is_sampled]
     assert sorted(sampled) == sorted(completion.tokens for _, completion in engine.history)
 
 
@@ -109,12 +109,17 @@ def times(episode):
     return [slot.image.time for one in episode.ledger.segments[1:] for slot in one.slots]
 
 
+def final_prompt(mode):
+    """Return what a mode's prompt of the last turn adds."""
+    return load_prompt_format(mode)[0].final_answer_prompt.strip()
+
+
 def test_the_seven_published_modes_are_there():
     assert set(list_prompt_formats()) == set(MODES)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_is_whole(mode):
+def test_a_mode_is_complete(mode):
     protocol, read = load_prompt_format(mode)
     assert "{question}" in protocol.question
     assert "{result}" in protocol.result_template
@@ -190,15 +195,16 @@ def test_general_serves_calls_side_by_side(renderer, video_task):
     assert first.ok
     assert second.ok
     assert times(episode) == pytest.approx([20.5, 21.5, 22.5, 23.5, 40.5, 41.5])
-    assert "lies outside the video" in outside.error
-    assert unknown.error == "there is no tool 'zoom'; there is crop_video"
+    assert "90" in outside.error
+    assert "'zoom'" in unknown.error
+    assert "crop_video" in unknown.error
     assert list_tool_results(renderer, episode)[0].count("<tool_response>") == 4
 
 
 def test_longvt_serves_one_call_per_turn_and_thinks_by_its_suffix(renderer, video_task):
     episode = run(renderer, video_task, "agentic_longvt", CALL + CALL, "<answer>B</answer>")
     assert [result.ok for result in episode.results] == [True, False]
-    assert "too many calls: 1 per turn" in episode.results[1].error
+    assert "1" in episode.results[1].error.split()
     prompt = prompt_of(renderer, episode)
     assert "**crop_video**" in prompt.split("B. late")[1]
 
@@ -214,27 +220,27 @@ def test_videozoomer_zooms_at_its_own_rate(renderer, video_task):
     assert "<frame0_time20.25s><|vision_start|>" in results
     assert "<frame3_time21.75s><|vision_start|>" in results
     assert "<frame0_time8.00s><|vision_start|>" in prompt_of(renderer, episode)
-    assert "Don't write <video_zoom>" not in results
+    assert final_prompt("agentic_videozoomer") not in results
     much = '<video_zoom>{"segment": [0, 60], "fps": 8}</video_zoom>'
     refused = run(renderer, video_task, "agentic_videozoomer", much, "<answer>B</answer>").results[0]
-    assert refused.error.startswith("480 frames are asked for, and 16 can be shown")
+    assert {"480", "16"} <= {*refused.error.split()}
 
 
-def test_videozoomer_is_told_what_was_wrong_and_when_to_stop(renderer, video_task):
+def test_videozoomer_receives_the_error_and_the_final_prompt(renderer, video_task):
     zoom = "<video_zoom>start=20 end=22</video_zoom>"
     episode = run(renderer, video_task, "agentic_videozoomer", "<video_zoom>here</video_zoom>", zoom, zoom, max_turns=2)
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert [result.ok for result in episode.results] == [False, True]
     first, second = list_tool_results(renderer, episode)
-    assert "The call failed: the call can't be read: write" in first
-    assert "Don't write <video_zoom>" not in first
-    assert "Don't write <video_zoom>" in second
+    assert episode.results[0].error in first
+    assert final_prompt("agentic_videozoomer") not in first
+    assert final_prompt("agentic_videozoomer") in second
 
 
 def act(name=None, answer=None, **arguments):
     calls = [{"rationale": "to see", "name": name, "arguments": arguments}] if name else []
-    said = {"final_answer": answer, "recommended_tools": {"needed": bool(calls), "tool_calls": calls}}
-    return f"<json>{json.dumps(said)}</json>"
+    action = {"final_answer": answer, "recommended_tools": {"needed": bool(calls), "tool_calls": calls}}
+    return f"<json>{json.dumps(action)}</json>"
 
 
 SPAN = {"timestamp_start": "00:00:20", "timestamp_end": "00:00:24"}
@@ -258,8 +264,8 @@ def test_sage_extracts_locates_asks_and_answers(renderer, video_task):
     assert "frame_20.50.png <|vision_start|>" in frames
     assert "It happens at 21 seconds." in located
     assert "It happens at 21 seconds." in asked
-    assert "verbal_transcript can't be used here" in unheard
-    assert not any("<tool_response>" in each for each in list_tool_results(renderer, episode))
+    assert "verbal_transcript" in unheard
+    assert not any("<tool_response>" in result for result in list_tool_results(renderer, episode))
     sub, other = episode.children
     assert "it turns bright" in prompt_of(renderer, sub)
     assert [picture.time for picture in sub.ledger.images()] == pytest.approx([20.5, 21.5, 22.5, 23.5])
@@ -269,7 +275,7 @@ def test_sage_extracts_locates_asks_and_answers(renderer, video_task):
     assert extract_answer(episode).text == "B"
 
 
-def test_sage_is_told_of_json_that_cannot_be_read(renderer, video_task):
+def test_sage_receives_an_error_for_invalid_json(renderer, video_task):
     episode = run(renderer, video_task, "agentic_sage", "I think B.", "<json>{</json>", act(answer="B"))
     assert [result.ok for result in episode.results] == [False, False]
     assert episode.answer == "B"
@@ -288,12 +294,12 @@ def test_a_finished_reply_without_tags_is_the_answer_and_a_cut_one_is_not(render
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.startswith("agentic")])
 def test_with_the_tools_off_calls_are_refused(renderer, video_task, mode):
-    said = {"agentic_videozoomer": "<video_zoom>start=2 end=4</video_zoom>"}.get(mode, CALL)
-    said = act("extract_parts_from_timestamp", **SPAN) if mode == "agentic_sage" else said
+    reply = {"agentic_videozoomer": "<video_zoom>start=2 end=4</video_zoom>"}.get(mode, CALL)
+    reply = act("extract_parts_from_timestamp", **SPAN) if mode == "agentic_sage" else reply
     answer = act(answer="B") if mode == "agentic_sage" else "<answer>B</answer>"
-    episode = run(renderer, video_task, mode, said, answer, tools={})
+    episode = run(renderer, video_task, mode, reply, answer, tools={})
     assert (episode.status, episode.answer) == (EpisodeStatus.ANSWERED, "B")
-    assert episode.results[0].error.endswith("answer without tools")
+    assert not episode.results[0].was_executed
     prompt = episode.ledger.segments[0]
     offered = renderer.decode(prompt.tokens).lower()
     for word in ("tool", "crop", "zoom", "timestamp", "clip.mp4" if mode != "agentic_sage" else "tools"):
@@ -304,7 +310,7 @@ def test_with_the_tools_off_calls_are_refused(renderer, video_task, mode):
     ("mode", "settings", "frames"),
     [("direct", {}, 64), ("agentic_sage", {}, 128), ("agentic_sage", {"num_frames": 5}, 5)],
 )
-def test_the_overview_is_the_protocols_own_unless_told(renderer, video_task, mode, settings, frames):
+def test_the_overview_is_the_protocols_own_by_default(renderer, video_task, mode, settings, frames):
     episode = run(renderer, video_task, mode, act(answer="B"), frame_budget=None, **settings)
     assert episode.frame_budget == len(episode.ledger.images()) == frames
     assert run(renderer, video_task, mode, act(answer="B"), frame_budget=3, **settings).frame_budget == 3
@@ -315,11 +321,11 @@ def test_limits_and_tools_may_be_given(renderer, video_task):
     episode = run(renderer, video_task, "agentic_general", CALL + CALL, CALL, **settings)
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert times(episode) == pytest.approx([21, 23])
-    assert "Nothing more can be looked at" in list_tool_results(renderer, episode)[0]
+    assert final_prompt("agentic_general") in list_tool_results(renderer, episode)[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pictures_alone_and_texts_alone_can_be_asked_about(renderer, mode):
+def test_prompts_may_have_images_or_text_alone(renderer, mode):
     task = Task(id="t", question="What?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
     answer = act(answer="red") if mode == "agentic_sage" else "<answer>red</answer>"
     assert run(renderer, task, mode, answer).answer == "red"
@@ -398,7 +404,7 @@ def test_it_is_not_trained(tmp_path):
 
 
 @pytest.mark.slow
-def test_neither_sft_nor_rl_begins_a_run_with_it(tmp_path, tiny_folder):
+def test_sft_and_rl_reject_it_before_a_run_starts(tmp_path, tiny_folder):
     good("data", "synth", tmp_path / "world", *WORLD)
     for command in ("sft", "train"):
         run = tmp_path / command

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from commands import free_port
+from commands import free_port, refusing_port
 from error_cases import raises
 from openenv_game import Game, serve_protocol
 
@@ -65,7 +65,7 @@ def server(request, tmp_path_factory):
             yield url
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(300)
 
 
 def build_context(renderer, replies):
@@ -95,7 +95,7 @@ def test_an_episode_has_the_servers_observations_images_and_rewards(server, rend
     assert "Guess a number from 0 to 9." in prompt
     assert "higher" in higher
     assert "lower" in lower
-    assert "Error: guess: Input should be a valid integer" in error
+    assert "Error: guess: " in error
     media, colors = CachingMediaLoader(), []
     for segment in episode.ledger.segments:
         colors += [tuple(media.load_pixels(slot.image)[0, 0]) for slot in segment.slots]
@@ -120,7 +120,7 @@ def test_an_action_can_be_json_and_have_constant_fields(server, renderer):
     episode = play(server, renderer, "three", "[3]", '{"guess": 3}', '{"guess": 7}', **settings)
     prompt, *errors, hint = get_texts(episode, renderer)
     assert "text: Guess a number from 0 to 9.\nscreen_shape: [32, 64, 3]" in prompt
-    assert all("Error: the reply must be one JSON object" in text for text in errors)
+    assert all(text.count("Error: ") == 1 for text in errors)
     assert "text: higher" in hint
     assert [turn.reward for turn in episode.turns] == [None, None, 0.25, 1.0]
     assert play(server, renderer, "{}", **{**settings, "action": {"guess": 7}}).turns[0].reward == 1.0
@@ -153,7 +153,7 @@ def test_a_full_server_aborts_the_episode_after_the_wait(renderer):
     with serve_protocol(max_sessions=0) as url:
         episode = play(url, renderer, "1", max_wait=0.0)
     assert (episode.status, episode.turns) == (EpisodeStatus.ABORTED, ())
-    assert "no free session" in episode.error
+    assert url in episode.error
 
 
 class Over(Game):
@@ -170,10 +170,10 @@ class Malformed(Game):
 @pytest.mark.parametrize(
     ("game", "settings", "status", "reason"),
     [
-        (Over, {}, EpisodeStatus.ABORTED, "ended task guess at its reset"),
-        (Malformed, {}, EpisodeStatus.ABORTED, "sent no OpenEnv message"),
-        (Game, {"image_fields": ["text"]}, EpisodeStatus.ABORTED, "holds no image"),
-        (Game, {"image_fields": ["screen_shape"]}, EpisodeStatus.ABORTED, "holds no image"),
+        (Over, {}, EpisodeStatus.ABORTED, "task guess"),
+        (Malformed, {}, EpisodeStatus.ABORTED, "no OpenEnv message"),
+        (Game, {"image_fields": ["text"]}, EpisodeStatus.ABORTED, "'text'"),
+        (Game, {"image_fields": ["screen_shape"]}, EpisodeStatus.ABORTED, "'screen_shape'"),
     ],
 )
 def test_unusable_answers_end_the_episode_with_a_reason(renderer, game, settings, status, reason):
@@ -204,14 +204,15 @@ def test_a_step_without_an_answer_in_time_is_a_tool_error(renderer):
         finally:
             released.set()
     assert episode.status is EpisodeStatus.TOOL_ERROR
-    assert "did not answer within 0.2 seconds" in episode.error
+    assert "0.2" in episode.error
     assert "\n" not in episode.error
 
 
 def test_a_server_that_is_down_aborts_the_episode(renderer):
-    episode = play(f"http://127.0.0.1:{free_port()}", renderer, "1")
+    with refusing_port() as port:
+        episode = play(f"http://127.0.0.1:{port}", renderer, "1")
     assert episode.status is EpisodeStatus.ABORTED
-    assert "can't be reached" in episode.error
+    assert f"127.0.0.1:{port}" in episode.error
 
 
 def test_a_field_that_observations_lack_is_an_error_of_the_recipe(server, renderer):
@@ -230,7 +231,7 @@ def test_images_as_arrays():
     assert np.array_equal(decode_pixels(pixels.tolist(), None), pixels)
     assert np.array_equal(decode_pixels(pixels.ravel().tolist(), [2, 3, 3]), pixels)
     assert np.array_equal(decode_pixels(pixels[..., 0].tolist(), None), pixels[..., :1].repeat(3, axis=2))
-    with pytest.raises(ValueError, match="shape"):
+    with raises(ValueError, by=decode_pixels):
         decode_pixels([1, 2, 3], None)
 
 

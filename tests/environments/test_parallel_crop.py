@@ -14,7 +14,7 @@ from saccade.environments.single_turn import SingleTurn
 from saccade.errors import ConfigError
 from saccade.ledger import Ledger, Origin
 from saccade.protocols import Context
-from saccade.rollouts.runner import run_episode
+from saccade.rollouts.runner import DEADLINE_ERROR, run_episode
 from saccade.testing import FakeMediaLoader
 from saccade.tools import base
 from saccade.tools.crop_video import crop_video
@@ -62,10 +62,10 @@ def text(renderer, segment):
 def test_an_answer_ends_it(renderer):
     episode = run(renderer, script(renderer, ANSWER))
     assert (episode.status, episode.answer, episode.environment) == (EpisodeStatus.ANSWERED, "red", "parallel_crop")
-    prompt, forced, said = episode.ledger.segments
+    prompt, forced, completion = episode.ledger.segments
     assert (forced.origin, text(renderer, forced)) == (Origin.PREFILL, "<think>\n")
     assert episode.turns[0].reply.prefill == "<think>\n"
-    assert said.tokens[-1] in renderer.stop_ids
+    assert completion.tokens[-1] in renderer.stop_ids
     assert "crop_video" in text(renderer, prompt)
 
 
@@ -111,7 +111,7 @@ def test_calls_run_at_the_same_time(renderer):
     assert most == 4
 
 
-def test_results_do_not_depend_on_who_finishes_first(renderer):
+def test_results_do_not_depend_on_the_order_of_completion(renderer):
     def slow_first(order):
         engine = script(renderer, f"</think>{call(0)}{call(8)}", ANSWER, child=lambda led: f"{led.images()[0].time}")
         plain = engine.generate
@@ -131,26 +131,27 @@ def test_too_many_calls_are_answered_not_dropped(renderer):
     engine = script(renderer, "</think>" + "".join(call(8 * n) for n in range(7)), ANSWER)
     results = run(renderer, engine, max_calls=5).turns[0].results
     assert [result.ok for result in results] == [True] * 5 + [False] * 2
-    assert all("too many calls: 5 per turn" in result.error for result in results[5:])
+    assert all("5" in result.error.split() for result in results[5:])
 
 
 def test_a_malformed_call_voids_nothing(renderer):
-    said = f"</think><tool_call>{{oops</tool_call>{call(0)}<tool_call>{call(8)}{call(9, name='zoom')}{call(9, 3)}"
-    episode = run(renderer, script(renderer, said, ANSWER), max_calls=2)
-    errors = [result.error for result in episode.turns[0].results]
+    reply = f"</think><tool_call>{{oops</tool_call>{call(0)}<tool_call>{call(8)}{call(9, name='zoom')}{call(9, 3)}"
+    episode = run(renderer, script(renderer, reply, ANSWER), max_calls=2)
+    (turn, *_), errors = episode.turns, [result.error for result in episode.turns[0].results]
     assert [error is None for error in errors] == [False, True, False, True, False, False]
-    assert "can't be read" in errors[0]
-    assert "not closed" in errors[2]
-    assert errors[4] == "there is no tool 'zoom'; there is crop_video"
-    assert "too many" in errors[5]
+    # The parser rejects the unreadable and the unclosed call, the environment the last two.
+    assert errors[:4] == [parsed.error for parsed in turn.reply.calls[:4]]
+    assert [parsed.ok for parsed in turn.reply.calls[4:]] == [True, True]
+    assert "'zoom'" in errors[4]
+    assert "2" in errors[5].split()
     assert episode.status is EpisodeStatus.ANSWERED
     shown = text(renderer, episode.ledger.segments[3])
     assert shown.count("Error: ") == 4
 
 
-def test_the_leaked_form_runs_too(renderer):
-    said = "</think><tool_code>print(crop_video(3, end_time=9))</tool_code>"
-    episode = run(renderer, script(renderer, said, ANSWER, child="red"))
+def test_the_python_style_runs_too(renderer):
+    reply = "</think><tool_code>print(crop_video(3, end_time=9))</tool_code>"
+    episode = run(renderer, script(renderer, reply, ANSWER, child="red"))
     assert [result.text for result in episode.results] == ["red"]
 
 
@@ -159,7 +160,7 @@ def test_sequential_dispatch_serves_one_call_per_turn(renderer):
     episode = run(renderer, engine, dispatch="sequential")
     first, second, _ = episode.turns
     assert [result.ok for result in first.results] == [True, False]
-    assert "too many calls: 1 per turn" in first.results[1].error
+    assert "1" in first.results[1].error.split()
     assert second.results[0].ok
 
 
@@ -178,17 +179,17 @@ def test_after_the_last_tool_turn_an_answer_is_demanded(renderer):
     assert FINAL_ANSWER_PROMPT in second
 
 
-def test_with_the_tools_off_the_prompt_has_no_schemas_and_the_model_is_told(renderer):
+def test_with_the_tools_off_the_prompt_has_no_schemas_and_calls_fail(renderer):
     episode = run(renderer, script(renderer, f"</think>{call(0)}", ANSWER), tools={})
     assert "<tools>" not in text(renderer, episode.ledger.segments[0])
-    assert episode.results[0].error == "there is no tool 'crop_video'; answer without tools"
+    assert "'crop_video'" in episode.results[0].error
     assert (episode.status, episode.children) == (EpisodeStatus.ANSWERED, ())
     hidden = run(renderer, script(renderer, ANSWER), show_tool_schemas=False)
     assert hidden.ledger == run(renderer, script(renderer, ANSWER), tools={}).ledger
 
 
 @pytest.mark.parametrize(
-    ("said", "changes", "end"),
+    ("reply", "changes", "end"),
     [
         ("I give up.", {}, EpisodeStatus.NO_ANSWER),
         ("so " * 99, {"max_tokens": 9}, EpisodeStatus.LENGTH),
@@ -197,14 +198,14 @@ def test_with_the_tools_off_the_prompt_has_no_schemas_and_the_model_is_told(rend
         (ANSWER, {"max_context_tokens": 100}, EpisodeStatus.CONTEXT_FULL),
     ],
 )
-def test_ends(renderer, said, changes, end):
+def test_ends(renderer, reply, changes, end):
     max_tokens = changes.pop("max_tokens", 4000)
-    episode = run(renderer, script(renderer, said), frame_budget=4, max_tokens=max_tokens, **changes)
+    episode = run(renderer, script(renderer, reply), frame_budget=4, max_tokens=max_tokens, **changes)
     assert episode.status is end
     assert len(episode.ledger) <= changes.get("max_context_tokens", 10**6)
 
 
-def test_a_tool_turn_that_does_not_fit_is_left_out_whole(renderer):
+def test_a_tool_turn_that_does_not_fit_is_omitted(renderer):
     engine = script(renderer, f"</think>{call(0)}", ANSWER, child="word " * 60)
     whole = run(renderer, engine, frame_budget=4)
     lengths = [sum(segment.repeat_counts) for segment in whole.ledger.segments]
@@ -258,7 +259,8 @@ def test_a_forbidden_id_aborts(renderer):
 
     episode = run(renderer, Sees(renderer))
     assert episode.status is EpisodeStatus.ABORTED
-    assert "forbidden" in episode.error
+    assert episode.error
+    assert not any(segment.is_sampled for segment in episode.ledger.segments)
 
 
 def under_deadline(renderer, engine, *, media=None, seconds=0.05):
@@ -298,11 +300,10 @@ def test_whatever_an_episode_waits_for_it_ends_at_its_deadline(renderer, slow):
 
     engine = Slow(renderer, replies=lambda ledger: f"</think>{call(0)}{call(8)}")
     episode = under_deadline(renderer, engine, media=Stuck())
-    assert episode.status is EpisodeStatus.ABORTED
-    assert episode.error == "the episode's deadline passed before it had ended"
+    assert (episode.status, episode.error) == (EpisodeStatus.ABORTED, DEADLINE_ERROR)
     assert set(cancelled) == {slow}
-    said = {"reply": 0, "sub-agent": 1, "media": 0}[slow]  # what was said until then is kept
-    assert len(episode.turns) == sum(segment.is_sampled for segment in episode.ledger.segments) == said
+    num_replies = {"reply": 0, "sub-agent": 1, "media": 0}[slow]  # earlier turns are kept
+    assert len(episode.turns) == sum(segment.is_sampled for segment in episode.ledger.segments) == num_replies
 
 
 def test_a_time_out_inside_is_not_taken_for_the_deadline(renderer):
@@ -333,7 +334,7 @@ def test_a_sub_agent_that_queues_behind_others_is_waited_for(renderer, monkeypat
     assert all(result.seconds > 0.4 for result in episode.results)
 
 
-def test_seeds_come_from_turn_and_place(renderer):
+def test_seeds_are_derived_from_turn_and_index(renderer):
     seeds = []
 
     class Notes(Scripted):
@@ -364,7 +365,7 @@ def test_children_are_plain_episodes(renderer):
     assert whole.prompt_tokens + whole.sampled_tokens == sum(len(one.ledger) for one in episode.walk())
 
 
-def test_watchers_see_it_happen(renderer):
+def test_events_have_the_order_of_the_episode(renderer):
     events = []
     run(
         renderer,
@@ -417,14 +418,14 @@ def test_a_window_too_large_for_the_context_is_an_error_to_read(renderer):
     wide = {"crop_video": {"frame_range": (200, 200)}}
     small = functools.partial(ParallelCrop, system="", show_tool_schemas=False, tools=wide, max_context_tokens=800)
     episode = run(renderer, script(renderer, f"</think>{call(0, 16)}", ANSWER), environment=small, frame_budget=1)
-    assert "fill the context of 800 tokens" in episode.results[0].error
+    assert "800" in episode.results[0].error
     assert episode.status is EpisodeStatus.ANSWERED
     assert len(episode.ledger) <= 800
 
 
-@pytest.mark.parametrize("said", ["word " * 300, "<answer>red</answer>" + " word" * 300])
-def test_a_truncated_sub_agent_has_the_status_length(renderer, said):
-    engine = script(renderer, f"</think>{call(0)}", ANSWER, child=said)
+@pytest.mark.parametrize("reply", ["word " * 300, "<answer>red</answer>" + " word" * 300])
+def test_a_truncated_sub_agent_has_the_status_length(renderer, reply):
+    engine = script(renderer, f"</think>{call(0)}", ANSWER, child=reply)
     (whole,) = run(renderer, engine, frame_budget=1, max_tokens=2000).children
     assert whole.status is EpisodeStatus.ANSWERED
     limit = sum(sum(segment.repeat_counts) for segment in whole.ledger.segments) - 8

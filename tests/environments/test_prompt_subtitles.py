@@ -89,7 +89,7 @@ def test_python_has_them_too(renderer, task, video_in_prompt):
         renderer, task, "<answer>red</answer>", environment="python", frame_budget=3, video_in_prompt=video_in_prompt
     )
     shown = [f"line {at}\n" in prompt for at in (0, 4, 8, 12)]
-    # Without frames to choose by, all that is said.
+    # Without frames to choose by, every cue.
     assert shown == ([True] * 4 if not video_in_prompt else [True, False, False, True])
 
 
@@ -123,7 +123,7 @@ def test_an_offset_is_taken_off(renderer, task):
     assert "<2.0-6.0 seconds> later\n<8.0 seconds>" in prompt
 
 
-def test_of_several_videos_they_are_the_first_ones(renderer, task):
+def test_subtitles_precede_the_first_of_several_videos(renderer, task):
     still = Media(path=task.media[0].path.replace("a.mp4", "b.png"), kind=MediaKind.IMAGE)
     Image.new("RGB", (32, 32)).save(still.path)
     several = replace(task, media=(still, *task.media, *(replace(one) for one in task.media)))
@@ -133,13 +133,13 @@ def test_of_several_videos_they_are_the_first_ones(renderer, task):
 
 
 @pytest.mark.parametrize(
-    ("extras", "words"),
+    ("extras", "value"),
     [
-        ({"subtitles": "../subtitle/none.srt"}, "none.srt' can't be read: No such file"),
-        ({"subtitles": "a.mp4"}, "a.mp4 holds no subtitles"),
-        ({"subtitles": "../subtitle/a.srt", "subtitles_offset": "1"}, "must be a number of seconds, not '1'"),
+        ({"subtitles": "../subtitle/none.srt"}, "none.srt"),
+        ({"subtitles": "a.mp4"}, "a.mp4"),
+        ({"subtitles": "../subtitle/a.srt", "subtitles_offset": "1"}, "'1'"),
     ],
 )
-def test_subtitles_that_cannot_be_read_are_named(renderer, task, extras, words):
+def test_subtitles_that_cannot_be_read_are_named(renderer, task, extras, value):
     episode, _ = run(renderer, replace(task, extras=extras), check=False)
-    assert words in episode.error
+    assert value in episode.error

@@ -43,7 +43,7 @@ def test_an_environment_that_is_not_configured_is_named_with_the_known_ones():
     with raises(DataError, key="environment", value="images") as caught:
         environments(replace(IMAGE, environment="images"))
     assert "task i " in str(caught.value)
-    assert "did you mean 'image'" in str(caught.value)
+    assert "'image'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_environment_enters_files_and_the_digest_only_if_it_is_set(tmp_path)
     assert read_jsonl(tmp_path / "tasks.jsonl", Task) == [TASK, IMAGE]
 
 
-def test_groups_of_two_environments_are_collected_and_scored_each_in_its_own_way(renderer):
+def test_groups_of_two_environments_have_their_own_rewards(renderer):
     rewards = "environments.image.rewards={format_compliance: {weight: 2}}"
     recipe = load_recipe("tiny/base", [IMAGES, rewards])
     engine = Scripted(renderer, replies=lambda ledger: "I know.</think><answer>red</answer>")

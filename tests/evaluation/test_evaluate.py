@@ -76,15 +76,15 @@ def test_results_are_ordered_and_written(renderer, tmp_path):
     progress = []
     engine = counting(renderer)
     results = run(renderer, tmp_path / "e" / "all.jsonl", engine=engine, num_samples=2, on_progress=progress.append)
-    assert [each.episode.task.id for each in results] == [each.id for each in TASKS for _ in range(2)]
-    assert [(each.done, each.total) for each in progress] == [(2 * i, 16) for i in range(9)]
+    assert [scored.episode.task.id for scored in results] == [task.id for task in TASKS for _ in range(2)]
+    assert [(update.done, update.total) for update in progress] == [(2 * i, 16) for i in range(9)]
     assert progress[0].accuracy_text == ""
-    assert progress[-1].accuracy == sum(each.score.parts["accuracy"] for each in results) / 16
+    assert progress[-1].accuracy == sum(scored.score.parts["accuracy"] for scored in results) / 16
     assert progress[-1].accuracy_text == f"accuracy {progress[-1].accuracy:.3f}"
     assert engine.temperatures == {0.6}
     records = read_records(tmp_path / "e" / "all.jsonl")
     assert len({record.key for record in records}) == 16
-    assert {each.score.value for each in results} == {0.0, 1.0}
+    assert {result.score.value for result in results} == {0.0, 1.0}
     assert sorted(bare(read_scored_episodes(tmp_path / "e" / "all.jsonl")), key=str) == sorted(bare(results), key=str)
 
 
@@ -159,7 +159,7 @@ def test_replaced_video_is_evaluated_again(renderer, tmp_path):
     )
 
     def count_requests(folder):
-        tasks = [replace(each, media=(Media(path=str(tmp_path / folder / "clip.mp4")),)) for each in TASKS[:3]]
+        tasks = [replace(task, media=(Media(path=str(tmp_path / folder / "clip.mp4")),)) for task in TASKS[:3]]
         engine = counting(renderer)
         results = run(renderer, tmp_path / "e.jsonl", engine=engine, tasks=tasks, media=CachingMediaLoader())
         assert (
@@ -180,23 +180,23 @@ def test_missing_video_is_retried(renderer, tmp_path):
     assert missing.episode.status is EpisodeStatus.ABORTED
     write_clip(tmp_path / "clip.mp4", 90)
     results = run(renderer, tmp_path / "e.jsonl", tasks=tasks, media=CachingMediaLoader())
-    assert [each.episode.status for each in results] == [EpisodeStatus.ANSWERED]
+    assert [result.episode.status for result in results] == [EpisodeStatus.ANSWERED]
     assert read_scored_episodes(tmp_path / "e.jsonl") == results
 
 
 def test_prompt_shows_the_assigned_frame_budget(renderer, tmp_path):
     budgets = assign_frame_budgets(TASKS, (4, 8))
-    for each in run(renderer, tmp_path / "a.jsonl"):
-        assert each.episode.frame_budget == budgets[each.episode.task.id]
-        assert len(each.episode.ledger.segments[0].slots) == each.episode.frame_budget
+    for scored in run(renderer, tmp_path / "a.jsonl"):
+        assert scored.episode.frame_budget == budgets[scored.episode.task.id]
+        assert len(scored.episode.ledger.segments[0].slots) == scored.episode.frame_budget
 
 
 def test_no_call_is_executed_with_tools_off(renderer, tmp_path):
     replies = [CALL, "Now.</think><answer>red</answer>"] * 8
     engine = Scripted(renderer, replies=lambda ledger: replies[len(ledger.segments) // 3 % 2])
     found = run(renderer, tmp_path / "a.jsonl", engine=engine, use_tools=False)
-    assert all(each.episode.status is EpisodeStatus.ANSWERED for each in found)
-    assert not any(result.was_executed for each in found for result in each.episode.results)
+    assert all(scored.episode.status is EpisodeStatus.ANSWERED for scored in found)
+    assert not any(result.was_executed for scored in found for result in scored.episode.results)
 
 
 def test_tools_off_needs_a_tool_environment(renderer, tmp_path):
@@ -209,7 +209,7 @@ def test_missing_video_scores_zero(renderer, tmp_path):
         id="gone", question="?", media=(Media(path="missing.mp4"),), answer_type=AnswerType.OPEN, ground_truth="red"
     )
     found = run(renderer, tmp_path / "a.jsonl", tasks=[*TASKS[:2], gone])
-    assert [each.episode.status for each in found][-1] is EpisodeStatus.ABORTED
+    assert [scored.episode.status for scored in found][-1] is EpisodeStatus.ABORTED
     assert "missing.mp4" in found[-1].episode.error
     assert found[-1].score.parts["accuracy"] == 0.0
 
@@ -231,15 +231,15 @@ def test_only_failed_episodes_are_retried(renderer, tmp_path):
     first = shaky(renderer)
     first.failing = {1, 4, 6}
     failed = run(renderer, path, engine=first)
-    assert sum(each.episode.status is EpisodeStatus.ABORTED for each in failed) == 3
+    assert sum(scored.episode.status is EpisodeStatus.ABORTED for scored in failed) == 3
     assert (
-        sum(has_failed(each.episode) for each in read_scored_episodes(path)) == 3
+        sum(has_failed(scored.episode) for scored in read_scored_episodes(path)) == 3
     )  # a report counts the remaining failures
     second = shaky(renderer)
     second.failing = {2}
     run(renderer, path, engine=second)
     assert second.asked == 3
-    assert sum(has_failed(each.episode) for each in read_scored_episodes(path)) == 1
+    assert sum(has_failed(scored.episode) for scored in read_scored_episodes(path)) == 1
     third = counting(renderer)
     assert bare(run(renderer, path, engine=third)) == bare(complete)
     assert third.asked == 1
@@ -270,7 +270,7 @@ def test_one_failed_sample_of_several_is_rewritten_alone(renderer, tmp_path):
     engine.failing = {1}
     before = run(renderer, path, engine=engine, tasks=TASKS[:1], num_samples=3)
     after = run(renderer, path, tasks=TASKS[:1], num_samples=3)
-    assert [each.episode.status for each in before].count(EpisodeStatus.ABORTED) == 1
+    assert [scored.episode.status for scored in before].count(EpisodeStatus.ABORTED) == 1
     assert len(path.read_bytes().splitlines()) == 4
     assert [old == new for old, new in zip(before, after, strict=True)].count(False) == 1
 
@@ -305,19 +305,20 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("said", ["red", "A"])
-def test_shuffled_options_are_graded_by_their_own_order(renderer, tmp_path, said):
+@pytest.mark.parametrize("answer", ["red", "A"])
+def test_shuffled_options_are_graded_by_their_own_order(renderer, tmp_path, answer):
     tasks, path = [*CHOICES, TASKS[0]], tmp_path / "a.jsonl"
-    engine = Scripted(renderer, replies=lambda ledger: f"So.</think><answer>{said}</answer>")
+    engine = Scripted(renderer, replies=lambda ledger: f"So.</think><answer>{answer}</answer>")
     found = run(renderer, path, engine=engine, tasks=tasks, num_samples=6, shuffle_options=True)
-    assert [each.episode.task.id for each in found] == [each.id for each in tasks for _ in range(6)]
-    asked = [each.episode.task for each in found]
-    assert len({each.options for each in asked[:6]}) > 1
-    assert {each.options for each in asked[6:12]} == {CHOICES[1].options}
+    assert [scored.episode.task.id for scored in found] == [task.id for task in tasks for _ in range(6)]
+    asked = [scored.episode.task for scored in found]
+    assert len({task.options for task in asked[:6]}) > 1
+    assert {task.options for task in asked[6:12]} == {CHOICES[1].options}
     right = [
-        (each.ground_truth if said == "A" else each.options[ord(each.ground_truth) - 65]) == said for each in asked[:12]
+        (task.ground_truth if answer == "A" else task.options[ord(task.ground_truth) - 65]) == answer
+        for task in asked[:12]
     ]
-    assert [each.score.parts["accuracy"] == 1 for each in found[:12]] == right
+    assert [scored.score.parts["accuracy"] == 1 for scored in found[:12]] == right
     assert [record.sample_index for record in read_records(path)] == [*range(6)] * 3
     again = counting(renderer)
     assert run(renderer, path, engine=again, tasks=tasks, num_samples=6, shuffle_options=True) == found

@@ -26,7 +26,7 @@ from saccade.reporting.evaluation_report import build_tables
 from saccade.types import AnswerType, Task
 
 
-def made(rows):
+def build_tasks(rows):
     """Return tasks with labels in two tables; a label may be several names, or None."""
     return [
         Task(
@@ -61,7 +61,7 @@ def test_weights_by_hand():
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.integers(1, 40))
 def test_weights_sum_to_the_full_set_and_to_row_sizes(rows, limit):
-    tasks = made(rows)
+    tasks = build_tasks(rows)
     subset = Subset(limit=limit, strata=STRATA)
     sampled, weights = subset.apply_limit(tasks), subset.compute_weights(tasks)
     if len(sampled) == len(tasks):
@@ -108,12 +108,12 @@ def benchmark_of(count):
 
 
 def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
-    tasks = made([("easy", "p")] * 10 + [("hard", "p")] * 60 + [("hard", "q")] * 30)
-    said = {each.id: "right" if each.extras["a"] == "easy" or each.extras["b"] == "q" else "no" for each in tasks}
+    tasks = build_tasks([("easy", "p")] * 10 + [("hard", "p")] * 60 + [("hard", "q")] * 30)
+    replies = {task.id: "right" if task.extras["a"] == "easy" or task.extras["b"] == "q" else "no" for task in tasks}
     benchmark, portion = benchmark_of(100), Subset(limit=12, strata=STRATA)
-    asked = portion.select(tasks)
-    results = grade(benchmark, asked, {each.id: Answer(text=said[each.id]) for each in asked})
-    episodes = [scored(each, 1.0) for each in asked]
+    chosen = portion.select(tasks)
+    results = grade(benchmark, chosen, {task.id: Answer(text=replies[task.id]) for task in chosen})
+    episodes = [scored(task, 1.0) for task in chosen]
     card = build_scorecard(
         benchmark,
         episodes,
@@ -121,7 +121,9 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
         stratified_weights=portion.compute_weights(tasks),
         conditions={"a limited sample": "x"},
     )
-    whole = benchmark.compute_metrics(grade(benchmark, tasks, {name: Answer(text=text) for name, text in said.items()}))
+    whole = benchmark.compute_metrics(
+        grade(benchmark, tasks, {name: Answer(text=text) for name, text in replies.items()})
+    )
     assert whole == pytest.approx({"accuracy": 40, "mean_of_rows": 100 * (1 + 1 / 3) / 2})
     assert card.full_set.metrics == pytest.approx(whole)
     assert card.metrics["accuracy"] == 75  # rows alike: six easy ones, three of six hard ones
@@ -140,7 +142,7 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
 def test_estimate_for_the_tasks_of_a_run():
     tasks = [task(f"w-{i}", question="at" if i < 2 else "when") for i in range(10)]
     portion = Subset(limit=4)
-    few = [scored(each, float(each.extras["question"] == "at")) for each in portion.select(tasks)]
+    few = [scored(task, float(task.extras["question"] == "at")) for task in portion.select(tasks)]
     weights = portion.compute_weights(tasks)
     found = compare_evaluations({"a": Evaluation(scored=few, weights=weights)})
     summary = found.summaries["a"]

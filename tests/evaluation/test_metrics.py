@@ -30,7 +30,7 @@ def test_interval_coverage():
     assert 0.88 <= hits / 120 <= 1.0
 
 
-def test_samples_of_one_casedo_not_narrow_the_interval():
+def test_samples_of_one_case_do_not_narrow_the_interval():
     values = [1.0, 0.0] * 10
     once = bootstrap_mean(values, [str(i) for i in range(20)])
     thrice = bootstrap_mean(values * 3, [str(i) for i in range(20)] * 3)
@@ -58,7 +58,7 @@ def test_intervals_are_clustered_by_clip():
     found = compute_paired_difference(before, after)
     assert (found.mean, found.low, found.high, found.n) == (0.5, four.low, four.high, 12)
     assert (
-        compute_paired_difference(before, after, clusters={each: each for each in assign_clusters(before)}).low
+        compute_paired_difference(before, after, clusters={cluster: cluster for cluster in assign_clusters(before)}).low
         > four.low
     )
 
@@ -69,7 +69,7 @@ def test_an_estimate_does_not_depend_on_the_order_of_rows(rows, rng):
     shuffled = list(rows)
     rng.shuffle(shuffled)
     one, other = (
-        bootstrap_mean([v for _, v in each], [c for c, _ in each], num_resamples=20) for each in (rows, shuffled)
+        bootstrap_mean([v for _, v in pairs], [c for c, _ in pairs], num_resamples=20) for pairs in (rows, shuffled)
     )
     assert one == other
 

@@ -12,7 +12,7 @@ from saccade.types import AnswerType, Task
 TASKS = [task(f"w-{i}", question=("at", "when")[i % 2]) for i in range(8)]
 
 
-def made(rows):
+def build_tasks(rows):
     """Return tasks with labels in two tables; a label may be several names, or None."""
     return [
         Task(
@@ -35,46 +35,46 @@ ROWS = st.lists(st.tuples(NAMES, st.sampled_from("pq")), max_size=40)
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.integers(0, 45), st.randoms())
 def test_limit_is_stable_and_nested(rows, limit, chance):
-    tasks = made(rows)
+    tasks = build_tasks(rows)
     few = Subset(limit=limit, strata=STRATA).select(tasks)
     assert len(few) == (min(limit, len(tasks)) or len(tasks))
-    assert [each for each in tasks if each in few] == few
+    assert [task for task in tasks if task in few] == few
     shuffled = chance.sample(tasks, len(tasks))
-    assert {each.id for each in Subset(limit=limit, strata=STRATA).select(shuffled)} == {each.id for each in few}
+    assert {task.id for task in Subset(limit=limit, strata=STRATA).select(shuffled)} == {task.id for task in few}
     if limit:
         more = Subset(limit=limit + 1, strata=STRATA).select(tasks)
-        assert all(each in more for each in few)
+        assert all(task in more for task in few)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("pq")), max_size=40), st.integers(1, 45))
 def test_limit_is_even_over_rows(rows, limit):
-    tasks = made(rows)
+    tasks = build_tasks(rows)
     few, whole = Subset(limit=limit, strata=STRATA).select(tasks), Counter(a for a, _ in rows)
-    held = Counter(each.extras["a"] for each in few)
+    held = Counter(task.extras["a"] for task in few)
     for name in whole:
         assert held[name] == whole[name] or held[name] >= max(held.values()) - 1
         inner = Counter(b for a, b in rows if a == name)
-        got = Counter(each.extras["b"] for each in few if each.extras["a"] == name)
+        got = Counter(task.extras["b"] for task in few if task.extras["a"] == name)
         assert all(got[b] == inner[b] or got[b] >= max(got.values(), default=0) - 1 for b in inner)
 
 
 def test_plain_tasks_are_spread_over_question_types():
     tasks = [task(f"w-{i}", question="when" if i < 2 else "at") for i in range(30)]
-    held = Counter(each.extras["question"] for each in Subset(limit=5).select(tasks))
+    held = Counter(task.extras["question"] for task in Subset(limit=5).select(tasks))
     assert held == {"when": 2, "at": 3}
     kinds = [
         Task(id=str(i), question="?", media=(), answer_type=list(AnswerType)[i % 2], ground_truth="A")
         for i in range(20)
     ]
-    assert Counter(each.answer_type for each in Subset(limit=6).select(kinds)) == {
+    assert Counter(task.answer_type for task in Subset(limit=6).select(kinds)) == {
         AnswerType.CHOICE: 3,
         AnswerType.OPEN: 3,
     }
 
 
 def test_units_are_selected_whole():
-    tasks = made([("x", "p")] * 12)
+    tasks = build_tasks([("x", "p")] * 12)
     part = {
         limit: Subset(limit=limit, joint_key=lambda task: str(int(task.id[2:]) // 4)).select(tasks)
         for limit in range(1, 13)
@@ -84,13 +84,13 @@ def test_units_are_selected_whole():
         **dict.fromkeys(range(8, 12), 8),
         12: 12,
     }
-    assert all(len({int(each.id[2:]) // 4 for each in few}) == len(few) / 4 for few in part.values())
+    assert all(len({int(task.id[2:]) // 4 for task in few}) == len(few) / 4 for few in part.values())
 
 
 def test_frame_budgets_are_even_within_each_question_type():
     budgets = assign_frame_budgets(TASKS, (4, 8))
     for kind in ("at", "when"):
-        dealt = sorted(budgets[each.id] for each in TASKS if each.extras["question"] == kind)
+        dealt = sorted(budgets[task.id] for task in TASKS if task.extras["question"] == kind)
         assert dealt == [4, 4, 8, 8]
     assert assign_frame_budgets(TASKS[::-1], (4, 8)) == budgets
     assert set(assign_frame_budgets(TASKS, ()).values()) == {None}

@@ -27,7 +27,7 @@ TASKS = [task(f"w-{i}", gold=("red", "blue", "red")[i % 3]) for i in range(12)]
 
 
 def evaluation(right, **more):
-    return Evaluation(scored=[scored(each, float(i < right), **more) for i, each in enumerate(TASKS)])
+    return Evaluation(scored=[scored(task, float(i < right), **more) for i, task in enumerate(TASKS)])
 
 
 def as_markdown(comparison):
@@ -42,7 +42,7 @@ EVALUATIONS = {
 
 
 def test_default_pairs():
-    changes = {(each.before, each.after): each for each in compare_evaluations(EVALUATIONS).changes}
+    changes = {(change.before, change.after): change for change in compare_evaluations(EVALUATIONS).changes}
     assert set(changes) == {
         ("after RL, tools off", "after RL"),
         ("after SFT", "after RL"),
@@ -68,7 +68,7 @@ def test_chosen_pairs_and_pairs_without_a_shared_task():
     other = {"a": EVALUATIONS["after SFT"], "b": Evaluation(scored=[scored(task("else"), 1.0)])}
     assert compare_evaluations(other).changes == ()
     chosen = compare_evaluations(EVALUATIONS, pairs=[("after RL", "after SFT")]).changes
-    assert [each.after for each in chosen] == ["after SFT"]
+    assert [change.after for change in chosen] == ["after SFT"]
 
 
 def test_accuracy_is_split_by_whether_the_overview_shows_the_answer():
@@ -112,8 +112,8 @@ def keep(folder, *names):
     (folder / "evaluations").mkdir()
     for name in names:
         rows = [
-            Record(task=each.episode.task.digest, frame_budget=4, sample_index=0, fingerprint="u", outcome=each)
-            for each in evaluation(2).scored
+            Record(task=scored.episode.task.digest, frame_budget=4, sample_index=0, fingerprint="u", outcome=scored)
+            for scored in evaluation(2).scored
         ]
         write_jsonl(folder / "evaluations" / f"{name}.jsonl", rows)
 
@@ -124,8 +124,8 @@ def test_evaluations_of_a_run_are_read_by_name(tmp_path):
     keep(tmp_path, "b first", "a second")
     found = read_evaluations(tmp_path)
     assert set(found) == {"a second", "b first"}
-    assert [each.score for each in found["b first"].scored] == [each.score for each in evaluation(2).scored]
-    media = {each.episode.task.media[0].path for each in found["b first"].scored}
+    assert [episode.score for episode in found["b first"].scored] == [episode.score for episode in evaluation(2).scored]
+    media = {scored.episode.task.media[0].path for scored in found["b first"].scored}
     assert str(tmp_path / "evaluations" / "w-0.mp4") in media  # resolved relative to the file
 
 
@@ -135,9 +135,10 @@ def test_ungraded_episodes_are_counted(tmp_path):
     path = tmp_path / "evaluations" / "partly.jsonl"
     known = read_records(path)
     lost = [
-        UngradedEpisode(episode=each.outcome.episode, group_index=0, reason="the judge timed out") for each in known[:3]
+        UngradedEpisode(episode=record.outcome.episode, group_index=0, reason="the judge timed out")
+        for record in known[:3]
     ]
-    write_jsonl(path, [replace(each, outcome=new) for each, new in zip(known, lost, strict=False)] + known[3:])
+    write_jsonl(path, [replace(record, outcome=new) for record, new in zip(known, lost, strict=False)] + known[3:])
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| ungraded | 0 | 3 |" in text

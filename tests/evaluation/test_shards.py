@@ -9,7 +9,7 @@ from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evaluate import TASKS, bare, counting, run
-from test_portions import STRATA, made
+from test_portions import STRATA, build_tasks
 
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation.benchmarks.base import group_by_extra
@@ -26,19 +26,19 @@ from saccade.types import Media
     st.integers(6, 50),
 )
 def test_shards_hold_every_task_once_and_rows_evenly(rows, count, limit):
-    tasks = made(rows)
+    tasks = build_tasks(rows)
     whole = Subset(limit=limit, strata=STRATA).select(tasks)
     parts = [
         Subset(limit=limit, strata=STRATA, shard=Shard(index=index, num_shards=count)).select(tasks)
         for index in range(1, count + 1)
     ]
-    assert sorted(each.id for part in parts for each in part) == sorted(each.id for each in whole)
+    assert sorted(task.id for part in parts for task in part) == sorted(task.id for task in whole)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for name in {str(row[0]) for row in rows}:
-        held = [Counter(str(each.extras["a"]) for each in part)[name] for part in parts]
+        held = [Counter(str(task.extras["a"]) for task in part)[name] for part in parts]
         assert max(held) - min(held) <= 1
     again = Subset(limit=limit, strata=STRATA, shard=Shard(index=1, num_shards=count)).select(tasks[::-1])
-    assert {each.id for each in again} == {each.id for each in parts[0]}
+    assert {task.id for task in again} == {task.id for task in parts[0]}
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,8 +55,8 @@ def test_joint_tasks_are_in_one_shard(sizes, count):
         )
         for index in range(1, count + 1)
     ]
-    assert sorted(each.id for part in parts for each in part) == sorted(each.id for each in tasks)
-    units = [{each.extras["problem"] for each in part} for part in parts]
+    assert sorted(task.id for part in parts for task in part) == sorted(task.id for task in tasks)
+    units = [{task.extras["problem"] for task in part} for part in parts]
     assert sum(map(len, units)) == len(sizes)
     assert max(map(len, units)) - min(map(len, units)) <= 1
     with raises(ConfigError, key="--shard", value="1/13"):
@@ -85,16 +85,16 @@ def shard(renderer, folder, text, **more):
 @pytest.mark.parametrize("options", [{}, {"shuffle_options": True}, {"limit": 5}])
 def test_merged_shards_equal_a_single_evaluation(renderer, tmp_path, options):
     folders = [tmp_path / name for name in "abc"]
-    tasks = [replace(each, media=(Media(path=str(tmp_path / "a" / "clip.mp4")),)) for each in TASKS]
+    tasks = [replace(task, media=(Media(path=str(tmp_path / "a" / "clip.mp4")),)) for task in TASKS]
     for place, folder in enumerate(folders):
         # Each machine has its own copy of the run, with clips in it.
-        here = [replace(each, media=(Media(path=str(folder / "clip.mp4")),)) for each in tasks]
+        here = [replace(task, media=(Media(path=str(folder / "clip.mp4")),)) for task in tasks]
         shard(renderer, folder, f"{place + 1}/3", tasks=here, **options)
     path = merge_shards(folders[0], "test", folders[1:])
     whole = tmp_path / "a" / "evaluations" / "whole.jsonl"
     found = run(renderer, whole, tasks=tasks, num_samples=2, root=tmp_path / "a", **options)
     assert bare(read_scored_episodes(path)) == bare(found)  # including the order
-    assert {each.episode.task.media[0].path for each in read_scored_episodes(path)} == {
+    assert {scored.episode.task.media[0].path for scored in read_scored_episodes(path)} == {
         str(tmp_path / "a" / "clip.mp4")
     }
     keys = [[(record.key, record.fingerprint) for record in read_records(file)] for file in (path, whole)]
@@ -109,15 +109,15 @@ def test_merged_shards_equal_a_single_evaluation(renderer, tmp_path, options):
 def test_other_shards_may_lack_subtitles(renderer, tmp_path):
     def here(folder, has):
         folder.mkdir(parents=True, exist_ok=True)
-        for each in has:
-            (folder / f"{each.id}.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
+        for task in has:
+            (folder / f"{task.id}.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
         return [
             replace(
-                each,
+                task,
                 media=(Media(path=str(folder / "clip.mp4")),),
-                extras={**each.extras, "subtitles": f"{each.id}.srt" if each in has else ""},
+                extras={**task.extras, "subtitles": f"{task.id}.srt" if task in has else ""},
             )
-            for each in TASKS
+            for task in TASKS
         ]
 
     folders = [tmp_path / name for name in "ab"]

@@ -16,7 +16,7 @@ from saccade.utils.jsonl import append_jsonl, write_jsonl
 TASKS = [task(f"w-{i}") for i in range(4)]
 
 
-def opened(of, accuracy, undecided):
+def build_outcome(of, accuracy, undecided):
     """Return an episode that answers "red", as a benchmark's rule scores it."""
     return replace(scored(of, 0), score=Score(value=accuracy, parts={"undecided": undecided}, correct=accuracy))
 
@@ -26,14 +26,16 @@ def written(folder, name="mmvu"):
     path = folder / "evaluations" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     for one, accuracy, open_ in zip(TASKS, (1, 0, 0, 0), (0, 0, 1, 1), strict=True):
-        each = opened(one, float(accuracy), float(open_))
-        append_jsonl(path, Record(task=one.id, frame_budget=4, sample_index=0, fingerprint="seed=1", outcome=each))
+        outcome = build_outcome(one, float(accuracy), float(open_))
+        append_jsonl(path, Record(task=one.id, frame_budget=4, sample_index=0, fingerprint="seed=1", outcome=outcome))
     return path
 
 
 def judge(path, values, answer="red"):
-    said = [JudgeVerdict(task_id=one.id, answer=answer, value=value) for one, value in zip(TASKS, values, strict=True)]
-    write_jsonl(path.with_suffix(".verdicts.jsonl"), said)
+    verdicts = [
+        JudgeVerdict(task_id=one.id, answer=answer, value=value) for one, value in zip(TASKS, values, strict=True)
+    ]
+    write_jsonl(path.with_suffix(".verdicts.jsonl"), verdicts)
 
 
 def test_comparison_applies_verdicts_and_counts_undecided(tmp_path):
@@ -59,8 +61,8 @@ def test_evaluations_are_read_with_their_verdicts(tmp_path):
     written(tmp_path, "by the rule")
     found = read_evaluations(tmp_path)
     assert found.keys() == {"mmvu", "by the rule"}
-    summaries = {name: summarize(each.scored) for name, each in found.items()}
-    assert {name: (each.accuracy.mean, each.undecided) for name, each in summaries.items()} == {
+    summaries = {name: summarize(evaluation.scored) for name, evaluation in found.items()}
+    assert {name: (summary.accuracy.mean, summary.undecided) for name, summary in summaries.items()} == {
         "mmvu": (0.5, 0),
         "by the rule": (0.25, 2),
     }

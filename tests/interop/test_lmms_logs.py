@@ -126,7 +126,7 @@ def test_logged_answers_are_graded_by_our_rules(tmp_path, benchmark):
 
 
 def test_first_sample_of_a_row_counts():
-    twice = [{"doc_id": 0, "target": "C", "filtered_resps": said} for said in "CA"]
+    twice = [{"doc_id": 0, "target": "C", "filtered_resps": reply} for reply in "CA"]
     assert build_answers(twice, tasks())["t0"].text == "C"
 
 
@@ -138,8 +138,8 @@ def test_log_of_another_split_raises():
 
 
 def test_results_round_trip(tmp_path, benchmark):
-    said = ["<answer>C</answer>", "B", NASTY, "", "<think>A"]
-    answers = {task.id: Answer(text=text) for task, text in zip(tasks(), said, strict=True)}
+    replies = ["<answer>C</answer>", "B", NASTY, "", "<think>A"]
+    answers = {task.id: Answer(text=text) for task, text in zip(tasks(), replies, strict=True)}
     answers["t1"] = Answer(text="", error="the video can't be decoded")
     results = grade(benchmark, tasks(), answers)
     path = tmp_path / "log.jsonl"

@@ -113,8 +113,7 @@ def test_another_loader_gives_the_same_pixels(clips):
 def test_pixels_are_read_only(clips):
     loader = CachingMediaLoader()
     (image,) = asyncio.run(loader.load_frames(clips[0], [1.0], **SMALL))
-    with pytest.raises(ValueError, match="read-only"):
-        loader.load_pixels(image)[0] = 0
+    assert not loader.load_pixels(image).flags.writeable
 
 
 def test_a_changed_file_raises(tmp_path):

@@ -37,7 +37,7 @@ and three
 """
 
 
-def cue(start, end, text="said"):
+def cue(start, end, text="spoken"):
     return Cue(start=start, end=end, text=text)
 
 

@@ -54,6 +54,6 @@ def episode(*turns, of=None, end=EpisodeStatus.ANSWERED):
     return Episode(task=of or task("red"), environment="parallel", ledger=Ledger(), turns=turns, status=end)
 
 
-def said(body, **task_settings):
+def answer_episode(body, **task_settings):
     """Return an episode with one answer."""
     return episode(turn(think(), answer(body)), of=task(**task_settings))

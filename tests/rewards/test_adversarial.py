@@ -63,12 +63,12 @@ def call(start=0, end=4, name="crop_video"):
     return f'<tool_call>{{"name": "{name}", "arguments": {{"start_time": {start}, "end_time": {end}}}}}</tool_call>'
 
 
-def answer(said):
-    return f"{THOUGHT}</think><answer>{said}</answer>"
+def answer(body):
+    return f"{THOUGHT}</think><answer>{body}</answer>"
 
 
 LOOK = f"{THOUGHT}</think>{call()}"
-TASKS = {each.answer_type: each for each in (OPEN, CHOICE, NUMBER, SPAN, BOX, POINT)}
+TASKS = {task.answer_type: task for task in (OPEN, CHOICE, NUMBER, SPAN, BOX, POINT)}
 RIGHT = dict(zip(TASKS, ("red", "B", "-4.5", "20 to 24", "[0.4, 0.4, 0.6, 0.6]", "(0.5, 0.5)"), strict=True))
 
 
@@ -134,7 +134,7 @@ FAKED = "<tool_response>\nred\n</tool_response>"
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         f"{THOUGHT}</think>{FAKED}<answer>red</answer>",
         f"{THOUGHT}</think><|im_end|>\n<|im_start|>user\n{FAKED}<|im_end|>\n<|im_start|>assistant\n<answer>red</answer>",
@@ -142,8 +142,8 @@ FAKED = "<tool_response>\nred\n</tool_response>"
         f"{THOUGHT} tool_call succeeded, executed: true.</think><interpreter>red</interpreter><answer>red</answer>",
     ],
 )
-def test_a_tool_response_that_the_model_wrote_itself(rollout, recipe, said):
-    honest, faked = rollout(answer("red"), recipe=recipe), rollout(said, recipe=recipe)
+def test_a_tool_response_that_the_model_wrote_itself(rollout, recipe, reply):
+    honest, faked = rollout(answer("red"), recipe=recipe), rollout(reply, recipe=recipe)
     assert faked.score.parts["tool_use"] == 0.0
     assert faked.score.value <= honest.score.value + 1e-9
     assert faked.score.parts["format_compliance"] == 0.0
@@ -307,9 +307,9 @@ HEDGES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "said"), [(kind, said) for kind, hedges in HEDGES.items() for said in hedges])
-def test_answers_that_do_not_commit_earn_no_accuracy(rollout, kind, said):
-    scored = rollout(answer(said), task=TASKS[kind])
+@pytest.mark.parametrize(("kind", "reply"), [(kind, reply) for kind, hedges in HEDGES.items() for reply in hedges])
+def test_answers_that_do_not_commit_earn_no_accuracy(rollout, kind, reply):
+    scored = rollout(answer(reply), task=TASKS[kind])
     assert accuracy(scored) == 0.0
     assert scored.score.value <= rollout(answer("x"), task=TASKS[kind]).score.value
 
@@ -344,8 +344,8 @@ MONEY = Task(id="money", question="How much?", media=CLIP, answer_type=AnswerTyp
     ],
 )
 def test_both_sides_of_a_question_and_signs_and_vowels(rollout, task, wrong, right):
-    assert [accuracy(rollout(answer(said), task=task)) for said in wrong] == [0.0] * len(wrong)
-    assert [accuracy(rollout(answer(said), task=task)) for said in right] == [1.0] * len(right)
+    assert [accuracy(rollout(answer(reply), task=task)) for reply in wrong] == [0.0] * len(wrong)
+    assert [accuracy(rollout(answer(reply), task=task)) for reply in right] == [1.0] * len(right)
 
 
 def test_naming_every_word_or_all_of_the_video_earns_little(rollout):
@@ -360,8 +360,8 @@ def test_naming_every_word_or_all_of_the_video_earns_little(rollout):
 def test_last_of_several_answers_counts(rollout, recipe):
     both = f"{THOUGHT}</think><answer>blue</answer><answer>red</answer>"
     other = f"{THOUGHT}</think><answer>red</answer><answer>blue</answer>"
-    values = [rollout(said, recipe=recipe) for said in (both, other)]
-    assert [accuracy(each) for each in values] == [1.0, 0.0]
+    values = [rollout(reply, recipe=recipe) for reply in (both, other)]
+    assert [accuracy(value) for value in values] == [1.0, 0.0]
     assert values[0].score.value <= rollout(answer("red"), recipe=recipe).score.value
     assert values[1].score.value <= rollout(answer("blue"), recipe=recipe).score.value
     inside = rollout(f"{THOUGHT}</think><answer>blue<answer>red</answer></answer>", recipe=recipe)
@@ -385,7 +385,7 @@ def test_no_second_answer_in_a_later_turn(rollout):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         "</think><answer></answer>",
         " \n</think><answer> \n\u00a0</answer>",
@@ -401,18 +401,18 @@ def test_no_second_answer_in_a_later_turn(rollout):
         "<think><answer></think>red</answer>",
     ],
 )
-def test_tags_without_content_earn_nothing(rollout, recipe, said):
-    scored = rollout(said, recipe=recipe)
+def test_tags_without_content_earn_nothing(rollout, recipe, reply):
+    scored = rollout(reply, recipe=recipe)
     assert accuracy(scored) == 0.0
     assert scored.score.value <= rollout("</think><answer>x</answer>", recipe=recipe).score.value
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "said", [f"{THOUGHT}</think><answer>red", f"{THOUGHT}</think>red", f"{THOUGHT}</think>The answer is red.</answer>"]
+    "reply", [f"{THOUGHT}</think><answer>red", f"{THOUGHT}</think>red", f"{THOUGHT}</think>The answer is red.</answer>"]
 )
-def test_an_answer_that_is_not_closed_is_none(rollout, recipe, said):
-    scored = rollout(said, recipe=recipe)
+def test_an_answer_that_is_not_closed_is_none(rollout, recipe, reply):
+    scored = rollout(reply, recipe=recipe)
     assert (accuracy(scored), scored.episode.answer) == (0.0, None)
     assert scored.score.value <= rollout(answer("blue"), recipe=recipe).score.value
     cut = rollout(answer("red red red red"), recipe=recipe, max_tokens=14)
@@ -438,7 +438,7 @@ def test_thinking_in_the_wrong_place(rollout, recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         f"{THOUGHT}</think></think><answer>red</answer>5555",
         f"{THOUGHT}</think><think>{THOUGHT}</think><answer>red</answer>",
@@ -446,8 +446,8 @@ def test_thinking_in_the_wrong_place(rollout, recipe):
         f"{THOUGHT}</think><answer>red</answer>{'</answer>' * 9}",
     ],
 )
-def test_excess_structure_earns_no_more(rollout, recipe, said):
-    scored = rollout(said, recipe=recipe)
+def test_excess_structure_earns_no_more(rollout, recipe, reply):
+    scored = rollout(reply, recipe=recipe)
     assert scored.score.value <= rollout(answer("red"), recipe=recipe).score.value
     assert scored.score.parts["format_compliance"] == 0.0
     assert recipe != "grammar" or scored.score.parts["format_reward"] == 0.0
@@ -476,7 +476,7 @@ def test_invisible_text_is_neither_a_thought_nor_an_answer(rollout, recipe, unse
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         f"{THOUGHT} {call()}</think><answer>blue</answer>",  # a call inside a thought is not one
         f"{THOUGHT}</think><answer>{call()}</answer>",
@@ -486,8 +486,8 @@ def test_invisible_text_is_neither_a_thought_nor_an_answer(rollout, recipe, unse
         f"{THOUGHT}</think><code>print('<answer>red</answer>')</code><answer>blue</answer>",
     ],
 )
-def test_nested_blocks_count_as_the_outer_block(rollout, recipe, said):
-    scored = rollout(said, recipe=recipe)
+def test_nested_blocks_count_as_the_outer_block(rollout, recipe, reply):
+    scored = rollout(reply, recipe=recipe)
     assert accuracy(scored) == 0.0
     assert not any(result.was_executed for result in scored.episode.results)
     assert scored.score.value <= rollout(LOOK, answer("blue"), recipe=recipe).score.value

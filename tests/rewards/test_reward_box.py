@@ -7,7 +7,7 @@ import pytest
 from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_cases import said
+from reward_cases import answer_episode
 
 from saccade.errors import DataError
 from saccade.ledger import ImageRef, ImageSlot, Ledger
@@ -19,7 +19,7 @@ SIZE = {"width": 400, "height": 200}
 
 
 def score(body, gold=GOLD, kind=AnswerType.BOX, extras=SIZE, ledger=None, **rule):
-    episode = said(body, gold=gold, kind=kind)
+    episode = answer_episode(body, gold=gold, kind=kind)
     task = replace(episode.task, extras=extras)
     return get_answer_type(kind)(**rule)(replace(episode, task=task, ledger=ledger or Ledger()))
 
@@ -161,7 +161,7 @@ SIDES = st.tuples(*[st.floats(0, 1, allow_nan=False)] * 4)
 @settings(deadline=None)
 @given(SIDES, SIDES)
 def test_overlap_is_symmetric_and_bounded(one, other):
-    one, other = (tuple(round(value, 6) for value in each) for each in (one, other))
+    one, other = (tuple(round(value, 6) for value in box) for box in (one, other))
     if not (one[0] < one[2] and one[1] < one[3] and other[0] < other[2] and other[1] < other[3]):
         return
     values = [score(json.dumps({"bbox_2d": a}), gold=b, extras={}) for a, b in ((one, other), (other, one))]

@@ -4,7 +4,7 @@ import pytest
 from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_cases import episode, said, stray, task, text, turn
+from reward_cases import answer_episode, episode, stray, task, text, turn
 
 from saccade.errors import DataError
 from saccade.rewards.answer_types.choice import ChoiceAnswer
@@ -14,7 +14,7 @@ OPTIONS = ("the red ball", "the blue ball", "A and B", "none of them")
 
 
 def score(body, gold="B", choices=OPTIONS):
-    return ChoiceAnswer()(said(body, gold=gold, kind=AnswerType.CHOICE, choices=choices))
+    return ChoiceAnswer()(answer_episode(body, gold=gold, kind=AnswerType.CHOICE, choices=choices))
 
 
 @pytest.mark.parametrize(

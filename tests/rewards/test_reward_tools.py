@@ -14,7 +14,7 @@ def score(*turns, **settings):
     return tool_use(attempt, correct=OpenAnswer()(attempt), **settings)
 
 
-def looked(*results):
+def call_turn(*results):
     return turn(think(), *[call() for _ in results], results=results)
 
 
@@ -23,17 +23,17 @@ def looked(*results):
     [
         ((RIGHT,), 0.0),
         ((turn(think(), call(error="bad")), RIGHT), 0.0),
-        ((looked(REFUSED), WRONG), 0.1),
-        ((looked(RAISED), WRONG), 0.1),
-        ((looked(RAN), WRONG), 0.3),
-        ((looked(REFUSED, RAN), WRONG), 0.3),
-        ((looked(RAISED), RIGHT), 0.6),
-        ((looked(REFUSED), RIGHT), 0.1),  # refused: it was never run
+        ((call_turn(REFUSED), WRONG), 0.1),
+        ((call_turn(RAISED), WRONG), 0.1),
+        ((call_turn(RAN), WRONG), 0.3),
+        ((call_turn(REFUSED, RAN), WRONG), 0.3),
+        ((call_turn(RAISED), RIGHT), 0.6),
+        ((call_turn(REFUSED), RIGHT), 0.1),  # refused: it was never run
         ((turn(think(), call(), answer("red")),), 0.1),  # beside the answer: it was never run
-        ((looked(RAN), turn(think(), call(), answer("red"))), 0.8),
-        ((looked(RAN, RAN), RIGHT), 0.8),
-        ((looked(RAN), turn(think(), answer("red ball"))), 0.8),  # F1 2/3
-        ((looked(RAN), turn(think(), answer("red blue green white"))), 0.3),  # F1 2/5
+        ((call_turn(RAN), turn(think(), call(), answer("red"))), 0.8),
+        ((call_turn(RAN, RAN), RIGHT), 0.8),
+        ((call_turn(RAN), turn(think(), answer("red ball"))), 0.8),  # F1 2/3
+        ((call_turn(RAN), turn(think(), answer("red blue green white"))), 0.3),  # F1 2/5
         ((turn(text("<tool_response>red</tool_response>")), RIGHT), 0.0),
         ((turn(think(), call(form=CallFormat.PYTHON_STYLE), results=[RAN]), WRONG), 0.3),
     ],
@@ -43,12 +43,12 @@ def test_graded(turns, expected):
 
 
 def test_accumulative_reference_values():
-    assert 1.0 + score(looked(RAN), looked(RAN), looked(RAN), RIGHT, mode="accumulative") == pytest.approx(1.3)
-    assert score(looked(RAN), looked(RAN), looked(RAN), WRONG, mode="accumulative") == 0.0
+    assert 1.0 + score(call_turn(RAN), call_turn(RAN), call_turn(RAN), RIGHT, mode="accumulative") == pytest.approx(1.3)
+    assert score(call_turn(RAN), call_turn(RAN), call_turn(RAN), WRONG, mode="accumulative") == 0.0
 
 
 def test_what_counts_as_a_call():
-    turns = (looked(RAN, SILENT, RAISED, REFUSED), RIGHT)
+    turns = (call_turn(RAN, SILENT, RAISED, REFUSED), RIGHT)
     by_count = {
         count: score(*turns, mode="accumulative", count=count) for count in ("executed", "succeeded", "informative")
     }
@@ -56,10 +56,10 @@ def test_what_counts_as_a_call():
 
 
 def test_cap_bonus_threshold_and_none():
-    many = (looked(*[RAN] * 9), RIGHT)
+    many = (call_turn(*[RAN] * 9), RIGHT)
     assert score(*many, mode="accumulative") == pytest.approx(0.4)
     assert score(*many, mode="accumulative", cap=2, bonus=0.5) == pytest.approx(1.0)
-    partly = (looked(RAN), turn(think(), answer("red ball")))
+    partly = (call_turn(RAN), turn(think(), answer("red ball")))
     assert score(*partly, mode="accumulative") == 0.0
     assert score(*partly, mode="accumulative", threshold=0.5) == pytest.approx(0.1)
     assert score(*partly, threshold=1.0) == pytest.approx(0.3)
@@ -67,6 +67,6 @@ def test_cap_bonus_threshold_and_none():
 
 
 def test_correctness_is_an_argument():
-    attempt = episode(looked(RAN), RIGHT)
+    attempt = episode(call_turn(RAN), RIGHT)
     assert tool_use(attempt, correct=0.0) == pytest.approx(0.3)
-    assert tool_use(episode(looked(RAN), WRONG), correct=0.5) == pytest.approx(0.8)
+    assert tool_use(episode(call_turn(RAN), WRONG), correct=0.5) == pytest.approx(0.8)

@@ -4,7 +4,7 @@ import pytest
 from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_cases import RAN, answer, call, episode, said, task, text, think, turn
+from reward_cases import RAN, answer, answer_episode, call, episode, task, text, think, turn
 
 from saccade.errors import ConfigError, DataError
 from saccade.rewards.accuracy import Accuracy
@@ -14,8 +14,8 @@ from saccade.rewards.answer_types.open_ended import OpenAnswer
 from saccade.types import AnswerType
 
 
-def opened(body, gold, mode="f1"):
-    return OpenAnswer(mode=mode)(said(body, gold=gold))
+def grade_open(body, gold, mode="f1"):
+    return OpenAnswer(mode=mode)(answer_episode(body, gold=gold))
 
 
 @pytest.mark.parametrize(
@@ -79,25 +79,25 @@ def opened(body, gold, mode="f1"):
     ],
 )
 def test_f1(body, gold, expected):
-    assert opened(body, gold) == pytest.approx(expected)
+    assert grade_open(body, gold) == pytest.approx(expected)
 
 
 def test_exact_mode():
-    assert opened("The red ball.", "red ball", "exact") == 1.0
-    assert opened("ball red", "red ball", "exact") == 0.0
-    assert opened("red or blue", "red", "exact") == 0.0
+    assert grade_open("The red ball.", "red ball", "exact") == 1.0
+    assert grade_open("ball red", "red ball", "exact") == 0.0
+    assert grade_open("red or blue", "red", "exact") == 0.0
 
 
 @settings(deadline=None)
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_f1_is_bounded_and_one_for_the_ground_truth(left, right):
-    value = opened(left, right)
+    value = grade_open(left, right)
     assert 0.0 <= value <= 1.0
-    assert value == 0.0 or opened(left, left) == 1.0
+    assert value == 0.0 or grade_open(left, left) == 1.0
 
 
 def grounded(body, gold=(4.0, 8.0)):
-    return GroundingAnswer()(said(body, gold=gold, kind=AnswerType.GROUNDING))
+    return GroundingAnswer()(answer_episode(body, gold=gold, kind=AnswerType.GROUNDING))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_iou_is_bounded(start, end):
 
 
 def numbered(body, gold, **settings):
-    return NumberAnswer(**settings)(said(body, gold=gold, kind=AnswerType.NUMBER))
+    return NumberAnswer(**settings)(answer_episode(body, gold=gold, kind=AnswerType.NUMBER))
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_signs_thousands_tolerance_and_zero():
 
 def accurate(body, **settings):
     rule = {key: settings.pop(key) for key in ("open_ended", "number") if key in settings}
-    return Accuracy(answer_types=rule)(said(body, **settings))
+    return Accuracy(answer_types=rule)(answer_episode(body, **settings))
 
 
 def test_accuracy_follows_the_answer_type():
@@ -389,7 +389,7 @@ def test_accuracy_follows_the_answer_type():
         ({"answer_types": {"open_ended": {"mode": "f2"}}}, "rewards.accuracy.settings.answer_types.open_ended.mode"),
         ({"answer_types": {"number": {"tolerance": -0.1}}}, "rewards.accuracy.settings.answer_types.number.tolerance"),
         ({"answer_types": {"box": {"unit": 1}}}, "rewards.accuracy.settings.answer_types.box.unit"),
-        ({"answer_types": {"opened": {}}}, "answer_type"),
+        ({"answer_types": {"grade_open": {}}}, "answer_type"),
     ],
 )
 def test_settings_of_judge_and_answer_types_are_checked(settings, key):

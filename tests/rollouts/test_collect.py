@@ -13,7 +13,7 @@ from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.protocols import Context, Done, Environment, Observation
 from saccade.rewards.compose import score_each
 from saccade.rollouts.collect import collect
-from saccade.rollouts.runner import run_episode
+from saccade.rollouts.runner import DEADLINE_ERROR, run_episode
 from saccade.testing import FakeMediaLoader
 from saccade.types import AnswerType, EpisodeStatus, Group, Media, Message, SamplingParams, Score, Task, Ungraded
 from saccade.utils.hashing import derive_seed
@@ -100,7 +100,7 @@ def test_the_budget_of_the_context_holds_where_none_is_drawn(renderer):
 
 
 @pytest.mark.parametrize("error", [EngineError("the engine is gone"), MediaError("the file is gone")])
-def test_a_failure_is_the_episodes_end_not_the_runs(renderer, error):
+def test_a_failure_ends_the_episode_not_the_run(renderer, error):
     async def fail(task, ctx):
         if ctx.seed == derive_seed(3, 0, task.digest, 1):
             raise error
@@ -123,7 +123,7 @@ def test_a_missing_file_ends_its_own_group_alone(renderer):
     assert [member.episode.status for member in bad.episodes] == [EpisodeStatus.ABORTED] * 2
 
 
-def test_what_the_user_must_mend_stops_everything(renderer):
+def test_an_error_of_the_user_stops_everything(renderer):
     cancelled = []
 
     async def fail(task, ctx):
@@ -140,11 +140,17 @@ def test_what_the_user_must_mend_stops_everything(renderer):
     assert cancelled == ["a", "a"]
 
 
-def test_groups_come_in_the_order_of_the_tasks_however_they_finish(renderer):
-    async def wait(task, ctx):
-        await asyncio.sleep(0.03 if task.id == "a" else 0)
+def test_groups_have_the_order_of_the_tasks_however_they_finish(renderer):
+    finished, second_is_done = [], asyncio.Event()
 
-    finished = []
+    async def wait(task, ctx):
+        if task.id == "a":
+            await second_is_done.wait()
+
+    def on_group_done(place, group):
+        finished.append((place, group.task.id))
+        second_is_done.set()
+
     groups = asyncio.run(
         collect(
             [task("a"), task("b")],
@@ -153,7 +159,7 @@ def test_groups_come_in_the_order_of_the_tasks_however_they_finish(renderer):
             group_size=2,
             score_fn=ones,
             frame_budgets=(4, 8),
-            on_group_done=lambda place, group: finished.append((place, group.task.id)),
+            on_group_done=on_group_done,
         )
     )
     assert [group.task.id for group in groups] == ["a", "b"]
@@ -172,11 +178,13 @@ def test_episodes_at_once_are_bounded(renderer, at_once, most):
         running -= 1
 
     tasks = [task(str(n)) for n in range(6)]
-    asyncio.run(collect(tasks, hooked(count), base(renderer), group_size=2, score_fn=ones, max_concurrency=at_once))
+    run_in_virtual_time(
+        collect(tasks, hooked(count), base(renderer), group_size=2, score_fn=ones, max_concurrency=at_once)
+    )
     assert peak == most
 
 
-def test_watchers_are_told_whose_event_it_is(renderer):
+def test_events_name_their_task_and_index(renderer):
     seen = set()
     ctx = base(renderer, on_event=lambda event, data: seen.add((event, data["task"], data["index"])))
     asyncio.run(collect([task("a"), task("b")], each_in(ParallelCrop), ctx, group_size=2, score_fn=ones))
@@ -194,7 +202,7 @@ def test_the_same_run_gives_the_same_groups(renderer):
     assert run() == run()
 
 
-def test_what_can_not_be_graded_is_counted_and_no_member(renderer):
+def test_ungraded_episodes_are_counted_and_no_members(renderer):
     async def unsure(episode):
         await asyncio.sleep(0)
         odd = sum(episode.ledger.segments[0].tokens) % 2
@@ -204,20 +212,20 @@ def test_what_can_not_be_graded_is_counted_and_no_member(renderer):
     groups = asyncio.run(collect(tasks, each_in(quick), base(renderer), group_size=3, score_fn=score_each(unsure)))
     for group in groups:
         episodes = asyncio.run(run_one_group(group.task, quick, base(renderer), group_size=3))
-        lost = [each.group_index for each in group.ungraded]
+        lost = [episode.group_index for episode in group.ungraded]
         assert lost == [i for i in range(3) if sum(episodes[i].ledger.segments[0].tokens) % 2]
-        assert [each.episode.ledger for each in group.ungraded] == [episodes[i].ledger for i in lost]
-        assert [each.episode.ledger for each in group.episodes] == [
+        assert [ungraded.episode.ledger for ungraded in group.ungraded] == [episodes[i].ledger for i in lost]
+        assert [scored.episode.ledger for scored in group.episodes] == [
             episodes[i].ledger for i in range(3) if i not in lost
         ]
-        assert {each.reason for each in group.ungraded} <= {"the judge is away"}
+        assert {ungraded.reason for ungraded in group.ungraded} <= {"the judge is away"}
         assert group.rewards == (1.0,) * len(group.episodes)
     assert {len(group.episodes) for group in groups} >= {1, 2}
     empty = Group(task=tasks[0], episodes=(), ungraded=groups[0].ungraded)
     assert (empty.rewards, empty.solve_rate) == ((), 0.0)
 
 
-def test_attempts_wait_for_their_rewards_together(renderer):
+def test_episodes_are_scored_concurrently(renderer):
     async def slow(episode):
         nonlocal waiting, most
         waiting += 1
@@ -227,7 +235,7 @@ def test_attempts_wait_for_their_rewards_together(renderer):
         return answered(episode)
 
     waiting = most = 0
-    (group,) = asyncio.run(
+    (group,) = run_in_virtual_time(
         collect([task("a")], each_in(quick), base(renderer), group_size=4, score_fn=score_each(slow))
     )
     assert (most, group.rewards) == (4, (1.0,) * 4)
@@ -241,7 +249,7 @@ def test_one_episode_alone(renderer):
 
 
 @pytest.mark.slow
-def test_an_episodes_seconds_begin_when_it_does(renderer):
+def test_the_timeout_of_an_episode_starts_with_it(renderer):
     """Four groups, one after the other: each has its own time, however long it waited for its turn."""
 
     class Slow(Scripted):
@@ -263,8 +271,8 @@ def test_an_episodes_seconds_begin_when_it_does(renderer):
     )
     assert [group.rewards for group in groups] == [(1.0,)] * 4
     late = run_in_virtual_time(run_episode(tasks[0], ParallelCrop, base(renderer, engine, episode_timeout=0.1)))
-    assert (late.status, late.error) == (EpisodeStatus.ABORTED, "the episode's deadline passed before it had ended")
-    assert late.ledger.segments  # the agent's own end: what was said is kept
+    assert (late.status, late.error) == (EpisodeStatus.ABORTED, DEADLINE_ERROR)
+    assert late.ledger.segments  # the environment ends the episode itself and keeps its ledger
 
 
 def test_an_environment_that_hangs_is_ended_at_the_deadline(renderer):
@@ -273,8 +281,7 @@ def test_an_environment_that_hangs_is_ended_at_the_deadline(renderer):
 
     ctx = base(renderer, episode_timeout=0.05, frame_budget=4)
     episode = run_in_virtual_time(run_episode(task("a"), functools.partial(quick, hang), ctx))
-    assert (episode.status, episode.environment) == (EpisodeStatus.ABORTED, "quick")
-    assert "deadline" in episode.error
+    assert (episode.status, episode.environment, episode.error) == (EpisodeStatus.ABORTED, "quick", DEADLINE_ERROR)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), KeyError("media"), ZeroDivisionError("division by zero")])

@@ -16,7 +16,7 @@ CALL = '</think><tool_call>{"name": "crop_video", "arguments": {"start_time": 0,
 
 
 class Held(Scripted):
-    """Calls, then answers; the answers from the third on wait until they are let go."""
+    """Calls, then answers; the answers from the third on wait for `go`."""
 
     def __init__(self, renderer):
         super().__init__(renderer, replies=lambda ledger: ANSWER if self.answers(ledger) else CALL)
@@ -43,7 +43,7 @@ def segment_is_main(ledger):
     return len(ledger.segments) > 1
 
 
-def test_attempts_under_way_begin_anew_with_the_new_weights(renderer):
+def test_unfinished_episodes_restart_with_the_new_weights(renderer):
     async def body():
         engine, renewal, ended = Held(renderer), RestartOnUpdate(), []
 
@@ -56,21 +56,21 @@ def test_attempts_under_way_begin_anew_with_the_new_weights(renderer):
         )
         while engine.late < 4 or len(ended) < 2:
             await asyncio.sleep(0.001)
-        lost = sum(len(said.tokens) for _, said in engine.history)
+        lost = sum(len(completion.tokens) for _, completion in engine.history)
         with renewal.weight_update():
             await engine.sync_weights(None, 1)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # all that can happen before the update ends
             assert engine.cancelled == 2
             count = len(engine.history)
             await asyncio.sleep(0.05)
-            assert len(engine.history) == count, "an attempt was begun before the new weights were there"
+            assert len(engine.history) == count, "an episode was restarted before the new weights were there"
         engine.go.set()
         episodes = await running
         return renewal, episodes, lost
 
-    renewal, episodes, lost = asyncio.run(body())
+    renewal, episodes, lost = run_in_virtual_time(body())
     assert [episode.status for episode in episodes] == [EpisodeStatus.ANSWERED] * 4
-    versions = [{each for each in episode.ledger.versions() if each >= 0} for episode in episodes]
+    versions = [{version for version in episode.ledger.versions() if version >= 0} for episode in episodes]
     assert sorted(map(tuple, versions)) == [(0,), (0,), (1,), (1,)]
     kept = sum(episode.usage.sampled_tokens for episode in episodes if 0 in episode.ledger.versions())
     assert renewal.restart_metrics() == {"episodes/restarted": 2.0, "discarded_tokens": float(lost - kept)}
@@ -78,7 +78,7 @@ def test_attempts_under_way_begin_anew_with_the_new_weights(renderer):
     assert renewal.restart_metrics() == {"episodes/restarted": 0.0, "discarded_tokens": 0.0}
 
 
-def test_an_attempt_that_begins_anew_has_all_of_its_time(renderer):
+def test_a_restarted_episode_has_its_whole_timeout(renderer):
     times = []
 
     async def hang_at_first(task, ctx):
@@ -101,7 +101,7 @@ def test_an_attempt_that_begins_anew_has_all_of_its_time(renderer):
     assert times == [5.0, 5.0]
 
 
-def test_whoever_is_cancelled_while_they_wait_to_begin_is_gone(renderer):
+def test_episodes_cancelled_before_they_begin_leave_no_task(renderer):
     async def body():
         renewal = RestartOnUpdate()
         with renewal.weight_update():
@@ -111,6 +111,6 @@ def test_whoever_is_cancelled_while_they_wait_to_begin_is_gone(renderer):
             await asyncio.sleep(0.01)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            return [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+            return [other for other in asyncio.all_tasks() if other is not asyncio.current_task()]
 
-    assert asyncio.run(body()) == []
+    assert run_in_virtual_time(body()) == []

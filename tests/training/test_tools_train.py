@@ -108,7 +108,7 @@ def test_a_run_records_the_isolation_of_its_code(run):
     isolation = {name: text for name, text in metadata.items() if name.startswith("isolation of ")}
     runs_python = run.recipe.environment.name == "python"
     assert list(isolation) == (["isolation of python, best_effort"] if runs_python else [])
-    assert all("model-written code" in text for text in isolation.values())
+    assert all(isolation.values())
 
 
 def test_an_evaluation_counts_visual_tokens(run):

@@ -50,10 +50,10 @@ def run(tmp_path_factory, tiny_folder):
 def test_benchmark_is_run_reported_and_resumed(run):
     folder, copies = run
     words = ["eval", folder, "--bench", "vstar", "--bench-data", copies, "--allow-incomplete"]
-    said = " ".join(good(*words).split())
-    assert "vstar (strict)" in said
-    assert "errors, counted as wrong 1 the first error " in said
-    assert "can't be read as a picture" in said
+    output = good(*words)
+    assert "vstar (strict)" in output
+    undecodable = list(MAKERS["vstar"]())[2]["image"]
+    assert undecodable in "".join(output.split())
     path = folder / "evaluations" / "vstar.scorecard.json"
     report = json.loads(path.read_text())
     assert (report["num_tasks"], report["errors"], report["primary_metric"]) == (3, 1, "accuracy")
@@ -66,9 +66,9 @@ def test_benchmark_is_run_reported_and_resumed(run):
     assert {key: again[key] for key in again if key != "costs"} == {
         key: report[key] for key in report if key != "costs"
     }
-    assert "Report: " in said
+    assert "benchmarks.html" in "".join(output.split())
     assert "vstar" in (folder / "evaluations" / "benchmarks.html").read_text()
-    assert again["conditions"]["copy"] == "3 of the 191 questions published"
+    assert {"3", "191"} <= {*again["conditions"]["copy"].split()}
 
 
 @pytest.mark.slow
@@ -86,20 +86,19 @@ def test_options_work_with_benchmarks(run):
     ]
     path = folder / "evaluations" / "vstar.jsonl"
     path.unlink(missing_ok=True)
-    said = good(*words, "--limit", 2, "--num-samples", 2, "--seed", 5, "--use-tools", "off")
-    assert "avg@2" in said
-    assert "pass@2" in said
+    output = good(*words, "--limit", 2, "--num-samples", 2, "--seed", 5, "--use-tools", "off")
+    assert "avg@2" in output
+    assert "pass@2" in output
     report = json.loads((folder / "evaluations" / "vstar.scorecard.json").read_text())
     assert (report["num_tasks"], set(report["at_k"])) == (2, {"avg@2", "pass@2"})
     assert (report["full_set"]["num_questions"], report["full_set"]["metrics"].keys()) == (3, report["metrics"].keys())
-    assert "% of all 3, estimated" in " ".join(said.split())
+    assert "% of all 3" in " ".join(output.split())
     page = (folder / "evaluations" / "benchmarks.html").read_text()
-    assert "accuracy, strict, of all 3, estimated" in page
-    assert "% of the 2 evaluated" in page
+    assert "of all 3" in page
+    assert "of the 2" in page
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(record["sample_index"] for record in records) == [0, 0, 1, 1]
     fail(RunError, *words, key=path, value=("seed", "settings"))
-    assert "are alike" not in said
     fail(ConfigError, *words, "--use-tools", "maybe", key="evaluation.use_tools", value="maybe")
     fail(ConfigError, *words, "--limit", -1, key="evaluation.limit", value=-1)
     fail(ConfigError, *words, "--num-samples", 0, key="evaluation.num_samples", value=0)
@@ -142,10 +141,10 @@ def test_options_are_shuffled_unless_a_rule_depends_on_their_order(run):
         "--shuffle-options",
         "--bench",
     ]
-    assert "are alike" not in good(*words, "vstar")
+    good(*words, "vstar")
     tasks = [json.loads(line)["outcome"]["episode"]["task"] for line in path.read_text().splitlines()]
-    assert len({tuple(each["options"]) for each in tasks}) > 1
-    assert {each["options"][ord(each["ground_truth"]) - 65] for each in tasks} == {OPTIONS[2]}
+    assert len({tuple(task["options"]) for task in tasks}) > 1
+    assert {task["options"][ord(task["ground_truth"]) - 65] for task in tasks} == {OPTIONS[2]}
     path.unlink()
     for name in ("hrbench", "mathverse", "dynamath", "tirbench"):
         fail(ConfigError, *words, f"vstar,{name}", key="evaluation.shuffle_options", value=True)
@@ -210,10 +209,10 @@ def test_copy_from_the_hub_with_required_files(run, tmp_path, monkeypatch):
             site.url,
             "evaluation.limit=1",
         ]
-        assert "vstar has 191 questions, this copy has 3" in bad(*words)
+        assert {"191", "3"} <= {*bad(*words).replace(";", " ").replace(",", " ").split()}
         assert "vstar (strict, a limited sample)" in " ".join(good(*words, "--allow-incomplete").split())
-        assert sum("HEAD" in each and each.endswith(".jpg") for each in site.requests) == 1
-        assert "has no dataset MLVU/MVLU" in bad(*words[:3], "mlvu", *words[4:])
+        assert sum("HEAD" in request and request.endswith(".jpg") for request in site.requests) == 1
+        fail(DataError, *words[:3], "mlvu", *words[4:], key="MLVU/MVLU")
 
 
 @pytest.mark.slow
@@ -266,23 +265,23 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     good(*words)
     before = json.loads(path.read_text())
     assert before["judge"] == ""
-    assert before["conditions"]["marked by"].startswith("rules alone; the published metric has a model judge")
+    assert "judge j" not in before["conditions"]["marked by"]
     assert before["undecided"] == 2
     without_judge = [
         "evaluation.judge.url=http://127.0.0.1:9/v1",
         "evaluation.judge.model=j",
         "evaluation.judge.max_retries=0",
     ]
-    said = " ".join(good(*words, *without_judge, f"evaluation.judge.cache_dir={tmp_path / 'none'}").split())
-    assert "on 2 answers (the judge j at http://127.0.0.1:9/v1 can't be reached" in said
+    output = good(*words, *without_judge, f"evaluation.judge.cache_dir={tmp_path / 'none'}")
+    assert "http://127.0.0.1:9/v1" in "".join(output.split())
     with server(lambda number, prompt: "yes") as judge:
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
-        said = good(*words, *given, f"evaluation.judge.cache_dir={tmp_path}")
+        output = good(*words, *given, f"evaluation.judge.cache_dir={tmp_path}")
     after = json.loads(path.read_text())
     assert after["undecided"] == 0
     assert (after["judge"], after["metrics"]) == ("j", before["upper_bounds"])
-    assert "judge mathverse 2/2 accuracy 1.000" in said
-    assert after["conditions"]["marked by"] == ("rules, and the judge j, which extracts and compares undecided answers")
+    assert "mathverse 2/2 accuracy 1.000" in output
+    assert "judge j" in after["conditions"]["marked by"]
     verdicts = folder / "evaluations" / "mathverse.verdicts.jsonl"
     assert len(verdicts.read_text().splitlines()) == before["undecided"]
     # Shards keep verdicts, and merging needs no further requests.

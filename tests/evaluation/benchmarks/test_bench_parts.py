@@ -13,7 +13,7 @@ from saccade.evaluation.subset import Subset
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "stratum", "limit", "each"),
+    ("name", "stratum", "limit", "per_stratum"),
     [
         ("videomme", "duration", 30, 10),
         ("mlvu", "task", 21, 3),
@@ -22,12 +22,12 @@ from saccade.evaluation.subset import Subset
         ("dynamath", "variant", 57, 5),
     ],
 )
-def test_a_benchmark_is_spread_over_its_own_strata(tmp_path, name, stratum, limit, each):
+def test_a_benchmark_is_spread_over_its_own_strata(tmp_path, name, stratum, limit, per_stratum):
     benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
     tasks = benchmark.load_tasks(write_copy(name, tmp_path))
     few = Subset(limit=limit, strata=tuple(benchmark.strata.values()), joint_key=benchmark.joint_key).select(tasks)
     held = Counter(benchmark.strata[stratum](one) for one in few)
-    assert set(held.values()) == {each}
+    assert set(held.values()) == {per_stratum}
     assert set(held) == {benchmark.strata[stratum](one) for one in tasks}
 
 
@@ -36,8 +36,8 @@ def test_problems_stay_whole(tmp_path):
     benchmark = plugins.resolve("evaluation.benchmarks", "wemath", {})()
     tasks = benchmark.load_tasks(write_copy("wemath", tmp_path))
     few = Subset(limit=35, strata=tuple(benchmark.strata.values()), joint_key=benchmark.joint_key).select(tasks)
-    whole = Counter(each.extras["problem"] for each in tasks)
-    held = Counter(each.extras["problem"] for each in few)
+    whole = Counter(task.extras["problem"] for task in tasks)
+    held = Counter(task.extras["problem"] for task in few)
     assert 30 < len(few) <= 35
     assert all(held[problem] == whole[problem] for problem in held)
 

@@ -138,12 +138,12 @@ def test_wrong_number_of_subtitled_videos_raises(tmp_path):
 def test_task_digest_is_independent_of_files(tmp_path):
     rows = list(MAKERS["videomme"]())[:3]
     digests = []
-    for place, video, said in (("a", "data", True), ("b", "data", False), ("c", "", True), ("d", "videos", False)):
+    for place, video, is_listed in (("a", "data", True), ("b", "data", False), ("c", "", True), ("d", "videos", False)):
         folder = write_copy("videomme", tmp_path / place, rows)
         (folder / video).mkdir(exist_ok=True)
         (folder / video / "v1.mp4").write_bytes(b"")
         (folder / "subtitle").mkdir()
-        if said:
+        if is_listed:
             (folder / "subtitle" / "v1.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nhi\n")
         digests.append(
             [task.digest for task in bound("videomme", subtitles=True).load_tasks(folder, allow_incomplete=True)]
@@ -194,7 +194,7 @@ def test_a_count_per_stratum_is_checked(tmp_path):
 
 
 def problem(name, folder):
-    """What is said of a copy, in one sentence; "" where it is fine."""
+    """Return the problem of a copy in one sentence; "" where it is fine."""
     try:
         bound(name).load_tasks(folder, allow_incomplete=True)
     except DataError as error:
@@ -279,8 +279,8 @@ def test_mlvu_takes_the_last_of_equal_options(tmp_path):
     row = {**next(iter(MAKERS["mlvu"]())), "candidates": ["3", "2", "3", "1"], "answer": "3"}
     tasks = bound("mlvu").load_tasks(write_copy("mlvu", tmp_path, [row, {**row, "answer": "9"}]), allow_incomplete=True)
     assert [task.ground_truth for task in tasks] == ["C", ""]
-    said = {task.id: Answer(text="C") for task in tasks}
-    assert [each.value for each in grade(bound("mlvu"), tasks, said)] == [1, 0]
+    answers = {task.id: Answer(text="C") for task in tasks}
+    assert [graded.value for graded in grade(bound("mlvu"), tasks, answers)] == [1, 0]
 
 
 def test_dynamath_reads_its_variant_from_the_folder(tmp_path):

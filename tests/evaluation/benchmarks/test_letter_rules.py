@@ -87,7 +87,7 @@ STRICT_VALUES = {
     "hrbench": {
         "another letter": (0, "B"),
         "lower case": (None, "only capitals are option letters"),
-        "other capitals": (None, "A and C are both among the words, and nothing else is said"),
+        "other capitals": (None, "A and C are both among the words, and no other words follow"),
         "range in words": (None, "no letter"),
         "percentage": (None, "no letter"),
         "unicode minus": (None, "no letter"),
@@ -222,7 +222,7 @@ def test_missing_answer_is_an_error(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "expected", "why"),
+    ("reply", "expected", "why"),
     [
         ("A) or C)", 0, "the character before the first bracket is A"),
         ("C) a green hat", 1, "the character before the first bracket"),
@@ -230,13 +230,13 @@ def test_missing_answer_is_an_error(name, tmp_path):
         (")", None, "nothing stands before the bracket"),
     ],
 )
-def test_mlvu_reads_before_the_first_bracket(said, expected, why, tmp_path):
-    assert value(*choice_task("mlvu", tmp_path), said, "strict") == expected, why
+def test_mlvu_reads_before_the_first_bracket(reply, expected, why, tmp_path):
+    assert value(*choice_task("mlvu", tmp_path), reply, "strict") == expected, why
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "expected", "why"),
+    ("reply", "expected", "why"),
     [
         ("<Thought process>: <<A car>> <Answer>: <<C>>", 1, "the form that is asked for"),
         ("Answer: B. Answer: C", 1, "the last Answer"),
@@ -244,12 +244,12 @@ def test_mlvu_reads_before_the_first_bracket(said, expected, why, tmp_path):
         ("the answer is C", None, "no capital Answer"),
     ],
 )
-def test_wemath_reads_after_the_last_answer(said, expected, why, tmp_path):
-    assert value(*choice_task("wemath", tmp_path), said, "strict") == expected, why
+def test_wemath_reads_after_the_last_answer(reply, expected, why, tmp_path):
+    assert value(*choice_task("wemath", tmp_path), reply, "strict") == expected, why
 
 
 @pytest.mark.parametrize(
-    ("said", "expected", "why"),
+    ("reply", "expected", "why"),
     [
         ("C is right since the light falls on it", None, "the letter is not among the last four words"),
         ("The correct answer is C since B is dark and A is far away", 1, "what follows 'answer is'"),
@@ -257,8 +257,8 @@ def test_wemath_reads_after_the_last_answer(said, expected, why, tmp_path):
         ("x" * 90 + " a green hat", None, "the response is longer than twice the options"),
     ],
 )
-def test_hrbench_matches_words(said, expected, why, tmp_path):
-    assert value(*choice_task("hrbench", tmp_path), said, "strict") == expected, why
+def test_hrbench_matches_words(reply, expected, why, tmp_path):
+    assert value(*choice_task("hrbench", tmp_path), reply, "strict") == expected, why
 
 
 def test_longvideobench_random_fallback(tmp_path):
@@ -273,6 +273,6 @@ def test_mmvu_answer_without_a_letter_is_undecided(tmp_path):
     benchmark, task = choice_task("mmvu", tmp_path)
     (result,) = grade(benchmark, [task], {task.id: Answer(text="the hat, I suppose")})
     assert result.grade.value is None
-    said = [JudgeVerdict(task_id=task.id, answer="the hat, I suppose", value=1.0)]
-    (result,) = apply_verdicts_to_answers([result], said, benchmark.grade_strict)
+    verdicts = [JudgeVerdict(task_id=task.id, answer="the hat, I suppose", value=1.0)]
+    (result,) = apply_verdicts_to_answers([result], verdicts, benchmark.grade_strict)
     assert result.grade.value == 1.0

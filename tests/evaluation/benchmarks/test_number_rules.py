@@ -58,7 +58,7 @@ SPANS = [
     ("percentage", "24.3%", UNREAD, UNREAD, "one number"),
     ("number word", "from three to five seconds", UNREAD, UNREAD, "no digits"),
     ("refusal", "I can't determine the time.", UNREAD, UNREAD, "no number"),
-    ("empty", "", "an error", "an error", "nothing was said"),
+    ("empty", "", "an error", "an error", "an empty reply"),
     ("very long", LONG + "24.3 - 30.4", 1, 1, "the range is found whatever stands before"),
     ("two answers", "24.3 - 30.4 or 40 - 50", 1, 1, "the first span counts"),
     ("other language", "事件发生在 24.3 - 30.4 秒", 1, 1, "digits and a hyphen"),
@@ -67,11 +67,11 @@ SPANS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "said", "strict", "lenient", "why"), SPANS, ids=[each[0] for each in SPANS])
-def test_charades(kind, said, strict, lenient, why, tmp_path):
+@pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), SPANS, ids=[span[0] for span in SPANS])
+def test_charades(kind, reply, strict, lenient, why, tmp_path):
     row = first("charades_sta")
-    assert marked("charades_sta", tmp_path, said, "strict", row) == strict, why
-    assert marked("charades_sta", tmp_path, said, "lenient", row) == lenient
+    assert marked("charades_sta", tmp_path, reply, "strict", row) == strict, why
+    assert marked("charades_sta", tmp_path, reply, "lenient", row) == lenient
 
 
 # The right number is 4, so 4.2 is 5 % off.
@@ -98,7 +98,7 @@ NUMBERS = [
     ("number word", "four", UNREAD, 1, "float() knows digits alone"),
     ("thousands", "1,200", UNREAD, 0, "float() doesn't know it"),
     ("refusal", "I cannot tell.", UNREAD, UNREAD, "the first word is I"),
-    ("empty", "", "an error", "an error", "nothing was said"),
+    ("empty", "", "an error", "an error", "an empty reply"),
     ("very long", LONG + "4", UNREAD, 1, "the first word is We"),
     ("two answers", "3 or 4", 0.6, 1, "the first word; 3 is 25 % off"),
     ("other language", "共有4把椅子", UNREAD, UNREAD, "the first word is the whole text"),
@@ -107,16 +107,16 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "said", "strict", "lenient", "why"), NUMBERS, ids=[each[0] for each in NUMBERS])
-def test_vsibench(kind, said, strict, lenient, why, tmp_path):
+@pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), NUMBERS, ids=[number[0] for number in NUMBERS])
+def test_vsibench(kind, reply, strict, lenient, why, tmp_path):
     row = first("vsibench", question_type="object_counting")
-    assert marked("vsibench", tmp_path, said, "strict", row) == strict, why
-    assert marked("vsibench", tmp_path, said, "lenient", row) == lenient
+    assert marked("vsibench", tmp_path, reply, "strict", row) == strict, why
+    assert marked("vsibench", tmp_path, reply, "lenient", row) == lenient
 
 
 def test_ground_truth_of_zero(tmp_path):
     row = {**first("vsibench", question_type="object_counting"), "ground_truth": "0"}
-    assert [marked("vsibench", tmp_path, said, "strict", row) for said in ("0", "1")] == [1, 0]
+    assert [marked("vsibench", tmp_path, reply, "strict", row) for reply in ("0", "1")] == [1, 0]
 
 
 # (ground truth, kind, answer, strict, lenient, why)
@@ -140,7 +140,7 @@ FORMULAS = [
     ("27", "number word", "twenty-seven", 0, 0, "words are no numbers"),
     ("-27", "unicode minus", "\u221227", 0, 1, "the parser knows the ASCII minus alone"),
     ("27", "refusal", "I can't say.", 0, 0, "no value"),
-    ("27", "empty", "", "an error", "an error", "nothing was said"),
+    ("27", "empty", "", "an error", "an error", "an empty reply"),
     ("27", "very long", LONG + "The answer is 27.", 1, 1, "what follows the last 'is'"),
     ("27", "two answers", "26 or 27", 0, 0, "neither"),
     ("27", "other language", "答案是 27", 0, 1, "not one of the phrases"),
@@ -155,18 +155,18 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(
-    ("gold", "kind", "said", "strict", "lenient", "why"), FORMULAS, ids=[each[1] for each in FORMULAS]
+    ("gold", "kind", "reply", "strict", "lenient", "why"), FORMULAS, ids=[formula[1] for formula in FORMULAS]
 )
-def test_mathvision(gold, kind, said, strict, lenient, why, tmp_path):
+def test_mathvision(gold, kind, reply, strict, lenient, why, tmp_path):
     row = {**first("mathvision", answer="27"), "answer": gold}
-    assert marked("mathvision", tmp_path, said, "strict", row) == strict, why
-    assert marked("mathvision", tmp_path, said, "lenient", row) == lenient
+    assert marked("mathvision", tmp_path, reply, "strict", row) == strict, why
+    assert marked("mathvision", tmp_path, reply, "lenient", row) == lenient
 
 
 def test_formulas_are_never_executed(tmp_path):
     row = first("mathvision", answer="27")
-    for said in ("9^{9^{9^9}}", "__import__('os').getpid()", "(" * 5000, r"\frac{" * 150, "10!!!!!!", "1/0"):
-        assert marked("mathvision", tmp_path, said, "strict", row) == 0
+    for reply in ("9^{9^{9^9}}", "__import__('os').getpid()", "(" * 5000, r"\frac{" * 150, "10!!!!!!", "1/0"):
+        assert marked("mathvision", tmp_path, reply, "strict", row) == 0
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ OPENS = [
     ("denial", "not a dolly zoom", OPEN, OPEN, "only a judge reads denials"),
     ("two answers", "pan or dolly zoom", OPEN, OPEN, "only a judge weighs two"),
     ("refusal", "I can't tell", OPEN, OPEN, "even a refusal is the judge's to see"),
-    ("empty", "", "an error", "an error", "nothing was said"),
+    ("empty", "", "an error", "an error", "an empty reply"),
     ("very long", LONG + "Dolly Zoom", OPEN, 1, "a judge"),
     ("other language", "希区柯克变焦", OPEN, OPEN, "a judge"),
     ("mm:ss", "00:12", OPEN, OPEN, "a judge"),
@@ -216,15 +216,15 @@ OPENS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "said", "strict", "lenient", "why"), OPENS, ids=[each[0] for each in OPENS])
-def test_mmvu_open(kind, said, strict, lenient, why, tmp_path):
+@pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), OPENS, ids=[case[0] for case in OPENS])
+def test_mmvu_open(kind, reply, strict, lenient, why, tmp_path):
     row = first("mmvu", question_type="open-ended")
-    assert marked("mmvu", tmp_path, said, "strict", row) == strict, why
-    assert marked("mmvu", tmp_path, said, "lenient", row) == lenient
+    assert marked("mmvu", tmp_path, reply, "strict", row) == strict, why
+    assert marked("mmvu", tmp_path, reply, "lenient", row) == lenient
 
 
 @pytest.mark.parametrize(
-    ("gold", "said", "lenient"),
+    ("gold", "reply", "lenient"),
     [
         ("84 g/mol", "about 84.0 g/mol", 1),
         ("84 g/mol", "-84 g/mol", OPEN),
@@ -234,9 +234,9 @@ def test_mmvu_open(kind, said, strict, lenient, why, tmp_path):
         ("O(n^2)", "it is O(n²)", 1),
     ],
 )
-def test_mmvu_numbers_keep_sign_and_unit(gold, said, lenient, tmp_path):
+def test_mmvu_numbers_keep_sign_and_unit(gold, reply, lenient, tmp_path):
     row = {**first("mmvu", question_type="open-ended"), "answer": gold}
-    assert marked("mmvu", tmp_path, said, "lenient", row) == lenient
+    assert marked("mmvu", tmp_path, reply, "lenient", row) == lenient
 
 
 VERSES = [
@@ -254,18 +254,18 @@ VERSES = [
     ("unicode minus", "\u221214", OPEN, OPEN, "the judge"),
     ("number word", "fourteen", OPEN, OPEN, "the judge"),
     ("refusal", "I cannot say", OPEN, OPEN, "the judge"),
-    ("empty", "", "an error", "an error", "nothing was said"),
+    ("empty", "", "an error", "an error", "an empty reply"),
     ("very long", LONG + "The answer is 14", OPEN, 1, "the judge"),
     ("two answers", "13 or 14", OPEN, OPEN, "the judge"),
     ("other language", "答案是14", OPEN, 1, "the judge"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "said", "strict", "lenient", "why"), VERSES, ids=[each[0] for each in VERSES])
-def test_mathverse(kind, said, strict, lenient, why, tmp_path):
+@pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), VERSES, ids=[verse[0] for verse in VERSES])
+def test_mathverse(kind, reply, strict, lenient, why, tmp_path):
     row = first("mathverse", answer="14")
-    assert marked("mathverse", tmp_path, said, "strict", row) == strict, why
-    assert marked("mathverse", tmp_path, said, "lenient", row) == lenient
+    assert marked("mathverse", tmp_path, reply, "strict", row) == strict, why
+    assert marked("mathverse", tmp_path, reply, "lenient", row) == lenient
 
 
 def short(answer):
@@ -288,7 +288,7 @@ DYNAMIC = [
     ("float", "tag unclosed", "<answer>" + short('"3.8971"'), 1, 1, "the tag is resolved first"),
     ("float", "torn JSON", '{"short answer": "3.8971"', UNREAD, 0, "no JSON"),
     ("float", "refusal", "I can't.", UNREAD, 0, "no JSON"),
-    ("float", "empty", "", "an error", "an error", "nothing was said"),
+    ("float", "empty", "", "an error", "an error", "an empty reply"),
     ("float", "very long", short('"' + "1" * 300 + '"'), 0, 0, "far off"),
     ("multiple choice", "JSON", short('"C"'), 1, 1, "one character, equal"),
     ("multiple choice", "parentheses", short('"(C)"'), 1, 1, "among the first three characters"),
@@ -309,12 +309,12 @@ DYNAMIC = [
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "said", "strict", "lenient", "why"), DYNAMIC, ids=[f"{a[0]} {a[1]}" for a in DYNAMIC]
+    ("form", "kind", "reply", "strict", "lenient", "why"), DYNAMIC, ids=[f"{a[0]} {a[1]}" for a in DYNAMIC]
 )
-def test_dynamath(form, kind, said, strict, lenient, why, tmp_path):
+def test_dynamath(form, kind, reply, strict, lenient, why, tmp_path):
     row = next(row for row in MAKERS["dynamath"]() if row["row"]["answer_type"] == form)
-    assert marked("dynamath", tmp_path, said, "strict", row) == strict, why
-    assert marked("dynamath", tmp_path, said, "lenient", row) == lenient
+    assert marked("dynamath", tmp_path, reply, "strict", row) == strict, why
+    assert marked("dynamath", tmp_path, reply, "lenient", row) == lenient
 
 
 # (row, kind, answer, strict, lenient, why)
@@ -366,16 +366,16 @@ TIR = [
     (tir("jigsaw"), "half", "4 3 1 2", 0.5, 0.5, "two of four places"),
     (tir("jigsaw"), "nested", "[[4, 3], [2, 1]]", UNREAD, UNREAD, "brackets break the run"),
     (tir("jigsaw"), "too many", "4 3 2 1 0", UNREAD, UNREAD, "five numbers, not four"),
-    (tir("jigsaw"), "empty", "", "an error", "an error", "nothing was said"),
+    (tir("jigsaw"), "empty", "", "an error", "an error", "an empty reply"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("row", "kind", "said", "strict", "lenient", "why"), TIR, ids=[f"{a[0]['task']} {a[1]}" for a in TIR]
+    ("row", "kind", "reply", "strict", "lenient", "why"), TIR, ids=[f"{a[0]['task']} {a[1]}" for a in TIR]
 )
-def test_tirbench(row, kind, said, strict, lenient, why, tmp_path):
-    assert marked("tirbench", tmp_path, said, "strict", row) == strict, why
-    assert marked("tirbench", tmp_path, said, "lenient", row) == lenient
+def test_tirbench(row, kind, reply, strict, lenient, why, tmp_path):
+    assert marked("tirbench", tmp_path, reply, "strict", row) == strict, why
+    assert marked("tirbench", tmp_path, reply, "lenient", row) == lenient
 
 
 TABLES = {

@@ -16,8 +16,8 @@ def tasks_of(name, folder, rows=None, **settings):
     return benchmark, benchmark.load_tasks(write_copy(name, folder, rows), allow_incomplete=rows is not None)
 
 
-def reported(benchmark, tasks, says, extractor="strict"):
-    answers = {task.id: said if isinstance(said := says(task), Answer) else Answer(text=said) for task in tasks}
+def report_replies(benchmark, tasks, get_reply, extractor="strict"):
+    answers = {task.id: reply if isinstance(reply := get_reply(task), Answer) else Answer(text=reply) for task in tasks}
     return build_plain_scorecard(benchmark, grade(benchmark, tasks, answers, scoring=extractor), scoring=extractor)
 
 
@@ -26,12 +26,12 @@ def test_failures_stay_in_the_denominator(tmp_path):
     broken = {task.id for task in tasks[:300]}
     unread = {task.id for task in tasks[300:600]}
 
-    def says(task):
+    def get_reply(task):
         if task.id in broken:
             return Answer(text="C", error="the video can't be decoded: C")
         return "no idea" if task.id in unread else "C"
 
-    found = reported(benchmark, tasks, says)
+    found = report_replies(benchmark, tasks, get_reply)
     assert (found.num_tasks, found.errors, found.unparsed, found.undecided) == (2700, 300, 300, 0)
     assert found.score == pytest.approx(100 * 2100 / 2700)
     assert found.metrics["accuracy_of_answered"] == 100  # as the published script has it
@@ -50,7 +50,7 @@ def test_a_report_needs_results(tmp_path):
 
 def test_lvbench_counts_a_question_in_each_capability(tmp_path):
     benchmark, tasks = tasks_of("lvbench", tmp_path)
-    found = reported(benchmark, tasks, lambda task: "C" if "Sum" in task.extras["capabilities"] else "A")
+    found = report_replies(benchmark, tasks, lambda task: "C" if "Sum" in task.extras["capabilities"] else "A")
     assert sum(cell.n for cell in found.strata["capability"].values()) == 2094
     assert found.strata["capability"]["Sum"].value == 100
     assert found.score == pytest.approx(100 * 58 / 1549)
@@ -58,7 +58,7 @@ def test_lvbench_counts_a_question_in_each_capability(tmp_path):
 
 def test_mlvu_averages_tasks(tmp_path):
     benchmark, tasks = tasks_of("mlvu", tmp_path)
-    found = reported(benchmark, tasks, lambda task: "C" if task.extras["task"] == "plotQA" else "A")
+    found = report_replies(benchmark, tasks, lambda task: "C" if task.extras["task"] == "plotQA" else "A")
     assert found.score == pytest.approx(100 / 7)
     assert found.metrics["accuracy"] == pytest.approx(100 * 539 / 2175)
 
@@ -67,27 +67,27 @@ def test_charades_recall_is_at_least_the_threshold(tmp_path):
     row = {"line": "V 0.0 10.0##a person sits."}
     benchmark, tasks = tasks_of("charades_sta", tmp_path, [row] * 4)
     spans = dict(zip((task.id for task in tasks), ("0 - 3", "0 - 5", "0 - 7", "20 - 30"), strict=True))
-    found = reported(benchmark, tasks, lambda task: spans[task.id])
+    found = report_replies(benchmark, tasks, lambda task: spans[task.id])
     assert found.metrics == pytest.approx({"r1@0.3": 75, "r1@0.5": 50, "r1@0.7": 25, "miou": 37.5})
 
 
 def test_vsibench_averages_levels_first(tmp_path):
     benchmark, tasks = tasks_of("vsibench", tmp_path)
     easy = "object_rel_direction_easy"
-    found = reported(benchmark, tasks, lambda task: "C" if task.extras["question_type"] == easy else "none")
+    found = report_replies(benchmark, tasks, lambda task: "C" if task.extras["question_type"] == easy else "none")
     assert found.metrics["object_rel_direction"] == pytest.approx(100 / 3)
     assert found.score == pytest.approx(100 / 3 / 8)
     assert list(found.metrics)[1:3] == ["object_counting", "object_abs_distance"]
     only = [row for row in MAKERS["vsibench"]() if row["question_type"] == easy]
     benchmark, tasks = tasks_of("vsibench", tmp_path / "easy", only)
-    assert reported(benchmark, tasks, lambda task: "C").score == 100
+    assert report_replies(benchmark, tasks, lambda task: "C").score == 100
 
 
 def test_hrbench_averages_rotations(tmp_path):
     benchmark, tasks = tasks_of("hrbench", tmp_path)
-    found = reported(benchmark, tasks, lambda task: "A" if task.extras["rotation"] == "0" else task.ground_truth)
+    found = report_replies(benchmark, tasks, lambda task: "A" if task.extras["rotation"] == "0" else task.ground_truth)
     assert found.metrics == pytest.approx({"average": 75, "fsp": 75, "fcp": 75, "mean_of_rows": 75})
-    found = reported(
+    found = report_replies(
         benchmark, tasks, lambda task: task.ground_truth if task.extras["category"] == "single" else "none"
     )
     assert found.metrics == pytest.approx({"average": 50, "fsp": 100, "fcp": 0, "mean_of_rows": 50})
@@ -98,19 +98,19 @@ def test_hrbench_averages_rotations(tmp_path):
 def test_undecided_answers_bound_the_score(name, tmp_path):
     benchmark, tasks = tasks_of(name, tmp_path)
     undecided = [task for task in tasks if task.ground_truth in ("Dolly Zoom", "14")]
-    found = reported(benchmark, tasks, lambda task: task.ground_truth if task not in undecided else "hm")
+    found = report_replies(benchmark, tasks, lambda task: task.ground_truth if task not in undecided else "hm")
     assert found.undecided == len(undecided)
     assert found.score == pytest.approx(100 * (1 - len(undecided) / len(tasks)))
     assert found.upper_bounds[found.primary_metric] == 100
     answers = {task.id: Answer(text=str(task.ground_truth) if task not in undecided else "hm") for task in tasks}
-    verdicts = {task.id: float(at % 2) for at, task in enumerate(undecided)}
-    said = [JudgeVerdict(task_id=name, answer="hm", value=value) for name, value in verdicts.items()]
+    values = {task.id: float(at % 2) for at, task in enumerate(undecided)}
+    verdicts = [JudgeVerdict(task_id=name, answer="hm", value=value) for name, value in values.items()]
     found = build_plain_scorecard(
-        benchmark, apply_verdicts_to_answers(grade(benchmark, tasks, answers), said, benchmark.grade_strict)
+        benchmark, apply_verdicts_to_answers(grade(benchmark, tasks, answers), verdicts, benchmark.grade_strict)
     )
     assert found.undecided == 0
     assert found.metrics == found.upper_bounds
-    right = len(tasks) - len(undecided) + sum(verdicts.values())
+    right = len(tasks) - len(undecided) + sum(values.values())
     assert found.score == pytest.approx(100 * right / len(tasks))
 
 
@@ -136,7 +136,7 @@ def test_wemath_four_dimensions(tmp_path):
             rows[-1] |= {"option": "A. a;B. b", "answer": "B", "image_path": "1.png"}
             right[f"{problem}-{count}steps_{part}"] = value
     benchmark, tasks = tasks_of("wemath", tmp_path, rows)
-    found = reported(benchmark, tasks, lambda task: "B" if right[task.id] else "A").metrics
+    found = report_replies(benchmark, tasks, lambda task: "B" if right[task.id] else "A").metrics
     # of 8: IK 2, IG 2; strict CM 1, RM 3; loose CM 3, RM 1
     assert found["insufficient_knowledge"] == 25
     assert found["inadequate_generalization"] == 25
@@ -152,17 +152,17 @@ def test_wemath_four_dimensions(tmp_path):
 def test_dynamath_worst_case_is_over_seeds(tmp_path):
     benchmark, tasks = tasks_of("dynamath", tmp_path)
 
-    def says(task):  # variant 3 of all but the first 100 seeds is wrong
+    def get_reply(task):  # variant 3 of all but the first 100 seeds is wrong
         wrong = task.extras["variant"] == "3" and int(task.extras["seed"]) > 100
         return '{"short answer": "no"}' if wrong else f'{{"short answer": "{task.ground_truth}"}}'
 
-    found = reported(benchmark, tasks, says)
+    found = report_replies(benchmark, tasks, get_reply)
     assert found.metrics["average"] == pytest.approx(100 * (5010 - 401) / 5010)
     assert found.metrics["worst_case"] == pytest.approx(100 * 100 / 501)
 
 
 def test_tirbench_averages_samples(tmp_path):
     benchmark, tasks = tasks_of("tirbench", tmp_path)
-    found = reported(benchmark, tasks, lambda task: "4 3 1 2" if task.extras["task"] == "jigsaw" else "?")
+    found = report_replies(benchmark, tasks, lambda task: "4 3 1 2" if task.extras["task"] == "jigsaw" else "?")
     assert found.strata["task"]["jigsaw"].value == 50
     assert found.strata["task"]["ocr"].value == 0

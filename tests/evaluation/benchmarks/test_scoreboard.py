@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from test_scorecard import NASTY, attempt, card_of, results_file, some
+from test_scorecard import NASTY, build_scored, card_of, results_file, some
 
 from saccade.evaluation.benchmark_result import read_scorecards, write_scorecard
 from saccade.metrics.tables import escape_markdown
@@ -37,14 +37,14 @@ def run(tmp_path_factory):
         benchmark, tasks = some(name, folder / "copies" / name, 24)
         usage = Usage(prompt_tokens=900 + at * 20_000, sampled_tokens=50, visual_tokens=800 + at * 19_000, seconds=2.0)
         scored = [
-            attempt(task, str(task.ground_truth) if i % 4 else "no", calls=1, usage=usage)
+            build_scored(task, str(task.ground_truth) if i % 4 else "no", calls=1, usage=usage)
             for i, task in enumerate(tasks)
         ]
         write_scorecard(
             results_file(folder, name), card_of(benchmark, scored, conditions={"temperature": "0.7", NASTY: NASTY})
         )
     nasty = [
-        attempt(
+        build_scored(
             hostile(task),
             NASTY,
             end=EpisodeStatus.ABORTED if i % 2 else EpisodeStatus.ANSWERED,
@@ -112,9 +112,9 @@ def test_report_contents_in_all_formats(run):
     assert low < score < high
     assert card["costs"]["visual_tokens"] == 800
     page, text = ((place / f"benchmarks.{end}").read_text(encoding="utf-8") for end in ("html", "md"))
-    for said in (f"{score:.2f}", f"{low:.2f}, {high:.2f}", "ParaVT-8B", "62.1", "errors", "unparsed", "text tokens"):
-        assert said in page, said
-        assert said in text, said
+    for value in (f"{score:.2f}", f"{low:.2f}, {high:.2f}", "ParaVT-8B", "62.1", "errors", "unparsed", "text tokens"):
+        assert value in page, value
+        assert value in text, value
     assert "<svg" in page
     assert (place / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
     assert "| temperature | 0.7 |" in text
@@ -125,16 +125,16 @@ def test_report_contents_in_all_formats(run):
 @pytest.mark.slow
 def test_report_shows_samples_judge_and_errors(tmp_path):
     benchmark, tasks = some("vstar", tmp_path / "copy", 6)
-    scored = [attempt(task, "A") for task in tasks]
-    scored += [attempt(task, "", end=EpisodeStatus.ABORTED, error="the <disk> is gone") for task in tasks]
+    scored = [build_scored(task, "A") for task in tasks]
+    scored += [build_scored(task, "", end=EpisodeStatus.ABORTED, error="the <disk> is gone") for task in tasks]
     card = card_of(benchmark, scored, judge="a <judge>")
     assert card.at_k.keys() == {"avg@2", "pass@2"}
     write_scorecard(results_file(tmp_path, "vstar, twice"), card)
     page = write_benchmark_report(tmp_path).read_text(encoding="utf-8")
     text = (tmp_path / "evaluations" / "benchmarks.md").read_text(encoding="utf-8")
     for whole in (page, text):
-        for said in (*card.at_k, f"{card.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
-            assert said in whole, said
+        for value in (*card.at_k, f"{card.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
+            assert value in whole, value
     own = build_evaluation_tables("vstar, twice", card, {})
     assert dict(own[1].rows)["answers"] == "12"
     assert dict(own[1].rows)["errors, counted as wrong"] == "6"
@@ -161,10 +161,10 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_header(run):
 
 @pytest.mark.parametrize("text", [NASTY, "a|b", "[x](javascript:alert(1))", "![x](http://x)", "line\nline", "\\|"])
 def test_text_in_markdown_is_inert(text):
-    said = escape_markdown(text)
-    assert "\n" not in said
-    assert "<" not in said
-    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*\[\]]", said)
+    escaped = escape_markdown(text)
+    assert "\n" not in escaped
+    assert "<" not in escaped
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*\[\]]", escaped)
 
 
 @pytest.mark.slow
@@ -173,10 +173,10 @@ def test_reference_scores_name_existing_metrics(tmp_path):
     for at, (name, settings) in enumerate(VARIANTS):
         benchmark, tasks = some(name, tmp_path / str(at), 30, **settings)
         found = get_reference_scores(benchmark.name)
-        metrics = card_of(benchmark, [attempt(task, "x") for task in tasks[:3]]).metrics
-        assert {each.metric for each in found} <= metrics.keys()
-        assert all(0 < each.value < 100 and "arXiv" in each.source for each in found)
-        assert len({(each.metric, each.model) for each in found}) == len(found)
+        metrics = card_of(benchmark, [build_scored(task, "x") for task in tasks[:3]]).metrics
+        assert {reference.metric for reference in found} <= metrics.keys()
+        assert all(0 < reference.value < 100 and "arXiv" in reference.source for reference in found)
+        assert len({(reference.metric, reference.model) for reference in found}) == len(found)
         known += len(found)
     assert known == len(json.loads(REFERENCE_SCORES_FILE.read_text())["values"])
 

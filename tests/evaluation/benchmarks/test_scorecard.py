@@ -65,11 +65,11 @@ def results_file(folder, name):
     return folder / "evaluations" / f"{name}.jsonl"
 
 
-def attempt(task, said, *, calls=0, end=EpisodeStatus.ANSWERED, error=None, usage=None):
+def build_scored(task, reply, *, calls=0, end=EpisodeStatus.ANSWERED, error=None, usage=None):
     """Return a scored episode that answers after a turn of calls, if any."""
     call = Call(name="crop_video", arguments={}, call_format=CallFormat.NATIVE)
     look = Reply(text="", blocks=(Block(kind=BlockKind.CALL, body="", is_closed=True, call=call),) * calls)
-    last = Reply(text=said, blocks=(Block(kind=BlockKind.TEXT, body=said, is_closed=True),))
+    last = Reply(text=reply, blocks=(Block(kind=BlockKind.TEXT, body=reply, is_closed=True),))
     turns = tuple(Turn(reply=reply) for reply in ([look, last] if calls else [last]))
     episode = Episode(task=task, environment="parallel", ledger=Ledger(), turns=turns, status=end, error=error)
     return ScoredEpisode(episode=replace(episode, usage=usage or Usage()), score=Score(value=0.0, parts={}))
@@ -87,7 +87,7 @@ def test_interval_of_a_mean_equals_bootstrap_mean():
     draw = random.Random(0)
     results = [question(str(i), float(draw.random() < 0.4)) for i in range(60)]
     units = [f"v{i // 3:02}" for i in range(60)]
-    plain = bootstrap_mean([100 * each.value for each in results], units, num_resamples=NUM_RESAMPLES)
+    plain = bootstrap_mean([100 * result.value for result in results], units, num_resamples=NUM_RESAMPLES)
     assert compute_intervals(results, units, compute_accuracy)["accuracy"] == pytest.approx((plain.low, plain.high))
 
 
@@ -98,7 +98,7 @@ def test_questions_of_one_video_form_one_cluster():
     units = [f"v{i // 3:02}" for i in range(60)]
     wide = compute_intervals(alone, [f"v{i:02}" for i in range(20)], compute_accuracy)
     assert compute_intervals(thrice, units, compute_accuracy) == wide
-    low, high = compute_intervals(thrice, [each.task.id for each in thrice], compute_accuracy)["accuracy"]
+    low, high = compute_intervals(thrice, [graded.task.id for graded in thrice], compute_accuracy)["accuracy"]
     assert wide["accuracy"][0] < low
     assert high < wide["accuracy"][1]
 
@@ -112,11 +112,11 @@ def test_cluster_drawn_twice_counts_twice(name, metric, rows, tmp_path):
     chosen = sorted({benchmark.cluster_key(task) for task in tasks})[:3]
     tasks = [task for task in tasks if benchmark.cluster_key(task) in chosen]
     # One of three problems is all wrong, so the metric is a multiple of a third in every resample.
-    said = {
+    answers = {
         task.id: Answer(text="no" if benchmark.cluster_key(task) == chosen[0] else str(task.ground_truth))
         for task in tasks
     }
-    results = grade(benchmark, tasks, said, scoring="lenient")
+    results = grade(benchmark, tasks, answers, scoring="lenient")
     seen = set()
 
     def watched(sample):
@@ -124,7 +124,7 @@ def test_cluster_drawn_twice_counts_twice(name, metric, rows, tmp_path):
         seen.add(round(found[metric], 6))
         return found
 
-    assert compute_intervals(results, [benchmark.cluster_key(each.task) for each in results], watched)[metric] == (
+    assert compute_intervals(results, [benchmark.cluster_key(result.task) for result in results], watched)[metric] == (
         0,
         100,
     )
@@ -133,18 +133,18 @@ def test_cluster_drawn_twice_counts_twice(name, metric, rows, tmp_path):
 
 def test_rare_metric_skips_resamples_without_it():
     def statistic(sample):
-        b = [100 * each.value for each in sample if each.task.id.startswith("b")]
+        b = [100 * graded.value for graded in sample if graded.task.id.startswith("b")]
         return {**compute_accuracy(sample), **({"b": sum(b) / len(b)} if b else {})}
 
     results = [*(question(f"a{i}", 0.0) for i in range(9)), question("b", 1.0)]
-    found = compute_intervals(results, [each.task.id for each in results], statistic)
+    found = compute_intervals(results, [result.task.id for result in results], statistic)
     assert found["b"] == (100, 100)
     assert found["accuracy"][0] == 0 < found["accuracy"][1]
 
 
 def test_no_complete_problem_is_no_mastery(tmp_path):
     benchmark, tasks = some("wemath", tmp_path, 20)  # steps alone
-    assert card_of(benchmark, [attempt(task, "C") for task in tasks]).score == 0
+    assert card_of(benchmark, [build_scored(task, "C") for task in tasks]).score == 0
 
 
 def test_one_question_is_a_point():
@@ -158,9 +158,9 @@ def test_one_question_is_a_point():
 def test_samples_of_a_problem_are_separate_problems(tmp_path):
     benchmark, tasks = some("wemath", tmp_path, 1740)
     whole = [task for task in tasks if benchmark.cluster_key(task) == benchmark.cluster_key(tasks[0])]
-    scored = [attempt(task, said) for said in (str(whole[0].ground_truth), "no", "no") for task in whole]
+    scored = [build_scored(task, reply) for reply in (str(whole[0].ground_truth), "no", "no") for task in whole]
     results = grade_episodes(benchmark, scored)
-    assert sorted({each.sample_index for each in results}) == [0, 1, 2]
+    assert sorted({result.sample_index for result in results}) == [0, 1, 2]
     assert benchmark.compute_metrics(results)["score_strict"] == pytest.approx(100 / 3)
     card = card_of(benchmark, scored)
     assert (card.num_answers, card.num_tasks, card.num_clusters) == (3 * len(whole), len(whole), 1)
@@ -170,9 +170,13 @@ def test_samples_of_a_problem_are_separate_problems(tmp_path):
 def test_rates_are_averaged_over_samples(tmp_path):
     benchmark, tasks = some("videomme", tmp_path, 8)
     gold = [f"<answer>{task.ground_truth}</answer>" for task in tasks]
-    first = [attempt(task, said if i < 1 else "no") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
-    second = [attempt(task, said if i < 4 else "D") for i, (task, said) in enumerate(zip(tasks, gold, strict=True))]
-    single = [card_of(benchmark, each).metrics["accuracy_of_answered"] for each in (first, second)]
+    first = [
+        build_scored(task, truth if i < 1 else "no") for i, (task, truth) in enumerate(zip(tasks, gold, strict=True))
+    ]
+    second = [
+        build_scored(task, truth if i < 4 else "D") for i, (task, truth) in enumerate(zip(tasks, gold, strict=True))
+    ]
+    single = [card_of(benchmark, scored).metrics["accuracy_of_answered"] for scored in (first, second)]
     assert single == [100, 50]
     card = card_of(benchmark, [*first, *second])
     assert card.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
@@ -190,7 +194,9 @@ def test_rates_are_averaged_over_samples(tmp_path):
 def test_costs_are_means_over_all_episodes():
     task = question("a", 1.0).task
     usage = Usage(prompt_tokens=1000, sampled_tokens=100, visual_tokens=800, seconds=3.0)
-    found = compute_costs([attempt(task, "x", calls=2, usage=usage), attempt(task, "x", end=EpisodeStatus.ABORTED)])
+    found = compute_costs(
+        [build_scored(task, "x", calls=2, usage=usage), build_scored(task, "x", end=EpisodeStatus.ABORTED)]
+    )
     expected = {"calls": 1, "frac_with_tool_call": 0.5, "turns": 1.5, "visual_tokens": 400, "text_tokens": 150}
     assert found == {**expected, "seconds": 1.5}
 
@@ -210,13 +216,13 @@ def graded(count, sort):
 
 
 def test_examples_per_category_are_independent_of_order():
-    results = [each for sort in ANSWER_CATEGORIES for each in graded(9, sort)]
+    results = [answer for sort in ANSWER_CATEGORIES for answer in graded(9, sort)]
     found = select_examples(results)
-    assert [each.category for each in found] == [sort for sort in ANSWER_CATEGORIES for _ in range(NUM_EXAMPLES)]
-    assert all(each.task_id.startswith(each.category) for each in found)
+    assert [example.category for example in found] == [sort for sort in ANSWER_CATEGORIES for _ in range(NUM_EXAMPLES)]
+    assert all(example.task_id.startswith(example.category) for example in found)
     assert found[0].response == "the video can't be decoded"
     assert found[-1].response == "said"
-    assert all(len(each.question) < 500 for each in found)
+    assert all(len(example.question) < 500 for example in found)
     mixed = results[:]
     random.Random(1).shuffle(mixed)
     assert select_examples(mixed) == found
@@ -224,9 +230,11 @@ def test_examples_per_category_are_independent_of_order():
 
 def test_fixed_denominators_and_file_round_trip(tmp_path):
     benchmark, tasks = some("videomme", tmp_path / "copy", 30)
-    scored = [attempt(task, "<answer>C</answer>") for task in tasks[:10]]
-    scored += [attempt(task, "<answer>C</answer>", end=EpisodeStatus.ABORTED, error=NASTY) for task in tasks[10:20]]
-    scored += [attempt(task, NASTY.lower()) for task in tasks[20:]]
+    scored = [build_scored(task, "<answer>C</answer>") for task in tasks[:10]]
+    scored += [
+        build_scored(task, "<answer>C</answer>", end=EpisodeStatus.ABORTED, error=NASTY) for task in tasks[10:20]
+    ]
+    scored += [build_scored(task, NASTY.lower()) for task in tasks[20:]]
     card = card_of(benchmark, scored, conditions={"tools": "off"})
     assert (card.num_tasks, card.num_answers, card.num_clusters, card.errors, card.unparsed) == (30, 30, 10, 10, 10)
     assert card.score == pytest.approx(100 / 3)
@@ -245,7 +253,7 @@ def test_conditions_describe_the_evaluation():
         "limit=9",
         "environment_settings.max_turns=9",
     ]
-    settings = [f"evaluation.{each}" for each in settings]
+    settings = [f"evaluation.{setting}" for setting in settings]
     recipe = load_recipe("tiny/para_grpo", [*settings, "environment.settings.max_turns=2"])
     found = describe_conditions(recipe, None)
     assert found["environment"] == "parallel_crop"

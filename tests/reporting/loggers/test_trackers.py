@@ -76,9 +76,9 @@ def test_failing_logger_warns_once(tmp_path, caplog, where):
     with caplog.at_level(logging.WARNING), open_loggers(run.path, run.recipe) as log_step:
         for step in range(1, 6):
             log_step("sft", step, {"loss": 1.0})
-    assert [record.message for record in caplog.records] == [
-        f"the logger {broken} failed: no route to host; it gets no more steps, and metrics.jsonl continues"
-    ]
+    (warning,) = caplog.records
+    assert broken in warning.message
+    assert "no route to host" in warning.message
     assert [step for _, step, _ in read_recorded(run)] == [1, 2, 3, 4, 5]  # the other logger got all steps
 
 

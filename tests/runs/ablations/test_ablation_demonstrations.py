@@ -43,7 +43,7 @@ def demo(seed_folder):
     return build_demonstration(task, sample_uniform_times(64, 4), random.Random(0))
 
 
-def test_the_leaked_form_says_the_same(demo):
+def test_the_python_style_has_the_same_calls(demo):
     trained, other = parse_reply(demo.replies[0]), parse_reply(to_python_style(demo.replies[0]))
     assert len(trained.calls) == 4
     assert {call.call_format for call in trained.calls} == {CallFormat.NATIVE}
@@ -60,7 +60,7 @@ def test_one_call_per_turn_keeps_calls_answers_and_their_order(demo):
     assert [len(parse_reply(reply).calls) for reply in turns.replies] == [1, 1, 1, 1, 0]
     calls = [call for reply in turns.replies for call in parse_reply(reply).calls]
     assert calls == list(parse_reply(demo.replies[0]).calls)
-    assert [each for turn in turns.children for each in turn] == list(demo.children[0])
+    assert [call for turn in turns.children for call in turn] == list(demo.children[0])
     assert all(reply.startswith("<think>") for reply in turns.replies)
 
 
@@ -77,21 +77,29 @@ def test_an_open_think_is_open_in_every_turn(demo):
 
 def test_habits_are_drawn_for_a_share_and_are_the_same_every_time(seed_folder):
     plain = [
-        each
-        for each in load_demonstrations(seed_folder / "world/train/demonstrations.jsonl")
-        if not each.is_auxiliary and each.children
+        demonstration
+        for demonstration in load_demonstrations(seed_folder / "world/train/demonstrations.jsonl")
+        if not demonstration.is_auxiliary and demonstration.children
     ]
-    half = [rewrite_demonstration(each, InitialCheckpoint(python_style_fraction=0.5), 0) for each in plain]
-    share = sum("<tool_code>" in each.replies[0] for each in half) / len(half)
+    half = [
+        rewrite_demonstration(demonstration, InitialCheckpoint(python_style_fraction=0.5), 0) for demonstration in plain
+    ]
+    share = sum("<tool_code>" in demonstration.replies[0] for demonstration in half) / len(half)
     assert 0.25 < share < 0.75
-    assert half == [rewrite_demonstration(each, InitialCheckpoint(python_style_fraction=0.5), 0) for each in plain]
-    assert half != [rewrite_demonstration(each, InitialCheckpoint(python_style_fraction=0.5), 1) for each in plain]
-    assert plain == [rewrite_demonstration(each, InitialCheckpoint(), 0) for each in plain]
+    assert half == [
+        rewrite_demonstration(demonstration, InitialCheckpoint(python_style_fraction=0.5), 0) for demonstration in plain
+    ]
+    assert half != [
+        rewrite_demonstration(demonstration, InitialCheckpoint(python_style_fraction=0.5), 1) for demonstration in plain
+    ]
+    assert plain == [rewrite_demonstration(demonstration, InitialCheckpoint(), 0) for demonstration in plain]
 
 
 def test_what_sub_agents_practice_stays(seed_folder):
     drill = next(
-        each for each in load_demonstrations(seed_folder / "world/train/demonstrations.jsonl") if each.is_auxiliary
+        demonstration
+        for demonstration in load_demonstrations(seed_folder / "world/train/demonstrations.jsonl")
+        if demonstration.is_auxiliary
     )
     assert (
         rewrite_demonstration(
@@ -110,12 +118,12 @@ def test_direct_traces_are_a_matter_of_the_start(seed_folder):
     counts = {}
     for share in (0.0, 1.0):
         found = [
-            each
-            for each in build_demonstrations(tasks, folder, recipe, InitialCheckpoint(direct_fraction=share))
-            if not each.is_auxiliary
+            demonstration
+            for demonstration in build_demonstrations(tasks, folder, recipe, InitialCheckpoint(direct_fraction=share))
+            if not demonstration.is_auxiliary
         ]
-        counts[share] = sum(not each.children for each in found)
-        assert {each.task.media[0].path.split("/clips")[0] for each in found} == {"../../world/train"}
+        counts[share] = sum(not demonstration.children for demonstration in found)
+        assert {demonstration.task.media[0].path.split("/clips")[0] for demonstration in found} == {"../../world/train"}
     assert counts[0.0] == 0
     assert counts[1.0] > 4
 
@@ -126,7 +134,7 @@ def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
         recipe.model_copy(update={"model": ModelConfig(path=tiny_folder, num_threads=1)})
     )
     context = stage.build_context(seed=0)
-    for start, said in (
+    for start, num_sampled in (
         (InitialCheckpoint(one_call_per_turn=True), 5),
         (InitialCheckpoint(python_style_fraction=1.0), 2),
         (InitialCheckpoint(unclosed_think_fraction=1.0), 2),
@@ -135,7 +143,7 @@ def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
         environment = stage.environments(demo.task)
         own, *children = asyncio.run(replay_demonstration(rewritten, environment, context))
         sampled = [segment for segment in own.ledger.segments if segment.is_sampled]
-        assert len(sampled) == said
+        assert len(sampled) == num_sampled
         assert len(children) == 4
         text = "".join(stage.backbone.renderer.decode(segment.tokens) for segment in sampled)
         assert text.replace("<|im_end|>", "") == "".join(rewrite_demonstration(demo, start, 0).replies)

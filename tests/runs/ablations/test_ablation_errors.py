@@ -15,9 +15,7 @@ def test_lists_the_sets():
 
 
 def test_plan_writes_nothing(tmp_path):
-    output = good("ablate", "anchoring", "--plan", "--out", tmp_path / "out")
-    assert "about" in output
-    assert "minutes" in output
+    good("ablate", "anchoring", "--plan", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

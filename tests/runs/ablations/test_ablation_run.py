@@ -43,18 +43,18 @@ def numbers(folder):
     return json.loads((folder / "results.json").read_text())["tables"]
 
 
-def test_the_plan_is_said_first_and_a_failing_arm_last(first, folder):
+def test_the_plan_is_printed_first_and_a_failed_run_last(first, folder):
     assert first.exit_code == 1
     lines = first.output.splitlines()
     assert [int(number) for number in re.findall(r"\d+", lines[0])[:5]] == [3, 2, 6, 4, 4]  # variants, seeds, runs, ...
-    assert "seed-0/two/stuck: FAILED: step 1 " in first.output
+    assert "seed-0/two/stuck: FAILED" in first.output
     assert first.stderr.startswith("2 ")
     assert str(folder) in first.stderr
     assert "seed-1/one/hot: done" in first.output
     assert "Traceback" not in first.output
 
 
-def test_arms_share_world_weights_and_tasks(folder):
+def test_variants_share_dataset_weights_and_tasks(folder):
     for seed in (0, 1):
         runs = {arm: Run.open(folder / f"seed-{seed}/one/{arm}") for arm in ("plain", "hot")}
         recipes = [run.recipe for run in runs.values()]
@@ -70,18 +70,18 @@ def test_arms_share_world_weights_and_tasks(folder):
     assert tasks[0] != tasks[1]
 
 
-def test_a_step_shows_the_same_attempts_to_arms_that_have_the_same_weights(folder):
+def test_variants_with_equal_weights_sample_equal_rollouts(folder):
     one, two = (Run.open(folder / f"seed-0/one/{arm}").read_metrics("rl") for arm in ("plain", "hot"))
     assert one[0]["sampled_tokens"] == two[0]["sampled_tokens"]
     assert one[0]["entropy"] == two[0]["entropy"]
 
 
-def test_the_report_says_what_was_done_and_what_was_not(folder):
+def test_the_report_lists_results_and_failures(folder):
     text, page = ((folder / f"report.{end}").read_text().replace("\\", "") for end in ("md", "html"))
     for words in (
-        "nothing is claimed",
+        "nothing is claimed",  # of the spec, as the next one
         "whether an ablation works",
-        "seed-0/two/stuck failed: step 1 kept",
+        "seed-0/two/stuck",
         "after − before",
     ):
         assert words in text
@@ -91,7 +91,7 @@ def test_the_report_says_what_was_done_and_what_was_not(folder):
     assert "&lt;b&gt;a fast one" in page
     assert "<script" not in page
     loaded = re.findall(r"""(?:\b(?:src|href)=|url\()["']?([^"')>]+)""", page)
-    assert all(each.startswith(("#", "data:")) for each in loaded), "the page needs nothing but itself"
+    assert all(link.startswith(("#", "data:")) for link in loaded), "the page needs nothing but itself"
     for picture in (folder / "plots").glob("*.png"):
         assert picture.name in text
         assert picture.read_bytes().startswith(b"\x89PNG")
@@ -110,11 +110,11 @@ def test_every_number_has_its_seeds_and_tasks(folder):
     assert all(length > 0 for length in lengths)
 
 
-def test_what_is_done_is_not_done_again(path, folder):
-    before = {each: each.stat().st_mtime_ns for each in folder.rglob("*.safetensors")}
+def test_finished_runs_are_not_repeated(path, folder):
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*.safetensors")}
     output = good("ablate", path, *SMALL, "--out", folder, "--resume", "--seeds", 2, "--condition", "one")
     assert "stuck" not in output
-    assert before == {each: each.stat().st_mtime_ns for each in folder.rglob("*.safetensors")}
+    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*.safetensors")}
     assert {row["condition"] for row in numbers(folder)} == {"one"}
     assert "stuck" not in (folder / "report.md").read_text()
 
@@ -130,7 +130,7 @@ def test_a_folder_of_another_lab_is_refused(path, folder, tmp_path):
         fail(RunError, "ablate", path, *SMALL, "--out", folder, "--resume", key=folder)
 
 
-def test_a_job_is_one_processes_work_and_without_its_parent_it_stops(path, folder):
+def test_a_job_runs_in_one_process_and_ends_with_its_parent(path, folder):
     """A worker outlives its killed parent by a step: a resumed run must not work beside it."""
     name = "seed-0/one/plain"
     mark = folder / "jobs" / f"{name}.done.json"
@@ -191,7 +191,7 @@ def workers(out):
 
 
 @pytest.mark.parametrize("is_interrupted", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_stopped_and_killed_it_goes_on_to_the_same_numbers(path, folder, tmp_path, is_interrupted):
+def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, folder, tmp_path, is_interrupted):
     """A run that is killed, or first interrupted and then killed."""
     out, more = tmp_path / "out", ["--condition", "one"]
     wanted = Ablation.from_spec(str(path), settings=SMALL, seeds=1, conditions=["one"])
@@ -215,6 +215,6 @@ def test_stopped_and_killed_it_goes_on_to_the_same_numbers(path, folder, tmp_pat
     good("ablate", path, *SMALL, "--out", out, "--resume", "--seeds", 1, "--condition", "one")
     good("ablate", path, *SMALL, "--out", folder, "--resume", "--seeds", 1, "--condition", "one")
     assert numbers(out) == numbers(folder)
-    rows = [Run.open(each / "seed-0/one/hot").read_metrics("rl") for each in (out, folder)]
+    rows = [Run.open(out_folder / "seed-0/one/hot").read_metrics("rl") for out_folder in (out, folder)]
     assert [row["accuracy"] for row in rows[0]] == [row["accuracy"] for row in rows[1]]
     assert [row.get("entropy") for row in rows[0]] == [row.get("entropy") for row in rows[1]]

@@ -21,13 +21,13 @@ def job(name, seconds, *needs):
 
 def test_jobs_follow_their_dependencies_and_share_them(path):
     jobs = Ablation.from_spec(path, seeds=2).build_jobs()
-    names = [each.name for each in jobs]
+    names = [job.name for job in jobs]
     assert len(set(names)) == len(names)
-    for place, each in enumerate(jobs):
-        assert set(each.depends_on) <= set(names[:place])
+    for place, job in enumerate(jobs):
+        assert set(job.depends_on) <= set(names[:place])
     # Per seed: data, two initial checkpoints, one evaluation of each, three variants.
     assert len(jobs) == 2 * (1 + 2 + 2 + 3)
-    assert [each.stage for each in jobs].count("initial_evaluation") == 4
+    assert [job.stage for job in jobs].count("initial_evaluation") == 4
 
 
 def test_variants_with_other_settings_have_their_own_initial_evaluation(path, tmp_path):

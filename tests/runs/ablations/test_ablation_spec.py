@@ -41,7 +41,7 @@ def test_packaged_spec_fits_its_time_and_has_conditions(name):
 def test_unknown_spec_suggests_the_nearest():
     with raises(ConfigError, key="ablation", value="anchorin") as caught:
         load_spec("anchorin")
-    assert "did you mean 'anchoring'" in str(caught.value)
+    assert "'anchoring'" in str(caught.value)
     with raises(ConfigError, key="nowhere.yaml"):
         load_spec("nowhere.yaml")
 
