@@ -48,7 +48,7 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack
 from saccade.training.policy_update import update_policy
 from saccade.training.rollout_batch import collect_groups
-from saccade.training.train_step import StepReport, tree_attention_mask
+from saccade.training.train_step import StepReport, build_tree_attention_mask
 from saccade.training.training_samples import build_samples
 from saccade.types import AnswerType, Group, Media, MediaKind, Task, TrainingSample
 
@@ -215,7 +215,7 @@ def model_flops(backbone: Backbone, batches: Sequence[Batch]) -> float:
     for batch in batches:
         tree, branch = (torch.from_numpy(array).to(backbone.device) for array in (batch.tree_BT, batch.branch_BT))
         real = tree >= 0
-        pairs = int((tree_attention_mask(tree, branch) & real[:, :, None]).sum())
+        pairs = int((build_tree_attention_mask(tree, branch) & real[:, :, None]).sum())
         total += int(real.sum()) * 2 * (W * weights + 3 * adapters)
         total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * backbone.kv_cache_shape[2] * pairs
         total += W * len(batch.token_N) * 2 * text.hidden_size * text.vocab_size

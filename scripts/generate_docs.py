@@ -1,4 +1,4 @@
-"""Write the pages that are generated from the code: docs/configuration.md and the picture in docs/architecture.md.
+"""Write what is generated from the code: docs/configuration.md, docs/api.md and the picture in docs/architecture.md.
 
 .venv/bin/python scripts/generate_docs.py           writes them
 .venv/bin/python scripts/generate_docs.py --check   exits with 1 where a page differs from the code
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from api_reference import render_api
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -306,6 +307,7 @@ def main() -> None:
     check = parser.parse_args().check
     architecture = ROOT / "docs" / "architecture.md"
     pages = {ROOT / "docs" / "configuration.md": render_configuration()}
+    pages[ROOT / "docs" / "api.md"] = render_api(index_comments, escape)
     pages[architecture] = replace_block(architecture.read_text(), render_picture())
     stale = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
     for page in stale:

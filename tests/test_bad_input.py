@@ -414,7 +414,7 @@ STOPS = [
     ("sft/step-000003", signal.SIGINT),
     ("sft/step-000006", signal.SIGKILL),
     ("rl/step-000002", signal.SIGINT),
-    ("evaluations/after RL, sampled.jsonl", signal.SIGKILL),
+    ("evaluations/after_rl_sampled.jsonl", signal.SIGKILL),
 ]
 
 

@@ -113,9 +113,10 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
     assert "rl/step-000004" in good("train", *start[1:], "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
     assert "accuracy" in good("eval", folder)
-    output = good("eval", folder, "--name", "test, tools off", "evaluation.use_tools=false", "evaluation.limit=2")
-    assert "test, tools off − test" in output
-    fail(DataError, "eval", folder, "--name", "a/b", key="name", value="a/b")
+    output = good("eval", folder, "--name", "test_no_tools", "evaluation.use_tools=false", "evaluation.limit=2")
+    assert "test_no_tools − test" in output
+    for name in ("a/b", "a, b", ""):
+        fail(DataError, "eval", folder, "--name", name, key="name", value=name)
     clip = next((data / "test" / "clips").iterdir())
     for source in (folder, folder / "sft" / "step-000004", model):
         assert count_visual_tokens(good("ask", "--video", clip, "How many flashes?", "--model", source)) > 0

@@ -12,7 +12,7 @@ from saccade.errors import RunError
 from saccade.evaluation.compare import read_evaluations
 from saccade.runs.run_folder import Run
 
-EVALUATIONS = {f"after {stage}{suffix}" for stage in ("SFT", "RL") for suffix in ("", ", sampled", ", tools off")}
+EVALUATIONS = {f"after_{stage}_{mode}" for stage in ("sft", "rl") for mode in ("sampled", "greedy", "no_tools")}
 BREVITY = """
 from saccade.types import Episode
 
@@ -41,7 +41,8 @@ def output(folder):
 def test_output_has_stages_and_headline(output, folder):
     begun = [line[:4] for line in output.splitlines() if line[1:4] == "/7 "]
     assert list(dict.fromkeys(begun)) == [f"{place}/7 " for place in range(1, 8)]
-    assert all(name in output for name in EVALUATIONS)
+    for label in ("after SFT", "after RL", "sampled", "greedy", "greedy, no tools"):
+        assert label in output
     assert output.rstrip().endswith(f"Report: {folder / 'report.html'}")
 
 
@@ -61,7 +62,7 @@ def test_evaluations_are_paired(folder):
     assert set(found) == EVALUATIONS
     rows = {name: [(one.episode.task.digest, one.episode.frame_budget) for one in found[name].scored] for name in found}
     assert len({tuple(sorted(row)) for row in rows.values()}) == 1
-    assert not any(result.was_executed for one in found["after RL, tools off"].scored for result in one.episode.results)
+    assert not any(result.was_executed for one in found["after_rl_no_tools"].scored for result in one.episode.results)
 
 
 def test_sft_weights_are_kept(folder):
@@ -73,10 +74,10 @@ def test_reports_have_the_same_content(folder):
     comparison = json.loads((folder / "comparison.json").read_text())
     assert set(comparison["summaries"]) == EVALUATIONS
     pairs = {(change["before"], change["after"]) for change in comparison["changes"]}
-    assert ("after SFT, sampled", "after RL, sampled") in pairs
-    assert ("after RL, tools off", "after RL") in pairs
+    assert ("after_sft_sampled", "after_rl_sampled") in pairs
+    assert ("after_rl_no_tools", "after_rl_greedy") in pairs
     for name in ("report.md", "report.html"):
-        text = (folder / name).read_text()
+        text = (folder / name).read_text().replace("\\_", "_")
         assert all(
             word in text
             for word in (*EVALUATIONS, "engine-trainer logprob difference", "peak memory", "sft, wall time")
@@ -102,7 +103,9 @@ def test_second_invocation(folder, output):
 
 def test_demo_folder_is_a_run(folder):
     assert load_recipe(str(folder / "recipe.yaml")).seed == 3
-    assert "after RL" in good("eval", folder, "--name", "again", "evaluation.num_samples=2", "evaluation.limit=2")
+    assert "after_rl_greedy" in good(
+        "eval", folder, "--name", "again", "evaluation.num_samples=2", "evaluation.limit=2"
+    )
     results, arguments = folder / "evaluations" / "again.jsonl", ("--name", "again", "evaluation.temperature=0.5")
     fail(RunError, "eval", folder, *arguments, key=results, value=("settings",))
     (folder / "evaluations" / "again.jsonl").unlink()

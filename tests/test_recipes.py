@@ -11,7 +11,7 @@ from saccade.checks.run_checks import check_recipe
 from saccade.config.load import RECIPES_DIR, find_recipe, list_recipes, load_recipe
 from saccade.data.dataset import write_items
 from saccade.errors import ConfigError
-from saccade.rollouts.components import for_evaluation
+from saccade.rollouts.components import apply_evaluation_settings
 from saccade.types import AnswerType, Task
 
 NAMES = list_recipes()
@@ -219,10 +219,10 @@ def test_evaluation_may_change_environment_settings():
     recipe = load_recipe(
         "tiny/para_grpo", ["evaluation.environment_settings={max_turns: 30, max_context_tokens: 32768}"]
     )
-    environment = for_evaluation(recipe).environment
+    environment = apply_evaluation_settings(recipe).environment
     assert environment.settings == {**recipe.environment.settings, "max_turns": 30, "max_context_tokens": 32768}
     assert recipe.environment.settings["max_turns"] == 2
-    assert for_evaluation(load_recipe("tiny/para_grpo")) == load_recipe("tiny/para_grpo")
+    assert apply_evaluation_settings(load_recipe("tiny/para_grpo")) == load_recipe("tiny/para_grpo")
     with raises(ConfigError, key="environment.settings.max_turn"):
         check_recipe(load_recipe("tiny/para_grpo", ["evaluation.environment_settings={max_turn: 30}"]))
 

@@ -14,10 +14,9 @@ DOCUMENTS = sorted(
     [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        *(path for path in (ROOT / "docs").rglob("*.md") if path.name != "report.md"),
+        *(ROOT / "docs").rglob("*.md"),
     ]
 )
-# A report.md is the record of a run, in the words of its time.
 
 # Words of names and prose alike; a standard term stands beside each.
 WORDS = {
@@ -60,9 +59,6 @@ WORDS = {
 }
 # (file, word): why it may stay there.
 EXCEPTIONS = {
-    ("docs/experiments/README.md", "exam"): "explains the reports",
-    ("docs/experiments/README.md", "leaked"): "explains the reports",
-    ("docs/experiments/README.md", "blind"): "explains the reports",
     ("src/saccade/reporting/plots.py", "blind"): "color-blind readers",
     ("src/saccade/rewards/judge.py", "somebody"): "a judge's prompt, by whose text cached verdicts are kept",
     ("src/saccade/evaluation/benchmarks/mathverse.py", "mend"): "a judge's prompt",

@@ -13,7 +13,7 @@
     └── RunError                a run folder
 
 Inside Saccade, failures are data wherever work can continue without the failed part (a tool result, an episode's
-status); an exception is raised only where it can't. `boundary` is the single place that converts a third-party
+status); an exception is raised only where it can't. `convert_errors` is the single place that converts a third-party
 exception into one of these types.
 """
 
@@ -22,16 +22,14 @@ from collections.abc import Iterator
 
 
 class SaccadeError(Exception):
-    """An error that a user can fix; its text is one clear sentence.
-
-    `key` identifies the cause, so that a program needn't parse the sentence: a recipe key ("rl.max_staleness"), a
-    setting ("crop_video.fps"), a field of a row ("ground_truth"), a file's path. `value` is the rejected value.
-    """
+    """An error that a user can fix; its text is one clear sentence."""
 
     def __init__(self, message: str = "", *, key: str = "", value: object = None) -> None:
         super().__init__(message)
+        # the cause, so that a program needn't parse the sentence: a recipe key ("rl.max_staleness"), a setting
+        # ("crop_video.fps"), a field of a row ("ground_truth"), or a file's path
         self.key = key
-        self.value = value
+        self.value = value  # the rejected value
 
 
 class ConfigError(SaccadeError):
@@ -75,12 +73,14 @@ class RunError(SaccadeError):
 
 
 @contextlib.contextmanager
-def boundary(error_type: type[SaccadeError], message: str, *, key: str = "", value: object = None) -> Iterator[None]:
+def convert_errors(
+    error_type: type[SaccadeError], message: str, *, key: str = "", value: object = None
+) -> Iterator[None]:
     """Convert any third-party exception into `error_type` with the text "message: reason", and with `key` and `value`.
 
     Saccade's own errors, cancellation and KeyboardInterrupt pass unchanged.
 
-    >>> with boundary(MediaError, "clip.mp4 can't be decoded"):
+    >>> with convert_errors(MediaError, "clip.mp4 can't be decoded"):
     ...     raise ValueError("bad header")
     Traceback (most recent call last):
     saccade.errors.MediaError: clip.mp4 can't be decoded: bad header

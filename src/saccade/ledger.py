@@ -18,10 +18,10 @@ from enum import StrEnum
 class Origin(StrEnum):
     """The source of a segment's tokens."""
 
-    PROMPT = "prompt"
-    PREFILL = "prefill"
-    SAMPLED = "sampled"
-    TOOL = "tool"
+    PROMPT = "prompt"  # the environment's first messages
+    PREFILL = "prefill"  # the start of a reply that was put in, not sampled
+    SAMPLED = "sampled"  # the engine
+    TOOL = "tool"  # what followed a reply
 
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
@@ -31,21 +31,17 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and
 class ImageRef:
     """A reference to an image or video frame, without its pixels.
 
-    `path` is the file, `digest` the digest of its content, `time` the frame's time in seconds (None for a still image).
-    `width` and `height` are the size in pixels that the model sees. `box` selects a part of a still image, in pixels of
-    the file.
-
     >>> frame = ImageRef(path="clip.mp4", digest="9f2c", time=12.5, width=64, height=32)
     >>> frame.key
     '9f2c@12.5:64x32'
     """
 
-    path: str
-    digest: str
-    time: float | None
-    width: int
-    height: int
-    box: Box | None = None
+    path: str  # of the file
+    digest: str  # of the file's content
+    time: float | None  # of the frame, in seconds; None for a still image
+    width: int  # as the model sees it, in pixels
+    height: int  # as the model sees it, in pixels
+    box: Box | None = None  # a part of a still image, in pixels of the file
 
     @property
     def key(self) -> str:
@@ -56,10 +52,10 @@ class ImageRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message, such as `Message(role="user", parts=("What is this?", frame))`: a part is a text or an image."""
+    """One message, such as `Message(role="user", parts=("What is this?", frame))`."""
 
     role: str  # system | user | assistant | tool
-    parts: tuple[str | ImageRef, ...]
+    parts: tuple[str | ImageRef, ...]  # texts and images, in order
     # Encode structural tags such as `<think>` as their special tokens, as in replies. Turn and vision tokens never are.
     tags_as_tokens: bool = False
 
@@ -71,30 +67,28 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSlot:
-    """An image's position: the placeholder at `index` of its segment represents `num_tokens` visual tokens."""
+    """An image's position."""
 
-    index: int
-    image: ImageRef
-    num_tokens: int
+    index: int  # of the placeholder among the segment's compact tokens
+    image: ImageRef  # what it represents
+    num_tokens: int  # number of its visual tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Consecutive compact tokens of one origin; raises ValueError for fields that contradict each other.
 
-    A sampled segment has one logprob per token (of the distribution sampled from) and the weight version; other origins
-    have neither. `slots` are in token order, one per image placeholder.
-
-    A conversation with a chat API, which returns no tokens, consists of `messages`; `num_message_tokens` is their
-    length, as the server counts it (replies) or an estimate. The trainer can't train on it.
+    A conversation with a chat API, which returns no tokens, consists of `messages`. The trainer can't train on it.
     """
 
-    tokens: tuple[int, ...]
-    origin: Origin
-    logprobs: tuple[float, ...] = ()
-    version: int | None = None
-    slots: tuple[ImageSlot, ...] = ()
+    tokens: tuple[int, ...]  # compact
+    origin: Origin  # where they came from
+    logprobs: tuple[float, ...] = ()  # one per sampled token, of the distribution that was sampled from
+    version: int | None = None  # of the weights that sampled it; None for other origins
+    slots: tuple[ImageSlot, ...] = ()  # one per image placeholder, in token order
+    # of a chat API's conversation
     messages: tuple[Message, ...] | None = field(default=None, metadata={"omit_none": True})
+    # length of `messages`: as the server counts a reply, else an estimate
     num_message_tokens: int | None = field(default=None, metadata={"omit_none": True})
 
     def __post_init__(self) -> None:
@@ -154,7 +148,7 @@ class Ledger:
     ((-0.1, -2.0), (5, 7))
     """
 
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...] = ()  # in order
 
     # ---- appending -------------------------------------------------------------------------------------------------
 
@@ -169,7 +163,7 @@ class Ledger:
         return self._append(Segment(tokens=tuple(tokens), origin=Origin.PREFILL))
 
     def append_completion(self, tokens: Sequence[int], *, logprobs: Sequence[float], version: int | None) -> "Ledger":
-        """Append a completion with its logprobs and weight version."""
+        """Append a completion with its logprobs (nats, one per token) and weight version."""
         return self._append(
             Segment(tokens=tuple(tokens), origin=Origin.SAMPLED, logprobs=tuple(logprobs), version=version)
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.utils.hashing import compute_digest
 
 CALL_TIME_PARAMS = {"ctx", "correct", "advantage"}  # keyword-only parameters passed with each call, never settings
@@ -94,7 +94,7 @@ def load(folder: str, name: str) -> Any:
         return _get_public_object(_import_file(file), get_object_name(name), str(file))
     key = _get_name_key(folder, name)
     if name in _list_plugin_modules(folder):
-        with boundary(ConfigError, f"the plugin {folder}/{name} can't be imported", key=key, value=name):
+        with convert_errors(ConfigError, f"the plugin {folder}/{name} can't be imported", key=key, value=name):
             module = importlib.import_module(f"saccade.{folder}.{name}")
         return _get_public_object(module, name, f"saccade/{folder.replace('.', '/')}/{name}.py")
     entries = _find_entry_points(folder)
@@ -102,7 +102,7 @@ def load(folder: str, name: str) -> Any:
         suggestion = suggest(name, list_plugins(folder))
         raise ConfigError(f"there is no {name!r} among the {folder}; {suggestion}", key=key, value=name)
     message = f"the plugin {name!r} of {folder} can't be imported from {entries[name].value}"
-    with boundary(ConfigError, message, key=key, value=name):
+    with convert_errors(ConfigError, message, key=key, value=name):
         return entries[name].load()
 
 
@@ -115,7 +115,7 @@ def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies:
     """
     plugin = load(folder, name)
     message = f"the signature of {folder}/{name} can't be read"
-    with boundary(ConfigError, message, key=_get_name_key(folder, name), value=name):
+    with convert_errors(ConfigError, message, key=_get_name_key(folder, name), value=name):
         parameters = inspect.signature(plugin, eval_str=True).parameters
     # The local engine names a backbone, a server's client doesn't: the caller needn't distinguish them.
     used_dependencies = {key: value for key, value in dependencies.items() if key in parameters}
@@ -190,7 +190,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None  # since the path ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with boundary(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
+    with convert_errors(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
         spec.loader.exec_module(module)
     return module
 

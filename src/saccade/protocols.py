@@ -30,20 +30,20 @@ from saccade.utils.async_utils import PausableClock
 class PixelBudget:
     """Limits on an image's area after resizing, in pixels (width times height)."""
 
-    min_pixels: int
-    max_pixels: int
+    min_pixels: int  # smaller images are enlarged
+    max_pixels: int  # larger images are reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoInfo:
-    """A video's metadata: duration in seconds, number of frames, display width and height in pixels."""
+    """A video's metadata."""
 
-    path: str
-    digest: str
-    duration: float
-    num_frames: int
-    width: int
-    height: int
+    path: str  # of the file
+    digest: str  # of the file's content
+    duration: float  # in seconds
+    num_frames: int  # in the file
+    width: int  # as displayed, in pixels
+    height: int  # as displayed, in pixels
 
 
 class MediaLoader(Protocol):
@@ -74,8 +74,8 @@ class Renderer(Protocol):
     """Convert messages to tokens and tokens to replies, for one model family and tokenizer."""
 
     factor: int  # pixels per side of one visual token
-    stop_ids: tuple[int, ...]
-    forbidden_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]  # tokens that end a reply
+    forbidden_ids: tuple[int, ...]  # tokens that are never sampled, such as image placeholders
 
     def render(
         self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -98,7 +98,7 @@ class Renderer(Protocol):
 class WeightSource(Protocol):
     """The weights that a trainer syncs to engines; `models.backbone.Backbone` implements it."""
 
-    device: Any  # torch.device
+    device: Any  # a torch.device
 
     @property
     def dtype(self) -> str:
@@ -150,9 +150,9 @@ class ChatEngine(Engine, ABC):
     completions hold text, without tokens, logprobs and weight version.
     """
 
-    has_separate_weights = True
-    version = 0
-    renderer: Renderer
+    has_separate_weights = True  # the server's
+    version = 0  # constant: its weights are never synced
+    renderer: Renderer  # makes ledgers of messages
 
     @abstractmethod
     async def connect(self) -> str:
@@ -200,26 +200,20 @@ class RunSubAgent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What an environment and its tools receive for one episode.
+    """What an environment and its tools receive for one episode."""
 
-    `frame_budget` is the number of frames K drawn for the prompt (None: the environment's own setting). `deadline` is
-    the time of `clock` at which the runner aborts the episode; without one, the runner sets it `episode_timeout`
-    seconds after the start. `clock` pauses during weight syncs. `on_event` receives live events. `run_sub_agent` is set
-    by the runner. Only the runner samples from `engine`.
-    """
-
-    engine: Engine
-    renderer: Renderer
-    media: MediaLoader
-    sampling: SamplingParams
+    engine: Engine  # only the runner samples from it
+    renderer: Renderer  # of the engine's model
+    media: MediaLoader  # decodes and caches videos and images
+    sampling: SamplingParams  # of every reply
     seed: int  # the episode's own
-    frame_budget: int | None = None
-    episode_timeout: float | None = None
-    deadline: float | None = None
-    clock: PausableClock = field(default_factory=PausableClock)
-    on_event: Callable[[str, Mapping[str, Any]], None] | None = None
-    run_sub_agent: RunSubAgent | None = None
-    is_sub_agent: bool = False
+    frame_budget: int | None = None  # number of frames K drawn for the prompt; None: the environment's own setting
+    episode_timeout: float | None = None  # in seconds of `clock`; None: no limit
+    deadline: float | None = None  # time of `clock` at which the runner aborts; None: `episode_timeout` after the start
+    clock: PausableClock = field(default_factory=PausableClock)  # pauses during weight syncs
+    on_event: Callable[[str, Mapping[str, Any]], None] | None = None  # receives live events: a name and its data
+    run_sub_agent: RunSubAgent | None = None  # set by the runner
+    is_sub_agent: bool = False  # whether the episode runs inside another one
 
     def emit_event(self, event: str, **data: Any) -> None:
         """Pass a live event to `on_event`, if there is one."""
@@ -229,31 +223,26 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the model sees next: the prompt after `reset`, what its reply caused after `step`.
+    """What the model sees next: the prompt after `reset`, what its reply caused after `step`."""
 
-    `results[i]` answers the reply's call i. `prefill` starts the model's next reply; the model did not sample it, and
-    it is not trained on. `tool_schemas` and `num_frames` (video frames in the prompt) count after `reset` alone.
-    `reward` is the environment's own for the last reply.
-    """
-
-    messages: tuple[Message, ...]
-    tool_schemas: tuple[Mapping[str, Any], ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    children: tuple[Episode, ...] = ()
-    prefill: str = ""
-    num_frames: int | None = None
-    reward: float | None = None
+    messages: tuple[Message, ...]  # appended to the conversation
+    tool_schemas: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools; read after `reset` alone
+    results: tuple[ToolResult, ...] = ()  # one per call of the reply, in order
+    children: tuple[Episode, ...] = ()  # episodes of the sub-agents that the reply's calls started
+    prefill: str = ""  # start of the next reply: not sampled by the model, and not trained on
+    num_frames: int | None = None  # video frames in the prompt; read after `reset` alone
+    reward: float | None = None  # the environment's own reward for the last reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Why the episode ends; `results`, `children` and `reward` are what the last reply caused."""
+    """Why the episode ends, and what the last reply caused."""
 
-    status: EpisodeStatus
-    error: str | None = None
-    results: tuple[ToolResult, ...] = ()
-    children: tuple[Episode, ...] = ()
-    reward: float | None = None
+    status: EpisodeStatus  # why
+    error: str | None = None  # what failed, if anything did
+    results: tuple[ToolResult, ...] = ()  # as in `Observation`
+    children: tuple[Episode, ...] = ()  # as in `Observation`
+    reward: float | None = None  # as in `Observation`
 
 
 class Environment(Protocol):
@@ -297,9 +286,9 @@ EnvironmentFactory = Callable[[], Environment]  # called once per episode
 SelectEnvironment = Callable[[Task], EnvironmentFactory]  # what a task's episodes run in
 
 
-RewardResult = float | Score | Ungraded
-GroupRewardResult = Sequence[float] | Ungraded
-ScoreResult = Score | Ungraded
+RewardResult = float | Score | Ungraded  # what a reward returns
+GroupRewardResult = Sequence[float] | Ungraded  # what a group reward returns
+ScoreResult = Score | Ungraded  # what all rewards of an episode give together
 
 # Scores the episodes of one task together, in order; see `rewards.compose.compose_rewards`.
 ScoreFn = Callable[[Sequence[Episode]], Awaitable[Sequence[ScoreResult]]]

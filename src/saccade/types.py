@@ -19,37 +19,33 @@ from saccade.utils.hashing import compute_digest
 class MediaKind(StrEnum):
     """The kind of a media file."""
 
-    VIDEO = "video"
-    IMAGE = "image"
+    VIDEO = "video"  # shown as frames with their times
+    IMAGE = "image"  # a still image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
     """A media file of a task, such as `Media(path="clips/0001.mp4")`."""
 
-    path: str
-    kind: MediaKind = MediaKind.VIDEO
+    path: str  # absolute, or relative to the working directory
+    kind: MediaKind = MediaKind.VIDEO  # whether it is a video or an image
 
 
 class AnswerType(StrEnum):
     """The packaged answer types (`rewards/answer_types`), which decide how an answer is parsed and compared."""
 
-    CHOICE = "choice"
-    OPEN = "open"
-    GROUNDING = "grounding"
-    NUMBER = "number"
-    MATH = "math"
-    BOX = "box"
-    POINT = "point"
+    CHOICE = "choice"  # a letter
+    OPEN = "open"  # a text
+    GROUNDING = "grounding"  # a start and an end in seconds
+    NUMBER = "number"  # a number
+    MATH = "math"  # a formula
+    BOX = "box"  # left, top, right, bottom of the box, in pixels or as fractions
+    POINT = "point"  # the sides of a box that contains the point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A question with its media, answer type and ground truth.
-
-    `ground_truth` is a letter (choice), a text (open), a formula (math), a start and an end in seconds (grounding), a
-    number, or the four sides of a box (box and point: see the answer type `box`). `options` are the option texts in
-    order. `extras` holds all further fields of the dataset's row, unchanged.
 
     >>> answer_type, ground_truth = AnswerType.GROUNDING, (3.0, 5.0)
     >>> task = Task(
@@ -59,13 +55,13 @@ class Task:
     'e7b33662fea1'
     """
 
-    id: str
-    question: str
-    media: tuple[Media, ...]
+    id: str  # unique in its dataset
+    question: str  # as the prompt shows it
+    media: tuple[Media, ...]  # videos and images, in the order of the prompt
     answer_type: str  # name of an answer type; never the path of a file
-    ground_truth: str | float | tuple[float, ...]
-    options: tuple[str, ...] = ()
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    ground_truth: str | float | tuple[float, ...]  # what `AnswerType` says for the answer type
+    options: tuple[str, ...] = ()  # of a multiple-choice question: the texts, in order, without letters
+    extras: Mapping[str, Any] = field(default_factory=dict)  # all further fields of the dataset's row, unchanged
     # name of a recipe's environment; None = its default. Left out of files and of the digest if it is None.
     environment: str | None = field(default=None, metadata={"omit_none": True})
 
@@ -94,37 +90,36 @@ class Task:
 class Demonstration:
     """A demonstration for SFT, as text: the reply of each turn, and the replies of its sub-agents.
 
-    `replies` are complete, prefilled part included, such as `("<think>Red.</think><answer>red</answer>",)`.
-    `children[t]` are the sub-agents' replies of turn t, in the order of its calls. With `is_auxiliary`, only
-    the sub-agents' replies have a loss; if there are none, the demonstration's own replies have one.
+    With `is_auxiliary`, only the sub-agents' replies have a loss; if there are none, the demonstration's own replies
+    have one.
     """
 
-    task: Task
-    frame_budget: int | None
-    replies: tuple[str, ...]
-    children: tuple[tuple[str, ...], ...] = ()
-    is_auxiliary: bool = False
+    task: Task  # the question
+    frame_budget: int | None  # the prompt's number of frames, K; None: the environment's own setting
+    replies: tuple[str, ...]  # complete, prefilled part included: `("<think>Red.</think><answer>red</answer>",)`
+    children: tuple[tuple[str, ...], ...] = ()  # per turn: the sub-agents' replies, in the order of its calls
+    is_auxiliary: bool = False  # whether it trains the sub-agents' replies alone
 
 
 # ---- replies -------------------------------------------------------------------------------------------------------
 
 
 class CallFormat(StrEnum):
-    """The syntax of a call: Saccade's own, Python as learned in pretraining, or an external system's."""
+    """The syntax of a call."""
 
-    NATIVE = "native"
-    PYTHON_STYLE = "python_style"
-    EXTERNAL = "external"
+    NATIVE = "native"  # the model family's own
+    PYTHON_STYLE = "python_style"  # Python as learned in pretraining
+    EXTERNAL = "external"  # another system's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One tool call as the model wrote it; `error` is why a malformed call can't be executed."""
+    """One tool call as the model wrote it."""
 
-    name: str
-    arguments: Mapping[str, Any]
-    call_format: CallFormat
-    error: str | None = None
+    name: str  # of the tool; "" if a malformed call has none
+    arguments: Mapping[str, Any]  # by name; a positional argument of a Python-style call has the key "0", "1", …
+    call_format: CallFormat  # the syntax it was written in
+    error: str | None = None  # why a malformed call can't be executed
 
     @property
     def ok(self) -> bool:
@@ -135,10 +130,10 @@ class Call:
 class BlockKind(StrEnum):
     """The kind of a block."""
 
-    THINK = "think"
-    CALL = "call"
-    ANSWER = "answer"
-    TEXT = "text"
+    THINK = "think"  # reasoning
+    CALL = "call"  # a tool call or code
+    ANSWER = "answer"  # a final answer
+    TEXT = "text"  # text outside of tags
     UNMATCHED_TAG = "unmatched_tag"  # a structural tag that opens or closes nothing
 
 
@@ -149,12 +144,12 @@ TAG_KINDS |= dict.fromkeys(("tool_call", "tool_code", "code"), BlockKind.CALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of a reply: `body` is the text between the tags; `is_closed` is whether the closing tag exists."""
+    """A part of a reply."""
 
-    kind: BlockKind
-    body: str
-    is_closed: bool
-    call: Call | None = None
+    kind: BlockKind  # what the tags say it is
+    body: str  # the text between the tags
+    is_closed: bool  # whether the closing tag exists
+    call: Call | None = None  # the parsed call of a block of kind CALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +161,8 @@ class Reply:
     'red'
     """
 
-    text: str
-    blocks: tuple[Block, ...] = ()
+    text: str  # the whole reply
+    blocks: tuple[Block, ...] = ()  # its parts, in order
     prefill: str = ""  # the prefix of `text` that was put in, not sampled
 
     def find_blocks(self, kind: BlockKind) -> tuple[Block, ...]:
@@ -189,19 +184,19 @@ class Reply:
 class FinishReason(StrEnum):
     """Why the engine stopped sampling."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    ABORTED = "aborted"
+    STOP = "stop"  # a stop token was sampled
+    LENGTH = "length"  # `max_tokens` were sampled
+    ABORTED = "aborted"  # the engine stopped the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request; temperature 0 is greedy, with logprobs of temperature 1."""
+    """Parameters of one request."""
 
-    temperature: float = 1.0
-    max_tokens: int = 256
-    seed: int = 0
-    stop_ids: tuple[int, ...] = ()
+    temperature: float = 1.0  # 0 is greedy, with logprobs of temperature 1
+    max_tokens: int = 256  # most tokens of the completion
+    seed: int = 0  # decides the sample together with the ledger
+    stop_ids: tuple[int, ...] = ()  # tokens that end the completion
     forbidden_ids: tuple[int, ...] = ()  # vision placeholders: masked in the sampler and in the trainer
 
 
@@ -209,19 +204,19 @@ class SamplingParams:
 class GenerationRequest:
     """What an engine receives: the conversation so far, which it continues, and how to sample."""
 
-    ledger: Ledger
-    sampling: SamplingParams
+    ledger: Ledger  # the conversation so far
+    sampling: SamplingParams  # how to sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Sampled tokens with their logprobs, the weight version and the reason why sampling stopped."""
+    """What an engine sampled: tokens with logprobs, or the text of a chat API."""
 
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    version: int | None  # None from a chat API
-    finish_reason: FinishReason
-    seconds: float = 0.0
+    tokens: tuple[int, ...]  # sampled tokens, the stop token included
+    logprobs: tuple[float, ...]  # one per token, in nats, of the distribution that was sampled from
+    version: int | None  # of the weights; None from a chat API
+    finish_reason: FinishReason  # why sampling stopped
+    seconds: float = 0.0  # wall-clock time of the request
     token_versions: tuple[int, ...] = ()  # one per token if weights changed during sampling; empty: all are `version`
     text: str | None = None  # from a chat API, which returns neither tokens nor logprobs
     num_text_tokens: int = 0  # of `text`, as the server counts them
@@ -232,17 +227,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of one call: text, images, or an error that the model reads; never an exception.
+    """The result of one call: text, images, or an error that the model reads; never an exception."""
 
-    `was_executed` is Saccade's record that the tool ran to its end; the tool's output can't set it.
-    """
-
-    text: str = ""
-    images: tuple[ImageRef, ...] = ()
-    error: str | None = None
-    was_executed: bool = False
+    text: str = ""  # as the model reads it
+    images: tuple[ImageRef, ...] = ()  # shown after the text
+    error: str | None = None  # what the model reads if the call failed
+    was_executed: bool = False  # whether the tool ran to its end
     child_index: int | None = None  # index into the episode's `children`, if a sub-agent answered
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall-clock time of the call
 
     @property
     def ok(self) -> bool:
@@ -252,51 +244,49 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One reply and its tool results: `results[i]` belongs to `reply.calls[i]`; empty if no call was executed.
+    """One reply and its tool results."""
 
-    `reward` is the environment's own for the reply, if it gave one; the reward `environment_return` sums them.
-    """
-
-    reply: Reply
-    results: tuple[ToolResult, ...] = ()
+    reply: Reply  # what the model wrote
+    results: tuple[ToolResult, ...] = ()  # one per call of the reply, in order; empty if no call was executed
+    # the environment's own reward for the reply, if it gave one; the reward `environment_return` sums them
     reward: float | None = field(default=None, metadata={"omit_none": True})
 
 
 class EpisodeStatus(StrEnum):
     """Why an episode ended."""
 
-    ANSWERED = "answered"
+    ANSWERED = "answered"  # the model wrote a final answer
     NO_ANSWER = "no_answer"  # the model stopped without a call and without an answer
-    MAX_TURNS = "max_turns"
-    LENGTH = "length"
-    CONTEXT_FULL = "context_full"
-    TOOL_ERROR = "tool_error"
-    ABORTED = "aborted"
+    MAX_TURNS = "max_turns"  # the environment's limit of turns was reached
+    LENGTH = "length"  # a reply reached `sampling.max_tokens`
+    CONTEXT_FULL = "context_full"  # the conversation reached the environment's `max_context_tokens`
+    TOOL_ERROR = "tool_error"  # the sandbox or an environment's server failed; not the model's doing
+    ABORTED = "aborted"  # the engine or the media failed, or the deadline passed; not the model's doing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The cost of an episode, children included: tokens, and wall-clock seconds."""
+    """The cost of an episode, children included."""
 
-    prompt_tokens: int = 0
-    sampled_tokens: int = 0
-    visual_tokens: int = 0
-    seconds: float = 0.0
+    prompt_tokens: int = 0  # tokens that were not sampled
+    sampled_tokens: int = 0  # tokens that the engine sampled
+    visual_tokens: int = 0  # tokens of images, a part of `prompt_tokens`
+    seconds: float = 0.0  # wall-clock time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One rollout of a task; `children` are the episodes of its sub-agents."""
+    """One rollout of a task."""
 
-    task: Task
-    environment: str
-    ledger: Ledger
-    turns: tuple[Turn, ...]
-    status: EpisodeStatus
-    children: tuple["Episode", ...] = ()
-    usage: Usage = Usage()
+    task: Task  # the question
+    environment: str  # name of the environment
+    ledger: Ledger  # the tokens of the conversation
+    turns: tuple[Turn, ...]  # the model's replies with their results, in order
+    status: EpisodeStatus  # why it ended
+    children: tuple["Episode", ...] = ()  # the episodes of its sub-agents
+    usage: Usage = Usage()  # its cost, children included
     frame_budget: int | None = None  # the prompt's number of frames, K
-    error: str | None = None
+    error: str | None = None  # what failed, with the status `tool_error` or `aborted`
 
     @property
     def answer(self) -> str | None:
@@ -321,39 +311,35 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Sampled tokens of an episode: the structural tags of all replies, the reply of a turn, or one of its calls.
+    """Sampled tokens of an episode."""
 
-    `turn` is an index into the episode's turns, `call` into the calls of that turn's reply.
-    """
-
-    kind: Literal["tags", "turn", "call"]
-    turn: int | None = None  # None with "tags"
-    call: int | None = None  # None unless "call"
+    kind: Literal[
+        "tags", "turn", "call"
+    ]  # the structural tags of all replies, the reply of a turn, or one of its calls
+    turn: int | None = None  # index into the episode's turns; None with "tags"
+    call: int | None = None  # index into the calls of that turn's reply; None unless "call"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
     """A reward for some tokens of an episode only, such as `Credit(span=Span(kind="turn", turn=0), value=0.5)`."""
 
-    span: Span
-    value: float
+    span: Span  # the tokens
+    value: float  # added to their reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The result of the rewards: the value to train on, and its named, unweighted parts (see `rewards.compose`).
-
-    `credits` are not in `value`. `correct` is the value of the term that the recipe marks as correctness, in [0, 1];
-    None if it marks none.
+    """The result of the rewards of an episode.
 
     >>> Score(value=1.0, correct=1.0, credits=(Credit(span=Span(kind="tags"), value=0.2),)).total
     1.2
     """
 
-    value: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    correct: float | None = None
-    credits: tuple[Credit, ...] = ()
+    value: float  # the value to train on: the weighted sum of the parts
+    parts: Mapping[str, float] = field(default_factory=dict)  # the unweighted value of each term, by its name
+    correct: float | None = None  # the term that the recipe marks as correctness, in [0, 1]; None if it marks none
+    credits: tuple[Credit, ...] = ()  # rewards for some tokens only; not in `value`
 
     @property
     def total(self) -> float:
@@ -370,33 +356,33 @@ class Score:
 class Ungraded:
     """The reason why there is no score, such as `Ungraded(reason="the judge timed out")`: unknown is not 0."""
 
-    reason: str
+    reason: str  # one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredEpisode:
     """An episode with its score."""
 
-    episode: Episode
-    score: Score
+    episode: Episode  # the rollout
+    score: Score  # what the rewards say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UngradedEpisode:
-    """An episode without a score, at `group_index` of its group; it is never trained on."""
+    """An episode without a score; it is never trained on."""
 
-    episode: Episode
-    group_index: int
-    reason: str
+    episode: Episode  # the rollout
+    group_index: int  # its index among the episodes that were sampled for the group
+    reason: str  # why it has no score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one prompt that are compared with each other, and those that have no score."""
+    """The episodes of one prompt that are compared with each other."""
 
-    task: Task
-    episodes: tuple[ScoredEpisode, ...]
-    ungraded: tuple[UngradedEpisode, ...] = ()
+    task: Task  # the question of all of them
+    episodes: tuple[ScoredEpisode, ...]  # in the order of their seeds
+    ungraded: tuple[UngradedEpisode, ...] = ()  # those that have no score
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -416,13 +402,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """A ledger to train on: one advantage per expanded token, 0.0 on each token that the engine did not sample.
+    """A ledger to train on.
 
     Raises ValueError for a wrong number of advantages, and for one on a token outside the loss mask.
     """
 
-    ledger: Ledger
-    advantages: tuple[float, ...]
+    ledger: Ledger  # the tokens
+    advantages: tuple[float, ...]  # one per expanded token; 0.0 on each token that the engine did not sample
 
     def __post_init__(self) -> None:
         mask = self.ledger.loss_mask()

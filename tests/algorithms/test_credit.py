@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.algorithms import group_advantages
-from saccade.algorithms.credit import STRUCTURAL_TAGS, span_token_mask, structural_token_mask
+from saccade.algorithms.credit import STRUCTURAL_TAGS, build_span_token_mask, build_structural_token_mask
 from saccade.algorithms.group_advantages import resolve_estimator
 from saccade.algorithms.group_filter import select_groups
 from saccade.config.schema import AdvantageConfig
@@ -75,7 +75,7 @@ def tokenize(pieces):
     ],
 )
 def test_tags_are_found_in_one_token_and_across_tokens(pieces, mask):
-    assert "".join(str(int(is_marked)) for is_marked in structural_token_mask(*tokenize(pieces))) == mask
+    assert "".join(str(int(is_marked)) for is_marked in build_structural_token_mask(*tokenize(pieces))) == mask
 
 
 @settings(deadline=None)
@@ -93,7 +93,7 @@ def test_exactly_the_tokens_that_overlap_a_tag_are_marked(parts, data):
         for index in range(start, start + len(tag))
     }
     expected = tuple(any(index in inside for index in range(*span)) for span in spans)
-    assert structural_token_mask(*tokenize([text[start:stop] for start, stop in spans])) == expected
+    assert build_structural_token_mask(*tokenize([text[start:stop] for start, stop in spans])) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_a_call_is_found_behind_a_quotation_of_it(pieces, body, mask):
     reply = Reply(text="", blocks=(think, Block(kind=BlockKind.CALL, body=body, is_closed=True, call=call)))
     span = Span(kind="call", turn=2, call=0)
     tokens, decode = tokenize(pieces)
-    marked = span_token_mask(span, tokens, decode, turn=2, reply=reply)
+    marked = build_span_token_mask(span, tokens, decode, turn=2, reply=reply)
     assert "".join(str(int(is_marked)) for is_marked in marked) == mask
-    assert not any(span_token_mask(span, tokens, decode, turn=1, reply=reply))
-    assert all(span_token_mask(Span(kind="turn", turn=1), tokens, decode, turn=1, reply=reply))
+    assert not any(build_span_token_mask(span, tokens, decode, turn=1, reply=reply))
+    assert all(build_span_token_mask(Span(kind="turn", turn=1), tokens, decode, turn=1, reply=reply))
 
 
 def test_credits_of_several_spans_by_hand():

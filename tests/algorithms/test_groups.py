@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from saccade.algorithms import group_advantages
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_advantages import (
-    frac_correct_negative,
+    compute_frac_correct_negative,
     resolve_estimator,
     shape_rewards,
     whiten,
@@ -159,10 +159,10 @@ def test_advantages_sum_to_zero_in_every_group_or_over_the_batch(drawn, estimato
 
 def test_fraction_of_correct_episodes_with_negative_advantage():
     groups = [make_group("a", [1.2, 1, 1, 1]), make_group("b", [1, 0])]
-    assert frac_correct_negative(
+    assert compute_frac_correct_negative(
         groups, compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo"))
     ) == pytest.approx(3 / 5)
-    assert frac_correct_negative([], []) == 0.0
+    assert compute_frac_correct_negative([], []) == 0.0
 
 
 # ---- selection -------------------------------------------------------------------------------------------------------

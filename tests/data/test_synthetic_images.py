@@ -301,7 +301,7 @@ def replay(task, demo, renderer, **settings):
 
 def test_demonstrations_earn_full_reward_with_the_real_tool(small, renderer):
     """Each call shows exactly the card that the next thought names, and the answer is right."""
-    score = Accuracy(answer_types={"open_ended": {"mode": "exact"}, "number": {"mode": "exact"}})
+    score = Accuracy(answer_types={"open": {"mode": "exact"}, "number": {"mode": "exact"}})
     tasks = load_tasks(small / "train" / "tasks.jsonl")
     assert {task.extras["question"] for task in tasks} == set(ANSWER_TYPES)
     loader = CachingMediaLoader()

@@ -309,7 +309,7 @@ def test_a_log_is_appended_with_a_header_per_server(model, tmp_path):
         )
         with ServerProcess(config, log) as process:
             process.wait()
-            assert process.last_log_line() == "a word"
+            assert process.read_last_log_line() == "a word"
     output = log.read_text()
     assert output.startswith("ValueError: of long ago\n--- started at ")
     assert output.count("--- started at ") == output.count("a word") == 2

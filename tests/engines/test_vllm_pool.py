@@ -607,7 +607,7 @@ def test_drained_waits_for_replies_and_holds_back_new_ones(backbone):
                 seen.append(text)
 
             async def drain():
-                async with engine._pool.drained(300.0):
+                async with engine._pool.drain(300.0):
                     seen.append("drained")
                     await asyncio.sleep(0.3)
                     assert len(served.bodies) == 2, "a request was sent"

@@ -105,7 +105,7 @@ def test_an_episode_has_the_servers_observations_images_and_rewards(server, rend
 def test_groups_start_alike_and_are_scored_by_their_returns(server, renderer):
     score = compose_rewards({"environment_return": RewardTerm()})
     task = Task(id="seeded", question="", media=(), answer_type=AnswerType.OPEN, ground_truth="")
-    environment = partial(Openenv, url=server, **SETTINGS, max_turns=10)
+    environment = partial(Openenv, url=server, **SETTINGS, max_replies=10)
     ctx = build_context(renderer, lambda ledger: str(sum(segment.is_sampled for segment in ledger.segments)))
     [group] = asyncio.run(collect([task], lambda task: environment, ctx, group_size=6, score_fn=score))
     assert {scored.episode.status for scored in group.episodes} == {EpisodeStatus.ANSWERED}
@@ -127,7 +127,7 @@ def test_an_action_can_be_json_and_have_constant_fields(server, renderer):
 
 
 def test_the_number_of_turns_is_limited(server, renderer):
-    episode = play(server, renderer, "1", "2", max_turns=2)
+    episode = play(server, renderer, "1", "2", max_replies=2)
     assert (episode.status, len(episode.turns)) == (EpisodeStatus.MAX_TURNS, 2)
     assert episode.turns[1].reward == 0.25
 

@@ -129,7 +129,7 @@ def test_smaller_limit_is_a_part_of_the_full_results(renderer, tmp_path):
     [
         ({"temperature": 0.0}, ("settings",)),
         ({"frame_budgets": (4,)}, ("settings",)),
-        ({"use_tools": False}, ("settings",)),
+        ({"use_tools": False}, ("tools",)),
         ({"max_tokens": 100}, ("settings",)),
         ({"seed": 8}, ("seed",)),
         ({"identity": {"weights": "other", "environment": "this"}}, ("weights",)),

@@ -12,7 +12,14 @@ from evaluation_cases import scored, task
 from saccade.cli.benchmark import resolve_cluster_key
 from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import DataError
-from saccade.evaluation.compare import Evaluation, compare_evaluations, mcnemar, require_same_tasks
+from saccade.evaluation.compare import (
+    Evaluation,
+    compare_evaluations,
+    compare_files,
+    compute_mcnemar_p_value,
+    read_evaluations,
+    require_same_tasks,
+)
 from saccade.evaluation.records import Record
 from saccade.evaluation.subset import StratifiedWeights
 from saccade.reporting.evaluation_report import build_pair_tables
@@ -74,14 +81,37 @@ def test_tasks_about_one_clip_form_a_cluster():
     assert len(caveat) > len(test)
 
 
-def test_cluster_key_of_a_benchmark(tmp_path):
+def test_cluster_key_of_a_benchmark():
     variant = replace(task("v"), extras={"seed": "7"})
-    assert resolve_cluster_key(tmp_path / "dynamath, tools off.jsonl")(variant) == "7"
-    assert resolve_cluster_key(tmp_path / "test.jsonl")(variant) == resolve_cluster_key(tmp_path / "mlvu.jsonl")(
-        variant
-    )
-    with raises(DataError, key=str(tmp_path / "dynamath.jsonl")):
-        resolve_cluster_key(tmp_path / "dynamath.jsonl")(task("v"))
+    assert resolve_cluster_key("dynamath")(variant) == "7"
+    assert resolve_cluster_key("")(variant) == resolve_cluster_key("mlvu")(variant)
+    with raises(DataError, key="benchmark", value="dynamath"):
+        resolve_cluster_key("dynamath")(task("v"))
+
+
+def test_files_record_their_benchmark_and_whether_tools_were_on(tmp_path):
+    variants = [replace(task(f"v-{i}"), extras={"seed": str(i % 2)}) for i in range(4)]
+    (tmp_path / "evaluations").mkdir()
+    for name, use_tools in (("with", True), ("without", False)):
+        for one in rows([0, 1, 1, 1], tasks=variants):
+            record = Record(
+                task=one.episode.task.digest,
+                frame_budget=4,
+                sample_index=0,
+                fingerprint=f"seed=1, tools={use_tools}",
+                outcome=one,
+                benchmark="dynamath",
+                use_tools=use_tools,
+            )
+            append_jsonl(tmp_path / "evaluations" / f"{name}.jsonl", record)
+    found = read_evaluations(tmp_path)
+    assert found["without"].is_control_of(found["with"])
+    assert not found["with"].is_control_of(found["without"])
+    assert not replace(found["without"], fingerprint="seed=2, tools=False").is_control_of(found["with"])
+    files = (tmp_path / "evaluations" / f"{name}.jsonl" for name in ("without", "with"))
+    comparison = compare_files(*files, get_cluster_key=resolve_cluster_key)
+    assert comparison.changes[0].num_clusters == 2
+    assert comparison.changes[0].other_differences == ("tools",)
 
 
 def test_tool_gain_and_harm_are_over_tasks_with_calls():
@@ -127,14 +157,14 @@ def test_tool_effect_needs_a_control():
     [((0, 0), 1), ((0, 1), 1), ((0, 5), 2 / 32), ((2, 8), 2 * 56 / 1024), ((8, 2), 2 * 56 / 1024), ((3, 3), 1)],
 )
 def test_the_exact_test(only, p):
-    assert mcnemar(*only) == pytest.approx(p)
+    assert compute_mcnemar_p_value(*only) == pytest.approx(p)
 
 
 def test_the_exact_test_of_large_numbers():
     n, k = 4000, 1900
     by_hand = sum(math.comb(n, i) for i in range(k + 1)) * 2 / 2**n
-    assert mcnemar(k, n - k) == by_hand
-    assert 0.0 <= mcnemar(100, 9900) < 1e-300
+    assert compute_mcnemar_p_value(k, n - k) == by_hand
+    assert 0.0 <= compute_mcnemar_p_value(100, 9900) < 1e-300
 
 
 def test_samples_are_averaged_over_option_orders():

@@ -35,23 +35,23 @@ def as_markdown(comparison):
 
 
 EVALUATIONS = {
-    "after SFT": evaluation(3),
-    "after RL": evaluation(11, calls=2),
-    "after RL, tools off": evaluation(4, times=(5.0,)),
+    "after SFT": replace(evaluation(3), fingerprint="weights=sft, tools=on"),
+    "after RL": replace(evaluation(11, calls=2), fingerprint="weights=rl, tools=on"),
+    "no tools": replace(evaluation(4, times=(5.0,)), fingerprint="weights=rl, tools=off", use_tools=False),
 }
 
 
 def test_default_pairs():
     changes = {(change.before, change.after): change for change in compare_evaluations(EVALUATIONS).changes}
     assert set(changes) == {
-        ("after RL, tools off", "after RL"),
+        ("no tools", "after RL"),
         ("after SFT", "after RL"),
-        ("after SFT", "after RL, tools off"),
+        ("after SFT", "no tools"),
     }
     gain = changes["after SFT", "after RL"]
     assert gain.difference.mean == pytest.approx(8 / 12)
     assert gain.is_significant
-    assert not changes["after SFT", "after RL, tools off"].is_significant
+    assert not changes["after SFT", "no tools"].is_significant
 
 
 def test_classify_overview_of_images():
@@ -74,7 +74,7 @@ def test_chosen_pairs_and_pairs_without_a_shared_task():
 def test_accuracy_is_split_by_whether_the_overview_shows_the_answer():
     summaries = compare_evaluations(EVALUATIONS).summaries
     assert [row.name for row in summaries["after RL"].slices["overview"]] == ["not shown"]
-    assert [row.name for row in summaries["after RL, tools off"].slices["overview"]] == ["shown"]
+    assert [row.name for row in summaries["no tools"].slices["overview"]] == ["shown"]
 
 
 def test_constant_baseline_of_synthetic_tasks_only():

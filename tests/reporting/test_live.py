@@ -10,7 +10,7 @@ from saccade.reporting.console import (
     CALL_PANEL_WIDTH,
     EpisodePrinter,
     build_call_panel,
-    progress_lines,
+    show_progress_lines,
     summarize_usage,
 )
 from saccade.types import Block, BlockKind, Call, CallFormat, Reply, ToolResult
@@ -84,7 +84,7 @@ def test_panel_width_is_bounded(width):
 
 def test_progress_is_lines_in_a_log():
     screen = console(terminal=False)
-    with progress_lines(screen) as add_task:
+    with show_progress_lines(screen) as add_task:
         update_progress = add_task("1/2 Data")
         update_progress(1, "train", 3)  # too soon for a line
         update_progress(3, "test", 3)
@@ -101,7 +101,7 @@ def test_remaining_time_uses_the_pace_since_the_first_update(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("saccade.reporting.console.time.monotonic", lambda: now[0])
     screen = console(terminal=False)
-    with progress_lines(screen) as add_task:
+    with show_progress_lines(screen) as add_task:
         update_progress = add_task("eval test")
         update_progress(500, "accuracy 0.500", 1000)  # a resumed evaluation
         for done, seconds in ((500, 20.0), (501, 40.0), (510, 60.0), (700, 80.0), (1000, 120.0)):
@@ -118,7 +118,7 @@ def test_remaining_time_uses_the_pace_since_the_first_update(monkeypatch):
 
 def test_progress_is_bars_on_a_terminal():
     screen = console(terminal=True)
-    with progress_lines(screen) as add_task:
+    with show_progress_lines(screen) as add_task:
         add_task("1/2 [Data]")(3, "test", 4)
     assert "1/2 [Data]" in screen.file.getvalue()
     assert "3/4" in screen.file.getvalue()

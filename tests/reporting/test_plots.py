@@ -6,7 +6,15 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from saccade.metrics.tables import Bar
-from saccade.reporting.plots import PANELS, Panel, extract_series, plot_bars, plot_panel, running_mean, theme_svg
+from saccade.reporting.plots import (
+    PANELS,
+    Panel,
+    compute_running_mean,
+    extract_series,
+    plot_bars,
+    plot_panel,
+    theme_svg,
+)
 
 ROWS = [
     {"stage": "rl", "step": step, "reward": 1.0 + step, "reward/accuracy": 0.5, "accuracy": 0.5, "entropy": None}
@@ -47,9 +55,9 @@ def test_plots_are_deterministic():
 
 
 def test_running_mean_keeps_length_and_constants():
-    assert running_mean([2.0] * 50) == [2.0] * 50
-    assert running_mean([4.0]) == [4.0]
-    assert len(running_mean([float(i) for i in range(101)])) == 101
+    assert compute_running_mean([2.0] * 50) == [2.0] * 50
+    assert compute_running_mean([4.0]) == [4.0]
+    assert len(compute_running_mean([float(i) for i in range(101)])) == 101
 
 
 @pytest.mark.slow

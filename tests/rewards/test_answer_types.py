@@ -104,4 +104,11 @@ def test_unknown_types_raise(tmp_path):
     (tmp_path / "none.py").write_text("none = 1")
     with raises(ConfigError, key=str(tmp_path / "none.py"), value=1):
         register_file(str(tmp_path / "none.py"))
-    assert find_plugin(AnswerType.MATH) == "formula"
+    assert find_plugin(AnswerType.MATH) == "math"
+
+
+@pytest.mark.parametrize(("name", "answer_type"), [("formula", "math"), ("open_ended", "open"), ("bbox", "box")])
+def test_published_names_are_refused_with_the_right_one(name, answer_type):
+    with raises(DataError, key="answer_type", value=name) as error:
+        find_plugin(name)
+    assert f"write {answer_type!r}" in str(error.value)

@@ -45,7 +45,7 @@ def test_format_compliance_counts_only_as_a_term():
 @pytest.mark.parametrize("order", [("accuracy", "tool_use"), ("tool_use", "accuracy")])
 def test_tools_share_the_accuracy_of_the_recipe(order):
     partly = episode(LOOKED, turn(think(), answer("red ball")))
-    settings = {"answer_types": {"open_ended": {"mode": "exact"}}}
+    settings = {"answer_types": {"open": {"mode": "exact"}}}
     strict = {"accuracy": RewardTerm(correct=True, settings=settings), "tool_use": RewardTerm()}
     loose = {"accuracy": RewardTerm(correct=True), "tool_use": RewardTerm()}
     assert scored({name: loose[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.8)

@@ -12,7 +12,7 @@ from reward_cases import answer_episode, episode, task, text, turn
 from saccade.errors import ConfigError, DataError
 from saccade.rewards import math_worker_pool
 from saccade.rewards.accuracy import Accuracy
-from saccade.rewards.answer_types.formula import FormulaAnswer, extract_formula
+from saccade.rewards.answer_types.math import MathAnswer, extract_formula
 from saccade.rewards.math_worker_pool import MathWorkerPool
 from saccade.types import AnswerType, Ungraded
 
@@ -20,7 +20,7 @@ from saccade.types import AnswerType, Ungraded
 @pytest.fixture(scope="module")
 def reward():
     pytest.importorskip("math_verify", reason="math-verify is missing: pip install 'saccade[math]'")
-    return FormulaAnswer(cpu_seconds=1, num_workers=1)
+    return MathAnswer(cpu_seconds=1, num_workers=1)
 
 
 def grade_formula(reward, body, gold):
@@ -208,7 +208,7 @@ def test_killed_worker_is_replaced(reward):
 @pytest.mark.slow
 def test_workers_end_with_their_reward():
     pytest.importorskip("math_verify", reason="math-verify is missing")
-    own = FormulaAnswer(num_workers=2)
+    own = MathAnswer(num_workers=2)
     assert grade_formula(own, "3 + 1", "4") == 1.0
     (process,) = own._worker_pool._processes
     del own
@@ -219,7 +219,7 @@ def test_workers_end_with_their_reward():
 def test_worker_that_can_not_start_is_ungraded(monkeypatch):
     pytest.importorskip("math_verify", reason="math-verify is missing")
     monkeypatch.setattr(math_worker_pool.math_worker, "__file__", os.devnull)
-    found = grade_formula(FormulaAnswer(), "3 + 1", "4")
+    found = grade_formula(MathAnswer(), "3 + 1", "4")
     assert isinstance(found, Ungraded)
     assert "math-verify" in found.reason
 
@@ -237,7 +237,7 @@ def test_unresponsive_worker_raises(monkeypatch, tmp_path):
 def test_missing_math_verify_raises(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises(ConfigError, key="answer_type", value="math"):
-        FormulaAnswer()
+        MathAnswer()
     other = Accuracy()  # works without the package until the first math task
     assert other(answer_episode("red", gold="red")) == 1.0
     with raises(ConfigError, key="answer_type", value="math"):
@@ -246,7 +246,7 @@ def test_missing_math_verify_raises(monkeypatch):
 
 def test_accuracy_passes_settings_to_the_answer_type(reward):
     async def body():
-        return await Accuracy(answer_types={"formula": {"max_answer_chars": 3}})(
+        return await Accuracy(answer_types={"math": {"max_answer_chars": 3}})(
             answer_episode("4.", gold="4", kind=AnswerType.MATH)
         )
 
@@ -255,9 +255,9 @@ def test_accuracy_passes_settings_to_the_answer_type(reward):
 
 @pytest.mark.parametrize("settings", [{"cpu_seconds": 0}, {"num_workers": 0}, {"max_answer_chars": 0}])
 def test_invalid_settings_raise(reward, settings):
-    key = f"rewards.accuracy.settings.answer_types.formula.{next(iter(settings))}"
+    key = f"rewards.accuracy.settings.answer_types.math.{next(iter(settings))}"
     with raises(ConfigError, key=key, value=0):
-        Accuracy(answer_types={"formula": settings})
+        Accuracy(answer_types={"math": settings})
 
 
 @pytest.mark.parametrize("gold", [(1.0, 2.0), "", " "])

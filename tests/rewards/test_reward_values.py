@@ -1,4 +1,4 @@
-"""The answer types open_ended, grounding and number, and the reward accuracy."""
+"""The answer types open, grounding and number, and the reward accuracy."""
 
 import pytest
 from error_cases import raises
@@ -10,7 +10,7 @@ from saccade.errors import ConfigError, DataError
 from saccade.rewards.accuracy import Accuracy
 from saccade.rewards.answer_types.grounding import GroundingAnswer
 from saccade.rewards.answer_types.number import NumberAnswer
-from saccade.rewards.answer_types.open_ended import OpenAnswer
+from saccade.rewards.answer_types.open import OpenAnswer
 from saccade.types import AnswerType
 
 
@@ -364,7 +364,7 @@ def test_signs_thousands_tolerance_and_zero():
 
 
 def accurate(body, **settings):
-    rule = {key: settings.pop(key) for key in ("open_ended", "number") if key in settings}
+    rule = {key: settings.pop(key) for key in ("open", "number") if key in settings}
     return Accuracy(answer_types=rule)(answer_episode(body, **settings))
 
 
@@ -376,7 +376,7 @@ def test_accuracy_follows_the_answer_type():
     rule = {"mode": "exact", "tolerance": 10}
     assert accurate("110", gold=100, kind=AnswerType.NUMBER, number=rule) == 1.0
     assert accurate("red ball", gold="red") == pytest.approx(2 / 3)
-    assert accurate("red ball", gold="red", open_ended={"mode": "exact"}) == 0.0
+    assert accurate("red ball", gold="red", open={"mode": "exact"}) == 0.0
     assert accurate("[0, 0, 1, 0.5]", gold=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.BOX) == 0.5
     assert accurate("(0.5, 0.5)", gold=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.POINT) == 1.0
 
@@ -386,10 +386,12 @@ def test_accuracy_follows_the_answer_type():
     [
         ({"judge": {"model": "m"}}, "rewards.judge.settings.url"),
         ({"judge": {"url": "http://x", "model": "m", "modell": "n"}}, "rewards.judge.settings.modell"),
-        ({"answer_types": {"open_ended": {"mode": "f2"}}}, "rewards.accuracy.settings.answer_types.open_ended.mode"),
+        ({"answer_types": {"open": {"mode": "f2"}}}, "rewards.accuracy.settings.answer_types.open.mode"),
         ({"answer_types": {"number": {"tolerance": -0.1}}}, "rewards.accuracy.settings.answer_types.number.tolerance"),
         ({"answer_types": {"box": {"unit": 1}}}, "rewards.accuracy.settings.answer_types.box.unit"),
         ({"answer_types": {"grade_open": {}}}, "answer_type"),
+        ({"answer_types": {"formula": {}}}, "answer_type"),
+        ({"judged": ("open_ended",)}, "answer_type"),
     ],
 )
 def test_settings_of_judge_and_answer_types_are_checked(settings, key):

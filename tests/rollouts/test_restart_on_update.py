@@ -57,7 +57,7 @@ def test_unfinished_episodes_restart_with_the_new_weights(renderer):
         while engine.late < 4 or len(ended) < 2:
             await asyncio.sleep(0.001)
         lost = sum(len(completion.tokens) for _, completion in engine.history)
-        with renewal.weight_update():
+        with renewal.cancel_episodes():
             await engine.sync_weights(None, 1)
             await asyncio.sleep(0.05)  # all that can happen before the update ends
             assert engine.cancelled == 2
@@ -73,9 +73,9 @@ def test_unfinished_episodes_restart_with_the_new_weights(renderer):
     versions = [{version for version in episode.ledger.versions() if version >= 0} for episode in episodes]
     assert sorted(map(tuple, versions)) == [(0,), (0,), (1,), (1,)]
     kept = sum(episode.usage.sampled_tokens for episode in episodes if 0 in episode.ledger.versions())
-    assert renewal.restart_metrics() == {"episodes/restarted": 2.0, "discarded_tokens": float(lost - kept)}
+    assert renewal.pop_metrics() == {"episodes/restarted": 2.0, "discarded_tokens": float(lost - kept)}
     assert lost > kept
-    assert renewal.restart_metrics() == {"episodes/restarted": 0.0, "discarded_tokens": 0.0}
+    assert renewal.pop_metrics() == {"episodes/restarted": 0.0, "discarded_tokens": 0.0}
 
 
 def test_a_restarted_episode_has_its_whole_timeout(renderer):
@@ -93,7 +93,7 @@ def test_a_restarted_episode_has_its_whole_timeout(renderer):
             )
         )
         await asyncio.sleep(0.1)
-        with renewal.weight_update():
+        with renewal.cancel_episodes():
             pass
         await running
 
@@ -104,7 +104,7 @@ def test_a_restarted_episode_has_its_whole_timeout(renderer):
 def test_episodes_cancelled_before_they_begin_leave_no_task(renderer):
     async def body():
         renewal = RestartOnUpdate()
-        with renewal.weight_update():
+        with renewal.cancel_episodes():
             running = asyncio.create_task(
                 run_one_group(task("a"), ParallelCrop, base(renderer), group_size=3, run_fn=renewal.run_episode)
             )

@@ -403,7 +403,7 @@ def test_incomplete_model_is_rejected_before_the_run_exists(tmp_path, tiny_folde
 
 def test_ask_of_a_checkpoint_uses_the_local_engine(tmp_path):
     (tmp_path / "config.json").write_text('{"vision_config": {"patch_size": 16, "spatial_merge_size": 2}}')
-    name, here = pipeline.default_recipe_for(tmp_path)
+    name, here = pipeline.find_default_recipe(tmp_path)
     assert (name, load_recipe(name, here).engine.name) == ("paravt/para_grpo", "local")
 
 

@@ -35,10 +35,10 @@ def test_the_reference_is_swapped_in_and_out_without_copies(workspace, reference
     after = copy_weights(change_weights(components))
     addresses = get_addresses(components)
     for _ in range(2):
-        with reference.swapped_in():
+        with reference.swap_in():
             assert are_equal(copy_weights(components), before)
         assert are_equal(copy_weights(components), after)
-    with pytest.raises(KeyError), reference.swapped_in():
+    with pytest.raises(KeyError), reference.swap_in():
         raise KeyError
     assert are_equal(copy_weights(components), after)
     assert get_addresses(components) == addresses
@@ -64,7 +64,7 @@ def test_with_lora_only_the_adapters_are_stored(workspace):
     )
     before = copy_weights(components)
     change_weights(components)
-    with reference.swapped_in():
+    with reference.swap_in():
         assert are_equal(copy_weights(components), before)
 
 

@@ -125,5 +125,5 @@ def test_an_evaluation_counts_visual_tokens(run):
     without_tools = run.recipe.model_copy(
         update={"evaluation": run.recipe.evaluation.model_copy(update={"use_tools": False})}
     )
-    outcomes = evaluation.evaluate(run.path, without_tools, name="train, tools off", **settings)
+    outcomes = evaluation.evaluate(run.path, without_tools, name="train_no_tools", **settings)
     assert {outcome.episode.usage.visual_tokens for outcome in outcomes} == {prompt_tokens}

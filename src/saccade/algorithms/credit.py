@@ -21,7 +21,7 @@ STRUCTURAL_TAGS = ("</think>", "<tool_call>", "</tool_call>", "<answer>", "</ans
 _TAG_PATTERN = re.compile("|".join(map(re.escape, STRUCTURAL_TAGS)))
 
 
-def span_token_mask(
+def build_span_token_mask(
     span: Span, tokens: Sequence[int], decode: Decode, *, turn: int, reply: Reply | None
 ) -> tuple[bool, ...]:
     """Return, for each sampled token of a reply, whether it overlaps the span.
@@ -30,7 +30,7 @@ def span_token_mask(
     includes its tags. `decode` maps ids to text, like a renderer's.
     """
     if span.kind == "tags":
-        return structural_token_mask(tokens, decode)
+        return build_structural_token_mask(tokens, decode)
     if span.turn != turn:
         return (False,) * len(tokens)
     if span.kind == "turn":
@@ -38,13 +38,13 @@ def span_token_mask(
     return _mask_overlapping(tokens, decode, lambda text: _find_call(text, reply, span.call))
 
 
-def structural_token_mask(tokens: Sequence[int], decode: Decode) -> tuple[bool, ...]:
+def build_structural_token_mask(tokens: Sequence[int], decode: Decode) -> tuple[bool, ...]:
     """Return, for each sampled token of one reply, whether it overlaps one of `STRUCTURAL_TAGS`.
 
     A tag may span several tokens; a token that also holds other text counts as structural.
 
     >>> vocabulary = {1: "Red", 2: "</", 3: "think", 4: ">", 5: "<answer>", 6: "."}
-    >>> structural_token_mask((1, 2, 3, 4, 6, 5, 1), lambda ids: "".join(vocabulary[i] for i in ids))
+    >>> build_structural_token_mask((1, 2, 3, 4, 6, 5, 1), lambda ids: "".join(vocabulary[i] for i in ids))
     (False, True, True, True, False, True, False)
     """
     return _mask_overlapping(tokens, decode, lambda text: (tag.span() for tag in _TAG_PATTERN.finditer(text)))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from saccade import plugins
 from saccade.config.schema import AdvantageConfig
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.types import Group, Span
 
 _EPSILON = 1e-6  # added to a std before dividing
@@ -55,7 +55,7 @@ def resolve_estimator(name: str, settings: Mapping[str, Any]) -> AdvantageEstima
         if len(rewards_G) < 2:  # nothing to compare with
             return np.zeros_like(rewards_G)
         totals_G = rewards_G if total_rewards is None else np.asarray(total_rewards, dtype=np.float64)
-        with boundary(ConfigError, f"the advantage estimator {name!r} failed", key=key, value=name):
+        with convert_errors(ConfigError, f"the advantage estimator {name!r} failed", key=key, value=name):
             values_G = np.asarray(bound(rewards_G, totals_G), dtype=np.float64)
         if values_G.shape != rewards_G.shape or not np.isfinite(values_G).all():
             message = f"the advantage estimator {name!r} must return {len(rewards_G)} finite numbers, one per episode"
@@ -122,7 +122,7 @@ def _compute_parts(
     return np.stack([estimator(row_G, shaped[-1]) for row_G in np.diff(shaped, axis=0, prepend=0.0)])
 
 
-def frac_correct_negative(groups: Sequence[Group], advantages: Sequence[ArrayLike]) -> float:
+def compute_frac_correct_negative(groups: Sequence[Group], advantages: Sequence[ArrayLike]) -> float:
     """Return the fraction of correct episodes whose advantage is below 0; 0.0 if none is correct."""
     is_negative = [
         value < 0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade import plugins
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.types import Group, ScoredEpisode
 
 Filters = Mapping[str, Mapping[str, Any]]  # settings by the filter's name, as in `rl.filters`
@@ -61,15 +61,15 @@ def resolve_filters(filters: Filters) -> dict[str, dict[str, Callable[..., bool]
             raise ConfigError(f"{message}; rename it", key=key, value=stage)
         names_in_use.add(stage)
         kind = "advantage" if "advantage" in parameters else "group" if positional[0] == "group" else "scored"
-        resolved[kind][stage] = _with_boundary(name, bound)
+        resolved[kind][stage] = _report_errors(name, bound)
     return resolved
 
 
-def _with_boundary(name: str, should_keep: Callable[..., bool]) -> Callable[..., bool]:
+def _report_errors(name: str, should_keep: Callable[..., bool]) -> Callable[..., bool]:
     def run_filter(item: ScoredEpisode | Group, **advantage: float) -> bool:
         task_id = (item if isinstance(item, Group) else item.episode).task.id
         message = f"the filter {name!r} failed on task {task_id}"
-        with boundary(ConfigError, message, key=f"rl.filters.{name}", value=task_id):
+        with convert_errors(ConfigError, message, key=f"rl.filters.{name}", value=task_id):
             return bool(should_keep(item, **advantage))
 
     return run_filter

@@ -27,7 +27,7 @@ from torch import Tensor
 from saccade import plugins
 from saccade.algorithms.ratios import compute_token_ratio, k3
 from saccade.config.schema import LossConfig
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 _DEFAULT_TIS_CAP, _DEFAULT_STALE_TIS_CAP = 2.0, 5.0  # for measuring truncation when it is off
@@ -55,7 +55,7 @@ def resolve_loss(settings: LossConfig) -> TokenLoss:
     def compute_loss(
         logp_N: Tensor, old_logp_N: Tensor, adv_N: Tensor, seq_N: Tensor
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        with boundary(ConfigError, f"the loss {name!r} failed", key=key, value=name):
+        with convert_errors(ConfigError, f"the loss {name!r} failed", key=key, value=name):
             loss_N, stats = bound(logp_N, old_logp_N, adv_N, seq_N)
             shapes = {"the loss": loss_N.shape, **{stat: value.shape for stat, value in stats.items()}}
         if wrong := {what: tuple(shape) for what, shape in shapes.items() if shape != logp_N.shape}:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from saccade.errors import ModelError, boundary
+from saccade.errors import ModelError, convert_errors
 
 
 class ChatTokenizer:
@@ -23,7 +23,7 @@ class ChatTokenizer:
         if not path.is_file():
             message = f"{folder} has no tokenizer.json; save the tokenizer there with save_pretrained"
             raise ModelError(message, key=str(path))
-        with boundary(ModelError, f"{path} can't be read", key=str(path)):
+        with convert_errors(ModelError, f"{path} can't be read", key=str(path)):
             data = json.loads(path.read_text(encoding="utf-8"))
             self._tokenizer = Tokenizer.from_str(json.dumps(data))
             # Without its added tokens the same tokenizer encodes `<|im_end|>` as ordinary characters.

@@ -17,7 +17,7 @@ from saccade import sandbox
 from saccade.data.synthetic.video_writer import write_video
 from saccade.errors import SaccadeError
 from saccade.media import video
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.versions import find_package_version
 
 
@@ -80,5 +80,5 @@ def describe_isolation() -> str:
 
 def check_current_folder() -> str:
     """Check that the current folder is writable. Raises RunError."""
-    with file_errors(Path.cwd()), tempfile.TemporaryFile(dir=Path.cwd()):
+    with convert_file_errors(Path.cwd()), tempfile.TemporaryFile(dir=Path.cwd()):
         return f"{Path.cwd()} is writable"

@@ -36,15 +36,15 @@ from saccade.config.schema import Recipe
 from saccade.data.dataset import load_recipe_data
 from saccade.engines.sampling_filters import check_neutral
 from saccade.environments.task_environments import TaskEnvironments
-from saccade.errors import ConfigError, ModelError, RunError, SaccadeError, boundary
+from saccade.errors import ConfigError, ModelError, RunError, SaccadeError, convert_errors
 from saccade.media import image, video
 from saccade.models.checkpoint_files import check_weights
 from saccade.models.lora import check_adapters
 from saccade.protocols import EngineRequirements, ProbeableEngine
 from saccade.reporting.loggers.dispatch import check_loggers
 from saccade.rollouts.components import (
+    apply_evaluation_settings,
     compose_task_rewards,
-    for_evaluation,
     require_trainable,
     resolve_settings,
     resolve_tool_settings,
@@ -111,7 +111,7 @@ def report_checks(planned_run: PlannedRun) -> Iterator[CheckResult]:
 
 def execute_check(check: Check) -> object:
     """Return what a check's `run` returns; any exception becomes a SaccadeError that names the check."""
-    with boundary(SaccadeError, f"{check.name} can't be checked", key=check.name):
+    with convert_errors(SaccadeError, f"{check.name} can't be checked", key=check.name):
         return check.run()
 
 
@@ -167,7 +167,7 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
     checks = [
         Check(
             "environment",
-            lambda: [TaskEnvironments.from_recipe(used) for used in (recipe, for_evaluation(recipe))],
+            lambda: [TaskEnvironments.from_recipe(used) for used in (recipe, apply_evaluation_settings(recipe))],
             ", ".join((recipe.environment.name, *environments)),
         ),
         Check("engine", bind(_check_engine, recipe, stages), recipe.engine.name),
@@ -224,7 +224,7 @@ def check_device(device: str) -> None:
     """Check that this machine has a device such as "cuda:1". Raises ConfigError."""
     kind, _, number = device.partition(":")
     hint = "set model.device=cpu (and model.dtype=float32), or use a machine that has one"
-    with boundary(ConfigError, f"model.device={device} can't be used ({hint})", key="model.device", value=device):
+    with convert_errors(ConfigError, f"model.device={device} can't be used ({hint})", key="model.device", value=device):
         if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError("torch finds no GPU on this machine")
         if kind == "cuda" and number.isdecimal() and int(number) >= torch.cuda.device_count():
@@ -332,7 +332,7 @@ def open_media(media: Media) -> None:
 
 def _list_environments(planned_run: PlannedRun) -> dict[str, tuple[Recipe, str]]:
     """Return the environments in use, each as a recipe and the name that tasks select, by the name of its check."""
-    recipe, evaluated = planned_run.recipe, for_evaluation(planned_run.recipe)
+    recipe, evaluated = planned_run.recipe, apply_evaluation_settings(planned_run.recipe)
     defaults = [recipe] if _is_training(planned_run.stages) else []
     if "eval" in planned_run.stages and (not defaults or evaluated.environment != recipe.environment):
         defaults.append(evaluated)

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from saccade.cli.terminal import out, print_table, print_tables
 from saccade.errors import RunError
-from saccade.reporting.console import print_text, progress_lines
+from saccade.reporting.console import print_text, show_progress_lines
 
 
 def ablate(
@@ -48,7 +48,7 @@ def ablate(
     print_text(out, format_plan(ablation))
     if plan:
         return None
-    with progress_lines(out) as add_task:
+    with show_progress_lines(out) as add_task:
         print_line = functools.partial(print_text, out)
         report_path, tables, failures = run(folder, ablation, add_task=add_task, print_line=print_line)
     print_tables(tables)

@@ -20,12 +20,12 @@ from saccade.cli.doctor import doctor
 from saccade.cli.evaluate import evaluation_app
 from saccade.cli.recipes import recipes_app
 from saccade.cli.serve import serve
-from saccade.cli.terminal import MODEL_OR_SERVER, ModelPath, RecipeName, Settings, err, out, print_tables, progress
+from saccade.cli.terminal import MODEL_OR_SERVER, ModelPath, RecipeName, Settings, err, out, print_tables, show_progress
 from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError
-from saccade.reporting.console import EpisodePrinter, print_text, progress_lines, summarize_usage
+from saccade.reporting.console import EpisodePrinter, print_text, show_progress_lines, summarize_usage
 from saccade.runs.run_folder import Run
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 
 
 def configure_environment() -> None:
@@ -109,7 +109,7 @@ def model_tiny(
     # A repeated command must not overwrite trained weights.
     if (folder / "config.json").exists():
         raise RunError(f"{folder} already holds a model; choose another folder", key=str(folder))
-    with file_errors(folder):
+    with convert_file_errors(folder):
         make_tiny_model(str(folder), family=family, seed=seed, tie_word_embeddings=tied)
     out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
 
@@ -126,7 +126,7 @@ def data_synth(
     from saccade.runs import pipeline
 
     loaded = load_recipe(recipe, settings or ())
-    with progress("synth", loaded.synthetic.num_files) as update_progress:
+    with show_progress("synth", loaded.synthetic.num_files) as update_progress:
         report = pipeline.generate_data(folder, loaded, on_progress=update_progress)
     splits = ", ".join(f"{count} {split}" for split, count in report.num_media.items())
     media = f"{sum(report.num_media.values())} {loaded.synthetic.media}s ({splits})"
@@ -149,7 +149,7 @@ def build_train_command(stage: str, metric: str) -> Callable[..., None]:
 
         loaded = load_recipe(recipe, settings or ())
         train_fn, steps = {"sft": (api.sft, loaded.sft.steps), "rl": (api.train, loaded.rl.steps)}[stage]
-        with progress(stage, steps) as update_progress:
+        with show_progress(stage, steps) as update_progress:
 
             def report_step(step: int, values: Mapping[str, float]) -> None:
                 update_progress(step, f"{metric} {values[metric]:.3f}")
@@ -218,7 +218,7 @@ def demo(
         recipe = load_recipe(name or "tiny/para_grpo", settings)
     from saccade.runs.demo import run_demo
 
-    with progress_lines(out) as add_task:
+    with show_progress_lines(out) as add_task:
         report_path, tables = run_demo(folder, recipe, resume=resume, add_task=add_task)
     print_tables(tables)
     print_text(out, f"Report: {report_path}")

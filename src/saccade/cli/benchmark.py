@@ -18,8 +18,8 @@ from saccade.data.hub import (
     check_installed,
     compute_relative_paths,
 )
-from saccade.errors import ConfigError, DataError, boundary
-from saccade.reporting.console import UpdateProgress, print_text, progress_lines
+from saccade.errors import ConfigError, DataError, convert_errors
+from saccade.reporting.console import UpdateProgress, print_text, show_progress_lines
 
 if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
@@ -58,7 +58,7 @@ def run_benchmarks(
 ) -> None:
     """Evaluate a run on each benchmark, and print and write the reports.
 
-    The evaluation is named after the benchmark and the suffix, such as "videomme, tools off". Raises ConfigError for an
+    The evaluation is named after the benchmark and the suffix, such as "videomme_no_tools". Raises ConfigError for an
     unknown benchmark or scoring, and for options that can't be shuffled, before any evaluation.
     """
     from saccade.reporting.benchmark_report import build_evaluation_tables, write_benchmark_report
@@ -74,7 +74,7 @@ def run_benchmarks(
     ]
     for (_, benchmark), data_folder in zip(benchmarks, folders, strict=True):
         name = format_evaluation_name(benchmark.name, suffix)
-        with progress_lines(out) as add_task:
+        with show_progress_lines(out) as add_task:
             report = evaluation.evaluate_benchmark(
                 folder,
                 recipe,
@@ -173,18 +173,18 @@ def _resolve_benchmarks(names: Sequence[str]) -> list[tuple[str, Any]]:
     return [(name, plugins.resolve("evaluation.benchmarks", name, settings)()) for name, settings in resolved]
 
 
-def resolve_cluster_key(path: Path) -> Callable[["Task"], str]:
-    """Return the function that clusters a results file's tasks: the benchmark's own, else by media files."""
+def resolve_cluster_key(name: str) -> Callable[["Task"], str]:
+    """Return the function that clusters the tasks of a packaged benchmark; else by media files."""
     from saccade.metrics.statistics import get_media_key
 
-    name = path.stem.partition(", ")[0]
     if name not in {*plugins.list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES}:
         return get_media_key
     own: Callable[[Task], str] = _resolve_benchmarks([name])[0][1].cluster_key
 
     def get_cluster_key(task: "Task") -> str:
-        message = f"{path} is named after the benchmark {name}, but holds other tasks; rename it"
-        with boundary(DataError, message, key=str(path)):
+        with convert_errors(
+            DataError, f"the task {task.id} is not one of the benchmark {name}", key="benchmark", value=name
+        ):
             return own(task)
 
     return get_cluster_key
@@ -193,10 +193,10 @@ def resolve_cluster_key(path: Path) -> Callable[["Task"], str]:
 def format_evaluation_name(benchmark: str, suffix: str) -> str:
     """Return the name of an evaluation on a benchmark.
 
-    >>> format_evaluation_name("videomme", ""), format_evaluation_name("videomme", "tools off")
-    ('videomme', 'videomme, tools off')
+    >>> format_evaluation_name("videomme", ""), format_evaluation_name("videomme", "no_tools")
+    ('videomme', 'videomme_no_tools')
     """
-    return f"{benchmark}, {suffix}" if suffix else benchmark
+    return f"{benchmark}_{suffix}" if suffix else benchmark
 
 
 def _build_progress_callback(add_task: Callable[..., UpdateProgress], label: str) -> "Callable[[Progress], None]":
@@ -215,7 +215,7 @@ def _prepare_data(benchmark_data: BenchmarkData, benchmark: Any, name: str, subs
 
     data, client = str(benchmark_data.source), HubClient(endpoint=benchmark_data.hub_endpoint)
     is_remote = data.startswith(HUB_PREFIX)
-    with progress_lines(out) as add_task:
+    with show_progress_lines(out) as add_task:
         get_task = functools.cache(functools.partial(add_task, f"unpack {benchmark.name}"))
 
         def on_progress(done: int, archive: str) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from saccade.cli.terminal import out, progress
+from saccade.cli.terminal import out, show_progress
 from saccade.data.hub import DEFAULT_ENDPOINT, HUB_PREFIX, HubClient
 from saccade.errors import ConfigError, DataError
 from saccade.reporting.console import print_text
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.versions import find_package_version
 
 data_app = typer.Typer(no_args_is_help=True, help="Generate, import, validate and show data.")
@@ -70,7 +70,7 @@ def _import(
     paths = [client.download_file(file) if file.startswith(HUB_PREFIX) else Path(file) for file in files]
     plugin_files = filter(None, map(plugins.get_file, [source, *(answer_types or ())]))
     digests = [compute_file_digest(str(file)) for file in plugin_files]
-    with file_errors(output_path), progress(f"import {source}") as update_progress:
+    with convert_file_errors(output_path), show_progress(f"import {source}") as update_progress:
         reports = import_dataset(
             importer,
             paths,
@@ -115,7 +115,7 @@ def _unpack(
             f"{min(other)} is not an archive that can be unpacked; give .zip, .tar, .tar.gz, or their parts",
             key=min(other),
         )
-    with progress("unpack") as update_progress:
+    with show_progress("unpack") as update_progress:
         count = sum(unpack(Path(), archive, folder, on_progress=update_progress) for archive in archives)
     out.print(f"wrote {escape(str(folder))}: {count} file{'s' if count != 1 else ''} written", soft_wrap=True)
 
@@ -134,7 +134,7 @@ def _materialize(
     from saccade.data.importer import get_archive_folder
     from saccade.data.materialize import MEDIA_PREFIXES, materialize
 
-    with file_errors(folder), progress("materialize") as update_progress:
+    with convert_file_errors(folder), show_progress("materialize") as update_progress:
         reports = materialize(
             files,
             folder,
@@ -169,7 +169,7 @@ def _check(
     from saccade.data.validate import FINDING_DESCRIPTIONS, NOTE_FINDINGS, validate_dataset
 
     _register(answer_types)
-    with progress("check") as update_progress:
+    with show_progress("check") as update_progress:
         splits = validate_dataset(
             files,
             media_root=root,
@@ -210,7 +210,7 @@ def _show(
     item = resolve_media_paths(find_item(file, row, id), root or file.parent)
     out.print(escape(format_item(item)), soft_wrap=True)
     if page is not None:
-        with file_errors(page):
+        with convert_file_errors(page):
             page.write_text(render_item_page(item, file), encoding="utf-8")
         out.print(f"wrote {escape(str(page))}", soft_wrap=True)
 

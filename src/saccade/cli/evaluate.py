@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from saccade.cli.benchmark import BenchmarkData, merge_benchmarks, resolve_cluster_key, run_benchmarks
-from saccade.cli.terminal import MODEL_OR_SERVER, RunFolder, Settings, out, print_tables, progress
+from saccade.cli.terminal import MODEL_OR_SERVER, RunFolder, Settings, out, print_tables, show_progress
 from saccade.config.load import list_recipes, load_recipe
 from saccade.config.schema import Recipe
 from saccade.data.hub import DEFAULT_ENDPOINT
@@ -117,7 +117,7 @@ def evaluate(
         run_benchmarks(folder, loaded, names, copies, suffix=suffix, model=weights, shard=parsed_shard)
         return
     name = name if name is not None else "test"
-    with progress(f"eval {name}") as update_progress:
+    with show_progress(f"eval {name}") as update_progress:
         scored = evaluation.evaluate(
             folder,
             loaded,
@@ -135,7 +135,7 @@ def _prepare_run(
 ) -> tuple[Path, Recipe, Path | None]:
     """Return the run folder (that of a recipe becomes a run), recipe, and weights (None: the newest, or a server's)."""
     from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
-    from saccade.rollouts.components import for_evaluation
+    from saccade.rollouts.components import apply_evaluation_settings
     from saccade.runs import pipeline
 
     if run_or_recipe.is_dir():
@@ -151,7 +151,10 @@ def _prepare_run(
     checked = recipe.with_values({"model.path": run_recipe.model.path})
     has_model = weights is not None or not model
     require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
-    is_run, isolations = (output_folder / "recipe.yaml").exists(), start_sandboxes(for_evaluation(run_recipe))
+    is_run, isolations = (
+        (output_folder / "recipe.yaml").exists(),
+        start_sandboxes(apply_evaluation_settings(run_recipe)),
+    )
     Run.create(output_folder, run_recipe, resume=is_run, metadata=isolations)
     return output_folder, *pipeline.resolve_target(load_recipe(str(output_folder / "recipe.yaml"), settings), model)
 
@@ -201,7 +204,7 @@ def compare(
         if not path.is_file():
             raise DataError(f"there is no evaluation {path}; name a results file, or a run and --name", key=str(path))
         files.append(path)
-    comparison = compare_files(files[0], files[1], cluster_key=resolve_cluster_key(files[0]))
+    comparison = compare_files(files[0], files[1], get_cluster_key=resolve_cluster_key)
     print_tables(build_pair_tables(comparison))
     if json_file is not None:
         write_json(json_file, comparison)

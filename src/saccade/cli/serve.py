@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from saccade.cli.terminal import out, progress
+from saccade.cli.terminal import out, show_progress
 from saccade.errors import EngineError
 from saccade.reporting.console import print_text
 
@@ -70,7 +70,7 @@ def serve(
         try:
             with ServerProcess(config, log.absolute()) as process:
                 _wait_until_ready(process, config, startup_timeout)
-                reason = f"vLLM ended with exit code {process.wait()}: {process.last_log_line()}"
+                reason = f"vLLM ended with exit code {process.wait()}: {process.read_last_log_line()}"
         except EngineError as error:
             if left in (0, restarts):  # a server that was never ready fails again
                 raise
@@ -82,7 +82,7 @@ def serve(
 
 def _wait_until_ready(process: Any, config: Any, timeout: float) -> None:
     start = time.monotonic()
-    with progress("seconds", int(timeout)) as update_progress:
+    with show_progress("seconds", int(timeout)) as update_progress:
         for line in process.poll_until_ready(timeout):
             update_progress(int(time.monotonic() - start), line[:100])
     print_text(out, f"Ready: {config.url} serves {config.model} (pid {process.pid}); Ctrl-C stops it", style="bold")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.reporting.console import UpdateProgress, progress_lines
+from saccade.reporting.console import UpdateProgress, show_progress_lines
 
 LOG_WIDTH = 120  # columns of tables without a terminal
 
@@ -25,9 +25,9 @@ RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[UpdateProgress]:
+def show_progress(label: str, total: int | None = None) -> Iterator[UpdateProgress]:
     """Show a progress bar on a terminal, a line every ten seconds in a log."""
-    with progress_lines(out) as add_task:
+    with show_progress_lines(out) as add_task:
         yield add_task(label, total)
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from saccade.config.schema import Recipe, Section, parse_section
-from saccade.errors import ConfigError, RunError, boundary
+from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.plugins import suggest
 
 RECIPES_DIR = Path(__file__).parents[1] / "recipes"
@@ -94,13 +94,13 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, source: str, *, key: str = "") -> Any:
     """Parse YAML into plain values. Raises ConfigError, naming `source` and with `key` (default: `source`)."""
-    with boundary(ConfigError, f"{source} isn't valid YAML", key=key or source):
+    with convert_errors(ConfigError, f"{source} isn't valid YAML", key=key or source):
         return yaml.load(text, _Loader)
 
 
 def read_yaml(path: Path, kind: str) -> Any:
     """Read a YAML file. Raises ConfigError, with its path as key, if it can't be read or is invalid."""
-    with boundary(ConfigError, f"the {kind} {path} can't be read", key=str(path)):
+    with convert_errors(ConfigError, f"the {kind} {path} can't be read", key=str(path)):
         return parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 

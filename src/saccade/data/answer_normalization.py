@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.data.source_row import OPTION_LETTERS, SourceRow
-from saccade.rewards.answer_types.base import get_answer_type, list_answer_types, unwrap_answer
+from saccade.rewards.answer_types.base import find_answer_type, get_answer_type, unwrap_answer
 from saccade.rewards.text_normalization import ANSWER_LEAD_IN, normalize_text
 from saccade.types import AnswerType, Media, Task
 
@@ -47,13 +47,13 @@ def build_task(
         answer_type, question = AnswerType.CHOICE, question if option_texts else stem
     elif answer_type == AnswerType.CHOICE:
         expected = f"one of {', '.join(options)}" if options else "a letter, since the question lists no options"
-        raise row.field_error(field_name, f"{answer!r} should be {expected}", value=answer)
+        raise row.build_field_error(field_name, f"{answer!r} should be {expected}", value=answer)
     else:
         answer_type, options = answer_type or AnswerType.OPEN, ()
         plugin = get_answer_type(answer_type)
         ground_truth = plugin.parse_ground_truth(answer)
         if ground_truth is None:
-            raise row.field_error(field_name, f"{answer!r} should be {plugin.expected}", value=answer)
+            raise row.build_field_error(field_name, f"{answer!r} should be {plugin.expected}", value=answer)
     return Task(
         id=id or row.id,
         question=question,
@@ -64,12 +64,6 @@ def build_task(
         extras=extras,
         environment=environment,
     )
-
-
-def find_answer_type(declared: str) -> str | None:
-    """Return the answer type that a dataset calls `declared`, None for any other name."""
-    names = {name: plugin.names[0] for plugin in list_answer_types().values() for name in plugin.names}
-    return names.get(declared.strip().lower())
 
 
 def split_options(question: str) -> tuple[str, tuple[str, ...]]:

@@ -27,8 +27,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from saccade.errors import DataError
-from saccade.utils.files import file_errors
-from saccade.utils.jsonl import atomic_write
+from saccade.utils.files import convert_file_errors
+from saccade.utils.jsonl import write_atomically
 
 # Of two suffixes with a common start the longer comes first.
 _ARCHIVE_SUFFIX_PATTERN = r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"
@@ -113,7 +113,7 @@ def _parse_part_number(part: str) -> int:
 
 def require_disk_space(folder: Path, size: int, what: str) -> None:
     """Raise DataError if the disk of `folder` has less than `size` bytes free; `what` begins the sentence."""
-    with file_errors(folder):
+    with convert_file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     if size > free:
@@ -190,7 +190,12 @@ def _extract_members(
             if target is None or target.is_file():
                 continue
             require_disk_space(target.parent, size, f"{name} of {archive_path}")
-            with opened() as source, file_errors(target), atomic_write(target) as partial, partial.open("wb") as out:
+            with (
+                opened() as source,
+                convert_file_errors(target),
+                write_atomically(target) as partial,
+                partial.open("wb") as out,
+            ):
                 out.writelines(_iterate_chunks(source))
             num_written += 1
             on_progress(num_written, archive.name)

@@ -135,7 +135,7 @@ def build_demonstrations(
     turns = [message for message in messages if message.role != "system"]
     starts = [index for index, message in enumerate(turns) if message.role == "user"]
     if starts[0] != 0:
-        raise row.field_error(field_name, "it should begin with the user's question")
+        raise row.build_field_error(field_name, "it should begin with the user's question")
     history = ""
     for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(turns)], strict=True)):
         media += turns[start].media
@@ -146,7 +146,7 @@ def build_demonstrations(
             replies, children = _parse_turns(turns[start + 1 : end])
             replies, answer = _find_answer(replies, wrap_answer)
         except ValueError as error:
-            raise row.field_error(field_name, str(error)) from None
+            raise row.build_field_error(field_name, str(error)) from None
         task_id = row.id if len(starts) == 1 else f"{row.id}.{index}"
         task = build_task(row, question, answer, media, field_name=field_name, extras=extras, id=task_id)
         yield Demonstration(task=task, frame_budget=None, replies=replies, children=children)

@@ -22,7 +22,7 @@ from saccade.media.relocation import map_media_paths
 from saccade.plugins import get_file, suggest
 from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.types import Demonstration, Media, Task
-from saccade.utils.jsonl import atomic_write, to_jsonable, validate_as, write_jsonl
+from saccade.utils.jsonl import to_jsonable, validate_as, write_atomically, write_jsonl
 
 ItemT = TypeVar("ItemT", bound=Task | Demonstration)
 
@@ -168,7 +168,7 @@ def write_items(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     rows = map(_build_parquet_row, items)
     first = list(itertools.islice(rows, 1))
     columns = DEMONSTRATION_COLUMNS if first and "replies" in first[0] else TASK_COLUMNS
-    with atomic_write(target) as partial:
+    with write_atomically(target) as partial:
         parquet.write_parquet(partial, columns, itertools.chain(first, rows))
 
 

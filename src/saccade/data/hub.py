@@ -28,8 +28,8 @@ from saccade.data.archives import (
     require_disk_space,
     unpack,
 )
-from saccade.errors import ConfigError, DataError, boundary
-from saccade.utils.files import OS_ERROR_HINTS, file_errors, write_text
+from saccade.errors import ConfigError, DataError, convert_errors
+from saccade.utils.files import OS_ERROR_HINTS, convert_file_errors, write_text
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_CACHE_DIR = "~/.cache/saccade/hub"
@@ -217,19 +217,19 @@ class HubClient:
         }
         fix = "check the network, or copy the dataset by hand and name the copy instead"
         try:
-            with boundary(DataError, f"{what} can't be downloaded from {self.endpoint}; {fix}", key=name):
+            with convert_errors(DataError, f"{what} can't be downloaded from {self.endpoint}; {fix}", key=name):
                 yield
         except DataError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno in OS_ERROR_HINTS:
-                with file_errors(folder):
+                with convert_file_errors(folder):
                     raise cause from None
             explanation = next((text for kind, text in explanations.items() if isinstance(cause, kind)), str(error))
             raise DataError(explanation, key=name) from cause
 
 
 def _read_snapshot(folder: Path) -> DatasetSnapshot:
-    with boundary(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and download it again"):
+    with convert_errors(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and download it again"):
         return DatasetSnapshot(**json.loads((folder / "hub.json").read_text(encoding="utf-8")))
 
 

@@ -209,7 +209,7 @@ class _ImportJob:
             self.item_type = type(item)
             id_hash = _hash_id(task.id)
             if id_hash in self.seen_ids and self.item_type is Task:  # a task may have several demonstrations
-                raise row.field_error("id", f"{task.id!r} is used twice; ids must be unique", value=task.id)
+                raise row.build_field_error("id", f"{task.id!r} is used twice; ids must be unique", value=task.id)
             self.seen_ids.add(id_hash)
         return items
 

@@ -17,7 +17,7 @@ from typing import Any
 from saccade.data import parquet
 from saccade.data.importer import get_archive_folder
 from saccade.errors import DataError
-from saccade.utils.jsonl import atomic_write, require_file
+from saccade.utils.jsonl import require_file, write_atomically
 
 MEDIA_PREFIXES = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -122,7 +122,7 @@ def materialize(
     reports = []
     for source in sources:
         rewriter, rows = PathRewriter(local, prefixes, reverse), 0
-        with atomic_write(folder / source.name) as partial:
+        with write_atomically(folder / source.name) as partial:
             if source.suffix == ".parquet":
                 rows = parquet.rewrite_parquet(source, partial, rewriter.rewrite_value)
             else:

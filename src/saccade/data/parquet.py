@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import ConfigError, DataError, boundary
+from saccade.errors import ConfigError, DataError, convert_errors
 
 BUFFER_BYTES = 2**20  # read from a column at a time
 BATCH_ROWS = 256  # rows may hold images, so that a few of them take megabytes
@@ -25,14 +25,14 @@ def _import_pyarrow() -> Any:
 
 def _open_parquet(path: Path) -> Any:
     pyarrow = _import_pyarrow()
-    with boundary(DataError, f"{path} can't be read as Parquet; download it again", key=str(path)):
+    with convert_errors(DataError, f"{path} can't be read as Parquet; download it again", key=str(path)):
         # with a buffer, columns are read as needed; without one, whole row groups are
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
 
 def _iterate_batches(path: Path) -> Iterator[Any]:
     message = f"{path} can't be read as Parquet; download it again"
-    with _open_parquet(path) as file, boundary(DataError, message, key=str(path)):
+    with _open_parquet(path) as file, convert_errors(DataError, message, key=str(path)):
         yield from file.iter_batches(batch_size=BATCH_ROWS)
 
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, V
 from saccade.data import parquet
 from saccade.errors import DataError
 from saccade.types import Media, MediaKind
-from saccade.utils.jsonl import atomic_write, require_file
+from saccade.utils.jsonl import require_file, write_atomically
 
 CHUNK_CHARS = 2**20  # read from a JSON list at a time
 MAX_ITEM_CHARS = 2**26  # of one item of a JSON list
@@ -129,23 +129,22 @@ class SourceRow:
     """A row of a published file, with typed access to its fields; access errors are DataErrors with the field as key.
 
     Methods with several names return the first field that isn't empty: copies of a dataset disagree on names.
-    `save_media` stores image bytes that are embedded in the row and returns the path of the file.
 
     >>> SourceRow(file=Path("a.csv"), number=3, values={"answer": 4}).get_text("label", "answer")
     '4'
     """
 
-    file: Path
+    file: Path  # that it was read from
     number: int  # from 1
-    values: Mapping[str, Any]
-    save_media: MediaSaver | None = None
+    values: Mapping[str, Any]  # the fields as the file has them
+    save_media: MediaSaver | None = None  # stores image bytes that are embedded in the row; returns the file's path
 
     @property
     def id(self) -> str:
         """An id that is unique within the file, such as "train-00000003"."""
         return f"{self.file.stem}-{self.number:08d}"
 
-    def field_error(self, field_name: str, problem: str, value: object = None) -> DataError:
+    def build_field_error(self, field_name: str, problem: str, value: object = None) -> DataError:
         """Return a DataError that names file, row and field; its key is the field."""
         return DataError(f"{self.file}, row {self.number}, field {field_name}: {problem}", key=field_name, value=value)
 
@@ -170,8 +169,8 @@ class SourceRow:
             name = ".".join([(columns or {}).get(path[0], path[0]), *path[1:]])
             if first["type"] == "missing":
                 fields = ", ".join(map(str, first["input"])) or "none"
-                raise self.field_error(name, f"it is missing or empty; the fields there are {fields}") from error
-            raise self.field_error(name, first["msg"].removeprefix("Value error, "), first["input"]) from error
+                raise self.build_field_error(name, f"it is missing or empty; the fields there are {fields}") from error
+            raise self.build_field_error(name, first["msg"].removeprefix("Value error, "), first["input"]) from error
 
     def has(self, name: str) -> bool:
         """Whether the field exists and isn't empty."""
@@ -182,7 +181,7 @@ class SourceRow:
         for name in filter(self.has, names):
             return self.values[name]
         fields = ", ".join(map(str, self.values)) or "none"
-        raise self.field_error(names[0], f"it is missing or empty; the row's fields are {fields}")
+        raise self.build_field_error(names[0], f"it is missing or empty; the row's fields are {fields}")
 
     def get_text(self, *names: str) -> str:
         """Return a text, or a number as text."""
@@ -198,14 +197,14 @@ class SourceRow:
         try:
             return float(value)
         except ValueError:
-            raise self.field_error(names[0], f"it should be a number, not {value!r:.60}", value) from None
+            raise self.build_field_error(names[0], f"it should be a number, not {value!r:.60}", value) from None
 
     def get_option_letter(self, num_options: int, *names: str) -> str:
         """Return the letter of one of `num_options` options; it may be in brackets."""
         value = self.get_text(*names).strip().strip("().").upper()
         if len(value) != 1 or value not in OPTION_LETTERS[:num_options]:
             problem = f"it should be one of {OPTION_LETTERS[:num_options]}, not {self.get(*names)!r:.60}"
-            raise self.field_error(names[0], problem, self.get(*names))
+            raise self.build_field_error(names[0], problem, self.get(*names))
         return value
 
     def get_mapping(self, name: str) -> dict[str, Any]:
@@ -220,7 +219,7 @@ class SourceRow:
         """Return the items of a list as texts; a single value isn't accepted."""
         value = self.get(*names)
         if not isinstance(value, list | tuple):
-            raise self.field_error(names[0], f"it should be a list, not {value!r:.60}", value)
+            raise self.build_field_error(names[0], f"it should be a list, not {value!r:.60}", value)
         return tuple(map(str, value))
 
 
@@ -231,7 +230,7 @@ def store_media_file(content: bytes, folder: Path) -> Path:
     path = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        with atomic_write(path) as partial:
+        with write_atomically(path) as partial:
             partial.write_bytes(content)
     return path
 

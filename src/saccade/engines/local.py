@@ -26,7 +26,7 @@ from torch import Tensor
 
 from saccade.config.schema import PositiveInt
 from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, PrefixCache
-from saccade.errors import EngineError, MediaError, SaccadeError, boundary
+from saccade.errors import EngineError, MediaError, SaccadeError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.cache import LRUCache
 from saccade.models.backbone import Backbone, VisionFeatures, compute_logprobs
@@ -62,7 +62,7 @@ class Request:
         """Return the largest length that its row may reach."""
         return self.length + self.sampling.max_tokens
 
-    def uncached_images(self) -> list[ImageRef]:
+    def list_uncached_images(self) -> list[ImageRef]:
         """Return the ledger's images, in order, that are not in the KV cache yet."""
         return [slot.image for slot in self.ledger.slots() if slot.index >= self.prefix.num_tokens]
 
@@ -173,7 +173,7 @@ class Local:
 
     async def _run_loop(self) -> None:
         try:
-            with boundary(EngineError, "the local engine failed"):
+            with convert_errors(EngineError, "the local engine failed"):
                 while self._waiting or self._running:
                     await self._wait_for_requests()
                     self._step()
@@ -337,7 +337,7 @@ class Local:
         pixels: dict[str, np.ndarray] = {}
         errors: dict[str, MediaError] = {}
         for request in batch:
-            images = {image.key: image for image in request.uncached_images()}
+            images = {image.key: image for image in request.list_uncached_images()}
             missing = {key: image for key, image in images.items() if self._vision_cache.get(key) is None}
             try:
                 pixels |= {key: self._media.load_pixels(image) for key, image in missing.items() if key not in pixels}
@@ -390,7 +390,7 @@ class Local:
 
     def _gather_features(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> VisionFeatures | None:
         """Return the features of the new images of all rows; encode each image once. None if there are no images."""
-        images = [image for request in batch for image in request.uncached_images()]
+        images = [image for request in batch for image in request.list_uncached_images()]
         if not images:
             return None
         features = {image.key: cached for image in images if (cached := self._vision_cache.get(image.key))}

@@ -32,8 +32,8 @@ class PromptSettings(EnvironmentSettings):
 class ConfiguredEnvironment(Environment):
     """An environment with the settings class that its annotation of `settings` names."""
 
-    settings: EnvironmentSettings
-    settings_type: ClassVar[type[Section]] = EnvironmentSettings
+    settings: EnvironmentSettings  # the recipe's `environment.settings`
+    settings_type: ClassVar[type[Section]] = EnvironmentSettings  # the class of `settings`
     __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls) -> None:

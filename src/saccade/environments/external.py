@@ -22,7 +22,7 @@ from saccade.config.load import parse_yaml
 from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt, Section, parse_section
 from saccade.environments.prompt import build_prompt, find_first_video, format_question
 from saccade.environments.tool_environment import ToolEnvironment, ToolSettings
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import TIMESTAMP_FORMAT, format_timestamp, interleave_timestamps
 from saccade.protocols import Context
@@ -81,7 +81,7 @@ def load_prompt_format(name: str) -> tuple[PromptFormat, Callable[..., Reply]]:
         raise ConfigError(
             f"there is no prompt format {name!r}; {suggestion}, or the path of a .yaml file", key=KEY, value=name
         )
-    with boundary(ConfigError, f"the prompt format {path} can't be read", key=str(path)):
+    with convert_errors(ConfigError, f"the prompt format {path} can't be read", key=str(path)):
         text = path.read_text(encoding="utf-8")
     source = f"the prompt format {path}"
     prompt_format = parse_section(PromptFormat, parse_yaml(text, source), source)
@@ -110,7 +110,7 @@ class ExternalSettings(Section):
     # packaged prompt format, or path of a .yaml file
     prompt_format: Annotated[str, AfterValidator(_validate_prompt_format)] = "agentic_general"
     tools: Tools | None = None  # tools by name, each with its own settings; {} = the control without tools
-    max_turns: NonNegativeInt | None = None  # tool turns
+    max_turns: NonNegativeInt | None = None  # turns whose calls are run
     max_calls: PositiveInt | None = None  # calls per turn
     num_frames: PositiveInt | None = None  # frames of all videos together, unless the task has a frame budget
     frame_pixels: IntRange | None = None  # minimum and maximum pixels per frame

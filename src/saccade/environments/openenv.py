@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from saccade.config.schema import IntRange, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from saccade.environments.base import ConfiguredEnvironment, EnvironmentSettings
 from saccade.environments.prompt import with_system
-from saccade.errors import ConfigError, EnvironmentServerError, ToolError, boundary
+from saccade.errors import ConfigError, EnvironmentServerError, ToolError, convert_errors
 from saccade.ledger import ImageRef
 from saccade.media.image import decode_image
 from saccade.protocols import Context, Done, Observation, PixelBudget
@@ -46,7 +46,7 @@ class OpenEnvSettings(EnvironmentSettings):
     text_fields: tuple[str, ...] = ()  # fields of an observation that the model reads, in order; empty = all but images
     image_fields: tuple[str, ...] = ()  # fields of an observation that hold images
     system: str = ""  # system prompt; empty = none
-    max_turns: PositiveInt = 32  # replies per episode
+    max_replies: PositiveInt = 32  # replies per episode, each of which is an action
     timeout: PositiveFloat = 60.0  # longest wait for a response of the server, seconds
     max_wait: NonNegativeFloat = 600.0  # longest wait for a session while the server is at capacity, seconds
     image_pixels: IntRange = (3136, 2000000)  # minimum and maximum pixels per image
@@ -112,7 +112,7 @@ class Openenv(ConfiguredEnvironment):
             if result.done:
                 return Done(status=EpisodeStatus.ANSWERED, reward=reward)
             parts = await self.build_parts(result.observation, ctx)
-        if self.num_turns >= self.settings.max_turns:
+        if self.num_turns >= self.settings.max_replies:
             return Done(status=EpisodeStatus.MAX_TURNS, reward=reward)
         return Observation(messages=(Message(role="user", parts=parts),), reward=reward)
 
@@ -204,13 +204,15 @@ class Openenv(ConfiguredEnvironment):
         budget = PixelBudget(min_pixels=self.settings.image_pixels[0], max_pixels=self.settings.image_pixels[1])
         for name in self.settings.image_fields:
             if observation[name]:
-                with boundary(EnvironmentServerError, f"the field {name!r} of an observation holds no image", key=name):
+                with convert_errors(
+                    EnvironmentServerError, f"the field {name!r} of an observation holds no image", key=name
+                ):
                     pixels = decode_pixels(observation[name], observation.get(f"{name}_shape"))
                 images.append(await ctx.media.save_image(pixels, factor=ctx.renderer.factor, budget=budget))
         hidden = {text for name in self.settings.image_fields for text in (name, f"{name}_shape")}
         names = self.settings.text_fields or [name for name in observation if name not in hidden]
         values = {name: observation[name] for name in names if observation[name] not in (None, "")}
-        with boundary(
+        with convert_errors(
             EnvironmentServerError, f"the OpenEnv server {self.settings.url} sent an unreadable observation", key=KEY
         ):
             texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}

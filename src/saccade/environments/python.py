@@ -36,7 +36,7 @@ class PythonSettings(ToolSettings):
 
     tools: Tools = DEFAULT_TOOLS  # tools by name; other tools than python are called with <tool_call>
     video_in_prompt: bool = False  # show an overview of a video's frames; otherwise only its size, length and rate
-    max_turns: NonNegativeInt = 4  # tool turns
+    max_turns: NonNegativeInt = 4  # turns whose code is run; one more reply follows the last one
     max_calls: PositiveInt = 1  # code blocks per turn; further ones are refused
     num_frames: PositiveInt = 16  # frames of all videos together, unless the task has a frame budget
     max_tool_result_tokens: PositiveInt = 2048  # longest text of a result, tokens; the rest is truncated

@@ -46,7 +46,7 @@ class ToolSettings(PromptSettings):
     """Settings of environments with tools."""
 
     tools: Tools = NO_TOOLS  # tools by name, each with its own settings
-    max_turns: NonNegativeInt = 3  # tool turns
+    max_turns: NonNegativeInt = 3  # turns whose calls are run; one more reply follows the last one
     max_calls: PositiveInt = 5  # calls per turn
     max_tool_result_tokens: PositiveInt = 512  # longest text of a result, tokens; the rest is truncated
     force_think: bool = True  # start every reply with <think>
@@ -57,16 +57,16 @@ class ToolSettings(PromptSettings):
 class ToolEnvironment(ConfiguredEnvironment):
     """A conversation with tools; subclasses replace the prompt, the form of results, or a limit."""
 
-    settings: ToolSettings
-    tool_result_role: Literal["tool", "user"] = "tool"
+    settings: ToolSettings  # the recipe's `environment.settings`
+    tool_result_role: Literal["tool", "user"] = "tool"  # role of the messages that hold results
     tags_as_tokens = False  # whether tags such as <think> in messages are the model's special tokens
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.num_turns = self.num_children = 0
-        self.prompt_images: tuple[ImageRef, ...] = ()
+        self.prompt_images: tuple[ImageRef, ...] = ()  # of the prompt, in order
         self.shown_images: tuple[ImageRef, ...] = ()  # in the whole conversation, in order
-        self.subtitles: tuple[Cue, ...] = ()
+        self.subtitles: tuple[Cue, ...] = ()  # of the task's first video
         self.resources = EpisodeResources()
 
     async def reset(self, task: Task, ctx: Context) -> Observation:
@@ -124,7 +124,7 @@ class ToolEnvironment(ConfiguredEnvironment):
 
     @property
     def max_turns(self) -> int:
-        """How many tool turns there may be; without tools one at most, in which calls are refused."""
+        """How many turns with calls there may be; without tools one at most, in which calls are refused."""
         return self.settings.max_turns if self.settings.tools else min(self.settings.max_turns, 1)
 
     @property

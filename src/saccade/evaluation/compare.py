@@ -35,17 +35,26 @@ from saccade.metrics.episode_metrics import (
 from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
 from saccade.types import ScoredEpisode, Task, UngradedEpisode
 
-TOOLS_OFF_SUFFIX = ", tools off"  # "X, tools off" is the no-tool control of "X"
 ANSWER_SHOWN, ANSWER_NOT_SHOWN = "shown", "not shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Hold an evaluation: its scored episodes, the number of episodes without a score, and the weights of a limit."""
+    """Hold an evaluation: its scored episodes, the number of episodes without a score, the weights of a limit, and what
+    its records say of how it was run.
+    """
 
     scored: Sequence[ScoredEpisode]
     ungraded: int = 0
     weights: StratifiedWeights | None = None
+    benchmark: str = ""
+    use_tools: bool = True
+    fingerprint: str = ""
+
+    def is_control_of(self, other: "Evaluation") -> bool:
+        """Return whether this is the no-tool control of `other`: the same weights and settings, without tools."""
+        differences = find_fingerprint_differences(self.fingerprint, other.fingerprint)
+        return other.use_tools and not self.use_tools and set(differences) <= {"tools"}
 
     def weigh_tasks(self) -> dict[str, float]:
         """Return by task digest how many tasks of the full set each represents; {} unless these are a limit's tasks."""
@@ -110,21 +119,27 @@ def compare_evaluations(
 ) -> Comparison:
     """Compare named evaluations; tasks with the same `cluster_key` are not independent.
 
-    `pairs` are (before, after); by default each evaluation is compared with the first, and with its control named
-    "<name>, tools off". A control is also compared separately on the tasks whose overview shows the answer and on the
-    others. Pairs that share no task are left out. Raises DataError for an empty evaluation.
+    `pairs` are (before, after); by default each evaluation is compared with the first, and with its no-tool control. A
+    control is also compared separately on the tasks whose overview shows the answer and on the others. Pairs that share
+    no task are left out. Raises DataError for an empty evaluation.
     """
     summaries = {name: _summarize(name, evaluation, cluster_key) for name, evaluation in evaluations.items()}
     if pairs is None:
         names = list(evaluations)
-        controls = [(name + TOOLS_OFF_SUFFIX, name) for name in names if name + TOOLS_OFF_SUFFIX in names]
+        controls = [
+            (control, name)
+            for name in names
+            for control in names
+            if evaluations[control].is_control_of(evaluations[name])
+        ]
         firsts = [(names[0], name) for name in names[1:]]
         # Controls come first; the same pair is not repeated in the other direction.
         pairs = controls + [pair for pair in firsts if pair not in controls and pair[::-1] not in controls]
     changes = []
     for before, after in pairs:
         # Tools can't help where the overview already shows the answer, so a control is also compared on each subset.
-        for visibility in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN) if before == after + TOOLS_OFF_SUFFIX else ("",):
+        is_control = evaluations[before].is_control_of(evaluations[after])
+        for visibility in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN) if is_control else ("",):
             old, new = (_select_visibility(evaluations[name], visibility) for name in (before, after))
             if {*map(get_task_digest, old.scored)} & {*map(get_task_digest, new.scored)}:
                 change = _compute_change((before, old), (after, new), cluster_key)
@@ -185,18 +200,18 @@ def _compute_change(
         num_clusters=len({clusters[task] for task in shared}),
         only_before=only_before,
         only_after=only_after,
-        p_value=mcnemar(only_before, only_after),
+        p_value=compute_mcnemar_p_value(only_before, only_after),
         is_significant=difference.low > 0 or difference.high < 0,
         tool_effect=_compare_tools(before, after, clusters),
         full_set_difference=full_set_difference,
     )
 
 
-def mcnemar(only_before: int, only_after: int) -> float:
+def compute_mcnemar_p_value(only_before: int, only_after: int) -> float:
     """Return the p-value of McNemar's exact test: the two-sided binomial test, at one half, of one count in the sum of
     both (the exact conditional test in Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91).
 
-    >>> mcnemar(1, 9), mcnemar(0, 0), mcnemar(5, 5)
+    >>> compute_mcnemar_p_value(1, 9), compute_mcnemar_p_value(0, 0), compute_mcnemar_p_value(5, 5)
     (0.021484375, 1.0, 1.0)
     """
     n, least = only_before + only_after, min(only_before, only_after)
@@ -254,25 +269,37 @@ def read_evaluations(folder: Path) -> dict[str, Evaluation]:
     return evaluations
 
 
-def _read_evaluation(path: Path) -> tuple[Evaluation, str, str]:
-    """Return the evaluation of a results file, its fingerprint, and why the first ungraded episode has no score."""
+def _read_evaluation(path: Path) -> tuple[Evaluation, str]:
+    """Return the evaluation of a results file, and why the first ungraded episode has no score."""
     records = read_records(path)
     scored = [record.outcome for record in records if isinstance(record.outcome, ScoredEpisode)]
     reasons = [record.outcome.reason for record in records if isinstance(record.outcome, UngradedEpisode)]
     evaluation = Evaluation(
-        scored=apply_verdicts(scored, read_verdicts(path)), ungraded=len(reasons), weights=read_stratified_weights(path)
+        scored=apply_verdicts(scored, read_verdicts(path)),
+        ungraded=len(reasons),
+        weights=read_stratified_weights(path),
     )
-    return evaluation, records[0].fingerprint if records else "", reasons[0] if reasons else ""
+    if records:
+        fields = {name: getattr(records[0], name) for name in ("benchmark", "use_tools", "fingerprint")}
+        evaluation = replace(evaluation, **fields)
+    return evaluation, reasons[0] if reasons else ""
 
 
-def compare_files(first: Path, second: Path, *, cluster_key: Callable[[Task], str] = get_media_key) -> Comparison:
-    """Compare two results files with their judge verdicts. Raises DataError if one is empty, or their tasks differ."""
+def compare_files(
+    first: Path,
+    second: Path,
+    *,
+    get_cluster_key: Callable[[str], Callable[[Task], str]] = lambda benchmark: get_media_key,
+) -> Comparison:
+    """Compare two results files with their judge verdicts. Raises DataError if one is empty, or their tasks differ.
+
+    `get_cluster_key` returns the function that clusters the tasks of a benchmark, whose name is "" for other tasks.
+    """
     # The files of two runs often have the same name; then their paths distinguish them.
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
-    evaluations, fingerprints = {}, []
+    evaluations = {}
     for name, path in zip(names, (first, second), strict=True):
-        evaluations[name], fingerprint, reason = _read_evaluation(path)
-        fingerprints.append(fingerprint)
+        evaluations[name], reason = _read_evaluation(path)
         if not evaluations[name].scored:
             cause = f" (first reason: {reason})" if reason else ""
             raise DataError(f"{path} holds no result{cause}; run the evaluation first", key=str(path))
@@ -282,9 +309,9 @@ def compare_files(first: Path, second: Path, *, cluster_key: Callable[[Task], st
     comparison = compare_evaluations(
         {name: replace(evaluation, weights=weights) for name, evaluation in evaluations.items()},
         pairs=[(names[0], names[-1])],
-        cluster_key=cluster_key,
+        cluster_key=get_cluster_key(evaluations[names[0]].benchmark),
     )
-    other = find_fingerprint_differences(*fingerprints)
+    other = find_fingerprint_differences(evaluations[names[0]].fingerprint, evaluations[names[-1]].fingerprint)
     if bool(read_verdicts(first)) != bool(read_verdicts(second)):
         other.append("a judge in only one of them")
     return replace(comparison, changes=(replace(comparison.changes[0], other_differences=tuple(other)),))

@@ -19,7 +19,7 @@ class Record:
 
     `task` is a digest of the task and of the content of its media and subtitles, `frame_budget` the number of frames K.
     `fingerprint` identifies everything else that the result depends on: a name and a digest per part, such as
-    "seed=1f…, weights=c0…".
+    "seed=1f…, weights=c0…". `benchmark` is the name of the benchmark, "" for tasks.
     """
 
     task: str
@@ -27,6 +27,8 @@ class Record:
     sample_index: int
     fingerprint: str
     outcome: ScoredEpisode | UngradedEpisode
+    benchmark: str = ""
+    use_tools: bool = True
 
     @property
     def key(self) -> SampleKey:

@@ -30,18 +30,18 @@ from saccade.metrics.episode_metrics import get_accuracy
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
 from saccade.rollouts.collect import collect
 from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import append_jsonl, relativize_path, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Report the progress of an evaluation: finished samples out of all, and their accuracy, None before the first."""
+    """The progress of an evaluation."""
 
-    done: int
-    total: int
-    accuracy: float | None
+    done: int  # finished samples
+    total: int  # all samples
+    accuracy: float | None  # of the finished ones; None before the first
 
     @property
     def accuracy_text(self) -> str:
@@ -62,6 +62,7 @@ async def evaluate(
     results_path: Path,
     root: Path | None = None,
     identity: Mapping[str, Any] | None = None,
+    benchmark: str = "",
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     on_progress: Callable[[Progress], None] | None = None,
@@ -71,9 +72,10 @@ async def evaluate(
     `subset` selects the tasks, with `settings.limit` as its limit; for a shard its manifest is written next to
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
     `context` and can disable the environment's tools. `identity` holds whatever else the results depend on, such as the
-    weights, by name. `on_progress` is called at the start and after every finished group. A failed episode is among the
-    results, with its error and an accuracy of 0; one that could not be graded is left out (`read_ungraded_episodes`). A
-    rerun repeats both. Media paths below `root` are stored relative to the results file, so that both may be moved.
+    weights, by name; `benchmark` is the name that the lines record. `on_progress` is called at the start and after
+    every finished group. A failed episode is among the results, with its error and an accuracy of 0; one that could not
+    be graded is left out (`read_ungraded_episodes`). A rerun repeats both. Media paths below `root` are stored relative
+    to the results file, so that both may be moved.
 
     Raises RunError if the file holds results of another identity, seed or settings.
     """
@@ -97,14 +99,20 @@ async def evaluate(
     def append_group(index: int, group: Group) -> None:
         # Graded and ungraded episodes in the order in which they were started.
         graded, ungraded = iter(group.episodes), {outcome.group_index: outcome for outcome in group.ungraded}
-        with file_errors(results_path):
+        with convert_file_errors(results_path):
             for i, key in enumerate(missing[index][1]):
                 outcome: ScoredEpisode | UngradedEpisode = ungraded[i] if i in ungraded else next(graded)
                 if key in finished:  # an interrupted run had written a part of this group
                     continue
                 relocated = map_media_paths(outcome, lambda file: relativize_path(results_path.parent, file, root))
                 record = Record(
-                    task=key[0], frame_budget=key[1], sample_index=key[2], fingerprint=fingerprint, outcome=relocated
+                    task=key[0],
+                    frame_budget=key[1],
+                    sample_index=key[2],
+                    fingerprint=fingerprint,
+                    outcome=relocated,
+                    benchmark=benchmark,
+                    use_tools=settings.use_tools,
                 )
                 append_jsonl(results_path, record)
                 done.append(outcome)
@@ -155,7 +163,7 @@ def _prepare_results(
     fingerprint: str,
 ) -> None:
     """Create the results folder, and write the weights of a limit and the manifest of a shard into it."""
-    with file_errors(path):
+    with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if weights := subset.compute_weights(tasks):
             weights.write_unless_covered(path)
@@ -179,11 +187,12 @@ def _prepare_results(
 def _compute_fingerprint(settings: EvaluationConfig, sampling: SamplingParams, identity: Mapping[str, Any]) -> str:
     """Return the fingerprint of everything besides the task that one sample depends on."""
     # A larger limit or more samples extend the same file; a judge grades answers that exist already.
-    evaluation_settings = settings.model_dump(exclude={"limit", "num_samples", "judge"})
+    evaluation_settings = settings.model_dump(exclude={"limit", "num_samples", "judge", "use_tools"})
     if not settings.shuffle_options:
         del evaluation_settings["shuffle_options"]
     sampling_settings = {key: value for key, value in asdict(sampling).items() if key != "seed"}
-    parts = {"seed": sampling.seed, "settings": (evaluation_settings, sampling_settings), **identity}
+    parts = {"seed": sampling.seed, "settings": (evaluation_settings, sampling_settings), "tools": settings.use_tools}
+    parts |= identity
     return ", ".join(f"{name}={compute_digest(value)[:16]}" for name, value in parts.items())
 
 

@@ -16,7 +16,7 @@ from saccade.evaluation.judge_results import VERDICTS_SUFFIX, read_verdicts
 from saccade.evaluation.records import Record, SampleKey, find_fingerprint_differences, read_newest_records
 from saccade.evaluation.subset import WEIGHTS_SUFFIX, Shard, read_stratified_weights
 from saccade.media.relocation import map_media_paths
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import read_json, relativize_path, write_jsonl
 
 MANIFEST_SUFFIX = ".shard.json"
@@ -94,7 +94,7 @@ def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Pa
     # Verdicts with a value, and later ones, take precedence: the last verdict per answer is kept.
     verdicts = sorted([*shard_verdicts, *read_verdicts(target)], key=lambda verdict: verdict.value is not None)
     weights = [weights for path in manifests if (weights := read_stratified_weights(get_shard_file(path, ".jsonl")))]
-    with file_errors(target):
+    with convert_file_errors(target):
         write_jsonl(target, records)
         if weights:  # identical in every shard
             weights[0].write(target)

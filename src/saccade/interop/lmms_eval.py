@@ -26,7 +26,7 @@ from saccade.rollouts.runner import run_episode
 from saccade.runs import pipeline
 from saccade.types import Episode, Task
 from saccade.utils.async_utils import gather_or_cancel
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import derive_seed
 from saccade.utils.jsonl import append_jsonl
 
@@ -117,7 +117,7 @@ class AgentModel:
 
     def run_episodes(self, tasks: Sequence[Task]) -> list[Episode]:
         """Return an episode per task, in order; a repeated task gets another seed. Raises RunError if all failed."""
-        with file_errors(self.folder):
+        with convert_file_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         episodes = self._event_loop.run(self._run_all(tasks))
         failed = [episode for episode in episodes if has_failed(episode)]
@@ -149,7 +149,7 @@ class AgentModel:
                 context = replace(base, seed=seed, frame_budget=budgets[task.id])
                 episode = await run_episode(task, environments(task), context)
             file = self.folder / "episodes.jsonl"
-            with file_errors(file):
+            with convert_file_errors(file):
                 append_jsonl(file, episode)
             return episode
 

@@ -17,7 +17,7 @@ from saccade.errors import DataError
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.base import Answer, GradedAnswer
 from saccade.types import AnswerType, Task
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import read_jsonl, to_jsonable, write_jsonl
 
 Sample = Mapping[str, Any]
@@ -44,7 +44,7 @@ def read_samples(path: Path) -> list[Sample]:
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Write a log atomically. Raises RunError if that fails."""
-    with file_errors(path):
+    with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, samples)
 

@@ -11,10 +11,10 @@ from urllib.request import url2pathname
 
 import numpy as np
 
-from saccade.errors import DataError, boundary
+from saccade.errors import DataError, convert_errors
 from saccade.media.image import encode_png
 from saccade.types import AnswerType, Media, MediaKind, Task
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 
 # Keys under which mappings hold a medium; content takes precedence over names.
 _CONTENT_KEYS = ("bytes", "path", "url", "uri", "image", "image_url", "image_path", "video", "video_url", "video_path")
@@ -84,11 +84,11 @@ def _save_media(name: str, value: Any, media_type: MediaKind, folder: Path) -> s
         return _save_media(name, content, media_type, folder)
     if media_type is MediaKind.IMAGE and isinstance(value, np.ndarray):
         message = f"{name}: the array is not an image; give [height, width, channels] with 8 bits"
-        with boundary(DataError, message, key="image", value=value.shape):
+        with convert_errors(DataError, message, key="image", value=value.shape):
             return _write_content(encode_png(value), suffix, folder)
     if media_type is MediaKind.IMAGE and hasattr(value, "save") and hasattr(value, "convert"):
         buffer = io.BytesIO()
-        with boundary(DataError, f"{name}: the image can't be saved as a file", key="image"):
+        with convert_errors(DataError, f"{name}: the image can't be saved as a file", key="image"):
             value.convert("RGB").save(buffer, "PNG")
         return _write_content(buffer.getvalue(), suffix, folder)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -127,7 +127,7 @@ def _decode_data_url(name: str, value: str, media_type: str, suffix: str) -> tup
             value=value[:40],
         )
     message = f"{name}: the data URL of the {media_type} can't be decoded; give the path of a file"
-    with boundary(DataError, message, key=media_type, value=value[:40]):
+    with convert_errors(DataError, message, key=media_type, value=value[:40]):
         raw = unquote_to_bytes(body)
         content = base64.b64decode(raw, validate=True) if "base64" in parameters else raw
     subtype = mime_type.partition("/")[2]
@@ -138,7 +138,7 @@ def _write_content(content: bytes, suffix: str, folder: Path) -> str:
     """Write content to a file named by its digest, unless that file exists, and return its path."""
     file = folder / f"{sha256(content).hexdigest()[:24]}{suffix}"
     if not file.exists():
-        with file_errors(file):
+        with convert_file_errors(file):
             folder.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
     return str(file)

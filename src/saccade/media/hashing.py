@@ -5,7 +5,7 @@ import os
 import stat
 from functools import lru_cache
 
-from saccade.errors import MediaError, boundary
+from saccade.errors import MediaError, convert_errors
 
 FULL_DIGEST_MAX_BYTES = 8 * 2**20  # bytes; a larger file is sampled
 DIGEST_SAMPLE_BYTES = 2**20  # bytes each at the head, the middle and the tail of a sampled file
@@ -40,7 +40,7 @@ def compute_file_digest(path: str) -> str:
 @lru_cache(maxsize=65536)
 def _compute_file_digest(path: str, modified_ns: int, size: int) -> str:
     content = hashlib.sha256(str(size).encode())
-    with boundary(MediaError, f"{path} can't be read; check its permissions", key=path), open(path, "rb") as file:
+    with convert_errors(MediaError, f"{path} can't be read; check its permissions", key=path), open(path, "rb") as file:
         if size <= FULL_DIGEST_MAX_BYTES:
             content.update(file.read())
         else:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from saccade.errors import MediaError, boundary
+from saccade.errors import MediaError, convert_errors
 from saccade.media import hashing
 from saccade.protocols import PixelBudget
 
@@ -50,7 +50,7 @@ def read_image(path: str) -> Image.Image:
     """
     hashing.get_file_identity(path)
     message = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
-    with boundary(MediaError, message, key=path), _open_image(path) as file:
+    with convert_errors(MediaError, message, key=path), _open_image(path) as file:
         if file.width * file.height > MAX_PIXELS:
             message = f"{path} has {file.width}x{file.height} pixels; scale it down below {MAX_PIXELS}"
             raise MediaError(message, key=path, value=(file.width, file.height))
@@ -84,7 +84,7 @@ def save_png(pixels: NDArray[np.uint8], folder: str) -> str:
     content = encode_png(pixels)
     path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()[:32]}.png")
     message = f"{path} can't be written; make room there, or give a folder that can be written to"
-    with boundary(MediaError, message, key=path):
+    with convert_errors(MediaError, message, key=path):
         os.makedirs(folder, exist_ok=True)
         if not os.path.exists(path):
             partial = f"{path}.{secrets.token_hex(4)}"

@@ -27,7 +27,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from saccade.errors import MediaError, boundary
+from saccade.errors import MediaError, convert_errors
 from saccade.media import hashing
 from saccade.protocols import VideoInfo
 
@@ -129,7 +129,7 @@ def index_video(path: str) -> VideoIndex:
     first: VideoFrame | None = None
     rows: list[_PacketInfo] = []
     with (
-        boundary(MediaError, f"{path} can't be read as a video; re-encode it", key=path),
+        convert_errors(MediaError, f"{path} can't be read as a video; re-encode it", key=path),
         _open_video(path) as (container, stream),
     ):
         for packet in _read_packets(container, stream):
@@ -204,7 +204,7 @@ def decode_frames(
         message = f"{path} has changed while it was in use; leave it as it is, or start again"
         raise MediaError(message, key=path)
     unique_numbers = sorted(set(numbers))
-    with boundary(MediaError, f"{path} can't be decoded; re-encode it", key=path):
+    with convert_errors(MediaError, f"{path} can't be decoded; re-encode it", key=path):
         try:
             frames = _decode_with(_decode_by_seeking, video_index, unique_numbers, size, threads)
         except (_SeekFailed, _CorruptVideo):
@@ -331,13 +331,13 @@ def _require_intact(timed_frame: tuple[float, VideoFrame], is_intact: bool) -> t
 def _open_video(path: str, threads: int = 1) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file and its first video stream; a playlist in it can't open other files or URLs."""
     message = f"{path} can't be read as a video (check that it is complete, or re-encode it)"
-    with boundary(MediaError, message, key=path):
+    with convert_errors(MediaError, message, key=path):
         try:
             container = av.open(f"file:{path}", options={"protocol_whitelist": "file"})
         except av.error.FFmpegError as error:  # FFmpeg's text has an error number and the protocol
             raise MediaError(f"{message}: {(error.strerror or str(error)).lower()}", key=path) from error
     with container:
-        with boundary(MediaError, message, key=path):
+        with convert_errors(MediaError, message, key=path):
             stream = _find_video_stream(container, path)
             stream.codec_context.thread_count = threads
             stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"

@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from saccade.chat.renderer import ChatRenderer, load_renderer
 from saccade.config.schema import ModelConfig
-from saccade.errors import ModelError, boundary
+from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
 
@@ -144,9 +144,9 @@ class Backbone:
         self.settings = settings
         self.renderer: ChatRenderer = load_renderer(settings.path)
         message = f"{settings.path} can't be loaded as a model on the device {settings.device!r}"
-        with boundary(ModelError, message, key="model.device", value=settings.device):
+        with convert_errors(ModelError, message, key="model.device", value=settings.device):
             self.device = torch.device(settings.device)
-        with boundary(ModelError, message, key="model.path", value=settings.path):
+        with convert_errors(ModelError, message, key="model.path", value=settings.path):
             loaded: Any = _load_model(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
             # Read now: a run deletes the checkpoint that it was loaded from when it has written newer ones.
@@ -206,7 +206,9 @@ class Backbone:
 
         If the weights are sharded among processes, all of them must call it, and rank 0 writes (see `checkpoint_io`).
         """
-        with boundary(ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"):
+        with convert_errors(
+            ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"
+        ):
             folder.mkdir(parents=True, exist_ok=True)
             adapters = {
                 name: checkpoint_io.gather_tensor(value) for name, value in lora.get_adapter_weights(self.model).items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from saccade.errors import ModelError, boundary
+from saccade.errors import ModelError, convert_errors
 from saccade.utils.hashing import compute_digest
 
 HASHED_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".txt"}  # weights, configs, tokenizer, template
@@ -52,7 +52,7 @@ def compute_checkpoint_digest(folder: Path) -> str:
     It is independent of the folder's name, and reads the weights once per process (about a second per gigabyte). Raises
     ModelError if they can't be read.
     """
-    with boundary(ModelError, f"{folder} can't be read as a model"):
+    with convert_errors(ModelError, f"{folder} can't be read as a model"):
         paths = (path for path in sorted(folder.iterdir()) if path.suffix in HASHED_SUFFIXES)
         return compute_digest([(path.name, _hash_file(path)) for path in paths if path.name not in IGNORED_FILES])
 

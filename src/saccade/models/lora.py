@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from saccade.errors import ConfigError, ModelError, boundary
+from saccade.errors import ConfigError, ModelError, convert_errors
 from saccade.utils.hashing import derive_seed
 
 ADAPTERS_FILE = "adapters.safetensors"
@@ -36,7 +36,7 @@ def attach_adapters(model: nn.Module, language_model: nn.Module, rank: int) -> N
     Adapters start as zero (B = 0), in the model's dtype. Raises ConfigError if peft isn't installed.
     """
     check_adapters(rank)
-    with boundary(ConfigError, "the package peft can't be imported"):
+    with convert_errors(ConfigError, "the package peft can't be imported"):
         from peft import LoraConfig, inject_adapter_in_model
     # Injecting freezes only the text model; the vision tower and the embeddings must be frozen, too.
     model.requires_grad_(False)
@@ -78,7 +78,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     path = folder / ADAPTERS_FILE
     if not path.is_file():
         return folder.resolve()
-    with boundary(ModelError, f"{path} can't be read"), safe_open(path, "pt") as file:
+    with convert_errors(ModelError, f"{path} can't be read"), safe_open(path, "pt") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         base = _find_base_folder(file.metadata() or {}, folder)
     # Shapes contain the rank, so equal shapes mean equal ranks.
@@ -93,7 +93,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     base_weights: dict[str, Tensor] = {}
     if (base / "config.json").is_file() and base != folder.resolve():
         fix = f"delete it to recover the base weights from those in {folder} instead"
-        with boundary(ModelError, f"{base} can't be read; {fix}"):
+        with convert_errors(ModelError, f"{base} can't be read; {fix}"):
             base_weights = load_model(base).state_dict()
     for name, layer in find_lora_layers(model).items():
         weight: Tensor = layer.base_layer.weight

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
-from saccade.errors import ConfigError, ModelError, boundary
+from saccade.errors import ConfigError, ModelError, convert_errors
 from saccade.models.tiny import build_tiny_config
 from saccade.plugins import suggest
 
@@ -86,7 +86,7 @@ class ModelSizes:
 
 def read_sizes(folder: str) -> ModelSizes:
     """Return the sizes of a checkpoint folder. Raises ModelError if its config.json is missing or unsupported."""
-    with boundary(ModelError, f"{folder} can't be read as a model"):
+    with convert_errors(ModelError, f"{folder} can't be read as a model"):
         return _compute_sizes(folder, AutoConfig.from_pretrained(folder, local_files_only=True))
 
 

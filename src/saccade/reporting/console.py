@@ -27,7 +27,7 @@ UpdateProgress = Callable[..., None]
 
 
 @contextlib.contextmanager
-def progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgress]]:
+def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgress]]:
     """Yield `add_task(label, total)`, which adds a progress bar; without a terminal, a line of text now and then.
 
     Both show the remaining time, estimated from the pace since the task's first update: what a resumed evaluation had

@@ -127,7 +127,7 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def running_mean(values: Sequence[float]) -> list[float]:
+def compute_running_mean(values: Sequence[float]) -> list[float]:
     """Return a centered mean over about a tenth of the points (at least 3), narrower at both ends."""
     half = max(1, len(values) // 20)
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -147,7 +147,7 @@ def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFor
             color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
             axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
             label = sanitize_label(name)
-            axes.plot(steps, running_mean(values), color=color, linestyle=style, linewidth=1.6, label=label)
+            axes.plot(steps, compute_running_mean(values), color=color, linestyle=style, linewidth=1.6, label=label)
         axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
         axes.grid(axis="y")
         _set_limits(axes, panel, [value for _, values in series.values() for value in values])
@@ -266,7 +266,7 @@ def compute_seed_band(
     for rows in runs:
         points = {float(row["step"]): float(row[key]) for row in rows if is_finite_number(row.get(key))}
         if points:
-            series.append(dict(zip(points, running_mean(list(points.values())), strict=True)))
+            series.append(dict(zip(points, compute_running_mean(list(points.values())), strict=True)))
     shared = sorted(set.intersection(*map(set, series))) if series else []
     if not shared:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from saccade import plugins
 from saccade.config.schema import RewardTerm
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.protocols import GroupRewardResult, RewardResult, ScoreFn, ScoreResult
 from saccade.types import Episode, Group, Score, ScoredEpisode, Ungraded, UngradedEpisode
 from saccade.utils.async_utils import gather_or_cancel, maybe_await
@@ -140,7 +140,9 @@ def resolve_reward(name: str, settings: Mapping[str, Any]) -> Callable[..., Any]
 
 async def _run_reward(part: str, reward: Callable[..., Any], episode: Episode, **extra: float) -> Score | Ungraded:
     task = episode.task
-    with boundary(ConfigError, f"the reward {part!r} failed on task {task.id}", key=f"rewards.{part}", value=task.id):
+    with convert_errors(
+        ConfigError, f"the reward {part!r} failed on task {task.id}", key=f"rewards.{part}", value=task.id
+    ):
         grade: RewardResult = await maybe_await(reward(episode, **extra))
         if isinstance(grade, Ungraded):
             return grade
@@ -162,7 +164,9 @@ async def _run_reward(part: str, reward: Callable[..., Any], episode: Episode, *
 
 async def _run_group_reward(part: str, reward: Callable[..., Any], group: Group) -> list[float] | Ungraded:
     task = group.task
-    with boundary(ConfigError, f"the reward {part!r} failed on task {task.id}", key=f"rewards.{part}", value=task.id):
+    with convert_errors(
+        ConfigError, f"the reward {part!r} failed on task {task.id}", key=f"rewards.{part}", value=task.id
+    ):
         result: GroupRewardResult = await maybe_await(reward(group))
         if isinstance(result, Ungraded):
             return result

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.rewards.text_normalization import format_question, strip_invisible
 from saccade.types import Episode, Ungraded
 from saccade.utils.hashing import compute_digest
@@ -96,7 +96,7 @@ class Judge:
         self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         if self._cache_dir is not None:
             message = f"choose another folder for judge.cache_dir, since {self._cache_dir} can't be created"
-            with boundary(ConfigError, message, key="rewards.judge.settings.cache_dir", value=cache_dir):
+            with convert_errors(ConfigError, message, key="rewards.judge.settings.cache_dir", value=cache_dir):
                 self._cache_dir.mkdir(parents=True, exist_ok=True)
 
     async def __call__(self, episode: Episode) -> float | Ungraded:

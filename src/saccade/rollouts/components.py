@@ -12,7 +12,7 @@ from saccade import plugins
 from saccade.chat.renderer import load_renderer
 from saccade.config.schema import PluginConfig, Recipe
 from saccade.environments.task_environments import TaskEnvironments
-from saccade.errors import ConfigError, boundary
+from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
 from saccade.models.backbone import Backbone
 from saccade.protocols import NOT_TRAINABLE_MESSAGE, ChatEngine, Context, Engine, Renderer, ScoreFn
@@ -25,12 +25,12 @@ from saccade.utils.async_utils import PausableClock
 class RolloutComponents:
     """The media loader, engine, environments and rewards of a recipe: enough to run episodes and to score them."""
 
-    recipe: Recipe
-    renderer: Renderer
-    media: CachingMediaLoader
-    engine: Engine
-    environments: TaskEnvironments
-    score_fn: ScoreFn
+    recipe: Recipe  # what they were made from
+    renderer: Renderer  # of the recipe's model
+    media: CachingMediaLoader  # decodes and caches videos and images
+    engine: Engine  # samples
+    environments: TaskEnvironments  # called with a task: what makes its environments
+    score_fn: ScoreFn  # scores the episodes of a task
     clock: PausableClock = field(default_factory=PausableClock)  # for the deadlines of all episodes
 
     @staticmethod
@@ -84,9 +84,9 @@ class RolloutComponents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingComponents(RolloutComponents):
-    """The same with the model itself, which can be trained."""
+    """What a recipe's training needs: the model, the media loader, the engine, the environments and the rewards."""
 
-    backbone: Backbone
+    backbone: Backbone  # the model
 
     @staticmethod
     def from_recipe(recipe: Recipe) -> "TrainingComponents":
@@ -129,7 +129,7 @@ def compose_task_rewards(recipe: Recipe) -> ScoreFn:
 
 def _build_engine(recipe: Recipe, **dependencies: Any) -> Any:
     build = plugins.resolve("engines", recipe.engine.name, recipe.engine.settings, **dependencies)
-    with boundary(
+    with convert_errors(
         ConfigError,
         f"the engine {recipe.engine.name} can't be built from a recipe",
         key="engine.name",
@@ -166,7 +166,7 @@ def require_token_engine(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def for_evaluation(recipe: Recipe) -> Recipe:
+def apply_evaluation_settings(recipe: Recipe) -> Recipe:
     """Return the recipe with `evaluation.environment_settings` in effect; they apply to the default environment."""
     settings = {**recipe.environment.settings, **recipe.evaluation.environment_settings}
     return recipe.with_values({"environment.settings": settings})

@@ -2,7 +2,7 @@
 
     run_episode ──> wait until open ──> runner.run_episode ── an episode ──> its group
                           ▲                  │
-                          └─── cancelled <───┘ weight_update(): close, cancel all under way, sync weights, open
+                          └─── cancelled <───┘ cancel_episodes(): close, cancel all under way, sync weights, open
 
 Episodes wait for the weight sync, which waits for no episode: a cancellation frees what they hold.
 """
@@ -41,7 +41,7 @@ class RestartOnUpdate:
             self._num_discarded_tokens += engine.num_tokens
 
     @contextlib.contextmanager
-    def weight_update(self) -> Iterator[None]:
+    def cancel_episodes(self) -> Iterator[None]:
         """Cancel episodes under way; they and new ones start after the block."""
         self._can_start.clear()
         restart_event, self._restart_event = self._restart_event, asyncio.Event()
@@ -51,7 +51,7 @@ class RestartOnUpdate:
         finally:
             self._can_start.set()
 
-    def restart_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the number of episodes restarted since the last call, and the number of their discarded tokens.
 
         Tokens of finished replies are counted, those of sub-agents included; unfinished replies are not.

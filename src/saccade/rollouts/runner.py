@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any, cast
 
 from saccade.chat.parser import parse_reply
-from saccade.errors import ConfigError, EngineError, EnvironmentServerError, MediaError, SandboxError, boundary
+from saccade.errors import ConfigError, EngineError, EnvironmentServerError, MediaError, SandboxError, convert_errors
 from saccade.ledger import Ledger, Origin, Segment
 from saccade.plugins import get_plugin_name
 from saccade.protocols import Context, Done, Environment, EnvironmentFactory, Observation, Renderer
@@ -55,7 +55,7 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
     rollout: Rollout | None = None
     try:
         async with ctx.clock.timeout_at(deadline) as limit:
-            with boundary(
+            with convert_errors(
                 ConfigError, f"the environment {name} failed on task {task.id}", key="environment.name", value=name
             ):
                 environment, episode_ctx = make_environment(), _provide_sub_agents(replace(ctx, deadline=deadline))

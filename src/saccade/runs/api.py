@@ -28,8 +28,8 @@ from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import Run
 from saccade.types import AnswerType, Episode, Media, MediaKind, ScoredEpisode, Task
 
-AnyPath = str | os.PathLike[str]
-OnStep = Callable[[int, Mapping[str, float]], None]
+AnyPath = str | os.PathLike[str]  # a path; relative ones start at the working directory
+OnStep = Callable[[int, Mapping[str, float]], None]  # receives the number of a step and its metrics
 
 
 def generate_data(

@@ -22,7 +22,6 @@ from saccade.config.schema import Recipe
 from saccade.evaluation.compare import (
     ANSWER_NOT_SHOWN,
     ANSWER_SHOWN,
-    TOOLS_OFF_SUFFIX,
     Comparison,
     compare_evaluations,
     read_evaluations,
@@ -35,15 +34,16 @@ from saccade.reporting.run_report import format_duration, write_report
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.training.step_timer import measure_peak_memory
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 
 DATA_DESCRIPTIONS = {"video": "videos with short events", "image": "images with small objects"}
-SAMPLED_SUFFIX = ", sampled"  # the evaluation at the training temperature
-AFTER_SFT, AFTER_RL = "after SFT", "after RL"
-EVALUATIONS = (SAMPLED_SUFFIX, "", TOOLS_OFF_SUFFIX)
-# Each evaluation before and after RL; each model with its tools and without.
-COMPARED_PAIRS = [(AFTER_SFT + suffix, AFTER_RL + suffix) for suffix in EVALUATIONS] + [
-    (name + TOOLS_OFF_SUFFIX, name) for name in (AFTER_SFT, AFTER_RL)
+EVALUATED_STAGES = {"sft": "after SFT", "rl": "after RL"}
+# An evaluation is called after_STAGE_MODE: at the training temperature, greedy, and greedy without tools.
+SAMPLED, GREEDY, NO_TOOLS = "sampled", "greedy", "no_tools"
+MODES = {SAMPLED: "sampled", GREEDY: "greedy", NO_TOOLS: "greedy, no tools"}
+# Each evaluation before and after RL; each model without its tools and with them.
+COMPARED_PAIRS = [(f"after_sft_{mode}", f"after_rl_{mode}") for mode in MODES] + [
+    (f"after_{stage}_{NO_TOOLS}", f"after_{stage}_{GREEDY}") for stage in EVALUATED_STAGES
 ]
 
 Metadata = Mapping[str, Any]
@@ -86,9 +86,9 @@ class DemoRunner:
             "data": (f"Data: {DATA_DESCRIPTIONS[self.run.recipe.synthetic.media]}", self.generate_data),
             "model": ("Model: random weights", self.make_model),
             "sft": ("SFT on demonstrations", lambda update: self.train("sft", update)),
-            "sft_evaluation": ("Evaluation after SFT", lambda update: self.evaluate(AFTER_SFT, "sft", update)),
+            "sft_evaluation": ("Evaluation after SFT", lambda update: self.evaluate("sft", update)),
             "rl": ("RL on rollouts", lambda update: self.train("rl", update)),
-            "rl_evaluation": ("Evaluation after RL", lambda update: self.evaluate(AFTER_RL, "rl", update)),
+            "rl_evaluation": ("Evaluation after RL", lambda update: self.evaluate("rl", update)),
         }
 
     def run_stage(
@@ -131,45 +131,45 @@ class DemoRunner:
         weights = train_fn(self.run.path, self.run.recipe, run=self.run, on_step=report_step)
         return {"checkpoint": weights.relative_to(self.run.path).as_posix()}
 
-    def evaluate(self, name: str, stage: str, update_progress: UpdateProgress) -> Metadata:
+    def evaluate(self, stage: str, update_progress: UpdateProgress) -> Metadata:
         """Evaluate a stage's last weights: at the training temperature, greedily, and greedily without tools."""
         recipe, folder = self.run.recipe, self.run.path
         overrides: dict[str, dict[str, object]] = {
-            SAMPLED_SUFFIX: {"evaluation.temperature": recipe.sampling.temperature},
-            "": {"evaluation.temperature": 0.0},
-            TOOLS_OFF_SUFFIX: {"evaluation.temperature": 0.0, "evaluation.use_tools": False},
+            SAMPLED: {"evaluation.temperature": recipe.sampling.temperature},
+            GREEDY: {"evaluation.temperature": 0.0},
+            NO_TOOLS: {"evaluation.temperature": 0.0, "evaluation.use_tools": False},
         }
-        suffixes = self.list_evaluations()
-        for number, suffix in enumerate(suffixes):
+        modes = self.list_modes()
+        for number, mode in enumerate(modes):
 
-            def report_progress(progress: Progress, index: int = number, label: str = _format_suffix(suffix)) -> None:
+            def report_progress(progress: Progress, index: int = number, label: str = MODES[mode]) -> None:
                 remark = ", ".join(filter(None, (label, progress.accuracy_text)))
-                update_progress(index * progress.total + progress.done, remark, len(suffixes) * progress.total)
+                update_progress(index * progress.total + progress.done, remark, len(modes) * progress.total)
 
             evaluation.evaluate(
                 folder,
-                recipe.with_values(overrides[suffix]),
-                name=name + suffix,
+                recipe.with_values(overrides[mode]),
+                name=f"after_{stage}_{mode}",
                 weights=pipeline.find_newest_weights(folder, stage),
                 on_progress=report_progress,
             )
         return {}
 
-    def list_evaluations(self) -> tuple[str, ...]:
-        """Return the suffixes of the evaluations; an environment without tools has no tools-off control."""
+    def list_modes(self) -> tuple[str, ...]:
+        """Return the modes of the evaluations; an environment without tools has no no-tool control."""
         environment = plugins.load("environments", self.run.recipe.environment.name)
-        return EVALUATIONS if has_tools(environment) else (SAMPLED_SUFFIX, "")
+        return tuple(MODES) if has_tools(environment) else (SAMPLED, GREEDY)
 
     def write_report(self, update_progress: UpdateProgress) -> tuple[Path, list[Table]]:
         """Write comparison.json, report.md and report.html; return the page and the tables for the terminal."""
         folder = self.run.path
         finished = read_evaluations(folder)
-        names = [name + suffix for name in (AFTER_SFT, AFTER_RL) for suffix in self.list_evaluations()]
+        names = [f"after_{stage}_{mode}" for stage in EVALUATED_STAGES for mode in self.list_modes()]
         evaluations = {name: finished[name] for name in names}
         pairs = [pair for pair in COMPARED_PAIRS if set(pair) <= set(evaluations)]
         comparison, metadata = compare_evaluations(evaluations, pairs=pairs), self.collect_metadata()
         renderer = load_renderer(str(folder / self.run.recipe.model.path))
-        with file_errors(folder):
+        with convert_file_errors(folder):
             page = write_report(
                 folder,
                 evaluations=evaluations,
@@ -202,42 +202,42 @@ def build_headline_tables(comparison: Comparison) -> list[Table]:
         for change in comparison.changes
     }
     rows: list[tuple[str, ...]] = []
-    for suffix in (suffix for suffix in EVALUATIONS if AFTER_RL + suffix in summaries):
-        before, after = (format_estimate(summaries[name + suffix].accuracy) for name in (AFTER_SFT, AFTER_RL))
-        gain = changes.get((AFTER_SFT + suffix, AFTER_RL + suffix, ""), "–")
-        num_tasks = str(summaries[AFTER_RL + suffix].num_tasks)
-        rows.append((_format_suffix(suffix), before, after, gain, num_tasks))
-    rows.append(("constant-answer baseline", *[format_optional(summaries[AFTER_RL].constant_baseline)] * 2, "", ""))
-    formats = [f"{summaries[name + SAMPLED_SUFFIX].format_compliance.mean:.2f}" for name in (AFTER_SFT, AFTER_RL)]
-    visual_tokens = [f"{summaries[name].visual_tokens:.1f}" for name in (AFTER_SFT, AFTER_RL)]
-    rows += [("format, sampled", *formats, "", ""), ("visual tokens, greedy", *visual_tokens, "", "")]
+    for mode, label in MODES.items():
+        names = [f"after_{stage}_{mode}" for stage in EVALUATED_STAGES]
+        if names[-1] in summaries:
+            gain = changes.get((names[0], names[1], ""), "–")
+            estimates = (format_estimate(summaries[name].accuracy) for name in names)
+            rows.append((label, *estimates, gain, str(summaries[names[-1]].num_tasks)))
+    sampled, greedy = ([summaries[f"after_{stage}_{mode}"] for stage in EVALUATED_STAGES] for mode in (SAMPLED, GREEDY))
+    rows += [
+        ("constant-answer baseline", *[format_optional(greedy[-1].constant_baseline)] * 2, "", ""),
+        ("format, sampled", *(f"{summary.format_compliance.mean:.2f}" for summary in sampled), "", ""),
+        ("visual tokens, greedy", *(f"{summary.visual_tokens:.1f}" for summary in greedy), "", ""),
+    ]
     tool_gains = [
-        (part or "all", *(changes.get((name + TOOLS_OFF_SUFFIX, name, part), "–") for name in (AFTER_SFT, AFTER_RL)))
+        (part or "all", *(changes.get((*pair, part), "–") for pair in COMPARED_PAIRS[-len(EVALUATED_STAGES) :]))
         for part in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN)
     ]
-    header = ("", AFTER_SFT, AFTER_RL, "gain by RL, paired", "n")
+    header = ("", *EVALUATED_STAGES.values(), "gain by RL, paired", "n")
     tools = Table(
         title="Greedy with tools minus without, by whether the overview shows the answer",
-        header=("", AFTER_SFT, AFTER_RL),
+        header=("", *EVALUATED_STAGES.values()),
         rows=tuple(tool_gains),
     )
     return [
         Table(title="Accuracy on held-out questions, 95 % intervals", header=header, rows=tuple(rows)),
-        *([tools] if AFTER_RL + TOOLS_OFF_SUFFIX in summaries else []),
+        *([tools] if f"after_rl_{NO_TOOLS}" in summaries else []),
         _build_question_table(comparison),
     ]
 
 
 def _build_question_table(comparison: Comparison) -> Table:
     """Return greedy accuracy by question type, with the constant-answer baseline."""
-    names = [name for name in (AFTER_SFT, AFTER_RL, AFTER_RL + TOOLS_OFF_SUFFIX) if name in comparison.summaries]
-    tables = [{row.name: row for row in comparison.summaries[name].slices["question_type"]} for name in names]
+    columns = {f"after_{stage}_{GREEDY}": label for stage, label in EVALUATED_STAGES.items()}
+    columns |= {f"after_rl_{NO_TOOLS}": "after RL, no tools"} if f"after_rl_{NO_TOOLS}" in comparison.summaries else {}
+    tables = [{row.name: row for row in comparison.summaries[name].slices["question_type"]} for name in columns]
     rows: list[tuple[str, ...]] = []
     for question, last in tables[1].items():
         cells = [format_estimate(table[question].accuracy) if question in table else "–" for table in tables]
         rows.append((question, *cells, format_optional(last.constant_baseline), str(last.accuracy.n)))
-    return Table(title="By question, greedy", header=("", *names, "baseline", "n"), rows=tuple(rows))
-
-
-def _format_suffix(suffix: str) -> str:
-    return suffix.removeprefix(", ") or "greedy"
+    return Table(title="By question, greedy", header=("", *columns.values(), "baseline", "n"), rows=tuple(rows))

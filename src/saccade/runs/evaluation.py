@@ -5,6 +5,7 @@ evaluate_benchmark(folder, recipe, ...)      a benchmark -> the same, and its sc
 merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from saccade.media import hashing
 from saccade.metrics.episode_metrics import has_failed
 from saccade.models.checkpoint_files import compute_checkpoint_digest
 from saccade.protocols import ScoreFn
-from saccade.rollouts.components import for_evaluation, uses_chat_engine
+from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
 from saccade.runs.pipeline import (
     IMAGES_FOLDER,
     connect_server,
@@ -45,7 +46,7 @@ from saccade.runs.pipeline import (
     run_and_close,
 )
 from saccade.types import ScoredEpisode, Task
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import write_jsonl
 
 # Engine settings that change what is sampled.
@@ -60,6 +61,7 @@ def evaluate(
     weights: Path | None = None,
     tasks: Path | Sequence[Task] | None = None,
     named_score_fn: tuple[str, ScoreFn] | None = None,
+    benchmark: str = "",
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     is_connected: bool = False,
@@ -67,21 +69,24 @@ def evaluate(
 ) -> list[ScoredEpisode]:
     """Evaluate weights (a run's newest by default) on a `subset` of tasks (of the recipe's test split by default).
 
-    `named_score_fn`, a name and a function, replaces the recipe's rewards; `is_connected` says that `connect_server`
+    `named_score_fn`, a name and a function, replaces the recipe's rewards; the results record the name of the
+    `benchmark`; `is_connected` says that `connect_server`
     has already returned this recipe. At most `max_concurrency` episodes run at a time. The episodes are written to
     `folder/evaluations/<name>.jsonl`, from which an interrupted evaluation resumes. Raises DataError for a name that
     can't be a file's and for no tasks, and RunError if no episode could be graded or every episode failed.
     """
-    if not name or Path(name).name != name:
+    if not re.fullmatch(r"\w[\w.-]*", name):
         raise DataError(
-            f"an evaluation can't be called {name!r}; give it a name without slashes", key="name", value=name
+            f"an evaluation can't be called {name!r}; give it a name of letters, digits, '_', '-' and '.'",
+            key="name",
+            value=name,
         )
     if tasks is None or isinstance(tasks, Path):
         file = recipe.data.test if tasks is None else str(tasks.absolute())
         tasks = load_recipe_data(folder, recipe, "data.test", file, Task)
     if not tasks:
         raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=tasks)
-    recipe = for_evaluation(recipe if is_connected else connect_server(recipe))
+    recipe = apply_evaluation_settings(recipe if is_connected else connect_server(recipe))
     checkpoint = resolve_weights(folder, recipe, weights)
     components = load_components(recipe, checkpoint)
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
@@ -95,6 +100,7 @@ def evaluate(
         results_path=path,
         root=folder,
         identity={**compute_identity(recipe, checkpoint), **({"rewards": named_score_fn[0]} if named_score_fn else {})},
+        benchmark=benchmark,
         subset=subset,
         max_concurrency=max_concurrency,
         on_progress=on_progress,
@@ -149,13 +155,14 @@ def evaluate_benchmark(
         weights=weights,
         tasks=tasks,
         named_score_fn=(f"{benchmark.name} strict", build_score_fn(benchmark, "strict")),
+        benchmark=benchmark.name,
         subset=subset,
         is_connected=True,
         on_progress=on_progress,
     )
     path, results = get_results_path(folder, name, shard), grade_episodes(benchmark, scored, scoring)
     verdicts = judge.collect_verdicts(results, on_progress=on_judge_progress)
-    with file_errors(path):
+    with convert_file_errors(path):
         if judge.model:
             write_jsonl(path.with_suffix(VERDICTS_SUFFIX), verdicts)
         else:  # an earlier judge's would give another score than the scorecard's; its cache still holds them

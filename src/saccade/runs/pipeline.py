@@ -24,17 +24,22 @@ from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, val
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
-from saccade.errors import DataError, ModelError, RunError, boundary
+from saccade.errors import DataError, ModelError, RunError, convert_errors
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
-from saccade.rollouts.components import RolloutComponents, TrainingComponents, for_evaluation, uses_chat_engine
+from saccade.rollouts.components import (
+    RolloutComponents,
+    TrainingComponents,
+    apply_evaluation_settings,
+    uses_chat_engine,
+)
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
 from saccade.types import Demonstration, Task
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import relativize_path
 
 T = TypeVar("T")
@@ -96,7 +101,7 @@ def resolve_checkpoint(path: Path) -> Path:
     return weights
 
 
-def default_recipe_for(model: str | Path) -> tuple[str, tuple[str, ...]]:
+def find_default_recipe(model: str | Path) -> tuple[str, tuple[str, ...]]:
     """Return the default recipe for a model and the overrides it needs on this machine.
 
     It is the recipe of the run that the checkpoint belongs to, or else a packaged one that suits a server or the pixels
@@ -108,7 +113,7 @@ def default_recipe_for(model: str | Path) -> tuple[str, tuple[str, ...]]:
         if (folder / "recipe.yaml").is_file():
             return str(folder / "recipe.yaml"), ()
     message = f"{model} is not a vision-language model, whose config.json has a vision_config"
-    with boundary(ModelError, message, key=str(model)):
+    with convert_errors(ModelError, message, key=str(model)):
         vision = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vision_config"]
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
     if side <= TINY_TOKEN_PIXELS:
@@ -120,16 +125,16 @@ def default_recipe_for(model: str | Path) -> tuple[str, tuple[str, ...]]:
 def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequence[str] = ()) -> RolloutComponents:
     """Load what answers questions with a run's newest weights, a checkpoint's or a server's; nothing is graded.
 
-    `recipe` defaults to `default_recipe_for(model)`; `settings` are dotted overrides. Raises SaccadeError for a model
+    `recipe` defaults to `find_default_recipe(model)`; `settings` are dotted overrides. Raises SaccadeError for a model
     that can't be used.
     """
-    name, overrides = (recipe, ()) if recipe else default_recipe_for(model)
-    loaded = without_rewards(for_evaluation(load_recipe(name, [*overrides, *settings])))
+    name, overrides = (recipe, ()) if recipe else find_default_recipe(model)
+    loaded = remove_rewards(apply_evaluation_settings(load_recipe(name, [*overrides, *settings])))
     loaded, weights = resolve_target(loaded, str(model))
     return load_components(connect_server(loaded), weights and resolve_checkpoint(weights))
 
 
-def without_rewards(recipe: Recipe) -> Recipe:
+def remove_rewards(recipe: Recipe) -> Recipe:
     """Return the recipe without rewards, for SFT and `saccade ask`, which grade nothing and so need no judge."""
     environments = {name: config.with_values({"rewards": {}}) for name, config in recipe.environments.items()}
     return recipe.with_values({"rewards": {}, "environments": environments})
@@ -186,7 +191,7 @@ def start_run(
     checked = recipe if has_model else recipe.with_values({"model.path": "", "model.base_model": ""})
     weights = find_newest_weights(folder)
     require_checks(PlannedRun(recipe=checked, folder=folder, stages=stages, weights=weights, has_model=has_model))
-    used = [*([recipe] if "rl" in stages else []), *([for_evaluation(recipe)] if "eval" in stages else [])]
+    used = [*([recipe] if "rl" in stages else []), *([apply_evaluation_settings(recipe)] if "eval" in stages else [])]
     return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=start_sandboxes(*used))
 
 
@@ -236,7 +241,7 @@ def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, s
         num_done[split] = done
         on_progress(sum(num_done.values()), split, total)
 
-    with file_errors(folder):
+    with convert_file_errors(folder):
         budgets = recipe.frame_budgets or FRAME_BUDGETS
         generate_dataset(folder, recipe.synthetic, seed=recipe.seed, frame_budgets=budgets, progress=count_files)
         on_progress(total, "validating", total)
@@ -256,7 +261,7 @@ def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phr
     for demonstration in iterate_items(demonstrations, Demonstration):
         replies = (*demonstration.replies, *(text for turn in demonstration.children for text in turn))
         texts |= dict.fromkeys((demonstration.task.question, *demonstration.task.options, *replies))
-    with file_errors(folder):
+    with convert_file_errors(folder):
         make_tiny_model(
             str(folder),
             family=recipe.model.family,
@@ -272,7 +277,7 @@ def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None =
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     run = run or start_run(folder, recipe, ["sft"], resume=resume)
     train = functools.partial(sft_training.train, demonstrations=demonstrations)
-    return _train_stage("sft", without_rewards(run.recipe), train, run, on_step)
+    return _train_stage("sft", remove_rewards(run.recipe), train, run, on_step)
 
 
 def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
@@ -323,7 +328,7 @@ def _train_stage(
 
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
     run.mark_begun(stage_name)
-    with file_errors(folder / stage_name):
+    with convert_file_errors(folder / stage_name):
         (folder / stage_name).mkdir(exist_ok=True)  # records that the stage was started
     with open_loggers(folder, run.recipe) as log_to_loggers:
 

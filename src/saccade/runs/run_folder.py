@@ -15,8 +15,8 @@ from typing import Any
 
 from saccade.config.load import dump_recipe, load_recipe
 from saccade.config.schema import Recipe
-from saccade.errors import DataError, RunError, boundary
-from saccade.utils.files import file_errors, write_text
+from saccade.errors import DataError, RunError, convert_errors
+from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import append_jsonl, read_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -40,8 +40,8 @@ RESUMABLE_KEYS = (
 class Run:
     """A run folder and its recipe. Every method raises RunError if the folder can't be used."""
 
-    path: Path
-    recipe: Recipe
+    path: Path  # of the folder
+    recipe: Recipe  # with every default
 
     @classmethod
     def create(
@@ -66,7 +66,7 @@ class Run:
                 key=str(path),
             )
         changed = run.diff_recipe(resumable_keys) if resume else {}
-        with file_errors(run.path):
+        with convert_file_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
         invocations = run.read_json("invocations.json") if exists else []
         invocation: dict[str, Any] = {"seed": recipe.seed, **collect_versions(), **(metadata or {})}
@@ -102,7 +102,7 @@ class Run:
     def log(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that aren't finite are written as null."""
         path = self.path / "metrics.jsonl"
-        with file_errors(path):
+        with convert_file_errors(path):
             append_jsonl(path, _replace_non_finite({"stage": stage, "step": step, **values}))
 
     def read_metrics(self, stage: str) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class Run:
     def read_json(self, name: str) -> Any:
         """Return the value of a JSON file of the run."""
         path = self.path / name
-        with boundary(RunError, f"{path} can't be read", key=str(path)):
+        with convert_errors(RunError, f"{path} can't be read", key=str(path)):
             return json.loads(path.read_text(encoding="utf-8"))
 
     def mark_done(self, stage: str, metadata: Mapping[str, Any] | None = None) -> None:
@@ -131,7 +131,7 @@ class Run:
 
     def mark_begun(self, stage: str) -> None:
         """Remove the record that a stage is finished, since it continues and may be interrupted."""
-        with file_errors(self.path):
+        with convert_file_errors(self.path):
             (self.path / "status" / f"{stage}.json").unlink(missing_ok=True)
 
     def is_done(self, stage: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from PIL import Image
 
-from saccade.errors import SandboxError, boundary
+from saccade.errors import SandboxError, convert_errors
 from saccade.sandbox import forkserver_client
 from saccade.sandbox.execution import Execution
 from saccade.sandbox.forkserver_client import ForkServerClient, WorkerHandle
@@ -67,7 +67,7 @@ class Sandbox:
         """
         if fork_server is None:
             fork_server = await asyncio.to_thread(forkserver_client.get_shared_server, isolation)
-        with boundary(SandboxError, "images can't be loaded for an interpreter"):
+        with convert_errors(SandboxError, "images can't be loaded for an interpreter"):
             sealed = iter(await asyncio.to_thread(seal_images, [i for i in images if isinstance(i, Image.Image)]))
         all_sealed = [next(sealed) if isinstance(image, Image.Image) else image for image in images]
         sandbox = cls(fork_server, limits or Limits(), all_sealed, videos, seed)

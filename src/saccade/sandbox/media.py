@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from saccade.errors import MediaError, SandboxError, boundary
+from saccade.errors import MediaError, SandboxError, convert_errors
 from saccade.sandbox.protocol import MAX_BYTES_PER_REQUEST, VideoMetadata
 
 MAX_FRAME_PIXELS, MAX_UPSCALED_PIXELS = 2**26, 2**22  # of one frame: at its own size, and upscaled
@@ -72,7 +72,7 @@ class SealedMemory:
     @contextlib.contextmanager
     def open_fd(self) -> Iterator[int]:
         """Open a separate read-only file description: workers could exchange information by a shared one's offset."""
-        with boundary(SandboxError, "an image can't be shared with an interpreter"):
+        with convert_errors(SandboxError, "an image can't be shared with an interpreter"):
             fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield fd

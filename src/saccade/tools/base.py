@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator
 
-from saccade.errors import ConfigError, DataError, MediaError, ModelError, ToolError, boundary
+from saccade.errors import ConfigError, DataError, MediaError, ModelError, ToolError, convert_errors
 from saccade.ledger import ImageRef
 from saccade.media.subtitles import Cue
 from saccade.plugins import load, resolve, suggest
@@ -36,16 +36,16 @@ T = TypeVar("T")
 JSON_TYPES: Mapping[type, str] = {float: "number", int: "integer", str: "string", bool: "boolean"}
 TRUNCATION_MARK = " [cut]"
 
-ToolOutput = str | ToolResult | tuple[str | ToolResult, Episode]
-Ask = Callable[[Sequence[Message]], Awaitable[Episode]]
+ToolOutput = str | ToolResult | tuple[str | ToolResult, Episode]  # what a tool returns; the episode is a sub-agent's
+Ask = Callable[[Sequence[Message]], Awaitable[Episode]]  # runs a sub-agent on messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """The inclusive range of a number: `Annotated[float, "seconds", Range(minimum=0)]`."""
 
-    minimum: float = -math.inf
-    maximum: float = math.inf
+    minimum: float = -math.inf  # smallest value
+    maximum: float = math.inf  # largest value
 
 
 class EpisodeResources(contextlib.AsyncExitStack):
@@ -69,27 +69,20 @@ class EpisodeResources(contextlib.AsyncExitStack):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The context of one tool call.
+    """The context of one tool call."""
 
-    `ask` runs a sub-agent on messages and returns its episode. `video_path` is the task's first video ("" if it has
-    none), `video_paths` are all of them, `subtitles` are the first one's. `task_images` are the task's images as the
-    prompt shows them; `shown_images` are all images and frames that the model has seen so far, in order. `resources`
-    lives as long as the episode; if it is None, a tool opens and closes its resources within the call. `settings` are
-    the tool's settings, `max_result_tokens` bounds the text of a result, and `seed` is unique to the call.
-    """
-
-    media: MediaLoader
-    renderer: Renderer
-    ask: Ask
-    video_path: str
-    seed: int
-    task_images: tuple[ImageRef, ...] = ()
-    shown_images: tuple[ImageRef, ...] = ()
-    video_paths: tuple[str, ...] = ()
-    subtitles: tuple[Cue, ...] = ()
-    resources: EpisodeResources | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    max_result_tokens: int = 512
+    media: MediaLoader  # decodes and caches videos and images
+    renderer: Renderer  # of the model
+    ask: Ask  # runs a sub-agent on messages and returns its episode
+    video_path: str  # the task's first video; "" if it has none
+    seed: int  # unique to the call
+    task_images: tuple[ImageRef, ...] = ()  # the task's images as the prompt shows them
+    shown_images: tuple[ImageRef, ...] = ()  # all images and frames that the model has seen so far, in order
+    video_paths: tuple[str, ...] = ()  # all videos of the task
+    subtitles: tuple[Cue, ...] = ()  # of the first video: start and end in seconds, and text
+    resources: EpisodeResources | None = None  # what the episode keeps open; None: a tool opens and closes its own
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the tool's settings
+    max_result_tokens: int = 512  # longest text of a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +192,7 @@ class FunctionTool:
 
         try:
             async with clock.timeout_at(clock.time() + self.timeout):
-                with boundary(ToolError, f"{self.name} failed"):
+                with convert_errors(ToolError, f"{self.name} failed"):
                     return await self.__wrapped__(**arguments, **ctx.settings, ctx=replace(ctx, ask=ask))
         except TimeoutError:
             raise ToolError(f"{self.name} did not finish within {self.timeout:g} seconds") from None

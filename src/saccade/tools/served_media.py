@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.errors import MediaError, boundary
+from saccade.errors import MediaError, convert_errors
 from saccade.media import hashing, video
 from saccade.media.cache import LRUCache
 from saccade.media.image import read_image
@@ -27,7 +27,7 @@ _image_cache: LRUCache[tuple[str, int, int], SealedImage] = LRUCache(_CACHE_BYTE
 def _redact_path(path: str, name: str) -> Iterator[None]:
     """Raise every failure as a MediaError without the path: the model may read it, and a path can contain the label."""
     try:
-        with boundary(MediaError, f"{name} can't be read"):
+        with convert_errors(MediaError, f"{name} can't be read"):
             yield
     except MediaError as error:
         raise MediaError(str(error).replace(path, name), key=name) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from saccade.errors import RunError, boundary
+from saccade.errors import RunError, convert_errors
 from saccade.models.backbone import Backbone
 from saccade.training.optimizer import Optimizer
 
@@ -37,7 +37,7 @@ class Checkpoint:
 def read_boundary(folder: Path) -> AbstractContextManager[None]:
     """Convert any exception inside the block into a RunError that names the checkpoint's folder."""
     message = f"the checkpoint {folder} can't be read; delete it to resume from the previous one"
-    return boundary(RunError, message, key=str(folder))
+    return convert_errors(RunError, message, key=str(folder))
 
 
 def save_checkpoint(
@@ -53,7 +53,7 @@ def save_checkpoint(
     target = folder / f"step-{step:06d}"
     part_folder = folder / f".step-{step:06d}.part"
     message = f"the checkpoint {target} can't be written; free space or choose another run folder"
-    with boundary(RunError, message, key=str(target)):
+    with convert_errors(RunError, message, key=str(target)):
         shutil.rmtree(part_folder, ignore_errors=True)
         part_folder.mkdir(parents=True)
         backbone.save(part_folder)

@@ -34,26 +34,20 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Packed rows, as numpy arrays.
+    """Packed rows, as numpy arrays: B rows of T tokens, N trained tokens. Tree and branch define the attention mask."""
 
-    Per token: `ids_BT`, `positions_3BT`, and `tree_BT` and `branch_BT`, which define the attention mask (branch 0 is a
-    prefix, tree −1 padding). `images` are in the order of the rows. Per trained token: `row_N`, `predictor_N` (the
-    index in its row that predicts it), `token_N`, `rollout_logp_N` (the engine's logprob), `advantage_N`, `sample_N`
-    (the index of its sample), `version_N` (of the weights that sampled it).
-    """
-
-    ids_BT: np.ndarray
-    positions_3BT: np.ndarray
-    tree_BT: np.ndarray
-    branch_BT: np.ndarray
-    images: tuple[ImageRef, ...]
-    row_N: np.ndarray
-    predictor_N: np.ndarray
-    token_N: np.ndarray
-    rollout_logp_N: np.ndarray
-    advantage_N: np.ndarray
-    sample_N: np.ndarray
-    version_N: np.ndarray
+    ids_BT: np.ndarray  # token ids
+    positions_3BT: np.ndarray  # position ids
+    tree_BT: np.ndarray  # index of the tree of each token; −1 is padding
+    branch_BT: np.ndarray  # index of its branch; 0 is the tree's prefix
+    images: tuple[ImageRef, ...]  # in the order of the rows
+    row_N: np.ndarray  # row of each trained token
+    predictor_N: np.ndarray  # index in its row of the token that predicts it
+    token_N: np.ndarray  # its id
+    rollout_logp_N: np.ndarray  # the engine's logprob of it
+    advantage_N: np.ndarray  # its advantage
+    sample_N: np.ndarray  # index of its sample
+    version_N: np.ndarray  # of the weights that sampled it
 
 
 def build_prefix_trees(samples: Sequence[TrainingSample], pack_length: int) -> list[PrefixTree]:

@@ -47,7 +47,7 @@ def update_policy(
     check_engine_tokens(samples, batches)
     ref_logps: list[Tensor | None] = [None] * len(batches)
     if reference is not None:
-        with reference.swapped_in():
+        with reference.swap_in():
             ref_logps = [*_compute_logprobs(components, batches, check_cancelled)]
         batches = [
             _apply_kl_penalty(batch, ref_N, settings.kl) for batch, ref_N in zip(batches, ref_logps, strict=True)

@@ -31,7 +31,7 @@ class Reference:
         ]
 
     @contextlib.contextmanager
-    def swapped_in(self) -> Iterator[None]:
+    def swap_in(self) -> Iterator[None]:
         """Use the reference's weights in the backbone inside the block; no engine may sample from it meanwhile."""
         current = [parameter.data for parameter, _ in self._parameter_pairs]
         try:

@@ -27,7 +27,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from saccade.algorithms.group_advantages import compute_group_advantages, frac_correct_negative, resolve_estimator
+from saccade.algorithms.group_advantages import (
+    compute_frac_correct_negative,
+    compute_group_advantages,
+    resolve_estimator,
+)
 from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters
 from saccade.algorithms.policy_loss import resolve_loss
 from saccade.config.schema import Recipe, RlConfig
@@ -125,7 +129,7 @@ async def train(
             log_step(
                 {
                     **row,
-                    **restart_on_update.restart_metrics(),
+                    **restart_on_update.pop_metrics(),
                     **timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before),
                 }
             )
@@ -152,7 +156,7 @@ async def update_engine_weights(
 ) -> None:
     """Sync the trained weights to the engine. The clock of the episodes in progress is paused meanwhile."""
     should_restart = components.recipe.rl.on_weight_update == "restart"
-    with components.clock.pause(), restart_on_update.weight_update() if should_restart else contextlib.nullcontext():
+    with components.clock.pause(), restart_on_update.cancel_episodes() if should_restart else contextlib.nullcontext():
         await components.engine.sync_weights(components.backbone, version)
 
 
@@ -207,7 +211,10 @@ def build_training_samples(
     advantages = compute_group_advantages(groups, settings.advantage)
     totals = [advantages_G.total_G for advantages_G in advantages]
     masks, reports = filter_by_advantage(groups, totals, settings.active_filters)
-    metrics = {"frac_correct_negative": frac_correct_negative(groups, totals), **compute_filter_metrics(reports)}
+    metrics = {
+        "frac_correct_negative": compute_frac_correct_negative(groups, totals),
+        **compute_filter_metrics(reports),
+    }
     decode = components.backbone.renderer.decode
     return build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks), metrics
 

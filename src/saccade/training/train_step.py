@@ -26,11 +26,11 @@ LossFn = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batc
 class StepReport:
     """Measurements of a training step."""
 
-    loss: float
+    loss: float  # sum over the micro-batches
     entropy: float  # mean over the trained tokens, in nats
     grad_norm: float  # before clipping
     packed_tokens: int  # without padding
-    trained_tokens: int
+    trained_tokens: int  # tokens with a loss
     stats: Mapping[str, float]  # of the loss function
 
     def as_metrics(self) -> dict[str, float]:
@@ -61,7 +61,9 @@ def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temper
     hidden = backbone.compute_hidden_states(
         torch.from_numpy(batch.ids_BT).to(device),
         torch.from_numpy(batch.positions_3BT).to(device),
-        tree_attention_mask(torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)),
+        build_tree_attention_mask(
+            torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)
+        ),
         features=features,
     )
     chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.predictor_N).to(device)]
@@ -79,7 +81,7 @@ def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temper
     return torch.cat(logp), torch.cat(entropy)
 
 
-def tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
+def build_tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
     """Return the tree attention mask of packed rows (see `pack`), bool [B, query T, key T]."""
     T = tree_BT.shape[1]
     # In place: the mask of a row of 20,000 tokens takes 400 MB.

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from saccade.algorithms.credit import Decode, span_token_mask
+from saccade.algorithms.credit import Decode, build_span_token_mask
 from saccade.algorithms.group_advantages import GroupAdvantages
 from saccade.types import Episode, Group, Span, TrainingSample
 
@@ -67,6 +67,8 @@ def _compute_token_advantages(
             reply = episode.turns[turn].reply if turn < len(episode.turns) else None
             for span, value in by_span.items() if decode else ():
                 assert decode is not None
-                values += value * np.array(span_token_mask(span, tokens, decode, turn=turn, reply=reply), dtype=bool)
+                values += value * np.array(
+                    build_span_token_mask(span, tokens, decode, turn=turn, reply=reply), dtype=bool
+                )
             turn += 1
         yield from values.tolist()

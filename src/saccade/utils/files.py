@@ -23,7 +23,7 @@ def write_text(path: Path, text: str) -> Path:
     """Write a file atomically and create its folder. Raises RunError with the path as key."""
     # Next to the target: a rename is atomic only within one file system.
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    with file_errors(path):
+    with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             draft.write_text(text, encoding="utf-8")
@@ -34,7 +34,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 @contextlib.contextmanager
-def file_errors(path: Path) -> Iterator[None]:
+def convert_file_errors(path: Path) -> Iterator[None]:
     """Convert an OSError into a RunError about `path`, its key, with a fix where one is known."""
     try:
         yield

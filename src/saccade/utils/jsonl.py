@@ -24,7 +24,7 @@ ItemT = TypeVar("ItemT")
 
 def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     """Write one line per item, atomically."""
-    with atomic_write(Path(path)) as partial, partial.open("wb") as file:
+    with write_atomically(Path(path)) as partial, partial.open("wb") as file:
         file.writelines(encode_json_line(item) for item in items)
 
 
@@ -44,7 +44,7 @@ def require_file(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_write(target: Path) -> Iterator[Path]:
+def write_atomically(target: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `target` on success and deleted on failure."""
     partial = target.with_name(target.name + ".part")
     try:

@@ -98,7 +98,7 @@ def test_options_work_with_benchmarks(run):
     assert "of the 2" in page
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(record["sample_index"] for record in records) == [0, 0, 1, 1]
-    fail(RunError, *words, key=path, value=("seed", "settings"))
+    fail(RunError, *words, key=path, value=("seed", "tools"))
     fail(ConfigError, *words, "--use-tools", "maybe", key="evaluation.use_tools", value="maybe")
     fail(ConfigError, *words, "--limit", -1, key="evaluation.limit", value=-1)
     fail(ConfigError, *words, "--num-samples", 0, key="evaluation.num_samples", value=0)
@@ -111,12 +111,12 @@ def test_several_evaluations_on_one_benchmark(run):
     place = folder / "evaluations"
     words = ["eval", folder, "--bench", "vstar", "--bench-data", copies, "--allow-incomplete"]
     good(*words)
-    fail(RunError, *words, "--use-tools", "off", key=place / "vstar.jsonl", value=("settings",))
-    assert "vstar, tools off (strict)" in good(*words, "--use-tools", "off", "--name", "tools off")
-    card = json.loads((place / "vstar, tools off.scorecard.json").read_text())
+    fail(RunError, *words, "--use-tools", "off", key=place / "vstar.jsonl", value=("tools",))
+    assert "vstar_no_tools (strict)" in good(*words, "--use-tools", "off", "--name", "no_tools")
+    card = json.loads((place / "vstar_no_tools.scorecard.json").read_text())
     assert (card["benchmark"], card["conditions"]["tools"]) == ("vstar", "off")
-    assert {"vstar", "vstar, tools off"} <= json.loads((place / "benchmarks.json").read_text())["evaluations"].keys()
-    fail(DataError, *words, "--name", "a/b", key="name", value="vstar, a/b")
+    assert {"vstar", "vstar_no_tools"} <= json.loads((place / "benchmarks.json").read_text())["evaluations"].keys()
+    fail(DataError, *words, "--name", "a/b", key="name", value="vstar_a/b")
     # Another rule grades the stored answers.
     before = (place / "vstar.jsonl").read_bytes()
     assert "vstar (lenient)" in good(*words, "--scoring", "lenient")
@@ -166,11 +166,11 @@ def test_shards_of_a_benchmark_are_merged_and_reported(run):
     assert "vstar (lenient)" in good("eval", "merge", folder, "--bench", "vstar", "--scoring", "lenient")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
     merge = ["eval", "merge", folder, "--name"]
-    fail(RunError, *merge, "b", "--bench", "vstar", key="shards", value="vstar, b")
+    fail(RunError, *merge, "b", "--bench", "vstar", key="shards", value="vstar_b")
     for shard in ("1/2", "2/2"):
         assert "estimated" not in good(*words, "--shard", shard, "--limit", 2, "--name", "few")
     assert "estimated" in good("eval", "merge", folder, "--bench", "vstar", "--name", "few")
-    few = json.loads((folder / "evaluations" / "vstar, few.scorecard.json").read_text())
+    few = json.loads((folder / "evaluations" / "vstar_few.scorecard.json").read_text())
     assert (few["num_tasks"], few["full_set"]["num_questions"]) == (2, 3)
     fail(ConfigError, *words, "--shard", "1/4", key="--shard", value="1/4")
     fail(ConfigError, *words, "--shard", "3/2", key="--shard", value="3/2")
@@ -232,12 +232,12 @@ def test_images_come_out_of_archives(run, tmp_path, monkeypatch):
     good(*words, data, "--limit", 1, "--name", "local")
     assert len(list(there.rglob("*.jpg"))) == 1  # files that aren't needed stay packed
     good(*words, data, "--name", "local")
-    card = json.loads((folder / "evaluations" / "vstar, local.scorecard.json").read_text())
+    card = json.loads((folder / "evaluations" / "vstar_local.scorecard.json").read_text())
     assert (card["num_tasks"], card["errors"]) == (3, 0)
     with serve_hub() as site:
         site.add_dataset("craigwu/vstar_bench", {**rows, "pictures.zip": build_zip(images)})
         good(*words, "hub:main", "--hub", site.url, "--name", "hub")
-    card = json.loads((folder / "evaluations" / "vstar, hub.scorecard.json").read_text())
+    card = json.loads((folder / "evaluations" / "vstar_hub.scorecard.json").read_text())
     assert (card["num_tasks"], card["errors"]) == (3, 0)
 
 
@@ -285,13 +285,13 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     verdicts = folder / "evaluations" / "mathverse.verdicts.jsonl"
     assert len(verdicts.read_text().splitlines()) == before["undecided"]
     # Shards keep verdicts, and merging needs no further requests.
-    named = [*words, "--name", "in parts"]
+    named = [*words, "--name", "in_parts"]
     with server(lambda number, prompt: "yes") as judge:
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
         for shard in ("1/2", "2/2"):
             good(*named, *given, f"evaluation.judge.cache_dir={tmp_path / 'parts'}", "--shard", shard)
-    good("eval", "merge", folder, "--bench", "mathverse", "--name", "in parts")
-    joined = json.loads((folder / "evaluations" / "mathverse, in parts.scorecard.json").read_text())
+    good("eval", "merge", folder, "--bench", "mathverse", "--name", "in_parts")
+    joined = json.loads((folder / "evaluations" / "mathverse_in_parts.scorecard.json").read_text())
     assert {key: joined[key] for key in joined if key != "costs"} == {
         key: after[key] for key in after if key != "costs"
     }

@@ -42,9 +42,9 @@ def test_recipe_is_evaluated_and_resumed(tmp_path, tiny_folder):
     before = (home / "evaluations" / "vstar.jsonl").read_bytes()
     good(*words, "--model", tiny_folder)  # again: everything is finished
     assert (home / "evaluations" / "vstar.jsonl").read_bytes() == before
-    output = good(*words, "--model", tiny_folder, "--use-tools", "off", "--name", "tools off", "--limit", 1)
-    assert "vstar, tools off (strict" in " ".join(output.split())
-    card = json.loads((home / "evaluations" / "vstar, tools off.scorecard.json").read_text())
+    output = good(*words, "--model", tiny_folder, "--use-tools", "off", "--name", "no_tools", "--limit", 1)
+    assert "vstar_no_tools (strict" in " ".join(output.split())
+    card = json.loads((home / "evaluations" / "vstar_no_tools.scorecard.json").read_text())
     assert "a limited sample" in card["conditions"]
     assert card["full_set"]["num_questions"] > card["num_tasks"] == 1
     assert "vstar (strict)" in good("eval", home, *words[2:-2])  # the folder is an ordinary run

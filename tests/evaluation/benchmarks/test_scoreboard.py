@@ -129,13 +129,13 @@ def test_report_shows_samples_judge_and_errors(tmp_path):
     scored += [build_scored(task, "", end=EpisodeStatus.ABORTED, error="the <disk> is gone") for task in tasks]
     card = card_of(benchmark, scored, judge="a <judge>")
     assert card.at_k.keys() == {"avg@2", "pass@2"}
-    write_scorecard(results_file(tmp_path, "vstar, twice"), card)
+    write_scorecard(results_file(tmp_path, "vstar_twice"), card)
     page = write_benchmark_report(tmp_path).read_text(encoding="utf-8")
     text = (tmp_path / "evaluations" / "benchmarks.md").read_text(encoding="utf-8")
     for whole in (page, text):
         for value in (*card.at_k, f"{card.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
             assert value in whole, value
-    own = build_evaluation_tables("vstar, twice", card, {})
+    own = build_evaluation_tables("vstar_twice", card, {})
     assert dict(own[1].rows)["answers"] == "12"
     assert dict(own[1].rows)["errors, counted as wrong"] == "6"
     assert ("avg@2", f"{card.at_k['avg@2']:.2f}") in own[0].rows

@@ -46,7 +46,7 @@ def test_numbers_match_the_results(build_ablation, tmp_path):
     for seed in (0, 1):
         write_results(
             tmp_path,
-            ablation.initial_evaluation_folder("one", "plain", seed),
+            ablation.get_initial_evaluation_folder("one", "plain", seed),
             **build_evaluations([0.0, 0.0, 1.0, 0.0]),
         )
         write_results(tmp_path, f"seed-{seed}/one/plain", rows, **build_evaluations([1.0, 0.0, 1.0, 0.0]))

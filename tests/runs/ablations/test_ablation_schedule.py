@@ -34,10 +34,12 @@ def test_variants_with_other_settings_have_their_own_initial_evaluation(path, tm
     text = SET.replace("hot: {description", "hot: {recipe: tiny/vanilla_grpo, description")
     (tmp_path / "mine.yaml").write_text(text)
     ablation = Ablation.from_spec(path, seeds=1)
-    assert ablation.initial_evaluation_folder("one", "hot", 0) != ablation.initial_evaluation_folder("one", "plain", 0)
+    assert ablation.get_initial_evaluation_folder("one", "hot", 0) != ablation.get_initial_evaluation_folder(
+        "one", "plain", 0
+    )
     assert (
-        ablation.initial_evaluation_folder("two", "stuck", 0).split("-")[-1]
-        == ablation.initial_evaluation_folder("one", "plain", 0).split("-")[-1]
+        ablation.get_initial_evaluation_folder("two", "stuck", 0).split("-")[-1]
+        == ablation.get_initial_evaluation_folder("one", "plain", 0).split("-")[-1]
     )
 
 

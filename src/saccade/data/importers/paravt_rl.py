@@ -33,13 +33,13 @@ def paravt_rl(row: SourceRow) -> Iterator[Task]:
         placeholders = sum(message.text.count(f"<{kind}>") for message in user_messages)
         if placeholders not in (0, len(files)):
             problem = f"it has {len(files)} files for {placeholders} <{kind}> placeholders in the prompt"
-            raise row.field_error(name, problem, value=len(files))
+            raise row.build_field_error(name, problem, value=len(files))
         media += files
     if not media:
-        raise row.field_error("videos", "the row names no media file")
+        raise row.build_field_error("videos", "the row names no media file")
     question = "\n".join(message.question for message in user_messages if message.question)
     if not question:
-        raise row.field_error("prompt", "its question has no text")
+        raise row.build_field_error("prompt", "its question has no text")
     info, extras = values.extra_info, row.get_mapping("extra_info")
     for name in ("answer", "options", "choices"):
         extras.pop(name, None)

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from saccade.data.answer_normalization import build_task, find_answer_type
+from saccade.data.answer_normalization import build_task
 from saccade.data.conversations import MEDIA_PLACEHOLDER_PATTERN, collect_extras
 from saccade.data.source_row import OPTION_LETTERS, MediaFile, RowModel, SourceRow, Text, list_values
 from saccade.errors import DataError
-from saccade.rewards.answer_types.base import find_plugin
+from saccade.rewards.answer_types.base import find_answer_type, find_plugin
 from saccade.types import MediaKind, Task
 
 
@@ -74,7 +74,9 @@ def plain(
     columns |= {"id": id, "environment": environment}
     values = row.parse(_Row, columns)
     if values.answer_type and not find_answer_type(values.answer_type):
-        raise row.field_error(answer_type, f"there is no answer type {values.answer_type!r}", value=values.answer_type)
+        raise row.build_field_error(
+            answer_type, f"there is no answer type {values.answer_type!r}", value=values.answer_type
+        )
     answer_value = values.answer
     if index_base is not None:
         answer_value = _resolve_numbered_option(row, answer, index_base, len(values.options))
@@ -97,5 +99,5 @@ def _resolve_numbered_option(row: SourceRow, name: str, index_base: int, num_opt
     index = row.get_number(name) - index_base
     if index not in range(min(num_options, len(OPTION_LETTERS))):
         problem = f"{row.get(name)!r} should be the number of one of {num_options} options, counted from {index_base}"
-        raise row.field_error(name, problem, value=row.get(name))
+        raise row.build_field_error(name, problem, value=row.get(name))
     return OPTION_LETTERS[int(index)]

@@ -24,7 +24,7 @@ def pyvision_val(row: SourceRow) -> Iterator[Task]:
     values = row.parse(_Row)
     media = values.image_path + values.video_path
     if not media:
-        raise row.field_error("image_path", "neither image_path nor video_path names a file")
+        raise row.build_field_error("image_path", "neither image_path nor video_path names a file")
     yield build_task(
         row,
         values.question,

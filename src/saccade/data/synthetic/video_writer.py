@@ -9,7 +9,7 @@ from pathlib import Path
 import av
 
 from saccade.data.synthetic.render import Frames
-from saccade.errors import MediaError, boundary
+from saccade.errors import MediaError, convert_errors
 
 KEYFRAME_INTERVAL_SECONDS = 8  # costs few bits, and readers can still seek close to any time
 
@@ -22,7 +22,7 @@ def write_video(path: Path, frames: Iterable[Frames], fps: float) -> None:
     # One thread, so that the bytes depend on the frames alone; "fastdecode" because a clip is decoded many times.
     options = {"preset": "veryfast", "tune": "fastdecode", "crf": "20", "bf": "0", "threads": "1"}
     partial = path.with_name(path.name + ".part")
-    with boundary(MediaError, f"{path} can't be written"), av.open(str(partial), "w", format="mp4") as container:
+    with convert_errors(MediaError, f"{path} can't be written"), av.open(str(partial), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=rate, options=options)
         stream.height, stream.width = first.shape[:2]
         stream.pix_fmt = "yuv420p"

@@ -26,7 +26,7 @@ from saccade.engines.remote import vllm_api
 from saccade.engines.remote.nccl_group import NcclGroup
 from saccade.engines.remote.server import InFlightPolicy, Server, ServerError, ServerMessages
 from saccade.engines.remote.weight_sync import WeightVersion
-from saccade.errors import ConfigError, EngineError, boundary
+from saccade.errors import ConfigError, EngineError, convert_errors
 from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 
@@ -98,7 +98,7 @@ class BroadcastTransport:
 
     def create_version(self, source: WeightSource, version: int, label: str) -> WeightVersion:
         """Copy the source's current weights to the CPU. Raises EngineError if there is no room for them."""
-        with boundary(EngineError, "the weights can't be copied for the servers"):
+        with convert_errors(EngineError, "the weights can't be copied for the servers"):
             layers = source.copy_layers_to_cpu()
         load_into = partial(self._send_to_end, label, layers, source.device)
         return WeightVersion(version=version, label=label, load_into=load_into)

@@ -19,7 +19,7 @@ from saccade.engines.remote.server import (
     ServerApi,
     ServerError,
     ServerRequest,
-    malformed_boundary,
+    convert_parse_errors,
     require_servers,
 )
 from saccade.errors import EngineError, SaccadeError
@@ -39,7 +39,7 @@ _IGNORED_CONFIG_KEYS = {"_name_or_path", "transformers_version", "architectures"
 
 async def describe(server: Server) -> str:
     """Return the served checkpoint; set the server's `max_model_len`. Raises ServerError or EngineError."""
-    with malformed_boundary(f"{server.url} doesn't report which model it serves"):
+    with convert_parse_errors(f"{server.url} doesn't report which model it serves"):
         return await server.api.describe(server)
 
 
@@ -50,7 +50,7 @@ async def check_tokenizer(server: Server, renderer: Renderer) -> None:
     num_text_ids = min(special_ids)  # text tokens come before special tokens
     ids = [*range(0, num_text_ids, max(num_text_ids // _NUM_VOCABULARY_PROBES, 1)), *special_ids]
     model_text = renderer.decode(ids)
-    with malformed_boundary(f"{server.url} returned no text for /detokenize"):
+    with convert_parse_errors(f"{server.url} returned no text for /detokenize"):
         server_text = await server.api.detokenize(server, ids)
     if server_text != model_text:
         raise server.build_fatal_error(
@@ -64,7 +64,7 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
 
     Raises BrokenEngineError if its logprobs are not those of the sampling distribution; ServerError or EngineError.
     """
-    with malformed_boundary(f"{server.url} returned a malformed completion"):
+    with convert_parse_errors(f"{server.url} returned a malformed completion"):
         return await server.api.check_logprobs(server, renderer)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from saccade.chat.renderer import load_renderer
 from saccade.errors import ConfigError, EngineError
 from saccade.models.checkpoint_files import check_weights
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 from saccade.utils.http_client import fetch
 
 _WEIGHT_SYNC_MODES = ("files", "nccl")
@@ -200,7 +200,7 @@ class ServerProcess:
 
     def __enter__(self) -> "ServerProcess":
         try:
-            with file_errors(self.log), _defer_signals():
+            with convert_file_errors(self.log), _defer_signals():
                 self._start()
         except BaseException:  # a deferred signal, too
             self.stop()
@@ -246,12 +246,14 @@ class ServerProcess:
             response = fetch(f"{self.config.url}/health", timeout=2)
             if response is not None and response.status_code == 200:
                 return
-            yield self.last_log_line(prefer_error=False)
+            yield self.read_last_log_line(prefer_error=False)
             time.sleep(0.5)
         problem = f"was not ready after {timeout:g} seconds" if self.is_alive else "exited during startup"
-        raise EngineError(f"vLLM {problem}: {self.last_log_line() or 'no output'} (log: {self.log})", key=str(self.log))
+        raise EngineError(
+            f"vLLM {problem}: {self.read_last_log_line() or 'no output'} (log: {self.log})", key=str(self.log)
+        )
 
-    def last_log_line(self, *, prefer_error: bool = True) -> str:
+    def read_last_log_line(self, *, prefer_error: bool = True) -> str:
         """Return the first error line of this server's log if `prefer_error` and there is one, else the newest line."""
         with self.log.open("rb") as file:
             file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 200_000))

@@ -7,7 +7,7 @@
                               └── _state_changed <── _reconnect: one task per down server: handshake, back off, retry …
 
 - A rollout waits for its reply, or in `acquire` for a state change and for the end of a pause (`pause_new`). A weight
-  sync pauses new requests; `drained` also waits for unfinished ones and aborts those that take too long. A request that
+  sync pauses new requests; `drain` also waits for unfinished ones and aborts those that take too long. A request that
   holds a server never waits for the end of a pause, so there is no deadlock. Waiting for a server pauses the episode's
   timeout.
 - The health monitor checks servers that are up; one that hangs is marked down, and its requests fail.
@@ -31,7 +31,7 @@ from saccade.engines.remote.server import (
     ServerError,
     ServerUnreachable,
 )
-from saccade.errors import BrokenEngineError, EngineError, SaccadeError, boundary
+from saccade.errors import BrokenEngineError, EngineError, SaccadeError, convert_errors
 from saccade.media.cache import LRUCache
 from saccade.utils.async_utils import pause_active_clock
 from saccade.utils.http_client import compute_backoff
@@ -126,7 +126,7 @@ class Pool:
             self._accepting_requests.set()
 
     @contextlib.asynccontextmanager
-    async def drained(self, drain_timeout: float) -> AsyncIterator[None]:
+    async def drain(self, drain_timeout: float) -> AsyncIterator[None]:
         """Hold back new requests and wait for the unfinished ones, which are aborted after `drain_timeout` seconds."""
         async with self.pause_new():
             timer = asyncio.get_running_loop().call_later(drain_timeout, self._abort_stragglers, drain_timeout)
@@ -263,7 +263,7 @@ class Pool:
     async def _reconnect(self, server: Server) -> None:
         num_failures = 0
         try:
-            with boundary(BrokenEngineError, f"the handshake with {server.url} failed"):
+            with convert_errors(BrokenEngineError, f"the handshake with {server.url} failed"):
                 while not await self._try_handshake(server):
                     self._report_outage()
                     self._notify_waiters()  # `down_timeout` may have changed

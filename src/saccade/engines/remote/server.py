@@ -123,7 +123,7 @@ class ServerApi(Protocol):
 
 
 @contextlib.contextmanager
-def malformed_boundary(problem: str) -> Iterator[None]:
+def convert_parse_errors(problem: str) -> Iterator[None]:
     """Convert an error in the reading of a malformed response into a ServerError."""
     try:
         yield
@@ -190,7 +190,7 @@ class Server:
         """
         sampling = request.sampling
         response = await self.post(self.api.GENERATE_PATH, self.api.build_request(request))
-        with malformed_boundary(f"{self.url} returned a malformed completion"):
+        with convert_parse_errors(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
         _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)
         if reply.finish_reason == "abort":

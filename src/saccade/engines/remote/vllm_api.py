@@ -19,7 +19,7 @@ from saccade.engines.remote.server import (
     ServerMessages,
     ServerReply,
     ServerRequest,
-    malformed_boundary,
+    convert_parse_errors,
     parse_ids,
     parse_version_spans,
 )
@@ -164,7 +164,7 @@ async def check_transfer_support(server: Server) -> None:
 
 async def fetch_label(server: Server) -> str:
     """Return the label of the server's weights. Raises ServerError if they are a mixture of two versions."""
-    with malformed_boundary(f"{server.url} doesn't report its weight version"):
+    with convert_parse_errors(f"{server.url} doesn't report its weight version"):
         label = str((await server.get("/weight_info"))["weight_version"])
     if label.endswith(_PARTIAL_SUFFIX):
         raise ServerError(f"{server.url} can't receive weights: {_PARTIAL_HINT}")
@@ -173,7 +173,7 @@ async def fetch_label(server: Server) -> str:
 
 async def count_workers(server: Server) -> int:
     """Return how many of the server's processes hold weights."""
-    with malformed_boundary(f"{server.url} doesn't report its number of workers"):
+    with convert_parse_errors(f"{server.url} doesn't report its number of workers"):
         return int((await server.get("/get_world_size"))["world_size"])
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from saccade.engines.remote.handshake import LogprobCheck
 from saccade.engines.remote.pool import Pool
 from saccade.engines.remote.server import InFlightPolicy, Server, ServerError
-from saccade.errors import EngineError, SaccadeError, boundary
+from saccade.errors import EngineError, SaccadeError, convert_errors
 from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel
 
@@ -88,7 +88,7 @@ class WeightSync:
         Raises EngineError or BrokenEngineError after a rollback (see the module's docstring). New requests wait
         meanwhile; unfinished replies are handled by the setting `in_flight`.
         """
-        async with pool.pause_new() if self._in_flight == "continue" else pool.drained(self._drain_timeout):
+        async with pool.pause_new() if self._in_flight == "continue" else pool.drain(self._drain_timeout):
             await self._sync_weights(pool, source, version)
 
     async def _sync_weights(self, pool: Pool, source: WeightSource, version: int) -> None:
@@ -151,7 +151,7 @@ class WeightSync:
         try:
             # A server that is down may hang. If not, it must neither stay paused nor keep the new weights.
             async with asyncio.timeout(None if server.is_up else _ROLLBACK_TIMEOUT):
-                with boundary(EngineError, message):
+                with convert_errors(EngineError, message):
                     await self._load_into(server, previous)
         except SaccadeError as error:
             pool.mark_down(server, str(error))
@@ -182,7 +182,7 @@ class DiskTransport:
 
     def create_version(self, source: WeightSource, version: int, label: str) -> WeightVersion:
         """Write the source's current weights. Raises EngineError if there is no room for them."""
-        with boundary(
+        with convert_errors(
             EngineError, "the weights can't be written for the servers; set engine.settings.weight_dir to a larger disk"
         ):
             if not self._weight_dir:

@@ -31,10 +31,10 @@ Scoring = Literal["strict", "lenient"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """Record what a rule extracted from an answer (None: nothing), and its value in [0, 1] (None: a judge decides)."""
+    """What a benchmark's rule gives an answer."""
 
-    extracted: str | None
-    value: float | None
+    extracted: str | None  # what the rule extracted from the answer; None: nothing
+    value: float | None  # in [0, 1]; None if only a judge can decide
 
 
 UNPARSED = Grade(extracted=None, value=0.0)
@@ -51,13 +51,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradedAnswer:
-    """Hold a task with its graded answer; `weight` is how many tasks of the full set the answer represents."""
+    """A task with its graded answer."""
 
-    task: Task
-    answer: Answer
-    grade: Grade
-    sample_index: int = 0
-    weight: float = 1.0
+    task: Task  # the question
+    answer: Answer  # the model's untouched response, or the error that prevented one
+    grade: Grade  # what the rule gives it
+    sample_index: int = 0  # numbers several answers to one task
+    weight: float = 1.0  # how many tasks of the full set the answer represents
 
     @property
     def value(self) -> float:
@@ -75,9 +75,9 @@ class GradedAnswer:
         return self.answer.error is None and self.grade.extracted is None
 
 
-GradeFn = Callable[[str, Task], Grade]
-StratumFn = Callable[[Task], str | Sequence[str] | None]
-MetricsFn = Callable[[Sequence[GradedAnswer]], dict[str, float]]
+GradeFn = Callable[[str, Task], Grade]  # a final answer and its task to a grade
+StratumFn = Callable[[Task], str | Sequence[str] | None]  # a task to its rows of a table; None: it is in none
+MetricsFn = Callable[[Sequence[GradedAnswer]], dict[str, float]]  # all answers to metrics in percent
 
 
 def grade_choice(letter: str | None, task: Task, without_letter: Grade = UNPARSED) -> Grade:
@@ -168,50 +168,43 @@ def build_accuracy_metrics(is_answered: Callable[[GradedAnswer], bool]) -> Metri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePrompt:
-    """Configure the judge for answers that no rule decides: its instructions, the question and the ground truth.
+    """Configure the judge for answers that no rule decides.
 
-    With an `extraction_prompt` the judge first extracts the answer from the last `max_words` words (0: all), and the
-    rule grades the extracted answer; the judge compares only what remains undecided. With `extract_always` it also
-    extracts answers that the rule could decide, except for tasks whose extraction prompt is "".
+    With an `extraction_prompt` the judge first extracts the answer, and the rule grades the extracted answer; the judge
+    compares only what remains undecided.
     """
 
-    instructions: str = ""
+    instructions: str = ""  # of the comparison; empty = the judge's own
+    # the question as the judge reads it
     question: Callable[[Task], str] = lambda task: format_question(task.question, task.options)
-    ground_truth: Callable[[Task], str] = format_ground_truth
-    extraction_prompt: Callable[[Task], str] | None = None
-    max_words: int = 0
-    extract_always: bool = False
+    ground_truth: Callable[[Task], str] = format_ground_truth  # as the judge reads it
+    extraction_prompt: Callable[[Task], str] | None = None  # instructions of the extraction; None: no extraction
+    max_words: int = 0  # extract from this many last words of the answer; 0 = all
+    extract_always: bool = False  # extract also what the rule could decide, unless the extraction prompt is ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Define a benchmark; `compute_metrics` returns percentages, `strata` label a task's rows per table.
+    """A benchmark: its rows, the rules that grade answers, and its metrics."""
 
-    Answers count by their weight in the metrics (`compute_weighted_mean`). `num_tasks` and, if published,
-    `stratum_sizes` are the numbers of tasks of a complete copy. `repo_id` is the dataset's name on the Hugging Face
-    hub, `file_patterns` are the files of its split there, preferred ones first. Tasks with the same `cluster_key` are
-    dependent: those about one video, or the variants of one problem; intervals are over clusters. Tasks with the same
-    `joint_key`, such as the variants of a question, are selected together because `compute_metrics` reads them
-    together. `fixed_order_reason` explains why options must keep their published order, if so. Every file of `archives`
-    is unpacked although no row refers to it: subtitles, which `num_subtitled_videos` videos of a complete copy have.
-    """
-
-    name: str
-    repo_id: str
-    file_patterns: tuple[str, ...]
-    num_tasks: int
-    parse_row: Callable[[BenchmarkRow], Iterable[Task]]
-    grade_strict: GradeFn
-    grade_lenient: GradeFn = grade_choice_lenient
-    primary_metric: str = "accuracy"
-    compute_metrics: MetricsFn = compute_accuracy
-    strata: Mapping[str, StratumFn] = field(default_factory=dict)
-    stratum_sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    name: str  # as published
+    repo_id: str  # the dataset's name on the Hugging Face hub
+    file_patterns: tuple[str, ...]  # the files of its split there, preferred ones first
+    num_tasks: int  # of a complete copy
+    parse_row: Callable[[BenchmarkRow], Iterable[Task]]  # a row to its tasks
+    grade_strict: GradeFn  # exactly the published rule
+    grade_lenient: GradeFn = grade_choice_lenient  # ignores case, formatting and phrases
+    primary_metric: str = "accuracy"  # the metric that it is known by
+    compute_metrics: MetricsFn = compute_accuracy  # percentages, each answer by its weight (`compute_weighted_mean`)
+    strata: Mapping[str, StratumFn] = field(default_factory=dict)  # tables: the labels of a task's rows, by table
+    stratum_sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # published numbers of tasks, by label
+    # tasks with the same key are dependent, as those about one video are: intervals are over clusters
     cluster_key: Callable[[Task], str] = get_media_key
+    # tasks with the same key, such as the variants of a question, are selected together: `compute_metrics` needs all
     joint_key: Callable[[Task], str] = lambda task: task.id
-    fixed_order_reason: str = ""
-    archives: tuple[str, ...] = ()
-    num_subtitled_videos: int | None = None
+    fixed_order_reason: str = ""  # why options must keep their published order; empty = they may be shuffled
+    archives: tuple[str, ...] = ()  # archives to unpack although no row refers to their files: subtitles
+    num_subtitled_videos: int | None = None  # videos with subtitles in a complete copy
     judge_prompt: JudgePrompt | None = None  # None if rules decide every answer
 
     def iterate_tasks(self, root: Path) -> Iterator[Task]:

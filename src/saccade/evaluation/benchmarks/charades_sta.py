@@ -61,14 +61,14 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
         match = _LINE.fullmatch(row.get_text("line").strip())
         if match is None:
             problem = f"it should be 'VIDEO START END##sentence.', not {row.get_text('line')[:60]!r}"
-            raise row.field_error("line", problem)
+            raise row.build_field_error("line", problem)
         video, start, end, sentence = match[1], float(match[2]), float(match[3]), match[4]
     else:
         video, sentence = row.get_text("video").removesuffix(".mp4"), row.get_text("caption")
         span = row.get_texts("timestamp")
         start, end = (row.with_values({"timestamp": time}).get_number("timestamp") for time in span[:2])
     if not start < end:
-        raise row.field_error("timestamp", f"the span should begin before it ends, not be {start:g} to {end:g}")
+        raise row.build_field_error("timestamp", f"the span should begin before it ends, not be {start:g} to {end:g}")
     yield Task(
         id=f"{video}-{row.number}",
         question=f"From which second to which second of the video does this happen: {sentence.strip().rstrip('.')}?",

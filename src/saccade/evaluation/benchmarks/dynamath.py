@@ -142,5 +142,5 @@ def _read_seed_and_variant(row: BenchmarkRow) -> tuple[str, str]:
     variant = row.get_text("trial") if row.has("trial") else match[1] if match else ""
     if not variant:
         problem = "it is missing; call the file sample_variant1 to 10, or put it into trial1 to 10"
-        raise row.field_error("trial", problem)
+        raise row.build_field_error("trial", problem)
     return row.get_text("key", "id"), variant

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data.source_row import SourceRow, iterate_json_list, read_rows, store_media_file
-from saccade.errors import DataError, boundary
+from saccade.errors import DataError, convert_errors
 from saccade.types import Media, MediaKind
-from saccade.utils.files import file_errors
+from saccade.utils.files import convert_file_errors
 
 UNPACKED_DIR = "unpacked"  # the folder, next to the rows, for images that rows contain
 
@@ -25,7 +25,7 @@ class BenchmarkRow(SourceRow):
     def require_one_of(self, field_name: str, value: str, allowed: Iterable[str]) -> str:
         """Return the value of a field. Raises DataError if it is not one of `allowed`."""
         if value not in allowed:
-            raise self.field_error(field_name, f"it should be one of {', '.join(allowed)}; not {value!r}", value)
+            raise self.build_field_error(field_name, f"it should be one of {', '.join(allowed)}; not {value!r}", value)
         return value
 
     def resolve_video(self, *names: str) -> tuple[Media, ...]:
@@ -56,9 +56,9 @@ class BenchmarkRow(SourceRow):
         content, folder = value["bytes"] if isinstance(value, Mapping) else value, self.media_dir / UNPACKED_DIR
         if not isinstance(content, bytes):
             problem = f"{self.file}, row {self.number}: an image is neither a path, nor bytes, nor base64"
-            with boundary(DataError, problem, key="image"):
+            with convert_errors(DataError, problem, key="image"):
                 content = base64.b64decode(content.rpartition(",")[2], validate=True)
-        with file_errors(folder):
+        with convert_file_errors(folder):
             return Media(path=str(store_media_file(content, folder)), kind=MediaKind.IMAGE)
 
 
@@ -106,7 +106,7 @@ def _read_json(file: Path) -> Iterator[Any]:
     if is_list:
         yield from iterate_json_list(file)
         return
-    with boundary(DataError, f"{file}: not valid JSON; download the file again", key=str(file)):
+    with convert_errors(DataError, f"{file}: not valid JSON; download the file again", key=str(file)):
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     if not isinstance(content, Mapping):
         raise DataError(f"{file} holds neither a list of rows nor rows by key; download the file again", key=str(file))

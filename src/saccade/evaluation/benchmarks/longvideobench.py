@@ -60,7 +60,7 @@ def _parse_row(row: BenchmarkRow, *, subtitles: bool) -> Iterator[Task]:
     answer_index = row.get_number("correct_choice")
     if answer_index not in range(len(options)):
         problem = f"it should be below {len(options)}, not {answer_index:g} (the test split has none)"
-        raise row.field_error("correct_choice", problem)
+        raise row.build_field_error("correct_choice", problem)
     path = row.get_text("video_path")
     media = row.resolve_video(f"videos/{path}", path)
     extras: dict[str, Any] = {name: row.get_text_or_empty(name) for name in _EXTRA_FIELDS}

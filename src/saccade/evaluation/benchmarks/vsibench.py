@@ -48,10 +48,10 @@ def vsibench() -> Benchmark:
     )
 
 
-def mean_relative_accuracy(predicted: float, ground_truth: float) -> float:
+def compute_mean_relative_accuracy(predicted: float, ground_truth: float) -> float:
     """Return the fraction of ten thresholds that the relative error satisfies; for a ground truth of 0 only 0 is right.
 
-    >>> [mean_relative_accuracy(predicted, 100.0) for predicted in (105.0, 110.0, 125.0, 150.0, 151.0)]
+    >>> [compute_mean_relative_accuracy(predicted, 100.0) for predicted in (105.0, 110.0, 125.0, 150.0, 151.0)]
     [1.0, 0.9, 0.6, 0.1, 0.0]
     """
     if ground_truth == 0:
@@ -76,7 +76,7 @@ def _grade_number(predicted: float | None, task: Task) -> Grade:
     if predicted is None:
         return UNPARSED
     assert isinstance(task.ground_truth, float)
-    return Grade(extracted=f"{predicted:g}", value=mean_relative_accuracy(predicted, task.ground_truth))
+    return Grade(extracted=f"{predicted:g}", value=compute_mean_relative_accuracy(predicted, task.ground_truth))
 
 
 def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:

@@ -48,7 +48,7 @@ def _grade_strict(text: str, task: Task) -> Grade:
 def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
     question, options = split_inline_options(row.get_text("text", "question"))
     if not options:
-        raise row.field_error("text", "it should hold the options, a line each: (A) ...")
+        raise row.build_field_error("text", "it should hold the options, a line each: (A) ...")
     yield Task(
         id=f"{row.get_text('category')}-{row.get_text('question_id', 'index')}",
         question=question,

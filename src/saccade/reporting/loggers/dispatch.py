@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from saccade import plugins
 from saccade.config.schema import Recipe
-from saccade.errors import ConfigError, RunError, SaccadeError, boundary
+from saccade.errors import ConfigError, RunError, SaccadeError, convert_errors
 
 CLOSE_TIMEOUT = 30.0  # seconds to wait for all loggers at the end of a stage
 LogStepFn = Callable[[str, int, Mapping[str, Any]], None]
@@ -101,7 +101,7 @@ class LoggerThread:
 
     def _log_queued_steps(self) -> None:
         try:
-            with boundary(RunError, f"the logger {self._name} failed"):
+            with convert_errors(RunError, f"the logger {self._name} failed"):
                 logger: Logger = plugins.load("reporting.loggers", self._name)(self._folder, self._recipe)
                 while (step := self._queue.get()) is not None:
                     logger.log(*step)

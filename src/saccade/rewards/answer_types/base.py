@@ -25,7 +25,7 @@ class AnswerFormat(ABC):
     names: ClassVar[tuple[str, ...]]  # as tasks name the type, then what published datasets call it
     expected: ClassVar[str]  # a description of a valid ground truth, for errors
     example: ClassVar[tuple[GroundTruth, str]]  # a ground truth, and an answer that scores 1.0
-    example_options: ClassVar[tuple[str, ...]] = ()
+    example_options: ClassVar[tuple[str, ...]] = ()  # the options of the example's task
 
     @abstractmethod
     def __call__(self, episode: Episode) -> RewardResult | Awaitable[RewardResult]:
@@ -91,10 +91,23 @@ def find_plugin(answer_type: str) -> str:
         hint = (
             "a dataset can't name a file; list the file in rewards.accuracy.settings.answer_types, and name its type"
             if ".py" in answer_type
-            else plugins.suggest(answer_type, by_name)
+            else suggest_answer_type(answer_type)
         )
         raise DataError(f"there is no answer type {answer_type!r}; {hint}", key="answer_type", value=answer_type)
     return by_name[answer_type]
+
+
+def find_answer_type(declared: str) -> str | None:
+    """Return the answer type that a dataset calls `declared`, None for any other name."""
+    names = {name: plugin.names[0] for plugin in list_answer_types().values() for name in plugin.names}
+    return names.get(declared.strip().lower())
+
+
+def suggest_answer_type(name: str) -> str:
+    """Return the end of an error about an unknown answer type: the type of that other name, or the nearest one."""
+    if answer_type := find_answer_type(name):
+        return f"write {answer_type!r}"
+    return plugins.suggest(name, (plugin.names[0] for plugin in list_answer_types().values()))
 
 
 def get_answer_type(answer_type: str) -> type[AnswerFormat]:

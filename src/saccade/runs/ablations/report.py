@@ -30,7 +30,7 @@ from saccade.runs.ablations.results import (
     load_results,
 )
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
-from saccade.utils.files import file_errors, write_text
+from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import read_jsonl
 
 INTERVAL_NOTE = (
@@ -97,7 +97,7 @@ def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) 
         ),
     )
     plot_paths = [f"plots/{number:02d}.png" for number in range(len(plots))]
-    with file_errors(folder):
+    with convert_file_errors(folder):
         (folder / "plots").mkdir(exist_ok=True)
         for old in (folder / "plots").glob("*.png"):
             old.unlink()

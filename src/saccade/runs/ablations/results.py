@@ -77,7 +77,7 @@ def load_results(folder: Path, ablation: Ablation) -> list[VariantResult]:
             if (run_folder / "results.json").exists():
                 after[seed] = json.loads((run_folder / "results.json").read_text(encoding="utf-8"))
                 steps[seed] = Run(path=run_folder, recipe=recipe).read_metrics("rl")
-                initial = folder / ablation.initial_evaluation_folder(condition, variant, seed) / "results.json"
+                initial = folder / ablation.get_initial_evaluation_folder(condition, variant, seed) / "results.json"
                 if initial.exists():
                     before[seed] = json.loads(initial.read_text(encoding="utf-8"))
         names = {"condition": condition, "variant": variant}

@@ -32,7 +32,7 @@ from saccade.reporting.console import UpdateProgress
 from saccade.runs.ablations.report import write_report
 from saccade.runs.ablations.schedule import NUM_PROCESSES, Ablation, Job, estimate_minutes
 from saccade.runs.ablations.worker import lock_file
-from saccade.utils.files import file_errors, write_text
+from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import append_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -99,7 +99,7 @@ def lock_folder(folder: Path) -> IO[str]:
 def record_invocation(folder: Path, command: str) -> None:
     """Append the command, cores and versions of this invocation to invocations.jsonl."""
     path = folder / "invocations.jsonl"
-    with file_errors(path):
+    with convert_file_errors(path):
         append_jsonl(path, {"command": command, "cores": os.cpu_count(), "versions": collect_versions()})
 
 
@@ -176,7 +176,7 @@ class JobPool:
     def start_process(self, name: str) -> "subprocess.Popen[bytes]":
         """Start a job's process, with its output in the job's log."""
         log = self.folder / "jobs" / f"{name}.log"
-        with file_errors(log):
+        with convert_file_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("wb") as output:
                 # In a new session, so that Ctrl-C reaches it once, from `stop`.

@@ -185,9 +185,9 @@ class Ablation(Section):
             add(data, "data", seed, (), SECONDS_PER_VIDEO * num_files)
             for name in self.list_initial_checkpoints():
                 parent = self.spec.initial_checkpoints[name].continues_from
-                depends_on = [data, *([initial_checkpoint_folder(seed, parent)] if parent else [])]
+                depends_on = [data, *([get_initial_checkpoint_folder(seed, parent)] if parent else [])]
                 seconds = SECONDS_PER_SFT_STEP * self.build_initial_checkpoint_recipe(name).sft.steps
-                folder = initial_checkpoint_folder(seed, name)
+                folder = get_initial_checkpoint_folder(seed, name)
                 add(folder, "initial_checkpoint", seed, depends_on, seconds, initial_checkpoint=name)
         for seed in range(self.seeds):
             for stage in ("initial_evaluation", "variant"):
@@ -197,9 +197,9 @@ class Ablation(Section):
                     if stage == "variant":
                         seconds += recipe.rl.steps * self.spec.rollouts_per_step * SECONDS_PER_ROLLOUT
                     else:
-                        folder = self.initial_evaluation_folder(condition, variant, seed)
+                        folder = self.get_initial_evaluation_folder(condition, variant, seed)
                     name = self.find_initial_checkpoint(condition, variant)
-                    depends_on = [initial_checkpoint_folder(seed, name)]
+                    depends_on = [get_initial_checkpoint_folder(seed, name)]
                     names = {"initial_checkpoint": name, "condition": condition, "variant": variant}
                     add(folder, stage, seed, depends_on, seconds, **names)
         return list(jobs.values())
@@ -218,9 +218,9 @@ class Ablation(Section):
             for mode in self.spec.evaluations
         )
 
-    def initial_evaluation_folder(self, condition: str, variant: str, seed: int) -> str:
+    def get_initial_evaluation_folder(self, condition: str, variant: str, seed: int) -> str:
         """Return the folder of a variant's evaluations before RL, shared by all variants that are evaluated alike."""
-        folder = initial_checkpoint_folder(seed, self.find_initial_checkpoint(condition, variant))
+        folder = get_initial_checkpoint_folder(seed, self.find_initial_checkpoint(condition, variant))
         recipe = configure_evaluation(self.build_recipe(condition, variant), "greedy", self.spec.batch1_tasks)
         digest = compute_digest(recipe.model_dump(mode="json", exclude={"rl", "frame_budgets", "sft"}))
         return f"{folder}/before-{digest[:8]}"
@@ -229,7 +229,7 @@ class Ablation(Section):
 _load_recipe_cached = functools.lru_cache(maxsize=256)(load_recipe)  # building the jobs needs each recipe many times
 
 
-def initial_checkpoint_folder(seed: int, initial_checkpoint: str) -> str:
+def get_initial_checkpoint_folder(seed: int, initial_checkpoint: str) -> str:
     """Return the folder of an initial checkpoint."""
     return f"seed-{seed}/initial_checkpoints/{initial_checkpoint}"
 

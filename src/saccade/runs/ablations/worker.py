@@ -33,11 +33,11 @@ from saccade.metrics.episode_metrics import (
 )
 from saccade.runs import evaluation, pipeline
 from saccade.runs.ablations.demonstrations import build_demonstrations
-from saccade.runs.ablations.schedule import Ablation, Job, configure_evaluation, initial_checkpoint_folder
+from saccade.runs.ablations.schedule import Ablation, Job, configure_evaluation, get_initial_checkpoint_folder
 from saccade.runs.run_folder import Run
 from saccade.training.checkpoint import list_checkpoints
 from saccade.types import ScoredEpisode
-from saccade.utils.files import file_errors, write_text
+from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import write_jsonl
 
 WRITE_INTERVAL_SECONDS = 1.0  # at least, between two writes of a job's progress
@@ -79,7 +79,7 @@ def run_job(folder: Path, name: str, parent_pid: int) -> None:
 
 def lock_file(path: Path, *, wait: bool) -> IO[str]:
     """Return an open file that is locked until it is closed or the process ends; without `wait`, BlockingIOError."""
-    with file_errors(path):
+    with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     try:
@@ -137,7 +137,7 @@ def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progres
     resume = (job_folder / "recipe.yaml").exists()
     if not resume:
         tasks_path = folder / f"seed-{job.seed}" / "data" / "train" / "tasks.jsonl"
-        with file_errors(job_folder):
+        with convert_file_errors(job_folder):
             job_folder.mkdir(parents=True, exist_ok=True)
             demonstrations = build_demonstrations(tasks_path, job_folder, recipe, initial_checkpoint)
             write_jsonl(job_folder / "demonstrations.jsonl", demonstrations)
@@ -151,7 +151,7 @@ def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progres
 def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
     """Run RL and then the evaluations of a variant; or evaluate an initial checkpoint without RL."""
     job_folder = folder / job.name
-    with file_errors(job_folder):  # relative paths through a folder's parent need the folder to exist
+    with convert_file_errors(job_folder):  # relative paths through a folder's parent need the folder to exist
         job_folder.mkdir(parents=True, exist_ok=True)
     model_path = resolve_last_checkpoint(folder, job.seed, job.initial_checkpoint)
     recipe = with_data_paths(ablation.build_recipe(job.condition, job.variant, job.seed), model_path)
@@ -194,7 +194,7 @@ def with_data_paths(recipe: Recipe, model_path: str, demonstrations: str = "") -
 
 def resolve_last_checkpoint(folder: Path, seed: int, name: str) -> str:
     """Return the path of an initial checkpoint's weights, relative to a folder two levels below the seed's folder."""
-    status = Run.open(folder / initial_checkpoint_folder(seed, name)).read_json("status/sft.json")
+    status = Run.open(folder / get_initial_checkpoint_folder(seed, name)).read_json("status/sft.json")
     return f"../../initial_checkpoints/{name}/{status['checkpoint']}"
 
 

@@ -23,7 +23,7 @@ from saccade.data.synthetic.image.render import render_image
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, format_answer_reply
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 from saccade.utils.hashing import derive_seed
-from saccade.utils.jsonl import atomic_write
+from saccade.utils.jsonl import write_atomically
 
 MAX_CALLS_PER_TURN = 5  # the limit of the environments
 
@@ -68,7 +68,7 @@ class ImageDataset(SyntheticDataset[Scene]):
         """Write an image unless it exists, and return its labels."""
         if not path.exists():
             pixels = render_image(content, derive_seed("pixels", self.seed, split, index))
-            with atomic_write(path) as partial:
+            with write_atomically(path) as partial:
                 Image.fromarray(pixels).save(partial, format="PNG", compress_level=6)
         return asdict(content)
 

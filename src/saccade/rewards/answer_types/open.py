@@ -37,7 +37,7 @@ class OpenAnswer(AnswerFormat):
     ground truths `exact` is the stricter metric.
     """
 
-    names = ("open",)
+    names = ("open", "open_ended", "open-ended")
     expected = "a text"
     example = ("red", "red")
 
@@ -83,7 +83,7 @@ class OpenAnswer(AnswerFormat):
         return parse_text(value)
 
 
-open_ended = OpenAnswer
+open = OpenAnswer
 
 
 def _compute_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:

@@ -28,7 +28,7 @@ _TEXT_COMMAND = re.compile(r"\\(?:text\w*|mbox|mathrm|mathbf|hbox)\s*\{([^{}]*)\
 _UNIT_SUFFIX = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
 
 
-class FormulaAnswer(AnswerFormat):
+class MathAnswer(AnswerFormat):
     r"""Mathematics: 1.0 if the final answer equals the ground-truth formula, else 0.0.
 
     The answer is the content of its only `\boxed{}`, else all of it; two different boxes are wrong, and so is an answer
@@ -83,7 +83,7 @@ class FormulaAnswer(AnswerFormat):
         return parse_text(value)
 
 
-formula = FormulaAnswer
+math = MathAnswer
 
 
 def extract_formula(text: str) -> str | None:
