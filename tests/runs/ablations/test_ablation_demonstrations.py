@@ -40,7 +40,7 @@ def demo(seed_folder):
     task = next(
         task for task in load_tasks(seed_folder / "world/train/tasks.jsonl") if task.extras["question"] == "when"
     )
-    return build_demonstration(task, sample_uniform_times(64, 4), random.Random(0))
+    return build_demonstration(task, sample_uniform_times(64, 4), random.Random(0), direct_share=0.4)
 
 
 def test_the_python_style_has_the_same_calls(demo):
