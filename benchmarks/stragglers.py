@@ -58,7 +58,7 @@ def step(components: TrainingComponents, tasks: Sequence[Task], seconds: float, 
 
         engine = Scripted(components.backbone.renderer, replies=lambda ledger: "<answer>red</answer>", latency=wait)
         batch, _ = asyncio.run(collect_batch(replace(components, engine=engine), tasks, PromptSampler(), next(numbers)))
-        assert not batch.num_missing
+        assert len(batch.groups) == components.recipe.rl.prompts_per_step
 
     return go
 

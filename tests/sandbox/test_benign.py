@@ -365,3 +365,17 @@ def test_videos_are_opened_at_first_use(server, tmp_path):
 def test_shown_images_continue_the_numbers_of_the_given_ones(server, photo):
     (result,) = run_cells(server, "plt.plot([1]); plt.show(); print(image_clue_1.size)", images=[photo])
     assert (result.images[0].name, result.text) == ("image_clue_1", "(640, 480)\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import builtins\nvars(builtins).clear()\n1 / 0",
+        "import builtins\ndel builtins.BaseException\n1 / 0",
+        "import builtins\nbuiltins.BaseException = 3\n1 / 0",
+    ],
+)
+def test_variables_survive_code_without_the_class_of_its_error(server, code):
+    _, failed, after = run_cells(server, "x = 1", code, "print(x)")
+    assert "ZeroDivisionError" in failed.error
+    assert after.text == "1\n"

@@ -52,7 +52,7 @@ _RESERVE_BYTES = 4 * 2**20
 _RECV_BYTES = 1 << 16
 _RECURSION_LIMIT = 1000
 _STDOUT_OPTIONS: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n", "line_buffering": True}
-_compile, _execute = compile, exec  # code may replace the built-in functions
+_compile, _execute, _AnyError = compile, exec, BaseException  # code may replace the built-in ones
 
 
 class TimeLimitExceeded(BaseException):
@@ -162,7 +162,7 @@ class Worker:
                 _execute(_compile(code, name, "exec", dont_inherit=True), self.namespace)
             finally:
                 self._is_running_code = False
-        except BaseException as error:  # noqa: BLE001 (model-written code may raise anything)
+        except _AnyError as error:  # model-written code may raise anything
             self._restore_state()
             status, text = self._describe_error_safely(error)
         self._restore_state()  # after the exception: its __str__ and finalizers are model-written code too
@@ -211,7 +211,7 @@ class Worker:
                 self._is_running_code = False
         except TimeLimitExceeded:
             return CompletionStatus.INTERRUPTED, ""
-        except BaseException:  # noqa: BLE001 (its __str__ is model-written code too)
+        except _AnyError:  # its __str__ is model-written code too
             return CompletionStatus.RAISED, "The code raised an exception that can't be described."
 
     def _describe_error(self, error: BaseException) -> tuple[CompletionStatus, str]:
@@ -296,7 +296,7 @@ class Worker:
     def _send(self, kind: MessageKind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> None:
         try:  # noqa: SIM105 (code may have replaced what `suppress` calls)
             self._stdout.flush()
-        except BaseException:  # noqa: BLE001 (code may have closed it)
+        except _AnyError:  # code may have closed it
             pass
         header = Header(kind, a, b, c, len(payload)).pack(self._nonce)
         if len(payload) > MAX_ERROR_BYTES:

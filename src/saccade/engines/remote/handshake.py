@@ -174,7 +174,7 @@ async def _describe_server(server: Server, requirements: EngineRequirements, by_
     name = await describe(server)
     server.check_context_length(requirements.context_length)
     served_config, model_config = _load_config(name), _load_config(requirements.model_path)
-    differences = _find_config_differences(served_config, model_config) if served_config and model_config else ()
+    differences = find_config_differences(served_config, model_config) if served_config and model_config else ()
     for difference in differences:
         raise EngineError(
             f"{server.url} serves another model, {name}: {difference}; serve this run's checkpoint",
@@ -202,10 +202,13 @@ def _load_config(folder: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _find_config_differences(served: Mapping[str, Any], model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def find_config_differences(served: Mapping[str, Any], model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a phrase per key that differs between two configs, other than keys without influence on the logits."""
     for key in sorted({*served, *model} - _IGNORED_CONFIG_KEYS):
         served_value, model_value = served.get(key), model.get(key)
-        if isinstance(served_value, dict) and isinstance(model_value, dict):
-            yield from _find_config_differences(served_value, model_value, f"{prefix}{key}.")
+        # A missing section equals one without values: versions of transformers differ in what they write.
+        sections = [{} if value is None else value for value in (served_value, model_value)]
+        if all(isinstance(section, dict) for section in sections):
+            yield from find_config_differences(*sections, f"{prefix}{key}.")
         elif served_value != model_value:
             yield f"its {prefix}{key} is {served_value}, the model's {model_value}"

@@ -85,7 +85,7 @@ class NcclGroup:
             with torch.cuda.stream(self._stream):
                 zero = torch.zeros(1, device=self._device)
                 pointer, dtype, stream = zero.data_ptr(), _to_nccl_dtype(zero), self._stream.cuda_stream
-                self._call("ncclAllReduce", pointer, pointer, 1, dtype, _SUM, comm, stream)
+                self._call("ncclAllReduce", pointer, pointer, 1, dtype, _SUM, self._comm, stream)
             self._stream.synchronize()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
