@@ -93,10 +93,10 @@ def load(folder: str, name: str) -> Any:
     if file := get_file(name):
         return _get_public_object(_import_file(file), get_object_name(name), str(file))
     key = _get_name_key(folder, name)
-    if name in _list_plugin_modules(folder):
+    if stem := _list_plugin_modules(folder).get(name):
         with convert_errors(ConfigError, f"the plugin {folder}/{name} can't be imported", key=key, value=name):
-            module = importlib.import_module(f"saccade.{folder}.{name}")
-        return _get_public_object(module, name, f"saccade/{folder.replace('.', '/')}/{name}.py")
+            module = importlib.import_module(f"saccade.{folder}.{stem}")
+        return _get_public_object(module, stem, f"saccade/{folder.replace('.', '/')}/{stem}.py")
     entries = _find_entry_points(folder)
     if name not in entries:
         suggestion = suggest(name, list_plugins(folder))
@@ -162,7 +162,8 @@ def _validate_setting(folder: str, name: str, parameter: inspect.Parameter, valu
 
 
 @functools.cache
-def _list_plugin_modules(folder: str) -> tuple[str, ...]:
+def _list_plugin_modules(folder: str) -> dict[str, str]:
+    """Return the module of each packaged plugin; it ends in `_` where Python has a module or function of that name."""
     # Importing the folder's own __init__ is cheap: it holds no code. The plugin files are read, not imported.
     try:
         package = importlib.import_module(f"saccade.{folder}")
@@ -171,11 +172,11 @@ def _list_plugin_modules(folder: str) -> tuple[str, ...]:
     files = sorted(file for package_dir in package.__path__ for file in Path(package_dir).glob("*.py"))
     # A plugin defines its own name at the top level, a helper doesn't.
     definition = r"^(?:async )?def {name}\b|^{name}\b[^=\n]*=(?!=)"
-    return tuple(
-        file.stem
+    return {
+        file.stem.rstrip("_"): file.stem
         for file in files
         if re.search(definition.format(name=file.stem), file.read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    }
 
 
 def _find_entry_points(folder: str) -> dict[str, EntryPoint]:

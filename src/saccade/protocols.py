@@ -133,12 +133,14 @@ class Engine(Protocol):
     def version(self) -> int:
         """Return the version of the weights the engine samples from."""
 
+    @abstractmethod
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample a continuation of the ledger. Cancelling the task frees its resources."""
 
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Load the current weights of `source`, and drop every cache computed with the old ones."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Stop, and fail the pending requests."""
 

@@ -232,7 +232,7 @@ class ToolResult:
     text: str = ""  # as the model reads it
     images: tuple[ImageRef, ...] = ()  # shown after the text
     error: str | None = None  # what the model reads if the call failed
-    was_executed: bool = False  # whether the tool ran to its end
+    was_executed: bool = False  # whether the tool ran to its end; its output can't set it
     child_index: int | None = None  # index into the episode's `children`, if a sub-agent answered
     seconds: float = 0.0  # wall-clock time of the call
 

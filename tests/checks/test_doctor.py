@@ -147,7 +147,7 @@ def test_large_file_is_read_in_part(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["hue", "tone"])  # loading registers a type for good, so that each has its own
 def test_answer_type_of_an_environments_rewards(tmp_path, name):
     (tmp_path / f"{name}.py").write_text(
-        "from saccade.rewards.answer_types.open import OpenAnswer\n\n\n"
+        "from saccade.rewards.answer_types.open_ import OpenAnswer\n\n\n"
         f"class Hue(OpenAnswer):\n    names = ({name!r},)\n\n\n{name} = Hue\n"
     )
     task = Task(id="a", question="?", media=(), answer_type=name, ground_truth="red", environment="colors")

@@ -78,6 +78,12 @@ def test_datasets_of_one_length_are_shuffled_differently():
     assert [name[1:] for name in names if name[0] == "a"] != [name[1:] for name in names if name[0] == "b"]
 
 
+@pytest.mark.parametrize("datasets", [(), ([],), (["task"], [])])
+def test_empty_dataset_is_an_error(datasets):
+    with raises(DataError, key="data.train"):
+        Mixture(datasets, (1.0,) * len(datasets))
+
+
 def test_invalid_mixtures_are_errors(tmp_path):
     with raises(ConfigError, key="data.train.weight.a.jsonl", value=0):
         load_recipe("tiny/base", ["data.train={a.jsonl: 0}"])

@@ -116,6 +116,18 @@ def test_remaining_time_uses_the_pace_since_the_first_update(monkeypatch):
     ]
 
 
+def test_remaining_time_counts_the_first_wave(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("saccade.reporting.console.time.monotonic", lambda: now[0])
+    screen = console(terminal=False)
+    with show_progress_lines(screen) as add_task:
+        update_progress = add_task("eval test", 1000)
+        for done, seconds in ((0, 0.0), (100, 100.0), (1000, 150.0)):
+            now[0] = seconds
+            update_progress(done, "")
+    assert screen.file.getvalue().splitlines()[0] == "eval test 100/1000 15:00 left"
+
+
 def test_progress_is_bars_on_a_terminal():
     screen = console(terminal=True)
     with show_progress_lines(screen) as add_task:

@@ -12,7 +12,7 @@ from reward_cases import answer_episode, episode, task, text, turn
 from saccade.errors import ConfigError, DataError
 from saccade.rewards import math_worker_pool
 from saccade.rewards.accuracy import Accuracy
-from saccade.rewards.answer_types.math import MathAnswer, extract_formula
+from saccade.rewards.answer_types.math_ import MathAnswer, extract_formula
 from saccade.rewards.math_worker_pool import MathWorkerPool
 from saccade.types import AnswerType, Ungraded
 

@@ -1,7 +1,7 @@
 import pytest
 from reward_cases import RAISED, RAN, REFUSED, SILENT, answer, call, episode, task, text, think, turn
 
-from saccade.rewards.answer_types.open import OpenAnswer
+from saccade.rewards.answer_types.open_ import OpenAnswer
 from saccade.rewards.tool_use import tool_use
 from saccade.types import CallFormat
 

@@ -10,7 +10,7 @@ from saccade.errors import ConfigError, DataError
 from saccade.rewards.accuracy import Accuracy
 from saccade.rewards.answer_types.grounding import GroundingAnswer
 from saccade.rewards.answer_types.number import NumberAnswer
-from saccade.rewards.answer_types.open import OpenAnswer
+from saccade.rewards.answer_types.open_ import OpenAnswer
 from saccade.types import AnswerType
 
 

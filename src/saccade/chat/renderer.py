@@ -11,7 +11,7 @@ The end of the ledger decides how the next segment begins:
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +107,8 @@ class ChatRenderer:
         return self._vision_geometry.compute_position_ids(len(ledger), ledger.slots())
 
 
-def load_renderer(folder: str) -> ChatRenderer:
-    """Load the renderer of a checkpoint folder; `model_type` in its config.json names the family.
+def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
+    """Load the renderer of a checkpoint folder; without `family`, `model_type` in its config.json names it.
 
     Raises ModelError if the folder isn't a model, its family is unknown, or its tokenizer lacks the family's tokens.
     """
@@ -119,9 +119,10 @@ def load_renderer(folder: str) -> ChatRenderer:
         model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path} is not a model's config: it has no model_type", key="model_type") from error
-    families = plugins.list_plugins("chat.families")
-    if model_type not in families:
-        message = f"there is no model family {model_type!r}; {plugins.suggest(str(model_type), families)}"
-        raise ModelError(message, key="model_type", value=model_type)
-    family = plugins.load("chat.families", model_type)
+    if family is None:
+        families = plugins.list_plugins("chat.families")
+        if model_type not in families:
+            message = f"there is no model family {model_type!r}; {plugins.suggest(str(model_type), families)}"
+            raise ModelError(message, key="model_type", value=model_type)
+        family = cast(Family, plugins.load("chat.families", model_type))
     return ChatRenderer(family, ChatTokenizer(folder), family.load_vision_geometry(folder))

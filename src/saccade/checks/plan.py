@@ -148,7 +148,11 @@ def _build_training_rows(cost: TrainingCost) -> list[TableRow]:
 
 def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gpus: int) -> Table:
     amounts = [asdict(estimate) for estimate in estimates.values()]
-    labels = {name: name.replace("_", " ") for name in amounts[0]}
+    labels = {name: name.replace("_", " ") for name in amounts[0]} | {
+        "activations": "activations, all saved",
+        "master_weights": "float32 master weights",
+        "reference_weights": "reference weights (KL)",
+    }
     unused = "activations" if recipe.model.activation_checkpointing else "checkpointed_activations"
     labels[unused] = f"({labels[unused]})"  # not part of the peak
     rows = tuple((label, *(format_bytes(by_name[name]) for by_name in amounts)) for name, label in labels.items())

@@ -58,8 +58,9 @@ def run_benchmarks(
 ) -> None:
     """Evaluate a run on each benchmark, and print and write the reports.
 
-    The evaluation is named after the benchmark and the suffix, such as "videomme_no_tools". Raises ConfigError for an
-    unknown benchmark or scoring, and for options that can't be shuffled, before any evaluation.
+    The evaluation is named after the benchmark and the suffix, such as "videomme_no_tools". Before any evaluation,
+    raises ConfigError for an unknown benchmark or scoring and for options that can't be shuffled, and DataError for a
+    suffix or a benchmark's name that can't be part of a file's name.
     """
     from saccade.reporting.benchmark_report import build_evaluation_tables, write_benchmark_report
     from saccade.runs import evaluation
@@ -67,6 +68,7 @@ def run_benchmarks(
     scoring, benchmarks = _parse_scoring(benchmark_data.scoring), _resolve_benchmarks(names)
     for _, benchmark in benchmarks:
         evaluation.check_option_shuffle(recipe, benchmark)
+        evaluation.check_name(format_evaluation_name(benchmark.name, suffix))
     # Prepared first, so that a missing split is reported before hours of another evaluation.
     folders = [
         _prepare_data(benchmark_data, benchmark, name, evaluation.build_subset(recipe, benchmark, shard))
@@ -183,7 +185,10 @@ def resolve_cluster_key(name: str) -> Callable[["Task"], str]:
 
     def get_cluster_key(task: "Task") -> str:
         with convert_errors(
-            DataError, f"the task {task.id} is not one of the benchmark {name}", key="benchmark", value=name
+            DataError,
+            f"the task {task.id} is not one of the benchmark {name}; run the evaluation again under another name",
+            key="benchmark",
+            value=name,
         ):
             return own(task)
 

@@ -77,7 +77,7 @@ def parse_section(section_type: type[S], values: Any, source: str) -> S:
         key, value = ".".join(str(part) for part in first["loc"]), first["input"]
         match first["type"]:
             case "value_error":
-                message = str(first["ctx"]["error"])
+                message = f"{key} can't be {value!r}: {first['ctx']['error']}"
             case "extra_forbidden":
                 suggestion = f"; {suggest(key, section_type.model_fields)}" if len(first["loc"]) == 1 else ""
                 message = f"there is no key {key!r}{suggestion}"

@@ -25,7 +25,9 @@ def compute_constant_baselines(tasks: Sequence[Task]) -> dict[str, float]:
 
 def _normalize_ground_truth(task: Task) -> Any:
     """Return the ground truth; a box in pixels as fractions of its image, so that all image sizes can share one."""
-    if not isinstance(task.ground_truth, tuple) or len(task.ground_truth) != 4 or "width" not in task.extras:
+    if not isinstance(task.ground_truth, tuple) or len(task.ground_truth) != 4:
+        return task.ground_truth
+    if not {"width", "height"} <= task.extras.keys():
         return task.ground_truth
     size = task.extras["width"], task.extras["height"]
     return tuple(round(value / size[i % 2], 6) for i, value in enumerate(task.ground_truth))

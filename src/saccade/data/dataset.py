@@ -85,7 +85,10 @@ def load_tasks(
 def load_demonstrations(
     path: str | os.PathLike[str], *, media_root: str | os.PathLike[str] | None = None, limit: int | None = None
 ) -> list[Demonstration]:
-    """Load every demonstration of a file, or the first `limit`, as `load_tasks` loads tasks. Raises DataError."""
+    """Load every demonstration of a file, or the first `limit`; `media_root` as in `load_tasks`.
+
+    Raises DataError for an empty file, an invalid row, or a missing media file.
+    """
     return _load_items(path, Demonstration, media_root, limit)
 
 

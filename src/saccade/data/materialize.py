@@ -100,7 +100,10 @@ def materialize(
     reverse: bool = False,
     on_progress: Callable[[str, int], None] = lambda file, rows: None,
 ) -> list[MaterializeReport]:
-    """Write files to `folder`, paths below `media_root` (or back); `<file>.missing.txt` lists missing media."""
+    """Write files to `folder`, paths below `media_root` (or back); `<file>.missing.txt` lists missing media.
+
+    Each file is replaced atomically. Raises DataError for a file that can't be read or written.
+    """
     local = os.path.abspath(media_root)
     names = Counter(source.name for source in sources)
     for source in sources:

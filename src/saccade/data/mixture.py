@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from saccade.errors import DataError
 from saccade.types import Task
 from saccade.utils.hashing import derive_seed
 
@@ -30,6 +31,10 @@ class Mixture(Sequence[Task]):
 
     datasets: tuple[Sequence[Task], ...]
     weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.datasets or not all(map(len, self.datasets)):
+            raise DataError("a dataset of the mixture is empty; remove its file from data.train", key="data.train")
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task]) -> "Mixture":

@@ -43,7 +43,10 @@ def iterate_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_parquet(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows in groups, as they arrive; `columns` name their types as below."""
+    """Write rows in groups, as they arrive; `columns` name their types as below.
+
+    The file is incomplete until the call returns.
+    """
     pyarrow = _import_pyarrow()
     text = pyarrow.string()
     types = {

@@ -4,7 +4,6 @@ A change is over tasks: samples of one task are averaged first, and a task is so
 """
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,8 +214,9 @@ def compute_mcnemar_p_value(only_before: int, only_after: int) -> float:
     (0.021484375, 1.0, 1.0)
     """
     n, least = only_before + only_after, min(only_before, only_after)
-    # Integers until the division: neither factorials nor powers fit into a float.
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
+    # Integers until the division: neither factorials nor powers fit into a float. Each binomial follows from the last.
+    terms = itertools.accumulate(range(least), lambda term, k: term * (n - k) // (k + 1), initial=1)
+    return min(1.0, 2 * sum(terms) / 2**n)
 
 
 def _find_solved(scored: Sequence[ScoredEpisode]) -> dict[str, bool]:

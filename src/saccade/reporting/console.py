@@ -52,7 +52,9 @@ def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgre
             def update_progress(done: int | None, remark: str, total: int | None = None) -> None:
                 nonlocal last_line
                 total = total or (None if task.total is None else int(task.total)) or (1 if done is None else None)
-                bar.update(task.id, completed=total if done is None else done, total=total, remark=remark)
+                # rich measures the pace from the first progress above 0, which leaves out the first wave.
+                completed = total if done is None else done or 1e-9
+                bar.update(task.id, completed=completed, total=total, remark=remark)
                 is_finished, now = done is None or done == total, time.monotonic()
                 if not console.is_terminal and (is_finished or now - last_line > LOG_INTERVAL_SECONDS):
                     last_line = now

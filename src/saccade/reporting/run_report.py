@@ -44,8 +44,9 @@ def write_report(
     """Write comparison.json, report.md and report.html into a run's folder; return the page's path.
 
     `evaluations` default to the run's, and `comparison` to theirs. `decode` (a renderer's) lets the page show replies
-    token by token, `load_pixels` (a media loader's) the frames. All three files contain the `metadata`. Raises RunError
-    if a file can't be written.
+    token by token, `load_pixels` (a media loader's) the frames. All three files contain the `metadata`.
+
+    Raises DataError for a damaged file of the run, and RunError if a file can't be written.
     """
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
     comparison = comparison or compare_evaluations(evaluations)
@@ -85,8 +86,8 @@ def render_run_page(
 
 def collect_metadata(folder: Path) -> dict[str, Any]:
     """Return seed, versions and machine of the last invocation, and each stage's wall time by its status or steps."""
-    path, hint = folder / "invocations.json", "delete the file and write the report again"
-    invocations = read_json(path, list[dict[str, Any]], hint=hint) if path.exists() else [{}]
+    path, hint = folder / "invocations.json", "restore the file: the run needs it to resume"
+    invocations = (read_json(path, list[dict[str, Any]], hint=hint) if path.exists() else []) or [{}]
     metadata = {key: value for key, value in invocations[-1].items() if value is not None}
     if "commit" in metadata:
         metadata["commit"] = str(metadata["commit"])[:12]

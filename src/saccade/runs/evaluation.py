@@ -53,6 +53,13 @@ from saccade.utils.jsonl import write_jsonl
 SAMPLING_SETTINGS = (*NEUTRAL_VALUES, "extra_body", "image_token_size")
 
 
+def check_name(name: str) -> None:
+    """Raise DataError for a name of an evaluation that can't be a file's."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        message = f"an evaluation can't be called {name!r}; give it a name of letters, digits, '_', '-' and '.'"
+        raise DataError(message, key="name", value=name)
+
+
 def evaluate(
     folder: Path,
     recipe: Recipe,
@@ -70,17 +77,12 @@ def evaluate(
     """Evaluate weights (a run's newest by default) on a `subset` of tasks (of the recipe's test split by default).
 
     `named_score_fn`, a name and a function, replaces the recipe's rewards; the results record the name of the
-    `benchmark`; `is_connected` says that `connect_server`
-    has already returned this recipe. At most `max_concurrency` episodes run at a time. The episodes are written to
-    `folder/evaluations/<name>.jsonl`, from which an interrupted evaluation resumes. Raises DataError for a name that
-    can't be a file's and for no tasks, and RunError if no episode could be graded or every episode failed.
+    `benchmark`; `is_connected` says that `connect_server` has already returned this recipe. At most `max_concurrency`
+    episodes run at a time. The episodes are written to `folder/evaluations/<name>.jsonl`, from which an interrupted
+    evaluation resumes. Raises DataError for a name that can't be a file's and for no tasks, and RunError if no episode
+    could be graded or every episode failed.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise DataError(
-            f"an evaluation can't be called {name!r}; give it a name of letters, digits, '_', '-' and '.'",
-            key="name",
-            value=name,
-        )
+    check_name(name)
     if tasks is None or isinstance(tasks, Path):
         file = recipe.data.test if tasks is None else str(tasks.absolute())
         tasks = load_recipe_data(folder, recipe, "data.test", file, Task)

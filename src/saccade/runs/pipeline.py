@@ -156,7 +156,10 @@ def is_address(model: str | Path) -> bool:
 
 
 def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | None]:
-    """Return the recipe and the weights for a model: for a URL, a recipe whose engine is that server's chat API."""
+    """Return the recipe and the weights for a model: for a URL, a recipe whose engine is that server's chat API.
+
+    Settings that the recipe already has for the chat engine are kept.
+    """
     if model is None or not is_address(model):
         return recipe, Path(model) if model else None
     settings = recipe.engine.settings if recipe.engine.name == CHAT_ENGINE else {}

@@ -65,7 +65,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
-    """Return the item of a JSON file. Raises DataError, with the path as key and the hint at its end."""
+    """Return the item of a JSON file. Raises DataError, with path as key and hint as end, if it can't be read."""
     try:
         return validate_as(json.loads(path.read_bytes()), item_type, str(path))
     except (DataError, OSError, ValueError) as error:
@@ -132,7 +132,9 @@ def _convert_for_json(value: Any) -> Any:
 def _parse_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise DataError(f"{location}: the JSON is nested too deeply to read", key=location) from error
+    except ValueError as error:
         ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
         raise DataError(f"{location}: not valid JSON{ending}: {error}", key=location) from error
     return validate_as(value, item_type, location)

@@ -185,6 +185,7 @@ def test_formulas_are_never_executed(tmp_path):
         ("", None),
         ("1,2", None),
         (r"\sqrt{-1}", None),
+        ("(-8)^{1/3}", None),
     ],
 )
 def test_values_of_formulas(formula, value):

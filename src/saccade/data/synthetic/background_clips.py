@@ -79,7 +79,10 @@ def _take_part(source: BackgroundVideo, share_range: tuple[float, float]) -> Bac
 def select_background(
     sources: Sequence[BackgroundVideo], seed: int, *, count: int, fps: float
 ) -> tuple[BackgroundVideo, tuple[float, ...]]:
-    """Draw a source and the times (s) of `count` frames by the seed; a short source plays forward and back in turn."""
+    """Draw a source and the times (s) of `count` frames by the seed; a short source plays forward and back in turn.
+
+    Raises MediaError for one that can't be read.
+    """
     rng = random.Random(seed)
     source = rng.choice(sources)
     begin, end = _compute_bounds(source)

@@ -207,8 +207,8 @@ def find_config_differences(served: Mapping[str, Any], model: Mapping[str, Any],
     for key in sorted({*served, *model} - _IGNORED_CONFIG_KEYS):
         served_value, model_value = served.get(key), model.get(key)
         # A missing section equals one without values: versions of transformers differ in what they write.
-        sections = [{} if value is None else value for value in (served_value, model_value)]
-        if all(isinstance(section, dict) for section in sections):
-            yield from find_config_differences(*sections, f"{prefix}{key}.")
+        served_section, model_section = ({} if value is None else value for value in (served_value, model_value))
+        if isinstance(served_section, dict) and isinstance(model_section, dict):
+            yield from find_config_differences(served_section, model_section, f"{prefix}{key}.")
         elif served_value != model_value:
             yield f"its {prefix}{key} is {served_value}, the model's {model_value}"

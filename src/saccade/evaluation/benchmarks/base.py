@@ -187,7 +187,7 @@ class JudgePrompt:
 class Benchmark:
     """A benchmark: its rows, the rules that grade answers, and its metrics."""
 
-    name: str  # as published
+    name: str  # of letters, digits, `_`, `-` and `.`: reports and result files have it
     repo_id: str  # the dataset's name on the Hugging Face hub
     file_patterns: tuple[str, ...]  # the files of its split there, preferred ones first
     num_tasks: int  # of a complete copy

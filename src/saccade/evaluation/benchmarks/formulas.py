@@ -107,7 +107,10 @@ class _Parser:
             exponent = self._parse_argument() if self._tokens[-1] == "{" else self._parse_factor()
             if abs(exponent) > 64:  # 9^{9^9} is not a plausible answer
                 raise ValueError
-            value = float(value**exponent)
+            power = value**exponent
+            if isinstance(power, complex):  # a root of a negative number
+                raise ValueError
+            value = float(power)
         while self._tokens[-1] in ("!", "%", r"\%"):
             if self._tokens.pop() != "!":
                 value /= 100

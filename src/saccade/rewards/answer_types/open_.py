@@ -83,7 +83,7 @@ class OpenAnswer(AnswerFormat):
         return parse_text(value)
 
 
-open = OpenAnswer
+open_ = OpenAnswer
 
 
 def _compute_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:

@@ -83,7 +83,7 @@ class MathAnswer(AnswerFormat):
         return parse_text(value)
 
 
-math = MathAnswer
+math_ = MathAnswer
 
 
 def extract_formula(text: str) -> str | None:
