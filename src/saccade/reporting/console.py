@@ -53,7 +53,7 @@ def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgre
                 nonlocal last_line
                 total = total or (None if task.total is None else int(task.total)) or (1 if done is None else None)
                 # rich measures the pace from the first progress above 0, which leaves out the first wave.
-                completed = total if done is None else done or 1e-9
+                completed = total if done is None else done or 1e-300
                 bar.update(task.id, completed=completed, total=total, remark=remark)
                 is_finished, now = done is None or done == total, time.monotonic()
                 if not console.is_terminal and (is_finished or now - last_line > LOG_INTERVAL_SECONDS):
