@@ -28,7 +28,7 @@ def parser(text: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Seconds by the clock and seconds of this process's CPU time, of each side, measured in turn.
 
-    So whatever else the machine does falls on all sides alike. The first round warms up and is not counted.
+    Other load on the machine therefore affects all sides alike. The first round warms up and is not counted.
     """
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for number in range(rounds + 1):

@@ -5,8 +5,8 @@
 
 The weights are made on the device. A prompt of 64 frames is attempted 8 times: a reply of 512 tokens, crops that
 sub-agents answer at the same time (16 frames and 512 tokens each), another reply; agent, tool, engine, packing, loss
-and optimizer are those of a training run. Only two things are fake: every reply runs to its last token, and is then
-read as calls, since random weights don't say anything. All weights are trained with AdamW where they fit, else adapters
+and optimizer are those of a training run. Two things are fake, since random weights sample random tokens: every reply
+runs to its last token, and is then parsed as calls. All weights are trained with AdamW where they fit, else adapters
 (LoRA) of rank 64.
 
 Model FLOPs utilization (training) = model FLOPs / (seconds * peak), with
@@ -119,7 +119,7 @@ def make_components(options: argparse.Namespace, sizes: Sizes, folder: str) -> T
 
 
 def fits(model: nn.Module, device: str) -> bool:
-    """Whether all weights can be trained: they, gradients, float32 copies of both, two moments; and 24 GiB to work."""
+    """Return whether all weights fit: they, gradients, float32 copies of both, two moments; and 24 GiB to work."""
     if not device.startswith("cuda"):
         return True
     size = next(model.parameters()).element_size()

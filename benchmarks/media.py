@@ -3,7 +3,7 @@
     python benchmarks/media.py [--clip FILE]
 
 Without a file a five-minute clip of 640x360 at 25 frames per second is made (H.264, key frames 250 frames apart), which
-takes a minute. Both sides open the file anew each time, return the same frames at the same size (checked), and begin
+takes a minute. Both sides open the file each time, return the same frames at the same size (checked), and begin
 with the file in the page cache.
 """
 

@@ -1,15 +1,15 @@
-"""Steps per hour and rewards of RL that rolls out while it learns, beside RL that does both in turns.
+"""Compare asynchronous RL (rollouts during the update) with synchronous RL in steps per hour and in rewards.
 
-    python benchmarks/staleness.py                                     # a model that knows nothing: speed alone
+    python benchmarks/staleness.py                                     # from random weights: speed alone
     python benchmarks/staleness.py --run runs/demo                     # from the run's cold start, by its recipe
     python benchmarks/staleness.py --run runs/demo --steps 60          # long enough for rewards to be compared
     python benchmarks/staleness.py --run runs/a engine.name=vllm       # with a server, where `saccade serve` runs one
 
 Both sides run the same steps from the same weights, for each seed one after the other. They sample from weights of
-their own in a process of its own, or from the servers of the recipe; `--wait` lets every reply take longer, as one of
-a larger model does. A speed is that of all steps but the first and the last, whose rollouts have nothing beside them.
-Rewards are means over a fifth of the steps: the mean of the late side's seeds should lie between the lowest and the
-highest seed of the other side. Settings come last, dotted.
+their own in a process of its own, or from the servers of the recipe; `--wait` delays every reply, as a larger
+model does. A speed is that of all steps but the first and the last, whose rollouts don't overlap an update. Rewards are
+means over a fifth of the steps: the mean of the asynchronous runs' seeds should be between the lowest and the highest
+seed of the synchronous runs. Settings come last, dotted.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from saccade.config.schema import Recipe
 from saccade.runs import pipeline
 from saccade.training import rl
 
-SEEDLING = (  # every group is learned from, whatever a model that knows nothing says
+SEEDLING = (  # train on every group: random weights rarely earn a reward
     "synthetic={train: 8, validation: 1, test: 1}",
     "rl={selection: {oversample: 1}, filters: {reward_std: null, statuses: null}}",
 )

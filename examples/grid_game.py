@@ -1,4 +1,4 @@
-"""A game as an environment: the model sees a grid as an image, moves, sees it anew, and learns to reach the goal.
+"""A game as an environment: the model sees a grid as an image, moves, sees the new state, and learns to reach the goal.
 
     reset ──image──> "right" ──step──> image ──> "down" ──step──> image ──> ... ──> goal, hole, or no moves left
 

@@ -70,11 +70,13 @@ INTRODUCTION = """# API reference
 
 Every name of `import saccade`, generated from the source. Other modules may change without notice, with these
 exceptions: `saccade.testing` ([below](#testing)) checks plugins; `saccade.sandbox` has an API and a README of its own
-(`src/saccade/sandbox/README.md`); a model family imports `saccade.chat.families`; grading the logs of lmms-eval uses
-`saccade.evaluation` and `saccade.interop` ([lmms-eval](lmms-eval/README.md)).
+(`src/saccade/sandbox/README.md`). Two uses need modules without this promise: a model family imports
+`saccade.chat.families` ([Extending](extending.md#a-model-family)), and grading the logs of lmms-eval imports
+`saccade.interop` and `saccade.evaluation` ([lmms-eval](lmms-eval/README.md#logs)).
 
-Types are frozen dataclasses with keyword arguments unless their signature says otherwise. A method's row shows the
-call; a property has no parentheses. Tokens are *expanded* tokens unless a row says *compact* ([Concepts](concepts.md)).
+Types are frozen dataclasses with keyword arguments unless their signature shows another form. A method's row shows the
+call; a property has no parentheses. Tokens are *expanded* tokens except where a row names *compact* ones
+([Concepts](concepts.md)).
 """
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -125,7 +127,7 @@ def render_api(index_comments: Callable[[str], Callable[[int, int], str]], escap
     for held in HELD_TYPES:
         module, name = held.split()
         parts += ["", *render(name, getattr(importlib.import_module(f"saccade.{module}"), name))]
-    parts += ["", "## Type aliases", "", "| alias | stands for | meaning |", "|---|---|---|"]
+    parts += ["", "## Type aliases", "", "| alias | definition | meaning |", "|---|---|---|"]
     for alias in ALIASES:
         module, name = alias.split()
         source = inspect.getsource(importlib.import_module(f"saccade.{module}"))

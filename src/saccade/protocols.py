@@ -148,7 +148,7 @@ class Engine(Protocol):
 class ChatEngine(Engine, ABC):
     """An engine behind a chat API: for evaluation and `saccade ask`, never for training.
 
-    Only the server knows its tokens. The engine reads ledgers of messages, which its own `renderer` renders, and its
+    The server doesn't return its tokens. The engine reads ledgers of messages, which its own `renderer` renders; its
     completions hold text, without tokens, logprobs and weight version.
     """
 

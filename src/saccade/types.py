@@ -59,7 +59,7 @@ class Task:
     question: str  # as the prompt shows it
     media: tuple[Media, ...]  # videos and images, in the order of the prompt
     answer_type: str  # name of an answer type; never the path of a file
-    ground_truth: str | float | tuple[float, ...]  # what `AnswerType` says for the answer type
+    ground_truth: str | float | tuple[float, ...]  # in the form that `AnswerType` gives for the answer type
     options: tuple[str, ...] = ()  # of a multiple-choice question: the texts, in order, without letters
     extras: Mapping[str, Any] = field(default_factory=dict)  # all further fields of the dataset's row, unchanged
     # name of a recipe's environment; None = its default. Left out of files and of the digest if it is None.
@@ -146,7 +146,7 @@ TAG_KINDS |= dict.fromkeys(("tool_call", "tool_code", "code"), BlockKind.CALL)
 class Block:
     """A part of a reply."""
 
-    kind: BlockKind  # what the tags say it is
+    kind: BlockKind  # the kind that the tags name
     body: str  # the text between the tags
     is_closed: bool  # whether the closing tag exists
     call: Call | None = None  # the parsed call of a block of kind CALL
@@ -364,7 +364,7 @@ class ScoredEpisode:
     """An episode with its score."""
 
     episode: Episode  # the rollout
-    score: Score  # what the rewards say
+    score: Score  # the result of the rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from error_cases import raises
@@ -6,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from saccade import plugins, testing
 from saccade.chat.renderer import load_renderer
 from saccade.errors import DataError, MediaError, ModelError
 from saccade.ledger import ImageRef, Ledger, Origin
@@ -209,6 +211,14 @@ def test_replies_are_parsed_without_their_stop_id(renderer):
 @given(tokens=st.lists(st.integers(0, 700), max_size=30))
 def test_any_ids_can_be_parsed(renderer, tokens):
     renderer.parse(tokens, prefill=tokens[:3])
+
+
+def test_a_family_may_replace_a_detail_of_another(renderer, folder):
+    packaged = plugins.load("chat.families", renderer.family)
+    my_renderer = load_renderer(folder, replace(packaged, name="my_vl", default_system_prompt="You look twice."))
+    testing.check_family(my_renderer)
+    assert my_renderer.family == "my_vl"
+    assert "You look twice." in my_renderer.decode(my_renderer.render(Ledger(), [user("hi")]).tokens)
 
 
 def test_unknown_role_and_wrong_image_size_raise(renderer):

@@ -211,7 +211,7 @@ def demo(
     settings = list(arguments or ())
     name = settings.pop(0) if settings and "=" not in settings[0] else None
     settings += [] if seed is None else [f"seed={seed}"]
-    # A demo interrupted before its folder became a run starts anew.
+    # A demo interrupted before its folder became a run starts from the beginning.
     resume = resume and (folder / "recipe.yaml").exists()
     recipe = Run.open(folder).recipe if resume and not (name or settings) else None
     if recipe is None:

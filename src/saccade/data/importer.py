@@ -159,7 +159,7 @@ class _ImportJob:
             self.partial_path.write_bytes(header)
 
     def _is_current(self, header: bytes) -> bool:
-        """Whether the partial file has the same identity and the media that its rows lack are still missing."""
+        """Return whether the partial file has the same identity and the media that its rows lack are still missing."""
         with self.partial_path.open("rb") as file:
             if file.readline() != header:
                 return False

@@ -59,7 +59,7 @@ def restore_options(task: Task) -> Task:
 
 
 def can_shuffle_options(task: Task) -> bool:
-    """Whether the options of a task keep their meaning in any order."""
+    """Return whether the options of a task keep their meaning in any order."""
     if task.answer_type != AnswerType.CHOICE or len(task.options) < 2 or _OPTION_REFERENCE.search(task.question):
         return False
     return not any(

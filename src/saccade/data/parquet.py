@@ -1,6 +1,6 @@
 """Read and write Parquet files in batches; the only module that uses pyarrow, an optional extra.
 
-Memory holds one batch at a time, whatever the size of the file.
+Memory holds one batch at a time, also for files larger than memory.
 """
 
 import importlib

@@ -42,7 +42,7 @@ RowT = TypeVar("RowT", bound="RowModel")
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a field counts as missing: copies of a dataset disagree on how they leave one out."""
+    """Return whether a field counts as missing: copies of a dataset differ in what they write for no value."""
     return value in (None, "", [], {}, ())
 
 
@@ -173,7 +173,7 @@ class SourceRow:
             raise self.build_field_error(name, first["msg"].removeprefix("Value error, "), first["input"]) from error
 
     def has(self, name: str) -> bool:
-        """Whether the field exists and isn't empty."""
+        """Return whether the field exists and isn't empty."""
         return not is_empty(self.values.get(name))
 
     def get(self, *names: str) -> Any:

@@ -39,7 +39,7 @@ class PromptFormat(Section):
     `tool_format` names the parser, of chat/tool_formats or as a path relative to the prompt file. The model family's
     chat template lists `tool_schemas` beside `system`, or beside the family's own system prompt if that is empty.
     `timestamp_format` precedes a frame and may hold `seconds` and `number`. `tools` are Saccade's, which calls reach;
-    `tool_names` are their names as the model knows them. With the tools off, `no_tools_system` and `no_tools_question`
+    `tool_names` are their names in the prompt. With the tools off, `no_tools_system` and `no_tools_question`
     replace `system` and `question`, if they are given.
     """
 

@@ -27,7 +27,7 @@ class TaskEnvironments:
         for name, config in recipe.environments.items():
             try:
                 by_name[name] = plugins.resolve("environments", config.name, config.settings)
-            except ConfigError as error:  # plugins knows the key of the default environment
+            except ConfigError as error:  # `resolve` writes the key of the default environment
                 error.key = re.sub(r"^environment\.", f"environments.{name}.", error.key)
                 raise
         return TaskEnvironments(default=default, by_name=by_name)

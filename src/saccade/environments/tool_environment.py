@@ -119,7 +119,7 @@ class ToolEnvironment(ConfiguredEnvironment):
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        """The tools' names as the model knows them, for error results."""
+        """The tools' names in the prompt, for error results."""
         return tuple(self.tools_by_name)
 
     @property

@@ -2,7 +2,7 @@
 
 Intervals are 95 % percentile bootstraps over the benchmark's clusters (`Benchmark.cluster_key`): questions about one
 video, or variants of one problem, are drawn together, so that dependent questions don't narrow the interval. Each
-resample recomputes the published metrics, so the intervals are those of the metrics themselves, whatever they average.
+resample recomputes the published metrics, so the intervals hold for every metric, not only for means.
 """
 
 from collections import Counter, defaultdict
@@ -41,7 +41,7 @@ ANSWER_CATEGORIES = ("error", "unparsed", "undecided", "wrong", "partly", "right
 SCORECARD_SUFFIX = ".scorecard.json"
 LIMITED_SAMPLE = "a limited sample"
 LIMITED_SAMPLE_NOTE = (
-    "rows of a table have equally many questions, whatever their sizes; "
+    "rows of a table have equally many questions, regardless of their sizes; "
     "an estimate of the full set weights them by size"
 )
 MAX_TEXT_CHARS = 400

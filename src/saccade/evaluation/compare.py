@@ -39,8 +39,8 @@ ANSWER_SHOWN, ANSWER_NOT_SHOWN = "shown", "not shown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Hold an evaluation: its scored episodes, the number of episodes without a score, the weights of a limit, and what
-    its records say of how it was run.
+    """Hold an evaluation: its scored episodes, the number of episodes without a score, the weights of a limit, and the
+    settings that its records hold.
     """
 
     scored: Sequence[ScoredEpisode]

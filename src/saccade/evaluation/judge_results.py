@@ -22,8 +22,9 @@ VERDICTS_SUFFIX = ".verdicts.jsonl"
 class JudgeVerdict:
     """Record a judge's verdict on an answer to a task: a value in [0, 1], or None and the reason why there is none.
 
-    `extracted` is the answer that the judge extracted, if it was asked to ("": no answer). With `overrides_rule` the
-    judge extracted an answer that a rule could have read; the extracted answer then replaces the response.
+    `extracted` is the answer that the judge extracted, if its prompt requests one ("": no answer). With
+    `overrides_rule` the judge extracted an answer that a rule could have read; the extracted answer then replaces the
+    response.
     """
 
     task_id: str

@@ -71,7 +71,7 @@ async def evaluate(
 
     `subset` selects the tasks, with `settings.limit` as its limit; for a shard its manifest is written next to
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
-    `context` and can disable the environment's tools. `identity` holds whatever else the results depend on, such as the
+    `context` and can disable the environment's tools. `identity` holds what else the results depend on, such as the
     weights, by name; `benchmark` is the name that the lines record. `on_progress` is called at the start and after
     every finished group. A failed episode is among the results, with its error and an accuracy of 0; one that could not
     be graded is left out (`read_ungraded_episodes`). A rerun repeats both. Media paths below `root` are stored relative

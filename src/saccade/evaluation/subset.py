@@ -2,7 +2,7 @@
 
 A limit is spread evenly over strata, which are tables in order: the rows of the first table get equally many tasks,
 within each of them so do the rows of the second, and so on; a row without further tasks leaves its share to the others.
-The mean over a limited evaluation therefore weights rows equally, whatever their sizes in the full set;
+The mean over a limited evaluation therefore weights rows equally, regardless of their sizes in the full set;
 `StratifiedWeights` give each task's weight in an estimate of the full set: each sampled task counts as often as there
 are tasks of its stratum per sampled one (the weights of a stratified sample; Cochran 1977, Sampling Techniques, section
 5.2). A stratum without a sampled task is represented by the others of its parent row. The file `<results>.weights.json`
@@ -196,7 +196,7 @@ def _interleave_strata(
 
 
 def _get_unit_labels(unit: Sequence[Task], stratum_fn: StratumFn) -> list[str]:
-    """Return the rows of a table that a unit's tasks belong to; "" stands for tasks in none."""
+    """Return the rows of a table that a unit's tasks belong to; "" is the row of tasks in none."""
     return sorted({name for task in unit for name in get_stratum_labels(stratum_fn, task) or ("",)})
 
 

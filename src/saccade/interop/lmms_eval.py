@@ -57,7 +57,7 @@ def _require_lmms_eval() -> None:
 
 def format_response(episode: Episode, *, full_reply: bool) -> str:
     """Return the text lmms-eval grades: the final answer, or the last reply if `full_reply`; "" after a failure."""
-    # lmms-eval's parsers don't know tags: in a full reply they take the first letter they find.
+    # lmms-eval's parsers don't strip tags: in a full reply they take the first letter.
     text = extract_answer(episode).text
     return text if full_reply else extract_final_answer(text)
 

@@ -30,8 +30,8 @@ UpdateProgress = Callable[..., None]
 def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgress]]:
     """Yield `add_task(label, total)`, which adds a progress bar; without a terminal, a line of text now and then.
 
-    Both show the remaining time, estimated from the pace since the task's first update: what a resumed evaluation had
-    done before says nothing about its pace.
+    Both show the remaining time, estimated from the pace since the task's first update: the episodes that a
+    resumed evaluation reads from its file take no time.
     """
     description, remarks = (
         TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[remark]")

@@ -271,7 +271,7 @@ def _parse_span(value: Any) -> tuple[float, float] | None:
 
 
 def _describe_event(event: Sequence[Any]) -> dict[str, str | None]:
-    """Return the event's label, and its name if it may be a color; a bare word is harmless in CSS whatever it is."""
+    """Return the event's label, and its name if it may be a color; any bare word is harmless in CSS."""
     start, end, *names = event
     label = ", ".join([*map(str, names[:1]), f"{start:g}–{end:g} s"])
     name = str(names[0]) if names else ""

@@ -28,7 +28,7 @@ LINE_STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 PANEL_SIZE = (3.6, 2.35)  # inches
 COLUMN_SIZE = (3.3, 2.2)  # inches
 ROW_HEIGHT = 0.22  # inches of a variant in a plot of means
-RC_PARAMS: dict[Any, Any] = {  # matplotlib's types want its key names, one by one
+RC_PARAMS: dict[Any, Any] = {  # matplotlib's stubs type the keys as literals
     "svg.fonttype": "none",
     "svg.hashsalt": "saccade",
     "font.family": "sans-serif",

@@ -46,7 +46,7 @@ class Judge:
     """Score an answer with a model behind an OpenAI-compatible `url` (such as http://127.0.0.1:8000/v1).
 
     The request is sent at temperature 0: `prompt`, then question, ground truth and answer. The answer is between
-    marks drawn anew for every request, so that nothing in it can end it early. The reply must be exactly one of
+    marks that are new in every request, so that nothing in it can end it early. The reply must be exactly one of
     `labels`, ignoring case and surrounding blanks; its value is the reward. `api_key_env` names the environment
     variable that holds the key; `extra_body` holds further request fields, such as `chat_template_kwargs`. A request is
     attempted 1 + `max_retries` times, each for `timeout` seconds, at most `max_concurrency` at a time (see

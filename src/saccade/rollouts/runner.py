@@ -146,7 +146,7 @@ class Rollout:
         reply = parse_completion(self.ctx.renderer, self.ledger, completion)
         reply = self.environment.parse_reply(reply, completion.finish_reason)
         self.ledger = append_completion(self.ledger, completion)
-        self.turns.append(Turn(reply=reply))  # kept, whatever stops the environment
+        self.turns.append(Turn(reply=reply))  # before the environment steps: no exception there loses the turn
         self.ctx.emit_event("reply", turn=turn, reply=reply)
         if completion.finish_reason is FinishReason.ABORTED:
             self.end(EpisodeStatus.ABORTED)

@@ -8,7 +8,7 @@
     episodes = saccade.evaluate("runs/a")
 
 `recipe` is a `Recipe`, a packaged recipe's name or a YAML file's path. Every function raises a SaccadeError with one
-sentence for whatever the caller can fix.
+sentence for every error that the caller can fix.
 """
 
 import contextlib

@@ -77,7 +77,7 @@ def evaluate(
     """Evaluate weights (a run's newest by default) on a `subset` of tasks (of the recipe's test split by default).
 
     `named_score_fn`, a name and a function, replaces the recipe's rewards; the results record the name of the
-    `benchmark`; `is_connected` says that `connect_server` has already returned this recipe. At most `max_concurrency`
+    `benchmark`; `is_connected`: whether `connect_server` has already returned this recipe. At most `max_concurrency`
     episodes run at a time. The episodes are written to `folder/evaluations/<name>.jsonl`, from which an interrupted
     evaluation resumes. Raises DataError for a name that can't be a file's and for no tasks, and RunError if no episode
     could be graded or every episode failed.
@@ -136,7 +136,7 @@ def evaluate_benchmark(
 ) -> Scorecard:
     """Evaluate weights on a benchmark's local copy in `data`; write the scorecard beside the episodes.
 
-    The evaluation's `name` defaults to the benchmark's. The results file holds the strict rule's scores, whatever the
+    The evaluation's `name` defaults to the benchmark's. The results file holds the strict rule's scores for either
     `scoring` of the scorecard, so that both rules use one file. The scorecard of a `shard` covers that shard's tasks
     alone. Answers that the rule leaves open go to the judge of `evaluation.judge`, if any, whose verdicts are written
     beside the episodes; `on_judge_progress` receives the judge's progress. Unless `allow_incomplete`, raises DataError

@@ -78,7 +78,7 @@ class Sandbox:
             sandbox._drop_worker()
 
     async def run(self, code: str, new_images: Mapping[int, ShownImage] | None = None) -> ExecutionResult:
-        """Run Python code and return its result, whatever the code does. Raises SandboxError if the sandbox fails.
+        """Run Python code and return its result, also if it fails. Raises SandboxError if the sandbox fails.
 
         `new_images` are images that other tools showed since the last call, by number; they become
         `image_clue_<number>`.

@@ -1,4 +1,4 @@
-"""Sample the next prompts: every task once per epoch, in an order drawn anew for each epoch.
+"""Sample the next prompts: every task once per epoch, in a new order for each epoch.
 
 A *position* is an index into the infinite sequence of epochs:
 

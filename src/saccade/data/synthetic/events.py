@@ -36,7 +36,7 @@ class Event:
     size: float = 0.6
 
     def is_visible_at(self, time: float) -> bool:
-        """Whether the event is visible at a time (seconds)."""
+        """Return whether the event is visible at a time (seconds)."""
         return self.start <= time < self.end
 
 

@@ -4,7 +4,7 @@ An entry of `synthetic.questions` is a kind (`at`, `after`, `before`, `count`, `
 `before` also have a multiple-choice form: `at:choice`. `Task.extras` holds everything that later stages need (its keys
 are frozen, since they enter the task's digest, from which seeds derive):
 
-    question  the kind          target  the color it asks about, or null       second  of `at`, or null
+    question  the kind          target  the color in question, or null         second  of `at`, or null
     events    [start, end, color] each           seconds  length of the clip   event_seconds  length of an event
     needs     spans that must each be seen       cover  [start, end) in which every slot of an event must be seen
 """
@@ -54,7 +54,7 @@ class Question:
 
     @property
     def wording(self) -> tuple[Any, ...]:
-        """What it asks, with the options in any order."""
+        """The content of the question, without the order of its options."""
         return (self.target, self.second, frozenset(self.options))
 
 
@@ -237,7 +237,7 @@ def parse_events(task: Task) -> list[Event]:
 
 
 def is_answerable(task: Task, times: Sequence[float]) -> bool:
-    """Whether frames at these times (seconds) are sufficient to answer a task."""
+    """Return whether frames at these times (seconds) are sufficient to answer a task."""
     extras = task.extras
     if not all(any(start <= time < end for time in times) for start, end in extras["needs"]):
         return False

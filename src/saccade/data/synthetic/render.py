@@ -12,7 +12,7 @@ Frames = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 # From frame numbers [N] to shades [N, pixels, pixels] in [-1, 1].
 Shader = Callable[[NDArray[np.int64]], NDArray[np.float64]]
-FRAMES_PER_BLOCK = 256  # in memory at a time, whatever the length of a clip
+FRAMES_PER_BLOCK = 256  # in memory at a time, also of a long clip
 
 DIGIT_GLYPHS = {  # rows of three bits, top to bottom
     "0": (7, 5, 5, 5, 7),

@@ -26,7 +26,7 @@ JUDGE_INSTRUCTIONS = (
     "one that settles on none, or on another, is wrong."
 )
 _LETTERS = "ABCD"
-_MAX_TOKENS_FROM_END = 4  # tokens from the end among which the one letter must stand
+_MAX_TOKENS_FROM_END = 4  # the one letter must be among this many tokens at the end
 _MAX_POINTER_CHARS = 64  # characters up to which an image's field is the index of the row that holds the image
 
 

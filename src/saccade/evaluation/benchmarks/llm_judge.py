@@ -7,7 +7,7 @@
                                          (no server, a timeout, an unexpected reply)
 
 Requests run concurrently, as many as the judge allows; replies are cached on disk and never requested again. The answer
-is sent between marks that are drawn anew for each request, as in training: nothing in it can end it early, and the
+is sent between marks that are new in each request, as in training: nothing in it can end it early, and the
 judge is instructed to follow none of it.
 """
 

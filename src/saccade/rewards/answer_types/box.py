@@ -114,7 +114,7 @@ def _get_image_size(task: Task) -> tuple[float, float] | None:
 
 
 def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tuple[float, float]:
-    """Return the value that stands for the full width and height in the answer's coordinates."""
+    """Return the full width and height in the answer's coordinates."""
     if coordinates == "auto":
         coordinates = "unit" if all(abs(value) <= 1 for value in predicted) else "pixel"
     if coordinates in _COORDINATE_RANGES:

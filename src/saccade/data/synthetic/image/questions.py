@@ -5,7 +5,7 @@ symbol; a choice of colors), `count` (all cards, or those with a class of symbol
 box). `Task.extras` holds everything that later stages need (its keys are frozen, since they enter the task's digest,
 from which seeds derive):
 
-    question  the kind          target  what it asks about: a color, a class of symbols, a symbol, or null
+    question  the kind          target  the color, class of symbols or symbol in question, or null
     cards     [left, top, side, color, symbol class, symbol] each, in pixels      width, height  of the image
     looks     indices in `cards` of the cards that must be inspected
 """
