@@ -194,3 +194,9 @@ def test_light_modules_bring_no_heavy_ones(module):
     command = [sys.executable, "-c", f"import {module}, sys; print(*{heavy})"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "", f"import {module} brings {done.stdout.strip()}"
+
+
+def test_reports_do_not_know_the_synthetic_data():
+    general = [module for module in MODULES if get_part(module) in {"metrics", "evaluation", "reporting", "training"}]
+    found = {m: name for m in general for name in INSIDE[m] if name.startswith("saccade.data.synthetic")}
+    assert not found

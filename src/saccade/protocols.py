@@ -240,7 +240,7 @@ class Observation:
 class Done:
     """Why the episode ends, and what the last reply caused."""
 
-    status: EpisodeStatus  # why
+    status: EpisodeStatus  # why the episode ended
     error: str | None = None  # what failed, if anything did
     results: tuple[ToolResult, ...] = ()  # as in `Observation`
     children: tuple[Episode, ...] = ()  # as in `Observation`

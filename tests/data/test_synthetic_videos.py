@@ -43,9 +43,10 @@ from saccade.data.synthetic.generate import (
     build_tool_call_demonstrations,
     read_background_spans,
 )
-from saccade.data.synthetic.questions import ANSWER_TYPES, compute_answer, is_answerable, parse_events
+from saccade.data.synthetic.questions import ANSWER_TYPES, compute_answer, parse_events
 from saccade.data.synthetic.render import render_background
 from saccade.data.synthetic.video_writer import write_video
+from saccade.data.visibility import is_answerable
 from saccade.errors import ConfigError, DataError
 from saccade.media import video
 from saccade.media.frame_sampling import sample_uniform_times, sample_window_times

@@ -197,7 +197,7 @@ def _check(
 def _show(
     file: Annotated[Path, typer.Argument(help="A file of tasks or demonstrations.")],
     row: Annotated[int, typer.Option(min=1, help="Which row, from 1.")] = 1,
-    id: Annotated[str | None, typer.Option(help="Or the row with this id.")] = None,
+    id: Annotated[str | None, typer.Option(help="The id of the row, instead of --row.")] = None,
     root: Root = None,
     answer_types: AnswerTypes = None,
     page: Annotated[Path | None, typer.Option(help="An HTML page to write.")] = None,

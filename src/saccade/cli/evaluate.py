@@ -73,7 +73,7 @@ def evaluate(
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Accept a copy with fewer questions than published.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Maximum number of tasks, even over the strata; 0 = all.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Tasks at most, spread evenly over the strata; 0 = all.")] = None,
     num_samples: Annotated[int | None, typer.Option(help="Episodes per task: reports avg@k and pass@k.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     shard: Annotated[

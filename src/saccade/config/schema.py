@@ -289,7 +289,7 @@ class AdvantageConfig(Section):
     # rloo = leave-one-out mean
     estimator: str = "grpo"
     settings: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the estimator
-    whiten: bool = False  # normalize advantages over the batch to mean 0 and standard deviation 1
+    whiten: bool = False  # normalize advantages over the batch's episodes to mean 0 and standard deviation 1
     sub_agent_credit: Literal["none", "shared"] = "shared"  # advantage of sub-agent episodes; shared = their parent's
     reward_scale: PositiveFloat = 1.0  # factor of the reward, applied after reward_bias
     reward_bias: float = 0.0  # added to the reward, applied first

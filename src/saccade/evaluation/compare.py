@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.data.constant_baseline import compute_constant_baselines
-from saccade.data.synthetic.questions import is_answerable
+from saccade.data.visibility import is_answerable
 from saccade.errors import DataError
 from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts, read_verdicts
 from saccade.evaluation.records import find_fingerprint_differences, read_records
@@ -246,13 +246,8 @@ def _compare_tools(
 
 def classify_overview(scored: ScoredEpisode) -> str | None:
     """Return whether the frames of the prompt suffice to know the answer; None if the task doesn't specify it."""
-    task = scored.episode.task
-    # Only synthetic datasets specify what must be seen: for images the objects to inspect, for videos time ranges.
-    if {"cards", "looks"} <= task.extras.keys():
-        return ANSWER_NOT_SHOWN if task.extras["looks"] else ANSWER_SHOWN
-    if not {"needs", "cover", "event_seconds"} <= task.extras.keys():
-        return None
-    return ANSWER_SHOWN if is_answerable(task, get_overview_times(scored.episode)) else ANSWER_NOT_SHOWN
+    is_shown = is_answerable(scored.episode.task, get_overview_times(scored.episode))
+    return None if is_shown is None else ANSWER_SHOWN if is_shown else ANSWER_NOT_SHOWN
 
 
 def read_evaluations(folder: Path) -> dict[str, Evaluation]:

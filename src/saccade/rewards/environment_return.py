@@ -2,7 +2,7 @@
 
 from saccade.types import Episode, EpisodeStatus, Ungraded
 
-# The last reply never reached the environment, so that no reward at all is a return of 0.
+# The environment never received the last reply; if it gave no reward before, the return is 0.
 _CUT_SHORT = (EpisodeStatus.LENGTH, EpisodeStatus.CONTEXT_FULL, EpisodeStatus.TOOL_ERROR, EpisodeStatus.ABORTED)
 
 

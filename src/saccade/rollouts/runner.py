@@ -1,6 +1,6 @@
 """Run one episode: the one path of training, evaluation and `saccade ask`.
 
-    run_episode ── reset ─> start ─> [ take_turn: engine.generate ─> parse ─> step ]* ─> Episode
+    run_episode ── reset ─> observe ─> [ take_turn: engine.generate ─> parse ─> step ]* ─> Episode
                                          └── the ledger: prompt | prefill | sampled | tool | prefill | sampled ...
 
 The runner owns tokens: the ledger, sampling, prefill, the context limit, deadlines and weight versions; the environment

@@ -67,10 +67,10 @@ def with_paths(
         recipe = recipe.with_values({"model.path": _format_path(model, folder)})
     if data is not None:
         if data.is_file():
-            raise RunError(
-                f"{data} is a file, and --data names a folder of `saccade data synth`; set data.train={data} instead",
-                key="data",
+            message = (
+                f"{data} is a file, not a folder of `saccade data synth`; set data.train={data.absolute()} instead"
             )
+            raise RunError(message, key="data")
         paths = {split: _format_path(data / split / "tasks.jsonl", folder) for split in SPLITS}
         paths["demonstrations"] = _format_path(data / "train" / "demonstrations.jsonl", folder)
         if not isinstance(recipe.data.train, str):  # the recipe names a mixture for training

@@ -21,7 +21,7 @@ from saccade.utils.jsonl import append_jsonl, read_jsonl
 from saccade.utils.versions import collect_versions
 
 # Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, use of the machine, and how
-# many groups are sampled. Every other key would turn one experiment into two: the filters and ranks choose what is
+# many groups are sampled. Every other key changes what is trained: the filters and ranks choose what is
 # trained on; `rl.max_staleness` and `rl.selection.over_provision` choose how stale groups may be and whether slow ones
 # are dropped.
 RESUMABLE_KEYS = (

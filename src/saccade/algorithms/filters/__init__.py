@@ -2,7 +2,8 @@
 
     def name(scored: ScoredEpisode, *, settings) -> bool                     episodes, before groups are compared
     def name(group: Group, *, settings) -> bool                              groups of the remaining episodes
-    def name(scored: ScoredEpisode, *, advantage: float, settings) -> bool   episodes to train on; others still compare
+    def name(scored: ScoredEpisode, *, advantage: float, settings) -> bool   episodes to train on
 
-`rl.filters` names them, each with its settings; a name may be the path of a file.
+`rl.filters` names them, each with its settings; a name may be the path of a file. Episodes that the last form drops
+still count in their group's baseline.
 """

@@ -1,4 +1,4 @@
-"""Train on no correct episode whose advantage is negative."""
+"""Drop correct episodes with a negative advantage."""
 
 from saccade.types import ScoredEpisode
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.data.synthetic import text_templates
 from saccade.data.synthetic.events import COLORS, Event, find_events_within
-from saccade.data.synthetic.questions import is_answerable, parse_events
+from saccade.data.synthetic.questions import parse_events
+from saccade.data.visibility import is_answerable
 from saccade.types import AnswerType, Demonstration, Task
 
 NUM_WINDOWS = 4  # per clip

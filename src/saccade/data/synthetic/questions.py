@@ -234,14 +234,3 @@ def _get_span(event: Event) -> list[float]:
 def parse_events(task: Task) -> list[Event]:
     """Parse the events of a task's clip from its extras."""
     return [Event(start=start, end=end, color=color) for start, end, color in task.extras["events"]]
-
-
-def is_answerable(task: Task, times: Sequence[float]) -> bool:
-    """Return whether frames at these times (seconds) are sufficient to answer a task."""
-    extras = task.extras
-    if not all(any(start <= time < end for time in times) for start, end in extras["needs"]):
-        return False
-    length = extras["event_seconds"]
-    start, end = extras["cover"]
-    slots = [start + i * length for i in range(int((end - start) / length + 1e-9))]
-    return all(any(slot <= time < slot + length for time in times) for slot in slots)

@@ -1,5 +1,5 @@
 """Answer types, one class per file: which ground truths are valid, how rows write them, how an answer is scored.
 
-A task names one (`answer_type`), by a name of the class or by the path of a file. Settings in a recipe are those of
-`rewards.accuracy.settings.answer_types.FILE`.
+A task's `answer_type` is the first of a class's `names`; a dataset can't name a file. A recipe lists files and settings
+in `rewards.accuracy.settings.answer_types`. A file ends in `_` where Python has a module or function of its name.
 """
