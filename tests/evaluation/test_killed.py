@@ -107,7 +107,7 @@ def test_killed_evaluation_ends_with_the_same_results(evaluation, whole, run, nu
     chance, kills, halves, number = random.Random(7), 0, 0, 0
 
     def path():
-        return run / "evaluations" / f"killed {num_kills} {number}.jsonl"
+        return run / "evaluations" / f"killed_{num_kills}_{number}.jsonl"
 
     def lines():
         return len(path().read_bytes().splitlines()) if path().exists() else 0
