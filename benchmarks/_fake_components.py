@@ -52,7 +52,7 @@ class Sizes:
     crops: int = 2
     crop_frames: int = 16
     new_tokens: int = 512
-    row_tokens: int = 16384
+    pack_length: int = 16384
 
     @property
     def deepstack(self) -> list[int]:
@@ -82,7 +82,7 @@ SCALES = {
         crops=2,
         crop_frames=2,
         new_tokens=12,
-        row_tokens=512,
+        pack_length=512,
     ),
 }
 

@@ -93,7 +93,7 @@ def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recip
         "rl.max_staleness": 0,
         "rl.prompts_per_step": 1,
         "rl.group_size": sizes.group,
-        "rl.pack_length": sizes.row_tokens,
+        "rl.pack_length": sizes.pack_length,
         **{f"environment.settings.{name}": value for name, value in agent.items()},
     }
     return load_recipe("paravt/para_grpo", [f"{key}={value}" for key, value in changes.items()])
@@ -278,8 +278,8 @@ def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str,
         "training TFLOP": flops / 1e12,
         "peak TFLOPS": peak,
         "model FLOPs utilization": flops / phases.seconds["train"] / (peak * 1e12),
-        "logprob gap, mean": report.stats["engine_trainer_logprob_diff_mean"],
-        "logprob gap, max": report.stats["engine_trainer_logprob_diff_max"],
+        "engine-trainer logprob difference, mean": report.stats["engine_trainer_logprob_diff_mean"],
+        "engine-trainer logprob difference, max": report.stats["engine_trainer_logprob_diff_max"],
         **{f"{name} seconds": value for name, value in phases.seconds.items()},
         **{f"{name} peak GiB": value for name, value in phases.peak_gib.items()},
     }

@@ -56,18 +56,18 @@ def ours(path: str, count: int) -> tuple[list[ImageRef], list[np.ndarray]]:
 
 def theirs(path: str, times: Sequence[float], width: int, height: int) -> list[np.ndarray]:
     """Decode every frame; keep and scale the last one at or before each time."""
-    wanted, found, last = list(times), [], None
+    remaining, found, last = list(times), [], None
     with av.open(path) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         start = stream.start_time or 0
         for frame in container.decode(stream):
             now = float((frame.pts - start) * stream.time_base)
-            while wanted and now > wanted[0] + 1e-6:
+            while remaining and now > remaining[0] + 1e-6:
                 found.append(last.to_ndarray(format="rgb24", width=width, height=height))
-                wanted.pop(0)
+                remaining.pop(0)
             last = frame
-        found += [last.to_ndarray(format="rgb24", width=width, height=height) for _ in wanted]
+        found += [last.to_ndarray(format="rgb24", width=width, height=height) for _ in remaining]
     return found
 
 

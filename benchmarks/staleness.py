@@ -104,7 +104,7 @@ def build_speed_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[
                 took.mean("seconds/rollout") / took.mean("seconds/rollout", "seconds/train", "seconds/weight_sync")
                 for took in runs
             ),
-            "versions late": max(row.get("staleness_max", 0.0) for took in runs for row in took.rows),
+            "staleness, max": max(row.get("staleness_max", 0.0) for took in runs for row in took.rows),
             "runs": len(runs),
         }
         for name, runs in found.items()
@@ -113,12 +113,12 @@ def build_speed_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[
 
 def build_reward_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[str, Any]]:
     """A line for each window: the band of the first side's seeds, and the mean of the other's."""
-    turns, late = ([took.rewards() for took in runs] for runs in found.values())
+    in_turns, stale = ([took.rewards() for took in runs] for runs in found.values())
     lines = []
     for window in range(WINDOWS):
-        band, mean = [one[window] for one in turns], statistics.mean(one[window] for one in late)
+        band, mean = [seed[window] for seed in in_turns], statistics.mean(seed[window] for seed in stale)
         line = {"fifth of the steps": window + 1, "in turns, lowest": min(band), "in turns, highest": max(band)}
-        lines.append(line | {"late, mean": mean, "inside": min(band) <= mean <= max(band)})
+        lines.append(line | {"asynchronous, mean": mean, "inside": min(band) <= mean <= max(band)})
     return lines
 
 
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(f"--steps must be at least {WINDOWS}")
     torch.set_num_threads(chosen.threads)
     fixed = (f"rl.steps={chosen.steps}", f"rl.save_every={chosen.steps}", f"model.num_threads={chosen.threads}")
-    sides = {"in turns": 0, f"at most {chosen.staleness} late": chosen.staleness}
+    sides = {"in turns": 0, f"staleness at most {chosen.staleness}": chosen.staleness}
     found: dict[str, list[TrainingTimes]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as name:
         recipe, home, weights = prepare_run(chosen.run, Path(name), [*fixed, *chosen.settings])

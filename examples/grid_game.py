@@ -25,7 +25,7 @@ RECIPE = [
     "frame_budgets=[]",
     "sft={steps: 60, tokens_per_step: 3000, auxiliary_fraction: 0, optim: {warmup_steps: 10}}",
     "rl={steps: 20, prompts_per_step: 16, group_size: 8, optim: {lr: 1e-3, warmup_steps: 5}}",
-    "evaluation={frame_budgets: [], temperature: 1.0, num_samples: 2}",
+    "evaluation={frame_budgets: [], temperature: 1.0}",
 ]
 
 
@@ -68,7 +68,7 @@ def write_data(folder: Path) -> None:
     """Write tasks of random starts and holes, and demonstrations of random moves."""
     generator = random.Random(0)
     cells = [(row, column) for row in range(SIDE) for column in range(SIDE) if (row, column) != GOAL]
-    for split, count in (("train", 64), ("validation", 8), ("test", 64)):
+    for split, count in (("train", 64), ("validation", 8), ("test", 128)):
         rows: dict[str, list[dict]] = {"tasks": [], "demonstrations": []}
         for index in range(count):
             start, hole = generator.sample(cells, 2)

@@ -1,4 +1,4 @@
-"""Called by scripts/bootstrap inside .venv-vllm: mends torchvision there, then sees that vLLM's server can be imported.
+"""Called by scripts/bootstrap inside .venv-vllm: fixes torchvision, then checks that vLLM's server can be imported.
 
 The wheel of torchvision that goes with a CPU build of torch brings compiled operators that don't load, and its import
 fails because their names are unknown. vLLM uses its Python part alone (transforms), so the names are all it takes. A
@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-MEND = '''"""Declares the operators that torchvision's Python part names, before it is imported."""
+PATCH = '''"""Declares the operators that torchvision's Python part names, before it is imported."""
 
 import importlib.abc
 import sys
@@ -43,10 +43,12 @@ CHECK = "import torchvision.transforms.v2, vllm.entrypoints.openai.api_server as
 
 
 def main() -> None:
-    """Write the mend, and try it."""
+    """Write the patch, and try it."""
     site = Path(sysconfig.get_paths()["purelib"])
-    (site / "saccade_torchvision_mend.py").write_text(MEND)
-    (site / "saccade_torchvision_mend.pth").write_text("import saccade_torchvision_mend\n")
+    for old in site.glob("saccade_torchvision_*"):  # two of them would define the operators twice
+        old.unlink()
+    (site / "saccade_torchvision_patch.py").write_text(PATCH)
+    (site / "saccade_torchvision_patch.pth").write_text("import saccade_torchvision_patch\n")
     done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"bootstrap: vLLM can't be imported in .venv-vllm:\n{done.stderr[-2000:]}")

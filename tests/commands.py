@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from saccade.cli.app import app
 from saccade.errors import SaccadeError
 
-WORLD = ["synthetic.train=4", "synthetic.validation=1", "synthetic.test=2", "synthetic.tasks_per_video=2"]
+SYNTHETIC = ["synthetic.train=4", "synthetic.validation=1", "synthetic.test=2", "synthetic.tasks_per_video=2"]
 SFT = ["sft.steps=4", "sft.save_every=2", "sft.tokens_per_step=600", "sft.optim.warmup_steps=1"]
 RL = ["rl.steps=4", "rl.save_every=2", "rl.prompts_per_step=2", "rl.group_size=2"]
-SMALL = [*WORLD, *SFT, *RL, "sampling.max_tokens=16", "evaluation.limit=4"]
+SMALL = [*SYNTHETIC, *SFT, *RL, "sampling.max_tokens=16", "evaluation.limit=4"]
 
 
 def run(*arguments):

@@ -75,12 +75,12 @@ def model(tiny_folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A small world of videos, once for all tests of a file."""
-    from commands import WORLD, good
+def dataset_folder(tmp_path_factory):
+    """A small synthetic dataset of videos, once for all tests of a file."""
+    from commands import SYNTHETIC, good
 
-    folder = tmp_path_factory.mktemp("worlds") / "a"
-    good("data", "synth", folder, *WORLD)
+    folder = tmp_path_factory.mktemp("datasets") / "a"
+    good("data", "synth", folder, *SYNTHETIC)
     return folder
 
 
@@ -114,7 +114,7 @@ def vllm_server(tmp_path_factory):
         folder / "model", tie_word_embeddings=False
     )  # on a CPU tied embeddings can't be replaced while it runs
     more = (*EAGER, "--worker-extension-cls", "gloo_worker.Extension", "--weight-transfer-config", '{"backend":"gloo"}')
-    wanted = Extended(
+    config = Extended(
         model=folder / "model",
         python=python,
         port=free_port(),
@@ -123,7 +123,7 @@ def vllm_server(tmp_path_factory):
         kv_cache_gib=1,
         vllm_options=more,
     )
-    with ServerProcess(wanted, folder / "vllm.log") as process:
+    with ServerProcess(config, folder / "vllm.log") as process:
         for _ in process.poll_until_ready(400):
             pass
         yield process

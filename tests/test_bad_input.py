@@ -13,7 +13,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from commands import SFT, SMALL, WORLD, count_visual_tokens, fail, good
+from commands import SFT, SMALL, SYNTHETIC, count_visual_tokens, fail, good
 from PIL import Image
 from polling import block_until
 
@@ -113,10 +113,10 @@ def test_ask_accepts_images(tmp_path, tiny_folder, environment):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiny_folder, world):
+def trained(tmp_path_factory, tiny_folder, dataset_folder):
     """A run that can be evaluated, with its data."""
     run = tmp_path_factory.mktemp("trained") / "run"
-    shutil.copytree(world, run / "data")
+    shutil.copytree(dataset_folder, run / "data")
     start = ["tiny/para_grpo", *SFT, "sft.steps=1", "sampling.max_tokens=8", "--model", tiny_folder]
     good("sft", *start, "--data", run / "data", "--out", run)
     return run
@@ -206,30 +206,30 @@ def test_windows_are_clipped_to_a_short_video(tmp_path, tiny_folder):
 
 
 @pytest.mark.parametrize("command", ["ask", "sft"])
-def test_a_folder_that_is_no_model(tmp_path, world, command):
-    video = next((world / "test" / "clips").iterdir())
+def test_a_folder_that_is_no_model(tmp_path, dataset_folder, command):
+    video = next((dataset_folder / "test" / "clips").iterdir())
     rest = (
         ["What?", "--video", video]
         if command == "ask"
-        else ["tiny/para_grpo", "--data", world, "--out", tmp_path / "r"]
+        else ["tiny/para_grpo", "--data", dataset_folder, "--out", tmp_path / "r"]
     )
     key = tmp_path if command == "ask" else tmp_path / "config.json"
     fail(ModelError, command, *rest, "--model", tmp_path, key=key)
     assert not (tmp_path / "r").exists()
 
 
-def test_a_tokenizer_without_the_special_tokens(tmp_path, model, world):
+def test_a_tokenizer_without_the_special_tokens(tmp_path, model, dataset_folder):
     path = model / "tokenizer.json"
     data = json.loads(path.read_text())
     data["added_tokens"] = [entry for entry in data["added_tokens"] if entry["content"] != "<|image_pad|>"]
     path.write_text(json.dumps(data))
-    arguments = ("sft", "tiny/para_grpo", "--model", model, "--data", world, "--out", tmp_path / "run")
+    arguments = ("sft", "tiny/para_grpo", "--model", model, "--data", dataset_folder, "--out", tmp_path / "run")
     fail(ModelError, *arguments, key=path, value="<|image_pad|>")
 
 
-def test_weights_that_are_cut_off(tmp_path, model, world):
+def test_weights_that_are_cut_off(tmp_path, model, dataset_folder):
     os.truncate(model / "model.safetensors", 1000)
-    arguments = ("sft", "tiny/para_grpo", "--model", model, "--data", world, "--out", tmp_path / "run")
+    arguments = ("sft", "tiny/para_grpo", "--model", model, "--data", dataset_folder, "--out", tmp_path / "run")
     fail(ModelError, *arguments, key=model / "model.safetensors", value=1000)
 
 
@@ -282,29 +282,29 @@ def emptied(folder, name):
         ("train", lambda folder: shutil.rmtree(folder / "train" / "clips"), "media"),
         ("train", lambda folder: (folder / "train/tasks.jsonl").write_text("{}\n"), "id"),
     ],
-    ids=["no world", "no traces", "no tasks", "no clips", "no task"],
+    ids=["no dataset", "no traces", "no tasks", "no clips", "no task"],
 )
-def test_empty_datasets_and_files(tmp_path, tiny_folder, world, command, spoil, key):
-    mine, out = shutil.copytree(world, tmp_path / "world"), tmp_path / "run"
+def test_empty_datasets_and_files(tmp_path, tiny_folder, dataset_folder, command, spoil, key):
+    mine, out = shutil.copytree(dataset_folder, tmp_path / "dataset"), tmp_path / "run"
     spoil(mine)
     arguments = (command, "tiny/para_grpo", "--model", tiny_folder, "--data", mine, "--out", out)
     assert str(mine / "train") in fail(DataError, *arguments, key=key.format(mine))
-    assert not out.exists()  # so that the same command works as soon as the world is there
+    assert not out.exists()  # so that the same command works as soon as the dataset exists
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["demo", "sft", "world", "model"])
+@pytest.mark.parametrize("command", ["demo", "sft", "data synth", "model"])
 @pytest.mark.parametrize("below", [False, True])
-def test_a_file_instead_of_the_folder(tmp_path, tiny_folder, world, command, below):
+def test_a_file_instead_of_the_folder(tmp_path, tiny_folder, dataset_folder, command, below):
     place = tmp_path / "taken"
     place.write_text("mine")
     target = place / "run" if below else place
     given = {
         "demo": ["demo", *SMALL, "--out", target],
-        "sft": ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", world, "--out", target],
-        "world": ["data", "synth", target, *WORLD],
+        "sft": ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", dataset_folder, "--out", target],
+        "data synth": ["data", "synth", target, *SYNTHETIC],
         "model": ["model", "tiny", target],
     }
     fail(RunError, *given[command], key=target)
@@ -313,16 +313,16 @@ def test_a_file_instead_of_the_folder(tmp_path, tiny_folder, world, command, bel
 
 def test_a_folder_that_holds_something_else(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    fail(DataError, "data", "synth", tmp_path, *WORLD, key=tmp_path)
+    fail(DataError, "data", "synth", tmp_path, *SYNTHETIC, key=tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, world):
+def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, dataset_folder):
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").symlink_to("/dev/full")
-    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", world, "--out", run]
+    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", dataset_folder, "--out", run]
     assert "--resume" in fail(RunError, *start, key=run / "metrics.jsonl")
     (run / "metrics.jsonl").unlink()
     good(*start, "--resume")
@@ -330,9 +330,9 @@ def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, world):
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_results_are_written(tmp_path, tiny_folder, world, monkeypatch):
+def test_a_full_disk_while_results_are_written(tmp_path, tiny_folder, dataset_folder, monkeypatch):
     run = tmp_path / "run"
-    good("sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", world, "--out", run)
+    good("sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", dataset_folder, "--out", run)
     whole = evaluation_runner.append_jsonl
 
     def once_full(path, item):
@@ -350,10 +350,10 @@ def test_a_full_disk_while_results_are_written(tmp_path, tiny_folder, world, mon
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_does_not_fit_on_the_disk(tmp_path, tiny_folder, world):
+def test_a_checkpoint_that_does_not_fit_on_the_disk(tmp_path, tiny_folder, dataset_folder):
     """The system refuses files beyond a megabyte: what a full disk does, to every library at once."""
     run = tmp_path / "run"
-    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", world, "--out", run]
+    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", dataset_folder, "--out", run]
     limit = 2**20
     done = subprocess.run(
         [*START, *map(str, start)],
@@ -370,9 +370,9 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk(tmp_path, tiny_folder, world
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "config.json"])
-def test_a_corrupt_checkpoint(tmp_path, tiny_folder, world, file):
+def test_a_corrupt_checkpoint(tmp_path, tiny_folder, dataset_folder, file):
     run = tmp_path / "run"
-    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", world, "--out", run]
+    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", dataset_folder, "--out", run]
     good(*start)
     numbers = Run.open(run).read_metrics("sft")
     last = run / "sft" / "step-000004"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import RL, SFT, WORLD, count_visual_tokens, fail, good, run
+from commands import RL, SFT, SYNTHETIC, count_visual_tokens, fail, good, run
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -104,7 +104,7 @@ def test_interrupt_prints_the_resume_command(monkeypatch, command, resumable):
 def test_pipeline_from_nothing_to_an_answer(tmp_path):
     model, data, folder = tmp_path / "model", tmp_path / "data", tmp_path / "run"
     good("model", "tiny", model)
-    good("data", "synth", data, *WORLD)
+    good("data", "synth", data, *SYNTHETIC)
     start = ["sft", "tiny/para_grpo", *SFT, *RL, "--model", model, "--data", data, "--out", folder]
     assert "step-000004" in good(*start)
     fail(RunError, *start, key=folder)

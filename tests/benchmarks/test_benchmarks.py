@@ -45,7 +45,7 @@ def test_one_step_in_float32(run):
     assert figures["conversations"] == 3 * (1 + 2)
     assert figures["sampled tokens"] == 3 * (2 + 2) * 12
     assert figures["trained"] == "all weights"
-    assert 0 < figures["logprob gap, max"] < 1e-4
+    assert 0 < figures["engine-trainer logprob difference, max"] < 1e-4
     utilization = figures["training TFLOP"] / figures["train seconds"]
     assert figures["model FLOPs utilization"] == pytest.approx(utilization)
     assert all(figures[name] > 0 for name in ("decode tokens/s", "prefill tokens/s", "training tokens/s"))
@@ -57,7 +57,7 @@ def test_one_step_with_adapters_in_bfloat16(run):
     pytest.importorskip("peft", reason="peft is missing: pip install peft")
     figures = step(run, "--dtype", "bfloat16", "--peak-tflops", "1", "--lora-rank", "4", "--layers", "3")
     assert figures["trained"] == "adapters of rank 4"
-    assert 0 < figures["logprob gap, max"] < 0.1
+    assert 0 < figures["engine-trainer logprob difference, max"] < 0.1
 
 
 def test_an_unknown_device_needs_the_option_of_its_peak(run):
@@ -140,12 +140,12 @@ def test_scoring(run):
 
 @pytest.mark.slow
 def test_staleness(run, tmp_path):
-    world = "synthetic={train: 1, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2, tasks_per_video: 2}"
-    small = (world, "rl.prompts_per_step=2", "rl.group_size=2", "sampling.max_tokens=8", "frame_budgets=[4]")
-    turns, late = run("staleness", "--rounds", "1", "--steps", "5", *small)
-    assert (turns["versions late"], turns["times faster"]) == (0, 1)
-    assert late["versions late"] == 1
-    assert all(row["steps/hour"] > 0 and 0 <= row["waiting for rollouts"] < 1 for row in (turns, late))
+    synthetic = "synthetic={train: 1, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2, tasks_per_video: 2}"
+    small = (synthetic, "rl.prompts_per_step=2", "rl.group_size=2", "sampling.max_tokens=8", "frame_budgets=[4]")
+    in_turns, stale = run("staleness", "--rounds", "1", "--steps", "5", *small)
+    assert (in_turns["staleness, max"], in_turns["times faster"]) == (0, 1)
+    assert stale["staleness, max"] == 1
+    assert all(row["steps/hour"] > 0 and 0 <= row["waiting for rollouts"] < 1 for row in (in_turns, stale))
     assert len(json.loads((tmp_path / "staleness.rewards.json").read_text())["rows"]) == 5
 
 
@@ -174,18 +174,18 @@ def test_who_samples_elsewhere_has_weights_of_its_own(run, tiny_folder):
                 parameter.add_(0.1 * torch.randn_like(parameter))
         await here.sync_weights(backbone, 1)
         second = await here.generate(GenerationRequest(asked, sampling))
-        late = await there.generate(GenerationRequest(asked, sampling))
+        stale = await there.generate(GenerationRequest(asked, sampling))
         under_way = asyncio.create_task(there.generate(GenerationRequest(asked, sampling)))
         await asyncio.sleep(0)
         await there.sync_weights(backbone, 1)
         found = await there.generate(GenerationRequest(asked, sampling))
         early = await under_way
         await there.close()
-        return first, second, late, early, found
+        return first, second, stale, early, found
 
-    first, second, late, early, found = asyncio.run(body())
-    assert first.tokens == late.tokens == early.tokens != second.tokens
-    assert (late.version, early.version, found.version) == (0, 0, 1)
+    first, second, stale, early, found = asyncio.run(body())
+    assert first.tokens == stale.tokens == early.tokens != second.tokens
+    assert (stale.version, early.version, found.version) == (0, 0, 1)
     assert found.tokens == second.tokens
     assert found.logprobs == pytest.approx(second.logprobs, abs=1e-4)
 
@@ -198,8 +198,8 @@ def test_a_share_of_rewards_is_inside_the_band_of_the_other_seeds(run):
         rows = [{"reward": reward} for reward in rewards for _ in range(2)]
         return module.TrainingTimes(ends=[end * step for step in range(10)], rows=rows)
 
-    turns, late = [took(0, 1, 2, 3, 4), took(1, 1, 3, 3, 5)], [took(0, 1, 3, 3, 6), took(1, 2, 4, 3, 6)]
-    rows = module.build_reward_rows({"in turns": turns, "late": late})
-    assert [row["late, mean"] for row in rows] == [0.5, 1.5, 3.5, 3.0, 6.0]
+    in_turns, stale = [took(0, 1, 2, 3, 4), took(1, 1, 3, 3, 5)], [took(0, 1, 3, 3, 6), took(1, 2, 4, 3, 6)]
+    rows = module.build_reward_rows({"in turns": in_turns, "asynchronous": stale})
+    assert [row["asynchronous, mean"] for row in rows] == [0.5, 1.5, 3.5, 3.0, 6.0]
     assert [row["inside"] for row in rows] == [True, False, False, True, False]
     assert took(0, 0, 0, 0, 0, end=2.5).seconds == 2.5

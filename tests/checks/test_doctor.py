@@ -40,8 +40,10 @@ def find_failed(results):
     return {name: result.error.key for name, result in results.items() if not result.is_ok}
 
 
-def test_valid_run_passes(tmp_path, model, world):
-    output = good("doctor", "tiny/para_grpo", *SMALL, "--model", model, "--data", world, "--out", tmp_path / "run")
+def test_valid_run_passes(tmp_path, model, dataset_folder):
+    output = good(
+        "doctor", "tiny/para_grpo", *SMALL, "--model", model, "--data", dataset_folder, "--out", tmp_path / "run"
+    )
     assert "no" not in {line.split()[-1] for line in output.splitlines() if line.strip()}
     assert all(name in output for name in ("data.demonstrations", "data.train", "data.test"))
     assert not (tmp_path / "run").exists()
@@ -58,27 +60,29 @@ def test_every_packaged_recipe_has_one_line_messages(tmp_path, name):
 
 
 @pytest.mark.parametrize("gone", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
-def test_incomplete_model(tmp_path, model, world, gone):
+def test_incomplete_model(tmp_path, model, dataset_folder, gone):
     (model / gone).unlink()
-    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=world))
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=dataset_folder))
     assert problems["model"] in (str(model / gone), str(model))
 
 
-def test_unknown_family(tmp_path, model, world):
+def test_unknown_family(tmp_path, model, dataset_folder):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "qwen9_vl"}))
-    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=world))
+    problems = find_failed(check("tiny/para_grpo", folder=tmp_path / "run", model=model, data=dataset_folder))
     assert problems["model"] == "model_type"
 
 
-def test_invalid_settings_are_reported_separately(tmp_path, model, world):
+def test_invalid_settings_are_reported_separately(tmp_path, model, dataset_folder):
     settings = [
         "rl.max_staleness=1",
         "rewards.format_reward.settings.anchor_weigth=1",
         "environment.settings.max_turn=1",
         "loggers=[nothing]",
     ]
-    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    problems = find_failed(
+        check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=dataset_folder)
+    )
     assert problems == {
         "environment": "environment.settings.max_turn",
         "engine": "rl.max_staleness",
@@ -87,35 +91,39 @@ def test_invalid_settings_are_reported_separately(tmp_path, model, world):
     }
 
 
-def test_grid_images_without_auxiliary_sft(tmp_path, model, world):
+def test_grid_images_without_auxiliary_sft(tmp_path, model, dataset_folder):
     settings = ["synthetic={media: image, image: {grid_images: 0.5}}", "sft.auxiliary_fraction=0"]
-    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    problems = find_failed(
+        check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=dataset_folder)
+    )
     assert problems["auxiliary data"] == "synthetic.image.grid_images"
     settings += ["sft.auxiliary_warmup=0.1"]
     assert "auxiliary data" not in find_failed(
-        check("tiny/para_grpo", *settings, folder=tmp_path / "2", model=model, data=world)
+        check("tiny/para_grpo", *settings, folder=tmp_path / "2", model=model, data=dataset_folder)
     )
 
 
-def test_missing_extras(tmp_path, model, world, monkeypatch):
+def test_missing_extras(tmp_path, model, dataset_folder, monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings = ["model.lora_rank=4", "loggers=[wandb]", "rewards.accuracy.settings.answer_types={math: {}}"]
-    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    problems = find_failed(
+        check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=dataset_folder)
+    )
     assert problems == {"adapters": "model.lora_rank", "loggers": "loggers", "rewards": "answer_type"}
 
 
-def test_missing_device(tmp_path, model, world):
+def test_missing_device(tmp_path, model, dataset_folder):
     problems = find_failed(
-        check("tiny/para_grpo", "model.device=cuda:99", folder=tmp_path / "run", model=model, data=world)
+        check("tiny/para_grpo", "model.device=cuda:99", folder=tmp_path / "run", model=model, data=dataset_folder)
     )
     assert problems["device"] == "model.device"
 
 
-def test_unusable_data(tmp_path, model, world):
+def test_unusable_data(tmp_path, model, dataset_folder):
     own = tmp_path / "own"
-    shutil.copytree(world, own)
+    shutil.copytree(dataset_folder, own)
     (own / "train" / "demonstrations.jsonl").write_text("")
     (own / "test" / "tasks.jsonl").unlink()
     clip = Path(load_tasks(own / "train" / "tasks.jsonl")[0].media[0].path)
@@ -186,9 +194,11 @@ def test_checkpoints_of_a_resumed_run_count_once(tmp_path, monkeypatch):
     assert "disk" not in find_failed(check("tiny/para_grpo", folder=tmp_path / "run", stage=["rl"]))
 
 
-def test_a_run_stops_at_a_check_that_fails(tmp_path, model, world, monkeypatch):
+def test_a_run_stops_at_a_check_that_fails(tmp_path, model, dataset_folder, monkeypatch):
     monkeypatch.setattr(run_checks.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(9, 8, 2**20))
-    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo"), folder=tmp_path / "run", model=model, data=world)
+    recipe = pipeline.with_paths(
+        load_recipe("tiny/para_grpo"), folder=tmp_path / "run", model=model, data=dataset_folder
+    )
     with raises(RunError, key=str(tmp_path)):
         pipeline.sft(tmp_path / "run", recipe, on_step=lambda *_: None)
     assert not (tmp_path / "run").exists()
@@ -204,8 +214,8 @@ def test_strict_isolation_needs_every_layer(tmp_path, monkeypatch):
     assert check(name, folder=tmp_path / "run")["python, isolation"].is_ok
 
 
-def test_existing_run(tmp_path, model, world):
-    folder, given = tmp_path / "run", {"model": model, "data": world}
+def test_existing_run(tmp_path, model, dataset_folder):
+    folder, given = tmp_path / "run", {"model": model, "data": dataset_folder}
     recipe = pipeline.with_paths(load_recipe("tiny/para_grpo"), folder=folder, **given)
     Run.create(folder, recipe)
     assert "--resume" in check("tiny/para_grpo", folder=folder, **given)["run folder"].message
@@ -227,15 +237,15 @@ def test_unknown_stages_and_benchmarks(tmp_path):
 # ---- servers ---------------------------------------------------------------------------------------------------------
 
 
-def of_server(tmp_path, model, world, served, *settings, stage=("rl", "eval"), engine="vllm"):
+def of_server(tmp_path, model, dataset_folder, served, *settings, stage=("rl", "eval"), engine="vllm"):
     settings = [f"engine.name={engine}", f"engine.settings.servers=[{served.url}]", *settings]
-    given = {"folder": tmp_path / "run", "model": model, "data": world}
+    given = {"folder": tmp_path / "run", "model": model, "data": dataset_folder}
     return check("tiny/para_grpo", *settings, stage=stage, **given)[f"server {served.url}"]
 
 
-def test_a_usable_server_passes(tmp_path, model, world, renderer):
+def test_a_usable_server_passes(tmp_path, model, dataset_folder, renderer):
     with server(renderer, root=str(model)) as served:
-        result = of_server(tmp_path, model, world, served)
+        result = of_server(tmp_path, model, dataset_folder, served)
     assert result.is_ok, result.message
     assert all(value in result.message for value in (str(model), "4096"))
     assert not served.bodies
@@ -250,46 +260,48 @@ def test_a_usable_server_passes(tmp_path, model, world, renderer):
         ({"context": 1000}, BrokenEngineError, "environment.settings.max_context_tokens", "--max-model-len 1024"),
     ],
 )
-def test_an_unusable_server_is_reported(tmp_path, model, world, renderer, options, error_type, key, setting):
+def test_an_unusable_server_is_reported(tmp_path, model, dataset_folder, renderer, options, error_type, key, setting):
     with server(renderer, **options) as served:
-        result = of_server(tmp_path, model, world, served)
+        result = of_server(tmp_path, model, dataset_folder, served)
     assert (type(result.error), result.error.key) == (error_type, key)
     assert setting in result.message
 
 
-def test_an_evaluation_syncs_no_weights_and_may_need_more_context(tmp_path, model, world, renderer):
+def test_an_evaluation_syncs_no_weights_and_may_need_more_context(tmp_path, model, dataset_folder, renderer):
     with server(renderer, lacks=("/is_paused",)) as served:
-        assert of_server(tmp_path, model, world, served, stage=["eval"]).is_ok
+        assert of_server(tmp_path, model, dataset_folder, served, stage=["eval"]).is_ok
         larger = "evaluation.environment_settings={max_context_tokens: 9000}"
-        error = of_server(tmp_path, model, world, served, larger, stage=["eval"]).error
+        error = of_server(tmp_path, model, dataset_folder, served, larger, stage=["eval"]).error
     assert (error.key, error.value) == ("environment.settings.max_context_tokens", 9000)
 
 
-def test_a_failing_server_and_an_unreachable_one_are_reported(tmp_path, model, world, renderer):
+def test_a_failing_server_and_an_unreachable_one_are_reported(tmp_path, model, dataset_folder, renderer):
     with server(renderer) as served:
         served.sick = True
-        failing = of_server(tmp_path, model, world, served)
-    unreachable = of_server(tmp_path, model, world, served)
+        failing = of_server(tmp_path, model, dataset_folder, served)
+    unreachable = of_server(tmp_path, model, dataset_folder, served)
     for result in (failing, unreachable):
         assert type(result.error) is EngineError
         assert (result.error.key, result.error.value) == ("engine.settings.servers", served.url)
     assert ["/v1/models" in result.message for result in (failing, unreachable)] == [True, False]
 
 
-def test_a_server_of_another_model(tmp_path, model, world, renderer):
+def test_a_server_of_another_model(tmp_path, model, dataset_folder, renderer):
     other = Path(shutil.copytree(model, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] += 1
     (other / "config.json").write_text(json.dumps(config))
     with server(renderer, root=str(other)) as served:
-        result = of_server(tmp_path, model, world, served)
+        result = of_server(tmp_path, model, dataset_folder, served)
     assert (result.error.key, result.error.value) == ("engine.settings.servers", served.url)
     assert all(value in result.message for value in (str(other), "text_config.num_hidden_layers"))
 
 
-def test_a_checkpoint_that_is_not_on_this_machine_is_reported_as_not_compared(tmp_path, model, world, renderer):
+def test_a_checkpoint_that_is_not_on_this_machine_is_reported_as_not_compared(
+    tmp_path, model, dataset_folder, renderer
+):
     with server(renderer, root="Qwen/Qwen3-VL-4B-Instruct") as served:
-        result = of_server(tmp_path, model, world, served)
+        result = of_server(tmp_path, model, dataset_folder, served)
     assert result.is_ok
     assert "its config is not on this machine and was not compared" in result.message
 
@@ -305,18 +317,20 @@ def test_a_checkpoint_that_is_not_on_this_machine_is_reported_as_not_compared(tm
         ({"lacks": ("/server_info",)}, "engine.settings.servers", ("0.5.23",)),
     ],
 )
-def test_an_sglang_server(tmp_path, model, world, options, key, words):
+def test_an_sglang_server(tmp_path, model, dataset_folder, options, key, words):
     with sglang_server(model, **options) as served:
-        result = of_server(tmp_path, model, world, served, engine="sglang")
+        result = of_server(tmp_path, model, dataset_folder, served, engine="sglang")
     assert (result.error.key if result.error else None) == key, result.message
     assert all(word in result.message for word in words)
     assert ("--enable-deterministic-inference" in result.message) == (options == {"seeded": False})
     assert not served.orders
 
 
-def test_no_server_at_all(tmp_path, model, world):
+def test_no_server_at_all(tmp_path, model, dataset_folder):
     settings = ["engine={name: vllm, settings: {servers: []}}"]
-    problems = find_failed(check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=world))
+    problems = find_failed(
+        check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=dataset_folder)
+    )
     assert problems["servers"] == "engine.settings.servers"
 
 

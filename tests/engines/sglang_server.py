@@ -83,9 +83,9 @@ class Served:
     "hang up"; `refused` lists the reasons of all responses with 400.
     """
 
-    def __init__(self, folder, *, context=4096, seeded=True, lacks=(), behave=None, blind=False):
+    def __init__(self, folder, *, context=4096, seeded=True, lacks=(), behave=None, ignores_images=False):
         self.folder, self.context, self.seeded = str(folder), context, seeded
-        self.lacks, self.behave, self.blind, self.gate = lacks, behave, blind, None
+        self.lacks, self.behave, self.ignores_images, self.gate = lacks, behave, ignores_images, None
         self.bodies, self.orders, self.refused, self.num_generated = [], [], [], 0
         self.open, self.paused, self.label, self.url, self.sees = 0, False, LABEL, "", True
         self.changed, self.shown = threading.Condition(), Shown()
@@ -187,9 +187,9 @@ class Served:
 
     def prompt(self, body):
         renderer, ids = self.backbone.renderer, body["input_ids"]
-        images = [] if self.blind else [self.shown.add(url) for url in body.get("image_data", [])]
+        images = [] if self.ignores_images else [self.shown.add(url) for url in body.get("image_data", [])]
         indices = [index for index, token in enumerate(ids) if token == renderer.forbidden_ids[0]]
-        if not self.blind and len(indices) != len(images):
+        if not self.ignores_images and len(indices) != len(images):
             raise Refused(f"prompt has {len(indices)} image placeholder token(s) but {len(images)} image(s)")
         slots = [
             ImageSlot(index=index, image=image, num_tokens=renderer.count_visual_tokens(image))

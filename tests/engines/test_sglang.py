@@ -273,7 +273,7 @@ def test_a_failed_request_is_retried(tiny_folder, backbone, behavior):
 
 def test_a_server_that_drops_images_stops_the_run_with_both_prompts(tiny_folder, backbone):
     renderer = backbone.renderer
-    with server(tiny_folder, blind=True) as served:
+    with server(tiny_folder, ignores_images=True) as served:
         (error,) = generate_all(
             backbone, served, prompt(renderer, frame(renderer, 1.0, wide=3), "?"), verify_weights=False
         )

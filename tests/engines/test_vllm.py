@@ -213,19 +213,19 @@ def test_weights_that_fail_verification_are_rolled_back(vllm_server, backbone, w
 
 def test_a_server_reconnects_while_the_trainer_changes_its_weights(vllm_server, backbone):
     """As during an update, when the trainer's weights are no longer those of the current version."""
-    ledger, wanted = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
+    ledger, sampling = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
 
     async def body():
         engine = engine_of(backbone, vllm_server)
         await engine.sync_weights(backbone, 1)
-        before = await engine.generate(GenerationRequest(ledger, wanted))
+        before = await engine.generate(GenerationRequest(ledger, sampling))
         previous = [parameter.clone() for parameter in backbone.trainable_parameters]
         with torch.no_grad():
             for parameter in backbone.trainable_parameters:
                 parameter.mul_(1.3)
         try:
             engine._pool.mark_down(engine._pool.servers[0], "it was slow")
-            after = await engine.generate(GenerationRequest(ledger, wanted))
+            after = await engine.generate(GenerationRequest(ledger, sampling))
         finally:
             with torch.no_grad():
                 for parameter, value in zip(backbone.trainable_parameters, previous, strict=True):
@@ -264,12 +264,12 @@ def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, back
 @pytest.mark.soak
 def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vllm_server, backbone, monkeypatch):
     """It can't be restarted here; loading complete weights from files repairs it for the next tests."""
-    ledger, wanted = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
+    ledger, sampling = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
 
     async def body():
         engine = engine_of(backbone, vllm_server, weight_sync="gloo")
         await engine.sync_weights(backbone, 1)
-        before = await engine.generate(GenerationRequest(ledger, wanted))
+        before = await engine.generate(GenerationRequest(ledger, sampling))
         receive_tensors = vllm_api.receive_tensors
 
         async def broken(server, values):
@@ -283,7 +283,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vl
         await engine.close()
         other = engine_of(backbone, vllm_server)
         await other.sync_weights(backbone, 3)
-        after = await other.generate(GenerationRequest(ledger, wanted))
+        after = await other.generate(GenerationRequest(ledger, sampling))
         await other.close()
         return before, after
 

@@ -58,8 +58,8 @@ def generate_all(backbone, *served, texts=("What?",), sampling=None, **settings)
 
     async def body():
         async with engine_of(backbone, *(fake.url for fake in served), **settings) as engine:
-            wanted = sampling or sampling_of(backbone.renderer)
-            requests = [engine.generate(GenerationRequest(prompt(backbone.renderer, text), wanted)) for text in texts]
+            used = sampling or sampling_of(backbone.renderer)
+            requests = [engine.generate(GenerationRequest(prompt(backbone.renderer, text), used)) for text in texts]
             return await asyncio.gather(*requests, return_exceptions=True)
 
     return asyncio.run(body())
@@ -613,15 +613,15 @@ def test_drained_waits_for_replies_and_holds_back_new_ones(backbone):
                     assert len(served.bodies) == 2, "a request was sent"
 
             await ask("warm")
-            early = asyncio.create_task(ask("early"))
+            early_request = asyncio.create_task(ask("early"))
             await wait_until(lambda: len(served.bodies) == 2)
             draining = asyncio.create_task(drain())
             await asyncio.sleep(0)  # from here on requests are held back
-            late = asyncio.create_task(ask("late"))
+            late_request = asyncio.create_task(ask("late"))
             await asyncio.sleep(0.1)
             assert seen == ["warm"]
             release.set()
-            await asyncio.gather(early, draining, late)
+            await asyncio.gather(early_request, draining, late_request)
 
     with server(renderer, lambda number, body: release.wait() and None if number == 1 else None) as served:
         asyncio.run(body(served))

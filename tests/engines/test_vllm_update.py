@@ -77,8 +77,8 @@ async def update_during_replies(engine, backbone, served, *, tokens, at, texts=(
             gate.open()
         await update
     gate.open()
-    late = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer), sampling)))
-    replies = await asyncio.gather(*tasks, late, return_exceptions=True)
+    later_completion = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer), sampling)))
+    replies = await asyncio.gather(*tasks, later_completion, return_exceptions=True)
     await engine.close()
     return replies
 
@@ -87,7 +87,7 @@ def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engin
     renderer = backbone.renderer
     with server(renderer) as served:
         engine = engine_at(served)
-        *reply, late = asyncio.run(
+        *reply, later_completion = asyncio.run(
             update_during_replies(engine, backbone, served, tokens=30, at=(8, 15), texts=("one", "two", "three"))
         )
     for completion in reply:
@@ -99,7 +99,7 @@ def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engin
         assert ledger.versions()[-30:] == versions
         assert ledger.logprobs()[-30:] == completion.logprobs
         assert ledger.sampled_tokens() == completion.tokens
-    assert (late.version, late.token_versions) == (3, ())
+    assert (later_completion.version, later_completion.token_versions) == (3, ())
     assert len(served.bodies) == 4, "a reply was restarted"
 
 
@@ -107,10 +107,10 @@ def test_drain_gives_replies_of_one_version(backbone, engine_at):
     renderer = backbone.renderer
     with server(renderer) as served:
         engine = engine_at(served, in_flight="drain", drain_timeout=300.0)
-        one, two, late = asyncio.run(
+        one, two, later_completion = asyncio.run(
             update_during_replies(engine, backbone, served, tokens=10, at=(5,), texts=("one", "two"), is_draining=True)
         )
-    assert [(completion.version, completion.token_versions) for completion in (one, two, late)] == [
+    assert [(completion.version, completion.token_versions) for completion in (one, two, later_completion)] == [
         (1, ()),
         (1, ()),
         (2, ()),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commands import SMALL, WORLD, bad, good
+from commands import SMALL, SYNTHETIC, bad, good
 from error_cases import ANY, raises
 
 from saccade import plugins
@@ -405,10 +405,10 @@ def test_it_is_not_trained(tmp_path):
 
 @pytest.mark.slow
 def test_sft_and_rl_reject_it_before_a_run_starts(tmp_path, tiny_folder):
-    good("data", "synth", tmp_path / "world", *WORLD)
+    good("data", "synth", tmp_path / "dataset", *SYNTHETIC)
     for command in ("sft", "train"):
         run = tmp_path / command
-        given = ("tiny/base", "--model", tiny_folder, "--data", tmp_path / "world", "--out", run)
+        given = ("tiny/base", "--model", tiny_folder, "--data", tmp_path / "dataset", "--out", run)
         assert "environment.name" in bad(
             command, *given, *SMALL, "environment.name=external", "environment.settings=null"
         )

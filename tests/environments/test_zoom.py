@@ -86,17 +86,17 @@ def boxes(segment):
 
 
 def test_results_with_pictures_come_in_the_order_of_the_calls(renderer, files):
-    wanted = [(0, 0, 24, 16), (24, 16, 48, 32), (100, 60, 140, 100)]
-    calls = "".join(call(*box) for box in wanted)
+    crop_boxes = [(0, 0, 24, 16), (24, 16, 48, 32), (100, 60, 140, 100)]
+    calls = "".join(call(*box) for box in crop_boxes)
     broken = call(9, 9, 3, 3) + "<tool_call>{</tool_call>"
     for library in (CachingMediaLoader(), CachingMediaLoader(workers=4)):
         episode, _ = run(renderer, task(files, "a.png"), f"Hm.</think>{calls}{broken}", ANSWER, library=library)
         results = episode.ledger.segments[3]
-        assert (results.origin, boxes(results)) == (Origin.TOOL, wanted)
+        assert (results.origin, boxes(results)) == (Origin.TOOL, crop_boxes)
         assert [len(result.images) for result in episode.results] == [1, 1, 1, 0, 0]
         assert [result.ok for result in episode.results] == [True, True, True, False, False]
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
-        shown = [f"<tool_response>\n{list(box)}{picture}\n</tool_response>\n" for box in wanted]
+        shown = [f"<tool_response>\n{list(box)}{picture}\n</tool_response>\n" for box in crop_boxes]
         text = renderer.decode(results.tokens)
         assert text.count(picture) == 3
         assert text.index("".join(shown)) < text.index("Error: right 3 ")

@@ -22,7 +22,7 @@ from saccade.types import (
 EVENTS = [[4.0, 6.0, "red"], [20.0, 22.0, "blue"]]
 
 
-def task(name, *, question="at", kind=AnswerType.OPEN, gold="red", second=5.0, clip=None):
+def task(name, *, question="at", kind=AnswerType.OPEN, ground_truth="red", second=5.0, clip=None):
     extras = {
         "question": question,
         "target": None,
@@ -38,7 +38,7 @@ def task(name, *, question="at", kind=AnswerType.OPEN, gold="red", second=5.0, c
         question=f"Question {name}?",
         media=(Media(path=f"{clip or name}.mp4"),),
         answer_type=kind,
-        ground_truth=gold,
+        ground_truth=ground_truth,
         extras=extras,
     )
 

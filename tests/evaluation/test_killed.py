@@ -55,8 +55,8 @@ def start():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_folder):
     place = tmp_path_factory.mktemp("killed")
-    good("data", "synth", place / "world", *SYNTHETIC)
-    arguments = ["tiny/para_grpo", *SFT, "sft.steps=1", "--model", tiny_folder, "--data", place / "world"]
+    good("data", "synth", place / "dataset", *SYNTHETIC)
+    arguments = ["tiny/para_grpo", *SFT, "sft.steps=1", "--model", tiny_folder, "--data", place / "dataset"]
     good("sft", *arguments, "--out", place / "run")
     return place / "run"
 

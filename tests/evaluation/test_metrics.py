@@ -149,7 +149,7 @@ def test_step_metrics():
     first = Group(
         task=task("a"), episodes=(scored(task("a"), 1.0, calls=2, frames=4), scored(task("a"), 0.0, frames=4))
     )
-    two = task("b", question="count", kind=AnswerType.NUMBER, gold=2.0)
+    two = task("b", question="count", kind=AnswerType.NUMBER, ground_truth=2.0)
     second = Group(
         task=two, episodes=(scored(two, 1.0, frames=8, calls=1, failing=1), scored(two, 1.0, frames=8, calls=1))
     )

@@ -15,21 +15,27 @@ from saccade.types import AnswerType, Task
 WORDS = ("red", "blue", "green", "a dog", "12", "")
 
 
-def asking(*options, gold="A", question="Which?", kind=AnswerType.CHOICE):
+def asking(*options, ground_truth="A", question="Which?", kind=AnswerType.CHOICE):
     return Task(
-        id="q", question=question, media=(), answer_type=kind, ground_truth=gold, options=options, extras={"d": [1]}
+        id="q",
+        question=question,
+        media=(),
+        answer_type=kind,
+        ground_truth=ground_truth,
+        options=options,
+        extras={"d": [1]},
     )
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), min_size=2, max_size=12), st.data(), st.integers(0, 99), st.integers(0, 9))
 def test_ground_truth_follows_and_restore_is_exact(choices, data, seed, attempt):
-    gold = data.draw(st.sampled_from([*(chr(65 + i) for i in range(len(choices))), ""]))
-    one = asking(*choices, gold=gold)
+    ground_truth = data.draw(st.sampled_from([*(chr(65 + i) for i in range(len(choices))), ""]))
+    one = asking(*choices, ground_truth=ground_truth)
     variant = shuffle_options(one, seed=seed, sample_index=attempt)
     assert Counter(variant.options) == Counter(choices)
-    if gold:
-        assert variant.options[ord(variant.ground_truth) - 65] == choices[ord(gold) - 65]
+    if ground_truth:
+        assert variant.options[ord(variant.ground_truth) - 65] == choices[ord(ground_truth) - 65]
     else:
         assert variant.ground_truth == ""
     assert restore_options(variant) == one

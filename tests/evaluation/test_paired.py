@@ -138,9 +138,9 @@ def test_visual_tokens_of_both_evaluations():
     found = compare(dense=seeing(BARE, 64), code=seeing(LOOKED, 4, 12))
     assert [summary.visual_tokens for summary in found.summaries.values()] == [64, 8]
     assert table(found)["visual tokens per episode"] == "64.0 / 8.0, ratio 0.12"
-    blind = compare(blind=seeing(BARE, 0), code=seeing(LOOKED, 4))
-    assert table(blind)["visual tokens per episode"] == "0.0 / 4.0"
-    neither = compare(blind=seeing(BARE, 0), blinder=seeing(LOOKED, 0))
+    bare = compare(bare=seeing(BARE, 0), code=seeing(LOOKED, 4))
+    assert table(bare)["visual tokens per episode"] == "0.0 / 4.0"
+    neither = compare(bare=seeing(BARE, 0), other=seeing(LOOKED, 0))
     assert "visual tokens per episode" not in table(neither)
 
 

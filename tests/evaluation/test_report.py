@@ -23,7 +23,7 @@ from saccade.reporting.run_report import build_results, write_report
 from saccade.types import Task, UngradedEpisode
 from saccade.utils.jsonl import to_jsonable, write_jsonl
 
-TASKS = [task(f"w-{i}", gold=("red", "blue", "red")[i % 3]) for i in range(12)]
+TASKS = [task(f"w-{i}", ground_truth=("red", "blue", "red")[i % 3]) for i in range(12)]
 
 
 def evaluation(right, **more):

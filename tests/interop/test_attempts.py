@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import WORLD, good
+from commands import SYNTHETIC, good
 from error_cases import raises
 from PIL import Image
 
@@ -158,11 +158,11 @@ def test_format_response():
 
 @pytest.mark.slow
 def test_episodes_equal_those_of_an_evaluation(tmp_path, tiny_folder):
-    good("data", "synth", tmp_path / "world", *WORLD)
+    good("data", "synth", tmp_path / "dataset", *SYNTHETIC)
     settings = {"sampling.max_tokens": 8, "evaluation.temperature": 1, "evaluation.frame_budgets": "[4,8]"}
     runner = AgentModel(str(tiny_folder), "tiny/para_grpo", episode_dir=str(tmp_path / "episodes"), **settings)
-    rows = [json.loads(line) for line in (tmp_path / "world" / "test" / "tasks.jsonl").read_text().splitlines()]
-    clip = str(tmp_path / "world" / "test" / rows[0]["media"][0]["path"])
+    rows = [json.loads(line) for line in (tmp_path / "dataset" / "test" / "tasks.jsonl").read_text().splitlines()]
+    clip = str(tmp_path / "dataset" / "test" / rows[0]["media"][0]["path"])
     tasks = [
         build_task(str(i), user({"type": "video", "url": clip}, text(rows[i]["question"])), tmp_path) for i in (0, 1)
     ]

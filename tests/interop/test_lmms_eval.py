@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commands import WORLD, good
+from commands import SYNTHETIC, good
 
 from saccade.interop.lmms_logs import extract_reply, read_samples
 from saccade.types import Episode
@@ -76,7 +76,7 @@ def write_entry_points(folder):
 def test_lmms_eval_runs_an_environment(tmp_path, tiny_folder):
     rows = []
     for name, settings in (("clips", []), ("images", ["synthetic.media=image"])):
-        good("data", "synth", tmp_path / name, *WORLD, *settings)
+        good("data", "synth", tmp_path / name, *SYNTHETIC, *settings)
         for line in (tmp_path / name / "test" / "tasks.jsonl").read_text().splitlines()[:3]:
             task = json.loads(line)
             path = str(tmp_path / name / "test" / task["media"][0]["path"])

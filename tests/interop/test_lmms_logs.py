@@ -29,17 +29,17 @@ def log(folder, lines, tail=""):
     return path
 
 
-def tasks(golds="CADBA"):
+def tasks(ground_truths="CADBA"):
     return [
         Task(
             id=f"t{i}",
             question="Which?",
             media=(),
             answer_type=AnswerType.CHOICE,
-            ground_truth=gold,
+            ground_truth=ground_truth,
             options=("a", "b", "c", "d"),
         )
-        for i, gold in enumerate(golds)
+        for i, ground_truth in enumerate(ground_truths)
     ]
 
 

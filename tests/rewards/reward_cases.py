@@ -21,8 +21,8 @@ RAISED = ToolResult(text="Traceback", error="NameError", was_executed=True)
 REFUSED = ToolResult(error="too many calls")
 
 
-def task(gold, kind=AnswerType.OPEN, choices=()):
-    return Task(id="t", question="?", media=(), answer_type=kind, ground_truth=gold, options=choices)
+def task(ground_truth, kind=AnswerType.OPEN, choices=()):
+    return Task(id="t", question="?", media=(), answer_type=kind, ground_truth=ground_truth, options=choices)
 
 
 def think(body="I should look closer.", closed=True):

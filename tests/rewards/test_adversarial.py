@@ -555,10 +555,10 @@ def test_a_thousand_calls_are_worth_no_more_than_an_honest_budget(rollout, recip
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "leaked", ["<tool_code>crop_video(0, 4)</tool_code>", "<tool_code>print(crop_video(0, 4))</tool_code>"]
+    "call", ["<tool_code>crop_video(0, 4)</tool_code>", "<tool_code>print(crop_video(0, 4))</tool_code>"]
 )
-def test_python_style_calls_run_but_break_the_format(rollout, recipe, leaked):
-    scored = rollout(f"{THOUGHT}</think>{leaked}", answer("red"), recipe=recipe)
+def test_python_style_calls_run_but_break_the_format(rollout, recipe, call):
+    scored = rollout(f"{THOUGHT}</think>{call}", answer("red"), recipe=recipe)
     honest = rollout(LOOK, answer("red"), recipe=recipe)
     assert [result.ok for result in scored.episode.results] == [True]
     assert scored.score.value <= honest.score.value

@@ -69,9 +69,9 @@ def test_a_type_from_a_file(tmp_path, angle):
     path.write_text(json.dumps(row) + "\n")
     asyncio.run(check_answer_type(angle))
     [loaded] = load_tasks(path)
-    assert Accuracy()(replace(answer_episode("450", gold=90.0), task=loaded)) == 1.0
+    assert Accuracy()(replace(answer_episode("450", ground_truth=90.0), task=loaded)) == 1.0
     strict = Accuracy(answer_types={angle: {"turn": 1000.0}})
-    assert [strict(replace(answer_episode(body, gold=90.0), task=loaded)) for body in ("450", "1090", "?")] == [
+    assert [strict(replace(answer_episode(body, ground_truth=90.0), task=loaded)) for body in ("450", "1090", "?")] == [
         0.0,
         1.0,
         0.0,
@@ -98,7 +98,7 @@ def test_unknown_types_raise(tmp_path):
     with raises(DataError, key="answer_type", value="opn"):
         load_tasks(path)
     with raises(DataError, key="answer_type", value="opn"):
-        Accuracy()(replace(answer_episode("x", gold="x"), task=replace(task("x"), answer_type="opn")))
+        Accuracy()(replace(answer_episode("x", ground_truth="x"), task=replace(task("x"), answer_type="opn")))
     with raises(ConfigError, key=str(tmp_path / "none.py")):
         register_file(str(tmp_path / "none.py"))
     (tmp_path / "none.py").write_text("none = 1")

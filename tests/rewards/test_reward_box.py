@@ -14,12 +14,12 @@ from saccade.ledger import ImageRef, ImageSlot, Ledger
 from saccade.rewards.answer_types.base import get_answer_type
 from saccade.types import AnswerType
 
-GOLD = (100.0, 50.0, 300.0, 150.0)  # of an image of 400 x 200
+GROUND_TRUTH = (100.0, 50.0, 300.0, 150.0)  # of an image of 400 x 200
 SIZE = {"width": 400, "height": 200}
 
 
-def score(body, gold=GOLD, kind=AnswerType.BOX, extras=SIZE, ledger=None, **rule):
-    episode = answer_episode(body, gold=gold, kind=kind)
+def score(body, ground_truth=GROUND_TRUTH, kind=AnswerType.BOX, extras=SIZE, ledger=None, **rule):
+    episode = answer_episode(body, ground_truth=ground_truth, kind=kind)
     task = replace(episode.task, extras=extras)
     return get_answer_type(kind)(**rule)(replace(episode, task=task, ledger=ledger or Ledger()))
 
@@ -139,20 +139,22 @@ def test_coordinates(coordinates, body):
     image = ImageRef(path="a.png", digest="d", time=None, width=64, height=32)
     ledger = Ledger().observe((1, 2), slots=(ImageSlot(index=0, image=image, num_tokens=2),))
     assert score(body, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
-    fractions = tuple(value / side for value, side in zip(GOLD, (400, 200, 400, 200), strict=True))
+    fractions = tuple(value / side for value, side in zip(GROUND_TRUTH, (400, 200, 400, 200), strict=True))
     if coordinates in ("unit", "percent", "thousand", "shown"):  # these don't need the image size
-        assert score(body, gold=fractions, extras={}, ledger=ledger, coordinates=coordinates) == pytest.approx(1.0)
-    assert score("[16, 8, 48, 24]", gold=fractions, extras={}, ledger=ledger) == pytest.approx(1.0)
+        assert score(body, ground_truth=fractions, extras={}, ledger=ledger, coordinates=coordinates) == pytest.approx(
+            1.0
+        )
+    assert score("[16, 8, 48, 24]", ground_truth=fractions, extras={}, ledger=ledger) == pytest.approx(1.0)
 
 
 def test_invalid_ground_truth_raises():
-    for gold in ((100.0, 50.0), (300.0, 50.0, 100.0, 150.0), (100.0, 50.0, 500.0, 150.0), "[1, 2, 3, 4]", 4.0):
-        with raises(DataError, key="ground_truth", value=gold):
-            score("[1, 2, 3, 4]", gold=gold)
-    with raises(DataError, key="ground_truth", value=GOLD):
+    for ground_truth in ((100.0, 50.0), (300.0, 50.0, 100.0, 150.0), (100.0, 50.0, 500.0, 150.0), "[1, 2, 3, 4]", 4.0):
+        with raises(DataError, key="ground_truth", value=ground_truth):
+            score("[1, 2, 3, 4]", ground_truth=ground_truth)
+    with raises(DataError, key="ground_truth", value=GROUND_TRUTH):
         score("[1, 2, 3, 4]", extras={})
     with raises(DataError, key="extras.width", value=None):
-        score("[1, 2, 30, 40]", gold=(0.0, 0.0, 1.0, 1.0), extras={})
+        score("[1, 2, 30, 40]", ground_truth=(0.0, 0.0, 1.0, 1.0), extras={})
 
 
 SIDES = st.tuples(*[st.floats(0, 1, allow_nan=False)] * 4)
@@ -164,10 +166,10 @@ def test_overlap_is_symmetric_and_bounded(one, other):
     one, other = (tuple(round(value, 6) for value in box) for box in (one, other))
     if not (one[0] < one[2] and one[1] < one[3] and other[0] < other[2] and other[1] < other[3]):
         return
-    values = [score(json.dumps({"bbox_2d": a}), gold=b, extras={}) for a, b in ((one, other), (other, one))]
+    values = [score(json.dumps({"bbox_2d": a}), ground_truth=b, extras={}) for a, b in ((one, other), (other, one))]
     assert values[0] == pytest.approx(values[1])
     assert 0.0 <= values[0] <= 1.0
-    assert score(json.dumps(one), gold=one, extras={}, coordinates="unit") == pytest.approx(1.0)
+    assert score(json.dumps(one), ground_truth=one, extras={}, coordinates="unit") == pytest.approx(1.0)
 
 
 @settings(deadline=None)

@@ -13,8 +13,8 @@ from saccade.types import AnswerType
 OPTIONS = ("the red ball", "the blue ball", "A and B", "none of them")
 
 
-def score(body, gold="B", choices=OPTIONS):
-    return ChoiceAnswer()(answer_episode(body, gold=gold, kind=AnswerType.CHOICE, choices=choices))
+def score(body, ground_truth="B", choices=OPTIONS):
+    return ChoiceAnswer()(answer_episode(body, ground_truth=ground_truth, kind=AnswerType.CHOICE, choices=choices))
 
 
 @pytest.mark.parametrize(
@@ -117,29 +117,29 @@ def test_other_answers_are_wrong(body):
 
 
 def test_options_may_mention_letters():
-    assert score("A and B", gold="C") == 1.0
-    assert score("A and B", gold="A") == 0.0
+    assert score("A and B", ground_truth="C") == 1.0
+    assert score("A and B", ground_truth="A") == 0.0
 
 
 @pytest.mark.parametrize("form", ["{}", "({})", "{}.", "Option {}", "The answer is {}.", "\\boxed{{{}}}", "**{}**"])
 @pytest.mark.parametrize("count", range(2, 11))
 def test_every_letter_of_every_number_of_options(count, form):
     choices = tuple(f"number {i}" for i in range(count))
-    for gold, letter in itertools.product("ABCDEFGHIJ"[:count], "ABCDEFGHIJK"):
-        assert score(form.format(letter), gold=gold, choices=choices) == float(letter == gold)
+    for ground_truth, letter in itertools.product("ABCDEFGHIJ"[:count], "ABCDEFGHIJK"):
+        assert score(form.format(letter), ground_truth=ground_truth, choices=choices) == float(letter == ground_truth)
 
 
 def test_only_letters_of_this_task():
-    assert score("D", gold="D") == 1.0
-    assert score("D", gold="A", choices=("x", "y", "z")) == 0.0
-    assert score("J", gold="J", choices=tuple("abcdefghij")) == 1.0
+    assert score("D", ground_truth="D") == 1.0
+    assert score("D", ground_truth="A", choices=("x", "y", "z")) == 0.0
+    assert score("J", ground_truth="J", choices=tuple("abcdefghij")) == 1.0
 
 
 def test_labels_inside_options_and_repeated_options():
     labelled = ("A. Apples.", "B. Candles.", "C. Berries.")
     assert score("candles", choices=labelled) == score("B. Candles.", choices=labelled) == 1.0
-    assert score("same", gold="A", choices=("same", "same")) == 0.0
-    assert score("A", gold="A", choices=("B", "A")) == 1.0  # a letter wins over a text
+    assert score("same", ground_truth="A", choices=("same", "same")) == 0.0
+    assert score("A", ground_truth="A", choices=("B", "A")) == 1.0  # a letter wins over a text
 
 
 def test_text_outside_an_answer_block_is_not_graded():
@@ -148,16 +148,16 @@ def test_text_outside_an_answer_block_is_not_graded():
     assert ChoiceAnswer()(episode(turn(stray("<answer>"), text("B")), of=of)) == 0.0
 
 
-@pytest.mark.parametrize(("gold", "choices"), [("E", OPTIONS), ("red", OPTIONS), ("A", ()), (1.0, OPTIONS)])
-def test_invalid_tasks_raise(gold, choices):
-    with raises(DataError, key="ground_truth" if choices else "options", value=gold if choices else ()):
-        score("A", gold=gold, choices=choices)
+@pytest.mark.parametrize(("ground_truth", "choices"), [("E", OPTIONS), ("red", OPTIONS), ("A", ()), (1.0, OPTIONS)])
+def test_invalid_tasks_raise(ground_truth, choices):
+    with raises(DataError, key="ground_truth" if choices else "options", value=ground_truth if choices else ()):
+        score("A", ground_truth=ground_truth, choices=choices)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
 def test_never_two_letters_for_one_answer(body):
-    assert sum(score(body, gold=letter) for letter in "ABCD") <= 1.0
+    assert sum(score(body, ground_truth=letter) for letter in "ABCD") <= 1.0
 
 
 def test_a_long_answer_is_read_quickly():

@@ -29,8 +29,8 @@ def make_judge(url, **settings):
     return resolve_reward("judge", {"url": url, **fixed, **settings})
 
 
-def judge_answer(reward, body="scarlet", gold="red", **more):
-    return asyncio.run(reward(answer_episode(body, gold=gold, **more)))
+def judge_answer(reward, body="scarlet", ground_truth="red", **more):
+    return asyncio.run(reward(answer_episode(body, ground_truth=ground_truth, **more)))
 
 
 def agrees(number, prompt):
@@ -50,7 +50,7 @@ def test_labels_and_request_of_a_judge():
 
 def test_judge_prompt():
     with server(agrees) as served:
-        judge_answer(make_judge(served.url), gold="B", kind=AnswerType.CHOICE, choices=("blue", "red"))
+        judge_answer(make_judge(served.url), ground_truth="B", kind=AnswerType.CHOICE, choices=("blue", "red"))
         judge_answer(make_judge(served.url, prompt="Be kind.", labels={"right": 1, "wrong": 0}))
     first, second = served.prompts
     assert "?\nA. blue\nB. red\n\nReference answer:\nB\n" in first
@@ -266,7 +266,7 @@ def test_lone_surrogates_are_replaced():
 @pytest.mark.slow
 def test_max_concurrency():
     async def body(reward):
-        return await asyncio.gather(*(reward(answer_episode(f"red {n}", gold="red")) for n in range(12)))
+        return await asyncio.gather(*(reward(answer_episode(f"red {n}", ground_truth="red")) for n in range(12)))
 
     together = threading.Barrier(4)
     with server(lambda number, prompt: (together.wait(120), agrees(number, prompt))[1]) as served:
@@ -276,7 +276,7 @@ def test_max_concurrency():
 
 def test_equal_answers_share_one_request():
     async def body(reward):
-        return await asyncio.gather(*(reward(answer_episode("scarlet", gold="red")) for _ in range(8)))
+        return await asyncio.gather(*(reward(answer_episode("scarlet", ground_truth="red")) for _ in range(8)))
 
     with server(lambda number, prompt: "yes" if number else "no", seconds=0.1) as served:
         assert asyncio.run(body(make_judge(served.url))) == [0.0] * 8
@@ -285,7 +285,7 @@ def test_equal_answers_share_one_request():
 
 def test_cancelling_one_caller_keeps_the_shared_request():
     async def body(reward):
-        first, second = (asyncio.ensure_future(reward(answer_episode("scarlet", gold="red"))) for _ in range(2))
+        first, second = (asyncio.ensure_future(reward(answer_episode("scarlet", ground_truth="red"))) for _ in range(2))
         while not served.bodies:
             await asyncio.sleep(0.005)
         first.cancel()
@@ -309,7 +309,7 @@ def test_verdicts_are_cached_on_disk(tmp_path):
     entry = json.loads(cached.read_text())
     assert entry | {"verdict": "yes", "ground_truth": "red", "answer": "scarlet"} == entry
     for other in (
-        *(judge_answer(later, "crimson"), judge_answer(later, gold="blue")),
+        *(judge_answer(later, "crimson"), judge_answer(later, ground_truth="blue")),
         asyncio.run(later(_with_question("scarlet", "What else?"))),
         *(
             judge_answer(make_judge("http://127.0.0.1:9", cache_dir=str(tmp_path / "verdicts"), **change))
@@ -329,7 +329,7 @@ def test_verdicts_are_cached_on_disk(tmp_path):
 
 
 def _with_question(body, question):
-    attempt = answer_episode(body, gold="red")
+    attempt = answer_episode(body, ground_truth="red")
     return replace(attempt, task=replace(attempt.task, question=question))
 
 

@@ -23,13 +23,13 @@ def reward():
     return MathAnswer(cpu_seconds=1, num_workers=1)
 
 
-def grade_formula(reward, body, gold):
-    return asyncio.run(reward(answer_episode(body, gold=gold, kind=AnswerType.MATH)))
+def grade_formula(reward, body, ground_truth):
+    return asyncio.run(reward(answer_episode(body, ground_truth=ground_truth, kind=AnswerType.MATH)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("body", "gold"),
+    ("body", "ground_truth"),
     [
         (r"\boxed{4}", "4"),
         ("4", "4"),
@@ -89,12 +89,12 @@ def grade_formula(reward, body, gold):
         ("\u0664", "4"),
     ],
 )
-def test_equal_formulas(reward, body, gold):
-    assert grade_formula(reward, body, gold) == 1.0
+def test_equal_formulas(reward, body, ground_truth):
+    assert grade_formula(reward, body, ground_truth) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("body", "gold"),
+    ("body", "ground_truth"),
     [
         ("5", "4"),
         ("-4", "4"),
@@ -139,8 +139,8 @@ def test_equal_formulas(reward, body, gold):
         ("4" + "+0" * 300, "4"),  # longer than answers are
     ],
 )
-def test_unequal_formulas(reward, body, gold):
-    assert grade_formula(reward, body, gold) == 0.0
+def test_unequal_formulas(reward, body, ground_truth):
+    assert grade_formula(reward, body, ground_truth) == 0.0
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_hostile_formulas_take_bounded_time(reward, body, monkeypatch):
 def test_hostile_formula_does_not_block_the_event_loop(reward):
     async def body():
         ticks = 0
-        hostile = asyncio.ensure_future(reward(answer_episode("8**9**9**9", gold="4", kind=AnswerType.MATH)))
+        hostile = asyncio.ensure_future(reward(answer_episode("8**9**9**9", ground_truth="4", kind=AnswerType.MATH)))
         while not hostile.done():
             ticks += 1
             await asyncio.sleep(0.01)
@@ -239,15 +239,15 @@ def test_missing_math_verify_raises(monkeypatch):
     with raises(ConfigError, key="answer_type", value="math"):
         MathAnswer()
     other = Accuracy()  # works without the package until the first math task
-    assert other(answer_episode("red", gold="red")) == 1.0
+    assert other(answer_episode("red", ground_truth="red")) == 1.0
     with raises(ConfigError, key="answer_type", value="math"):
-        other(answer_episode("4", gold="4", kind=AnswerType.MATH))
+        other(answer_episode("4", ground_truth="4", kind=AnswerType.MATH))
 
 
 def test_accuracy_passes_settings_to_the_answer_type(reward):
     async def body():
         return await Accuracy(answer_types={"math": {"max_answer_chars": 3}})(
-            answer_episode("4.", gold="4", kind=AnswerType.MATH)
+            answer_episode("4.", ground_truth="4", kind=AnswerType.MATH)
         )
 
     assert asyncio.run(body()) == 1.0
@@ -260,10 +260,10 @@ def test_invalid_settings_raise(reward, settings):
         Accuracy(answer_types={"math": settings})
 
 
-@pytest.mark.parametrize("gold", [(1.0, 2.0), "", " "])
-def test_invalid_formula_raises(reward, gold):
-    with raises(DataError, key="ground_truth", value=gold):
-        grade_formula(reward, "4", gold)
+@pytest.mark.parametrize("ground_truth", [(1.0, 2.0), "", " "])
+def test_invalid_formula_raises(reward, ground_truth):
+    with raises(DataError, key="ground_truth", value=ground_truth):
+        grade_formula(reward, "4", ground_truth)
 
 
 def test_text_outside_an_answer_is_not_read(reward):

@@ -14,12 +14,12 @@ from saccade.rewards.answer_types.open_ import OpenAnswer
 from saccade.types import AnswerType
 
 
-def grade_open(body, gold, mode="f1"):
-    return OpenAnswer(mode=mode)(answer_episode(body, gold=gold))
+def grade_open(body, ground_truth, mode="f1"):
+    return OpenAnswer(mode=mode)(answer_episode(body, ground_truth=ground_truth))
 
 
 @pytest.mark.parametrize(
-    ("body", "gold", "expected"),
+    ("body", "ground_truth", "expected"),
     [
         ("red", "red", 1.0),
         ("The RED ball!", "a red ball", 1.0),
@@ -78,8 +78,8 @@ def grade_open(body, gold, mode="f1"):
         ("\u0e14\u0e33", "\u0e14\u0e35", 0.0),  # Thai vowels are marks
     ],
 )
-def test_f1(body, gold, expected):
-    assert grade_open(body, gold) == pytest.approx(expected)
+def test_f1(body, ground_truth, expected):
+    assert grade_open(body, ground_truth) == pytest.approx(expected)
 
 
 def test_exact_mode():
@@ -96,8 +96,8 @@ def test_f1_is_bounded_and_one_for_the_ground_truth(left, right):
     assert value == 0.0 or grade_open(left, left) == 1.0
 
 
-def grounded(body, gold=(4.0, 8.0)):
-    return GroundingAnswer()(answer_episode(body, gold=gold, kind=AnswerType.GROUNDING))
+def grounded(body, ground_truth=(4.0, 8.0)):
+    return GroundingAnswer()(answer_episode(body, ground_truth=ground_truth, kind=AnswerType.GROUNDING))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_clock_times():
     assert grounded("1:01:04 to 1:01:08.5", (3664.0, 3668.5)) == 1.0
 
 
-@pytest.mark.parametrize("gold", [(8.0, 4.0), "4-8", 4.0])
-def test_invalid_span_raises(gold):
-    with raises(DataError, key="ground_truth", value=gold):
-        grounded("4-8", gold)
+@pytest.mark.parametrize("ground_truth", [(8.0, 4.0), "4-8", 4.0])
+def test_invalid_span_raises(ground_truth):
+    with raises(DataError, key="ground_truth", value=ground_truth):
+        grounded("4-8", ground_truth)
 
 
 @settings(deadline=None)
@@ -183,8 +183,8 @@ def test_iou_is_bounded(start, end):
     assert 0.0 <= grounded(f"{start:.3f} to {end:.3f}") <= 1.0
 
 
-def numbered(body, gold, **settings):
-    return NumberAnswer(**settings)(answer_episode(body, gold=gold, kind=AnswerType.NUMBER))
+def numbered(body, ground_truth, **settings):
+    return NumberAnswer(**settings)(answer_episode(body, ground_truth=ground_truth, kind=AnswerType.NUMBER))
 
 
 @pytest.mark.parametrize(
@@ -305,10 +305,10 @@ def test_spans_round_trip(start, length, form):
         return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
     end = start + length
-    gold = (float(start), float(end))
+    ground_truth = (float(start), float(end))
     for write in (clock, str, lambda seconds: f"{seconds}.0s"):
-        assert grounded(form.format(write(start), write(end)), gold) == 1.0
-        assert grounded(form.format(write(end), write(start)), gold) == 0.0
+        assert grounded(form.format(write(start), write(end)), ground_truth) == 1.0
+        assert grounded(form.format(write(end), write(start)), ground_truth) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -369,16 +369,16 @@ def accurate(body, **settings):
 
 
 def test_accuracy_follows_the_answer_type():
-    assert accurate("B", gold="B", kind=AnswerType.CHOICE, choices=("x", "y")) == 1.0
-    assert accurate("4-6", gold=(4.0, 8.0), kind=AnswerType.GROUNDING) == 0.5
-    assert accurate("110", gold=100, kind=AnswerType.NUMBER) == pytest.approx(0.9)
-    assert accurate("110", gold=100, kind=AnswerType.NUMBER, number={"mode": "exact"}) == 0.0
+    assert accurate("B", ground_truth="B", kind=AnswerType.CHOICE, choices=("x", "y")) == 1.0
+    assert accurate("4-6", ground_truth=(4.0, 8.0), kind=AnswerType.GROUNDING) == 0.5
+    assert accurate("110", ground_truth=100, kind=AnswerType.NUMBER) == pytest.approx(0.9)
+    assert accurate("110", ground_truth=100, kind=AnswerType.NUMBER, number={"mode": "exact"}) == 0.0
     rule = {"mode": "exact", "tolerance": 10}
-    assert accurate("110", gold=100, kind=AnswerType.NUMBER, number=rule) == 1.0
-    assert accurate("red ball", gold="red") == pytest.approx(2 / 3)
-    assert accurate("red ball", gold="red", open={"mode": "exact"}) == 0.0
-    assert accurate("[0, 0, 1, 0.5]", gold=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.BOX) == 0.5
-    assert accurate("(0.5, 0.5)", gold=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.POINT) == 1.0
+    assert accurate("110", ground_truth=100, kind=AnswerType.NUMBER, number=rule) == 1.0
+    assert accurate("red ball", ground_truth="red") == pytest.approx(2 / 3)
+    assert accurate("red ball", ground_truth="red", open={"mode": "exact"}) == 0.0
+    assert accurate("[0, 0, 1, 0.5]", ground_truth=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.BOX) == 0.5
+    assert accurate("(0.5, 0.5)", ground_truth=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.POINT) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -270,9 +270,9 @@ def test_the_timeout_of_an_episode_starts_with_it(renderer):
         )
     )
     assert [group.rewards for group in groups] == [(1.0,)] * 4
-    late = run_in_virtual_time(run_episode(tasks[0], ParallelCrop, base(renderer, engine, episode_timeout=0.1)))
-    assert (late.status, late.error) == (EpisodeStatus.ABORTED, DEADLINE_ERROR)
-    assert late.ledger.segments  # the environment ends the episode itself and keeps its ledger
+    episode = run_in_virtual_time(run_episode(tasks[0], ParallelCrop, base(renderer, engine, episode_timeout=0.1)))
+    assert (episode.status, episode.error) == (EpisodeStatus.ABORTED, DEADLINE_ERROR)
+    assert episode.ledger.segments  # the environment ends the episode itself and keeps its ledger
 
 
 def test_an_environment_that_hangs_is_ended_at_the_deadline(renderer):

@@ -20,7 +20,7 @@ class Held(Scripted):
 
     def __init__(self, renderer):
         super().__init__(renderer, replies=lambda ledger: ANSWER if self.answers(ledger) else CALL)
-        self.go, self.late, self.cancelled = asyncio.Event(), 0, 0
+        self.go, self.num_answers, self.cancelled = asyncio.Event(), 0, 0
 
     @staticmethod
     def answers(ledger):
@@ -28,8 +28,8 @@ class Held(Scripted):
 
     async def generate(self, request):
         if segment_is_main(request.ledger) and self.answers(request.ledger):
-            self.late += 1
-            if self.late > 2:
+            self.num_answers += 1
+            if self.num_answers > 2:
                 try:
                     await self.go.wait()
                 except asyncio.CancelledError:
@@ -54,7 +54,7 @@ def test_unfinished_episodes_restart_with_the_new_weights(renderer):
         running = asyncio.create_task(
             run_one_group(task("a"), ParallelCrop, base(renderer, engine), group_size=4, run_fn=run)
         )
-        while engine.late < 4 or len(ended) < 2:
+        while engine.num_answers < 4 or len(ended) < 2:
             await asyncio.sleep(0.001)
         lost = sum(len(completion.tokens) for _, completion in engine.history)
         with renewal.cancel_episodes():

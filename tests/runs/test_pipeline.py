@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import RL, SFT, WORLD, count_visual_tokens, fail, good
+from commands import RL, SFT, SYNTHETIC, count_visual_tokens, fail, good
 from error_cases import raises
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +24,7 @@ from saccade.sandbox import IsolationLayers, IsolationReport
 SHORT = ["sampling.max_tokens=8"]
 
 
-def interrupted(folder, model, world, *, at):
+def interrupted(folder, model, dataset_folder, *, at):
     """An SFT run that is stopped in its step `at`; how it was started."""
 
     def stop(step, values):
@@ -32,17 +32,17 @@ def interrupted(folder, model, world, *, at):
             raise KeyboardInterrupt
 
     settings = [*SFT, *RL, *SHORT]
-    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(model), data=world)
+    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(model), data=dataset_folder)
     with pytest.raises(KeyboardInterrupt):
         pipeline.sft(folder, recipe, on_step=stop)
-    return ["tiny/para_grpo", *settings, "--model", model, "--data", world, "--out", folder]
+    return ["tiny/para_grpo", *settings, "--model", model, "--data", dataset_folder, "--out", folder]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 3])  # before the first checkpoint, after it
-def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, world, at):
+def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, dataset_folder, at):
     folder = tmp_path / "run"
-    start = interrupted(folder, tiny_folder, world, at=at)
+    start = interrupted(folder, tiny_folder, dataset_folder, at=at)
     assert f"--out {folder} --resume" in fail(RunError, "train", *start, "--resume", key=folder / "sft")
     assert not (folder / "rl").exists()
     good("sft", *start, "--resume")
@@ -50,12 +50,12 @@ def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, world, at):
 
 
 @pytest.mark.slow
-def test_interrupted_rl_resumes(tmp_path, tiny_folder, world):
+def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder):
     folder = tmp_path / "run"
     settings = [*SFT, *RL, *SHORT]
-    start = ["tiny/para_grpo", *settings, "--model", tiny_folder, "--data", world, "--out", folder]
+    start = ["tiny/para_grpo", *settings, "--model", tiny_folder, "--data", dataset_folder, "--out", folder]
     good("sft", *start)
-    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(tiny_folder), data=world)
+    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(tiny_folder), data=dataset_folder)
 
     def stop(step, values):
         if step == 3:
@@ -76,11 +76,11 @@ def kept(folder, name="test"):
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, tiny_folder, world):
+def evaluated(tmp_path_factory, tiny_folder, dataset_folder):
     """A finished run with an evaluation."""
     folder = tmp_path_factory.mktemp("evaluated") / "run"
     settings = [*SFT, *SHORT, "sft.steps=2"]
-    good("sft", "tiny/para_grpo", *settings, "--model", tiny_folder, "--data", world, "--out", folder)
+    good("sft", "tiny/para_grpo", *settings, "--model", tiny_folder, "--data", dataset_folder, "--out", folder)
     good("eval", folder)
     return folder
 
@@ -174,7 +174,7 @@ def accuracy(episode: Episode) -> float | Ungraded:
 
 
 @pytest.mark.slow
-def test_ungraded_episodes_are_reported_and_retried(tmp_path, tiny_folder, world):
+def test_ungraded_episodes_are_reported_and_retried(tmp_path, tiny_folder, dataset_folder):
     folder, state = tmp_path / "run", tmp_path / "state"
     (tmp_path / "accuracy.py").write_text(JUDGE)
     (tmp_path / "judged.yaml").write_text(
@@ -182,7 +182,7 @@ def test_ungraded_episodes_are_reported_and_retried(tmp_path, tiny_folder, world
         f"  {tmp_path / 'accuracy.py'}: {{weight: 1.0}}\n"
     )
     settings = [*SFT, *SHORT, "sft.steps=1"]
-    good("sft", tmp_path / "judged.yaml", *settings, "--model", tiny_folder, "--data", world, "--out", folder)
+    good("sft", tmp_path / "judged.yaml", *settings, "--model", tiny_folder, "--data", dataset_folder, "--out", folder)
     state.write_text("silent")
     assert "the judge is silent" in fail(RunError, "eval", folder, key=folder / "evaluations" / "test.jsonl")
     state.write_text("shy")
@@ -201,10 +201,10 @@ def test_ungraded_episodes_are_reported_and_retried(tmp_path, tiny_folder, world
 
 @pytest.mark.slow
 def test_run_with_its_data_can_be_moved(tmp_path, monkeypatch):
-    """World, model and checkpoints below the run: resumed, evaluated, asked and reported from its new place."""
+    """Dataset, model and checkpoints below the run: resumed, evaluated, asked and reported from its new place."""
     folder, moved = tmp_path / "here" / "run", tmp_path / "there" / "run"
     settings = [*SFT, *RL, *SHORT, "evaluation.limit=2"]
-    good("data", "synth", folder / "data", *WORLD)
+    good("data", "synth", folder / "data", *SYNTHETIC)
     good("model", "tiny", folder / "model")
     start = ["tiny/para_grpo", *settings, "--model", folder / "model", "--data", folder / "data", "--out", folder]
     good("sft", *start)
@@ -252,23 +252,23 @@ def test_paths_of_a_recipe(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ask_and_sft_need_no_judge(tmp_path, tiny_folder, world, monkeypatch):
-    """The judge's key is wanted where something is graded, and not before."""
+def test_ask_and_sft_need_no_judge(tmp_path, tiny_folder, dataset_folder, monkeypatch):
+    """The judge's key is read where something is graded, and not before."""
     monkeypatch.delenv("SACCADE_TEST_KEY", raising=False)
     judge = "{weight: 1.0, settings: {url: http://127.0.0.1:9/v1, model: m, api_key_env: SACCADE_TEST_KEY}}"
     given = ["tiny/para_grpo", *SFT, *RL, *SHORT, f"rewards.judge={judge}"]
-    start = [*given, "--model", tiny_folder, "--data", world, "--out", tmp_path / "run"]
+    start = [*given, "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
     good("sft", *start)
     key = "rewards.judge.settings.api_key_env"
     fail(ConfigError, "train", *start, "--resume", key=key, value="SACCADE_TEST_KEY")
-    clip = world / "test" / "clips" / "00000.mp4"
+    clip = dataset_folder / "test" / "clips" / "00000.mp4"
     good("ask", "When?", "--video", clip, "--model", tmp_path / "run")
 
 
-def test_ask_uses_the_cpu_without_a_gpu(tmp_path, world, monkeypatch):
+def test_ask_uses_the_cpu_without_a_gpu(tmp_path, dataset_folder, monkeypatch):
     monkeypatch.setattr(pipeline.torch.cuda, "is_available", lambda: False)
     make_tiny_model(str(tmp_path / "model"), patch_size=16)
-    clip = world / "test" / "clips" / "00000.mp4"
+    clip = dataset_folder / "test" / "clips" / "00000.mp4"
     good("ask", "When?", "--video", clip, "--model", tmp_path / "model", "sampling.max_tokens=4")
 
 
@@ -279,13 +279,15 @@ def test_zero_rewards_are_rejected(rewards):
         check_recipe(recipe)
 
 
-def test_missing_isolation_is_rejected_before_the_run_exists(tmp_path, tiny_folder, world, monkeypatch):
+def test_missing_isolation_is_rejected_before_the_run_exists(tmp_path, tiny_folder, dataset_folder, monkeypatch):
     weak = IsolationReport(
         IsolationLayers(namespaces="", landlock=6, seccomp=True, per_worker_user=False), {"namespaces": "not allowed"}
     )
     monkeypatch.setattr(run_checks.sandbox, "get_shared_server", lambda isolation: weak.check(isolation))
     strict = ("tiny/pyvision_video", ["environment.settings.tools.python.isolation=strict"])
-    recipe = pipeline.with_paths(load_recipe(*strict), folder=tmp_path / "run", model=Path(tiny_folder), data=world)
+    recipe = pipeline.with_paths(
+        load_recipe(*strict), folder=tmp_path / "run", model=Path(tiny_folder), data=dataset_folder
+    )
     with raises(ConfigError):
         pipeline.rl(tmp_path / "run", recipe, on_step=lambda *_: None)
     assert not (tmp_path / "run").exists()
@@ -296,8 +298,8 @@ def test_unknown_family_is_rejected():
         check_recipe(load_recipe("tiny/para_grpo", ["model.family=qwen3vl"]))
 
 
-def test_sft_rejects_invalid_rewards(tmp_path, tiny_folder, world):
-    start = ["tiny/para_grpo", *SFT, *RL, "--model", tiny_folder, "--data", world, "--out", tmp_path / "run"]
+def test_sft_rejects_invalid_rewards(tmp_path, tiny_folder, dataset_folder):
+    start = ["tiny/para_grpo", *SFT, *RL, "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
     key = "rewards.format_reward.settings.anchor_weigth"
     fail(ConfigError, "sft", *start, f"{key}=1", key=key, value=1)
     assert not (tmp_path / "run").exists()
@@ -310,16 +312,27 @@ def test_data_option_refuses_a_file(tmp_path):
     assert error.value.key == "data"
 
 
-def test_data_option_keeps_a_training_mixture(world):
+def test_data_option_keeps_a_training_mixture(dataset_folder):
     mixed = load_recipe("tiny/para_grpo", ["data.train={a.jsonl: 2, b.jsonl: 1}"])
-    found = pipeline.with_paths(mixed, data=world).data
+    found = pipeline.with_paths(mixed, data=dataset_folder).data
     assert found.train == mixed.data.train
     assert found.demonstrations.endswith("demonstrations.jsonl")
 
 
 @pytest.mark.slow
-def test_continued_sft_is_not_finished(tmp_path, tiny_folder, world):
-    start = ["tiny/para_grpo", *SFT, *RL, *SHORT, "--model", tiny_folder, "--data", world, "--out", tmp_path / "run"]
+def test_continued_sft_is_not_finished(tmp_path, tiny_folder, dataset_folder):
+    start = [
+        "tiny/para_grpo",
+        *SFT,
+        *RL,
+        *SHORT,
+        "--model",
+        tiny_folder,
+        "--data",
+        dataset_folder,
+        "--out",
+        tmp_path / "run",
+    ]
     good("sft", *start)
 
     def stop(step, values):
@@ -345,10 +358,10 @@ def test_continued_sft_is_not_finished(tmp_path, tiny_folder, world):
     ],
 )
 def test_unusable_settings_are_rejected_before_the_run_exists(
-    tmp_path, tiny_folder, world, monkeypatch, setting, key, value
+    tmp_path, tiny_folder, dataset_folder, monkeypatch, setting, key, value
 ):
     monkeypatch.setattr(pipeline, "load_training_components", lambda *_: pytest.fail("a model was loaded"))
-    start = ["tiny/para_grpo", *RL, "--model", tiny_folder, "--data", world, "--out", tmp_path / "run"]
+    start = ["tiny/para_grpo", *RL, "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
     fail(ConfigError, "train", *start, setting, key=key, value=value)
     assert not (tmp_path / "run").exists()
 
@@ -365,12 +378,14 @@ def test_neutral_filters_are_accepted():
 
 
 @pytest.mark.slow
-def test_unusable_engine_is_rejected_on_resume(tmp_path, tiny_folder, world):
+def test_unusable_engine_is_rejected_on_resume(tmp_path, tiny_folder, dataset_folder):
     folder, model = tmp_path / "run", Path(tiny_folder)
     settings = [*SFT, *RL, "rl.max_staleness=1", "engine.name=vllm"]
-    recipe = pipeline.with_paths(load_recipe("tiny/para_grpo", settings), folder=folder, model=model, data=world)
+    recipe = pipeline.with_paths(
+        load_recipe("tiny/para_grpo", settings), folder=folder, model=model, data=dataset_folder
+    )
     Run.create(folder, recipe)
-    start = ["tiny/para_grpo", *settings, "--model", model, "--data", world, "--out", folder, "--resume"]
+    start = ["tiny/para_grpo", *settings, "--model", model, "--data", dataset_folder, "--out", folder, "--resume"]
     fail(ConfigError, "train", *start, "engine.name=local", key="rl.max_staleness", value=1)
     assert Run.open(folder).recipe.engine.name == "vllm"
 
@@ -393,10 +408,10 @@ def cut(model):
         (lambda model: (model / "model.safetensors.index.json").write_text("[]"), "model.safetensors.index.json"),
     ],
 )
-def test_incomplete_model_is_rejected_before_the_run_exists(tmp_path, tiny_folder, world, spoil, name):
+def test_incomplete_model_is_rejected_before_the_run_exists(tmp_path, tiny_folder, dataset_folder, spoil, name):
     model = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
     spoil(model)
-    start = ["tiny/para_grpo", *SFT, "--model", model, "--data", world, "--out", tmp_path / "run"]
+    start = ["tiny/para_grpo", *SFT, "--model", model, "--data", dataset_folder, "--out", tmp_path / "run"]
     fail(ModelError, "sft", *start, key=model / name)
     assert not (tmp_path / "run").exists()
 

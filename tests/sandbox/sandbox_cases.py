@@ -103,7 +103,7 @@ async def wait_until(is_true):
     """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not is_true():
-        assert time.monotonic() < deadline, "the condition was not met"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.005)
 
 

@@ -364,8 +364,8 @@ def test_a_cell_that_stops_during_a_host_stall_is_not_killed(server, stall_host,
             stall_host(sandbox)
             return await call, await sandbox.run("print(x)")
 
-    late, after = asyncio.run(body())
-    assert (late.failure_reason, late.variables_kept, after.text) == (FailureReason.TIMEOUT, True, "5\n")
+    timed_out, after = asyncio.run(body())
+    assert (timed_out.failure_reason, timed_out.variables_kept, after.text) == (FailureReason.TIMEOUT, True, "5\n")
 
 
 # ---- servers that exit -----------------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ def find_item(path: Path, row_number: int, task_id: str | None = None) -> Task |
         own_id = task.get("id") if isinstance(task, Mapping) else row.values.get("id")
         if own_id == task_id if task_id is not None else num_rows == row_number:
             return parse_item(row, item_type)
-    wanted = f"with the id {task_id!r}" if task_id else row_number
-    problem = f"{path} has no row {wanted}; it has {num_rows} rows"
+    row_name = f"with the id {task_id!r}" if task_id else row_number
+    problem = f"{path} has no row {row_name}; it has {num_rows} rows"
     raise DataError(problem, key=str(path), value=task_id or row_number)
 
 

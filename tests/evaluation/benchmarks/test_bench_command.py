@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from archive_cases import build_zip
-from commands import SFT, WORLD, bad, fail, good
+from commands import SFT, SYNTHETIC, bad, fail, good
 from hub_server import serve_hub
 from judge_server import server
 from PIL import Image
@@ -33,9 +33,9 @@ def fixed_reply(monkeypatch):
 def run(tmp_path_factory, tiny_folder):
     """Return a run that can be evaluated, and the folder of benchmark copies."""
     place = tmp_path_factory.mktemp("bench")
-    good("data", "synth", place / "world", *WORLD)
+    good("data", "synth", place / "dataset", *SYNTHETIC)
     start = ["tiny/para_grpo", *SFT, "sft.steps=1", "sampling.max_tokens=8", "--model", tiny_folder]
-    good("sft", *start, "--data", place / "world", "--out", place / "run")
+    good("sft", *start, "--data", place / "dataset", "--out", place / "run")
     rows = list(MAKERS["vstar"]())[:3]
     for row in rows:
         file = place / "copies" / "vstar" / row["image"]

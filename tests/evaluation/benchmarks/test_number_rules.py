@@ -94,7 +94,7 @@ NUMBERS = [
     ("range in words", "from two to four", UNREAD, 1, "the first word is from"),
     ("percentage", "4%", UNREAD, 1, "float() doesn't know it"),
     ("unicode minus", "\u22124", UNREAD, 0, "float() knows the ASCII minus alone"),
-    ("minus", "-4", 0, 0, "twice the gold away"),
+    ("minus", "-4", 0, 0, "twice the ground truth away"),
     ("number word", "four", UNREAD, 1, "float() knows digits alone"),
     ("thousands", "1,200", UNREAD, 0, "float() doesn't know it"),
     ("refusal", "I cannot tell.", UNREAD, UNREAD, "the first word is I"),
@@ -155,10 +155,10 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(
-    ("gold", "kind", "reply", "strict", "lenient", "why"), FORMULAS, ids=[formula[1] for formula in FORMULAS]
+    ("ground_truth", "kind", "reply", "strict", "lenient", "why"), FORMULAS, ids=[formula[1] for formula in FORMULAS]
 )
-def test_mathvision(gold, kind, reply, strict, lenient, why, tmp_path):
-    row = {**first("mathvision", answer="27"), "answer": gold}
+def test_mathvision(ground_truth, kind, reply, strict, lenient, why, tmp_path):
+    row = {**first("mathvision", answer="27"), "answer": ground_truth}
     assert marked("mathvision", tmp_path, reply, "strict", row) == strict, why
     assert marked("mathvision", tmp_path, reply, "lenient", row) == lenient
 
@@ -193,14 +193,14 @@ def test_values_of_formulas(formula, value):
 
 
 OPENS = [
-    ("plain", "Dolly Zoom", 1, 1, "the gold"),
-    ("other case", "dolly zoom.", 1, 1, "the gold but for case and the full stop"),
+    ("plain", "Dolly Zoom", 1, 1, "the ground truth"),
+    ("other case", "dolly zoom.", 1, 1, "the ground truth but for case and the full stop"),
     ("sentence", "It is a dolly zoom", OPEN, 1, "a judge reads sentences"),
     ("parentheses", "(Dolly Zoom)", OPEN, 1, "a judge"),
     ("other capitals", "A Dolly Zoom by B", OPEN, 1, "a judge"),
     ("boxed", r"\boxed{Dolly Zoom}", OPEN, 1, "a judge"),
     ("tag unclosed", "<answer>Dolly Zoom", 1, 1, "the tag is resolved first"),
-    ("a fragment", "Zoom", OPEN, OPEN, "the gold holds it, which proves nothing"),
+    ("a fragment", "Zoom", OPEN, OPEN, "the ground truth holds it, which proves nothing"),
     ("plain letter", "D", OPEN, OPEN, "the same"),
     ("inside a word", "nodolly zooms", OPEN, OPEN, "not as whole words"),
     ("denial", "not a dolly zoom", OPEN, OPEN, "only a judge reads denials"),
@@ -225,7 +225,7 @@ def test_mmvu_open(kind, reply, strict, lenient, why, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gold", "reply", "lenient"),
+    ("ground_truth", "reply", "lenient"),
     [
         ("84 g/mol", "about 84.0 g/mol", 1),
         ("84 g/mol", "-84 g/mol", OPEN),
@@ -235,8 +235,8 @@ def test_mmvu_open(kind, reply, strict, lenient, why, tmp_path):
         ("O(n^2)", "it is O(n²)", 1),
     ],
 )
-def test_mmvu_numbers_keep_sign_and_unit(gold, reply, lenient, tmp_path):
-    row = {**first("mmvu", question_type="open-ended"), "answer": gold}
+def test_mmvu_numbers_keep_sign_and_unit(ground_truth, reply, lenient, tmp_path):
+    row = {**first("mmvu", question_type="open-ended"), "answer": ground_truth}
     assert marked("mmvu", tmp_path, reply, "lenient", row) == lenient
 
 
@@ -299,13 +299,13 @@ DYNAMIC = [
     ("multiple choice", "lower case", short('"c"'), 0, 1, "another character"),
     ("multiple choice", "plain letter", "C", UNREAD, 1, "no JSON"),
     ("text", "mm:ss", short('"23:38"'), 1, 1, "equal"),
-    ("text", "sentence", short('"It is 23:38 now"'), 1, 1, "the gold is in it"),
-    ("text", "a fragment", short('"23"'), 0, 0, "the gold is not in it: the reverse doesn't count"),
-    ("text", "blank", short('""'), 0, UNREAD, "the gold is not in it"),
+    ("text", "sentence", short('"It is 23:38 now"'), 1, 1, "the ground truth is in it"),
+    ("text", "a fragment", short('"23"'), 0, 0, "the ground truth is not in it: the reverse doesn't count"),
+    ("text", "blank", short('""'), 0, UNREAD, "the ground truth is not in it"),
     ("float", "range in words", short('"from 3 to 3.8971"'), 0, 0, "the first word is from"),
-    ("text", "number word", short('"twenty-three"'), 0, 0, "the gold is not in it"),
-    ("text", "other language", short('"时间是23:38"'), 1, 1, "the gold is in it"),
-    ("text", "two answers", short('"11:38 or 23:38"'), 1, 1, "the gold is in it"),
+    ("text", "number word", short('"twenty-three"'), 0, 0, "the ground truth is not in it"),
+    ("text", "other language", short('"时间是23:38"'), 1, 1, "the ground truth is in it"),
+    ("text", "two answers", short('"11:38 or 23:38"'), 1, 1, "the ground truth is in it"),
 ]
 
 
@@ -353,13 +353,20 @@ TIR = [
     (tir("instrument", answer="72.5"), "decimal comma", "72,5", 1, 0, "a comma in a decimal"),
     (tir("math"), "float", "2.50", 1, 1, "one value"),
     (tir("math"), "very long", LONG + "2.5", 1, 1, "the last number"),
-    (tir("ocr"), "substring", "It says mobile here", 1, 1, "the gold is in it"),
+    (tir("ocr"), "substring", "It says mobile here", 1, 1, "the ground truth is in it"),
     (tir("ocr"), "other case", "MOBILE", 0, 1, "case counts"),
-    (tir("ocr", image_1="data/160.jpg"), "patched gold", "mobi", 1, 0, "60.jpg is in the name, so mobi is the gold"),
+    (
+        tir("ocr", image_1="data/160.jpg"),
+        "patched ground truth",
+        "mobi",
+        1,
+        0,
+        "60.jpg is in the name, so mobi is the ground truth",
+    ),
     (tir("word_search"), "pair", "row 3, 4", 1, 1, "the first pair"),
     (tir("word_search"), "turned", "(4, 3)", 0, 0, "the order counts"),
     (tir("word_search"), "no pair", "3 and 4", UNREAD, UNREAD, "no comma between"),
-    (tir("word_search", answer=7), "whole number", "7", 1, 1, "a number if the gold is one"),
+    (tir("word_search", answer=7), "whole number", "7", 1, 1, "a number if the ground truth is one"),
     (tir("spot_difference"), "set", "1, 2, 3", 1, 1, "one set"),
     (tir("spot_difference"), "part", "2, 3, 4", 0.5, 0.5, "two of four"),
     (tir("spot_difference"), "empty set", "none", 0, 0, "nothing of three"),
@@ -387,6 +394,16 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_cover_common_answer_forms(name):
-    wanted = {"plain letter", "parentheses", "other capitals", "boxed", "tag unclosed", "mm:ss", "range in words"}
-    wanted |= {"percentage", "unicode minus", "number word", "refusal", "empty", "very long", "two answers"}
-    assert wanted | {"other language"} <= {cell for row in TABLES[name] for cell in row if isinstance(cell, str)}
+    required_forms = {
+        "plain letter",
+        "parentheses",
+        "other capitals",
+        "boxed",
+        "tag unclosed",
+        "mm:ss",
+        "range in words",
+    }
+    required_forms |= {"percentage", "unicode minus", "number word", "refusal", "empty", "very long", "two answers"}
+    assert required_forms | {"other language"} <= {
+        cell for row in TABLES[name] for cell in row if isinstance(cell, str)
+    }

@@ -169,12 +169,14 @@ def test_samples_of_a_problem_are_separate_problems(tmp_path):
 @pytest.mark.slow
 def test_rates_are_averaged_over_samples(tmp_path):
     benchmark, tasks = some("videomme", tmp_path, 8)
-    gold = [f"<answer>{task.ground_truth}</answer>" for task in tasks]
+    ground_truth = [f"<answer>{task.ground_truth}</answer>" for task in tasks]
     first = [
-        build_scored(task, truth if i < 1 else "no") for i, (task, truth) in enumerate(zip(tasks, gold, strict=True))
+        build_scored(task, truth if i < 1 else "no")
+        for i, (task, truth) in enumerate(zip(tasks, ground_truth, strict=True))
     ]
     second = [
-        build_scored(task, truth if i < 4 else "D") for i, (task, truth) in enumerate(zip(tasks, gold, strict=True))
+        build_scored(task, truth if i < 4 else "D")
+        for i, (task, truth) in enumerate(zip(tasks, ground_truth, strict=True))
     ]
     single = [card_of(benchmark, scored).metrics["accuracy_of_answered"] for scored in (first, second)]
     assert single == [100, 50]

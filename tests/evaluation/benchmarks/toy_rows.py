@@ -42,7 +42,7 @@ def longvideobench():
 
 
 def lvbench():
-    """One line per video; the labels' counts are met by giving most questions one label and some of them more."""
+    """One line per video; counts of labels come out right by giving most questions one label and some of them more."""
     labels = spread(
         {
             **{"entity recognition": 677, "event understanding": 647, "key information retrieval": 291},
@@ -173,8 +173,8 @@ def dynamath():
 
 
 def tirbench():
-    golds = {"jigsaw": [4, 3, 2, 1], "spot_difference": [1, 2, 3], "word_search": "[3, 4]", "ocr": "mobile"}
-    golds |= {"maze": "C", "refcoco": "AC", "instrument": 72, "math": "2.5"}
+    ground_truths = {"jigsaw": [4, 3, 2, 1], "spot_difference": [1, 2, 3], "word_search": "[3, 4]", "ocr": "mobile"}
+    ground_truths |= {"maze": "C", "refcoco": "AC", "instrument": 72, "math": "2.5"}
     counts = {
         **{"color": 100, "contrast": 50, "instrument": 80, "jigsaw": 120, "math": 120, "maze": 120, "ocr": 60},
         **{"refcoco": 120, "rotation_game": 75, "spot_difference": 100, "symbolic": 50, "visual_search": 120},
@@ -189,7 +189,7 @@ def tirbench():
                 "image_2": "",
                 "prompt": "Which? A. red B. blue",
             },
-            **{"answer": golds.get(task, "B"), "meta_data": {"difficulty": 2} if task == "jigsaw" else {}},
+            **{"answer": ground_truths.get(task, "B"), "meta_data": {"difficulty": 2} if task == "jigsaw" else {}},
         }
 
 

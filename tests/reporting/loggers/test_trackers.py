@@ -7,7 +7,7 @@ import logging
 import time
 
 import pytest
-from commands import RL, SFT, WORLD, bad, good
+from commands import RL, SFT, SYNTHETIC, bad, good
 from error_cases import raises
 
 from saccade import plugins
@@ -169,7 +169,7 @@ def test_wandb_resumes_its_run(tmp_path, monkeypatch, caplog):
 @needs("tensorboard")
 def test_whole_run_is_logged(tmp_path):
     data, model, folder = tmp_path / "data", tmp_path / "model", tmp_path / "run"
-    good("data", "synth", data, *WORLD)
+    good("data", "synth", data, *SYNTHETIC)
     good("model", "tiny", model)
     arguments = [
         "tiny/para_grpo",

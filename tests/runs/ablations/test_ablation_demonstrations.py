@@ -31,14 +31,14 @@ from saccade.utils.hashing import derive_seed
 @pytest.fixture(scope="module")
 def seed_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seed")
-    generate_dataset(folder / "world", SyntheticConfig(train=3, validation=1, test=1, tasks_per_video=6), seed=0)
+    generate_dataset(folder / "dataset", SyntheticConfig(train=3, validation=1, test=1, tasks_per_video=6), seed=0)
     return folder
 
 
 @pytest.fixture(scope="module")
 def demo(seed_folder):
     task = next(
-        task for task in load_tasks(seed_folder / "world/train/tasks.jsonl") if task.extras["question"] == "when"
+        task for task in load_tasks(seed_folder / "dataset/train/tasks.jsonl") if task.extras["question"] == "when"
     )
     return build_demonstration(task, sample_uniform_times(64, 4), random.Random(0), direct_share=0.4)
 
@@ -78,7 +78,7 @@ def test_an_open_think_is_open_in_every_turn(demo):
 def test_habits_are_drawn_for_a_share_and_are_the_same_every_time(seed_folder):
     plain = [
         demonstration
-        for demonstration in load_demonstrations(seed_folder / "world/train/demonstrations.jsonl")
+        for demonstration in load_demonstrations(seed_folder / "dataset/train/demonstrations.jsonl")
         if not demonstration.is_auxiliary and demonstration.children
     ]
     half = [
@@ -98,7 +98,7 @@ def test_habits_are_drawn_for_a_share_and_are_the_same_every_time(seed_folder):
 def test_what_sub_agents_practice_stays(seed_folder):
     drill = next(
         demonstration
-        for demonstration in load_demonstrations(seed_folder / "world/train/demonstrations.jsonl")
+        for demonstration in load_demonstrations(seed_folder / "dataset/train/demonstrations.jsonl")
         if demonstration.is_auxiliary
     )
     assert (
@@ -112,7 +112,7 @@ def test_what_sub_agents_practice_stays(seed_folder):
 def test_direct_traces_are_a_matter_of_the_start(seed_folder):
     folder = seed_folder / "starts" / "usual"
     tasks, recipe = (
-        seed_folder / "world/train/tasks.jsonl",
+        seed_folder / "dataset/train/tasks.jsonl",
         Ablation.from_spec("gating").build_initial_checkpoint_recipe("usual"),
     )
     counts = {}
@@ -123,7 +123,9 @@ def test_direct_traces_are_a_matter_of_the_start(seed_folder):
             if not demonstration.is_auxiliary
         ]
         counts[share] = sum(not demonstration.children for demonstration in found)
-        assert {demonstration.task.media[0].path.split("/clips")[0] for demonstration in found} == {"../../world/train"}
+        assert {demonstration.task.media[0].path.split("/clips")[0] for demonstration in found} == {
+            "../../dataset/train"
+        }
     assert counts[0.0] == 0
     assert counts[1.0] > 4
 

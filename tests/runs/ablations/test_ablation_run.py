@@ -138,10 +138,10 @@ def test_a_job_runs_in_one_process_and_ends_with_its_parent(path, folder):
     mark.unlink()
     try:
         with lock_file(folder / "jobs" / f"{name}.lock", wait=False):
-            late = worker(folder, name, os.getpid())
-            wait_for(lambda: is_waiting_for_a_lock(late.pid), late)
+            waiting_worker = worker(folder, name, os.getpid())
+            wait_for(lambda: is_waiting_for_a_lock(waiting_worker.pid), waiting_worker)
             assert not mark.exists()
-        assert late.wait(60) == 0
+        assert waiting_worker.wait(60) == 0
         assert mark.exists()
         mark.unlink()
         assert worker(folder, name, 1 << 30).wait(60) == 130  # no parent of that number: it is gone
@@ -194,7 +194,7 @@ def workers(out):
 def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, folder, tmp_path, is_interrupted):
     """A run that is killed, or first interrupted and then killed."""
     out, more = tmp_path / "out", ["--condition", "one"]
-    wanted = Ablation.from_spec(str(path), settings=SMALL, seeds=1, conditions=["one"])
+    ablation = Ablation.from_spec(str(path), settings=SMALL, seeds=1, conditions=["one"])
     if is_interrupted:
         stopped = started(path, out, *more)
         wait_for(lambda: (out / "seed-0/initial_checkpoints/usual/metrics.jsonl").exists(), stopped)
@@ -210,7 +210,7 @@ def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, fo
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
     block_until(lambda: not workers(out))  # no worker outlives its parent
-    assert not all((out / "jobs" / f"{job.name}.done.json").exists() for job in wanted.build_jobs())
+    assert not all((out / "jobs" / f"{job.name}.done.json").exists() for job in ablation.build_jobs())
 
     good("ablate", path, *SMALL, "--out", out, "--resume", "--seeds", 1, "--condition", "one")
     good("ablate", path, *SMALL, "--out", folder, "--resume", "--seeds", 1, "--condition", "one")
