@@ -20,7 +20,7 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.training.optimizer import Optimizer
-from saccade.training.packing import Batch, PrefixTree, _build_batch, pack
+from saccade.training.packing import Batch, PrefixTree, build_batch, pack
 from saccade.training.train_step import train_step
 from saccade.types import TrainingSample
 
@@ -46,7 +46,7 @@ def padded(samples: Sequence[TrainingSample], backbone: Backbone) -> list[Batch]
         [PrefixTree(prefix_length=0, sample_indices=(i,), num_tokens=len(sample.ledger))]
         for i, sample in enumerate(samples)
     ]
-    return [_build_batch(samples, rows, backbone.renderer.compute_position_ids)]
+    return [build_batch(samples, rows, backbone.renderer.compute_position_ids)]
 
 
 def packed(samples: Sequence[TrainingSample], backbone: Backbone) -> list[Batch]:

@@ -147,6 +147,27 @@ def test_tests_import_private_modules_of_their_own_folder_alone():
     assert not crossing
 
 
+def find_private_imports(path):
+    """Yield the private modules of saccade that a file imports, and the private names that it imports from modules."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("saccade.") and any(part.startswith("_") for part in name.split(".")):
+                yield name
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "scripts"])
+def test_benchmarks_examples_and_scripts_import_nothing_private(folder):
+    paths = sorted((PACKAGE.parents[1] / folder).rglob("*.py"))
+    assert paths
+    assert not [(path.name, name) for path in paths for name in find_private_imports(path)]
+
+
 def test_contracts_need_the_standard_library_alone():
     for part in ("errors", "ledger", "types"):
         outside = {name.split(".")[0] for name in EDGES[f"saccade.{part}"]} - set(sys.stdlib_module_names) - {"saccade"}

@@ -25,6 +25,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self):
         return self._selector.now
 
+    def advance(self, seconds):
+        """Let time pass as in a blocking call: no task runs meanwhile."""
+        self._selector.now += seconds
+
 
 def run_in_virtual_time(coroutine):
     """Like `asyncio.run`, on a `VirtualTimeLoop`."""

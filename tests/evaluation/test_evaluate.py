@@ -30,7 +30,7 @@ CALL = 'Look.</think><tool_call>{"name":"crop_video","arguments":{"start_time":0
 SCORE = compose_rewards({"accuracy": RewardTerm(correct=True)})
 
 
-class counting(Scripted):
+class CountingEngine(Scripted):
     """Answer "red" or "blue" by the seed; count requests; raise KeyboardInterrupt after `lives` requests."""
 
     asked = 0
@@ -47,7 +47,7 @@ class counting(Scripted):
 
 
 def run(renderer, path, *, engine=None, tasks=TASKS, environment=ParallelCrop, media=None, **settings):
-    engine = engine or counting(renderer)
+    engine = engine or CountingEngine(renderer)
     passed = ("identity", "on_progress", "max_concurrency", "score_fn", "subset", "root")
     given = {key: settings.pop(key) for key in passed if key in settings}
     sampling, seed = SamplingParams(max_tokens=settings.pop("max_tokens", 200)), settings.pop("seed", 7)
@@ -74,7 +74,7 @@ def bare(results):
 
 def test_results_are_ordered_and_written(renderer, tmp_path):
     progress = []
-    engine = counting(renderer)
+    engine = CountingEngine(renderer)
     results = run(renderer, tmp_path / "e" / "all.jsonl", engine=engine, num_samples=2, on_progress=progress.append)
     assert [scored.episode.task.id for scored in results] == [task.id for task in TASKS for _ in range(2)]
     assert [(update.done, update.total) for update in progress] == [(2 * i, 16) for i in range(9)]
@@ -90,7 +90,7 @@ def test_results_are_ordered_and_written(renderer, tmp_path):
 
 def test_rerun_returns_stored_results(renderer, tmp_path):
     first = run(renderer, tmp_path / "a.jsonl")
-    engine = counting(renderer)
+    engine = CountingEngine(renderer)
     assert run(renderer, tmp_path / "a.jsonl", engine=engine) == first
     assert engine.asked == 0
 
@@ -98,13 +98,13 @@ def test_rerun_returns_stored_results(renderer, tmp_path):
 @pytest.mark.parametrize("lives", [1, 5, 9])
 def test_killed_evaluation_resumes(renderer, tmp_path, lives):
     complete = run(renderer, tmp_path / "whole.jsonl", num_samples=2)
-    dying, path = counting(renderer), tmp_path / "killed.jsonl"
+    dying, path = CountingEngine(renderer), tmp_path / "killed.jsonl"
     dying.lives = lives
     with pytest.raises(KeyboardInterrupt):
         run(renderer, path, engine=dying, num_samples=2, max_concurrency=2)
     if path.exists():  # killed in the middle of a line
         path.write_bytes(path.read_bytes() + b'{"task":"x","fra')
-    engine = counting(renderer)
+    engine = CountingEngine(renderer)
     num_done = len(read_records(path)) if path.exists() else 0
     assert bare(run(renderer, path, engine=engine, num_samples=2)) == bare(complete)
     assert engine.asked == 16 - num_done
@@ -160,7 +160,7 @@ def test_replaced_video_is_evaluated_again(renderer, tmp_path):
 
     def count_requests(folder):
         tasks = [replace(task, media=(Media(path=str(tmp_path / folder / "clip.mp4")),)) for task in TASKS[:3]]
-        engine = counting(renderer)
+        engine = CountingEngine(renderer)
         results = run(renderer, tmp_path / "e.jsonl", engine=engine, tasks=tasks, media=CachingMediaLoader())
         assert (
             len(read_scored_episodes(tmp_path / "e.jsonl")) == len(results) == 3
@@ -214,8 +214,8 @@ def test_missing_video_scores_zero(renderer, tmp_path):
     assert found[-1].score.parts["accuracy"] == 0.0
 
 
-class shaky(counting):
-    """Like `counting`, but fail at the requests in `failing`."""
+class ShakyEngine(CountingEngine):
+    """Like `CountingEngine`, but fail at the requests in `failing`."""
 
     failing = frozenset()
 
@@ -228,19 +228,19 @@ class shaky(counting):
 
 def test_only_failed_episodes_are_retried(renderer, tmp_path):
     complete, path = run(renderer, tmp_path / "whole.jsonl"), tmp_path / "a.jsonl"
-    first = shaky(renderer)
+    first = ShakyEngine(renderer)
     first.failing = {1, 4, 6}
     failed = run(renderer, path, engine=first)
     assert sum(scored.episode.status is EpisodeStatus.ABORTED for scored in failed) == 3
     assert (
         sum(has_failed(scored.episode) for scored in read_scored_episodes(path)) == 3
     )  # a report counts the remaining failures
-    second = shaky(renderer)
+    second = ShakyEngine(renderer)
     second.failing = {2}
     run(renderer, path, engine=second)
     assert second.asked == 3
     assert sum(has_failed(scored.episode) for scored in read_scored_episodes(path)) == 1
-    third = counting(renderer)
+    third = CountingEngine(renderer)
     assert bare(run(renderer, path, engine=third)) == bare(complete)
     assert third.asked == 1
     assert len(path.read_bytes().splitlines()) == 8 + 3 + 1
@@ -252,21 +252,21 @@ def test_only_failed_episodes_are_retried(renderer, tmp_path):
 def test_failed_engine_of_a_sub_agent_is_retried(renderer, tmp_path):
     """The sub-agent's engine fails, which is a tool error and not the model's fault."""
 
-    class failing(Scripted):
+    class FailingEngine(Scripted):
         async def generate(self, request):
             if len(request.ledger.segments) == 1:
                 raise EngineError("the server disconnected")
             return await super().generate(request)
 
     path = tmp_path / "a.jsonl"
-    (failed,) = run(renderer, path, engine=failing(renderer, replies=lambda ledger: CALL), tasks=TASKS[:1])
+    (failed,) = run(renderer, path, engine=FailingEngine(renderer, replies=lambda ledger: CALL), tasks=TASKS[:1])
     assert failed.episode.status is EpisodeStatus.TOOL_ERROR
     (retried,) = run(renderer, path, tasks=TASKS[:1])
     assert retried.episode.status is EpisodeStatus.ANSWERED
 
 
 def test_one_failed_sample_of_several_is_rewritten_alone(renderer, tmp_path):
-    path, engine = tmp_path / "a.jsonl", shaky(renderer)
+    path, engine = tmp_path / "a.jsonl", ShakyEngine(renderer)
     engine.failing = {1}
     before = run(renderer, path, engine=engine, tasks=TASKS[:1], num_samples=3)
     after = run(renderer, path, tasks=TASKS[:1], num_samples=3)
@@ -320,7 +320,7 @@ def test_shuffled_options_are_graded_by_their_own_order(renderer, tmp_path, answ
     ]
     assert [scored.score.parts["accuracy"] == 1 for scored in found[:12]] == right
     assert [record.sample_index for record in read_records(path)] == [*range(6)] * 3
-    again = counting(renderer)
+    again = CountingEngine(renderer)
     assert run(renderer, path, engine=again, tasks=tasks, num_samples=6, shuffle_options=True) == found
     assert again.asked == 0
     with raises(RunError, key=str(path), value=("settings",)):

@@ -8,7 +8,7 @@ import pytest
 from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_evaluate import TASKS, bare, counting, run
+from test_evaluate import TASKS, CountingEngine, bare, run
 from test_portions import STRATA, build_tasks
 
 from saccade.errors import ConfigError, DataError, RunError
@@ -99,7 +99,7 @@ def test_merged_shards_equal_a_single_evaluation(renderer, tmp_path, options):
     }
     keys = [[(record.key, record.fingerprint) for record in read_records(file)] for file in (path, whole)]
     assert sorted(keys[0]) == sorted(keys[1])
-    engine = counting(renderer)
+    engine = CountingEngine(renderer)
     run(renderer, path, engine=engine, tasks=tasks, num_samples=2, root=tmp_path / "a", **options)
     assert engine.asked == 0  # everything is finished
     before = path.read_bytes()
@@ -127,7 +127,7 @@ def test_other_shards_may_lack_subtitles(renderer, tmp_path):
     path = merge_shards(folders[0], "test", folders[1:])
     assert len(read_scored_episodes(path)) == 2 * len(TASKS)
     # New subtitles invalidate results that were obtained without them.
-    engine = counting(renderer)
+    engine = CountingEngine(renderer)
     one = tmp_path / "one"
     shard(renderer, one, "1/1", tasks=here(one, []))
     shard(renderer, one, "1/1", tasks=here(one, TASKS[:1]), engine=engine)
@@ -167,7 +167,7 @@ def test_incompatible_shards_raise(renderer, tmp_path):
 def test_unfinished_and_duplicate_shards_raise(renderer, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     shard(renderer, one, "1/2")
-    dying = counting(renderer)
+    dying = CountingEngine(renderer)
     dying.lives = 5
     with pytest.raises(KeyboardInterrupt):
         shard(renderer, one, "2/2", engine=dying, max_concurrency=2)

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 
-from test_collect import base, quick, run_one_group, task
+from test_collect import QuickEnvironment, base, run_one_group, task
 from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
@@ -89,7 +89,11 @@ def test_a_restarted_episode_has_its_whole_timeout(renderer):
         renewal, ctx = RestartOnUpdate(), base(renderer, episode_timeout=5.0)
         running = asyncio.create_task(
             run_one_group(
-                task("a"), functools.partial(quick, hang_at_first), ctx, group_size=1, run_fn=renewal.run_episode
+                task("a"),
+                functools.partial(QuickEnvironment, hang_at_first),
+                ctx,
+                group_size=1,
+                run_fn=renewal.run_episode,
             )
         )
         await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import RecordingEngine, alternate, with_reward
+from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
 from saccade.errors import ConfigError, EngineError
@@ -277,9 +278,12 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(workspace, 
 def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(workspace, tmp_path, monkeypatch, on_update):
     """Both take longer than the timeout of an episode in progress."""
     save_checkpoint = checkpoint.save_checkpoint
-    monkeypatch.setattr(
-        checkpoint, "save_checkpoint", lambda *args, **settings: (time.sleep(5.5), save_checkpoint(*args, **settings))
-    )
+
+    def save_slowly(*arguments, **settings):
+        asyncio.get_running_loop().advance(5.5)
+        save_checkpoint(*arguments, **settings)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_slowly)
     components = load_overlapped(workspace, "sampling.episode_timeout=5", f"rl.on_weight_update={on_update}")
 
     class SlowSyncEngine(RecordingEngine):
@@ -315,7 +319,7 @@ def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(workspace
         may_finish.set()
         return await rollout
 
-    assert asyncio.run(run()).status is EpisodeStatus.ANSWERED
+    assert run_in_virtual_time(run()).status is EpisodeStatus.ANSWERED
 
 
 @pytest.mark.slow

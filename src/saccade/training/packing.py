@@ -139,13 +139,14 @@ def pack(
     count = min(len(rows), rounds * num_parallel_micro_batches)
     ends = [len(rows) * (i + 1) // count for i in range(count)]
     return [
-        _build_batch(samples, rows[start:end], compute_positions) for start, end in zip([0, *ends], ends, strict=False)
+        build_batch(samples, rows[start:end], compute_positions) for start, end in zip([0, *ends], ends, strict=False)
     ]
 
 
-def _build_batch(
+def build_batch(
     samples: Sequence[TrainingSample], rows: Sequence[Sequence[PrefixTree]], compute_positions: ComputePositions
 ) -> Batch:
+    """Return rows of prefix trees as one micro-batch, padded to its longest row."""
     T = max(sum(tree.num_tokens for tree in row) for row in rows)
     shape = (len(rows), T)
     ids_BT, branch_BT = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)

@@ -9,7 +9,7 @@ from saccade.data.source_row import Images, RowModel, SourceRow, Videos
 from saccade.types import Demonstration
 
 
-class _Row(RowModel):
+class _LlavaRow(RowModel):
     messages: Messages = Field(validation_alias=AliasChoices("conversations", "messages"))
     image: Images = ()
     images: Images = ()
@@ -22,7 +22,7 @@ def llava(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstration
 
     Messages of the role `observation`, and a user's that begin with `<interpreter>`, are tool responses.
     """
-    values, name = row.parse(_Row), "conversations" if row.has("conversations") else "messages"
+    values, name = row.parse(_LlavaRow), "conversations" if row.has("conversations") else "messages"
     yield from build_demonstrations(
         row,
         values.messages,

@@ -11,22 +11,22 @@ from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
 from saccade.types import Task
 
 
-class _ExtraInfo(RowModel):
+class _ParaVtRlExtraInfo(RowModel):
     answer: Any
     question_type: Text = "oe"  # mcq, tvg, or open
     options: tuple[Text, ...] = Field(default=(), validation_alias=AliasChoices("options", "choices"))
 
 
-class _Row(RowModel):
+class _ParaVtRlRow(RowModel):
     prompt: Messages
-    extra_info: _ExtraInfo
+    extra_info: _ParaVtRlExtraInfo
     videos: Videos = ()
     images: Images = ()
 
 
 def paravt_rl(row: SourceRow) -> Iterator[Task]:
     """Yield one task; `extra_info` holds its `answer` and its `question_type` (mcq, tvg, or open by default)."""
-    values = row.parse(_Row)
+    values = row.parse(_ParaVtRlRow)
     user_messages = [message for message in values.prompt if message.role == "user"]
     media = sum((message.media for message in user_messages), ())
     for name, kind, files in (("videos", "video", values.videos), ("images", "image", values.images)):

@@ -7,7 +7,7 @@ from saccade.data.source_row import RowModel, SourceRow
 from saccade.types import Demonstration
 
 
-class _Row(RowModel):
+class _ParaVtSftRow(RowModel):
     messages: Messages
 
 
@@ -18,7 +18,7 @@ def paravt_sft(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstr
     """
     yield from build_demonstrations(
         row,
-        row.parse(_Row).messages,
+        row.parse(_ParaVtSftRow).messages,
         extras=collect_extras(row, "messages"),
         wrap_answer=wrap_answer,
         field_name="messages",

@@ -40,7 +40,7 @@ def _require_answer_type(name: str) -> str:
 DeclaredType = Annotated[str, AfterValidator(_require_answer_type)]
 
 
-class _Row(RowModel):
+class _PlainRow(RowModel):
     media: Annotated[tuple[MediaFile, ...], BeforeValidator(_split_values)]
     question: Text
     answer: Any
@@ -72,7 +72,7 @@ def plain(
     """
     columns = {"media": media, "question": question, "answer": answer, "options": options, "answer_type": answer_type}
     columns |= {"id": id, "environment": environment}
-    values = row.parse(_Row, columns)
+    values = row.parse(_PlainRow, columns)
     if values.answer_type and not find_answer_type(values.answer_type):
         raise row.build_field_error(
             answer_type, f"there is no answer type {values.answer_type!r}", value=values.answer_type

@@ -19,15 +19,15 @@ class _MediaHint(RowModel):
     hint_type: MediaKind
 
 
-class _ExtraInfo(RowModel):
+class _PyVisionRlExtraInfo(RowModel):
     question: Text = ""  # without the prompt's instructions
 
 
-class _Row(RowModel):
+class _PyVisionRlRow(RowModel):
     prompt: Messages
     reward_model: _RewardModel
     mm_hint: _MediaHint
-    extra_info: _ExtraInfo = _ExtraInfo()
+    extra_info: _PyVisionRlExtraInfo = _PyVisionRlExtraInfo()
     data_source: Text = ""
     ability: Text = ""
     env_name: Text | None = None
@@ -38,7 +38,7 @@ def pyvision_rl(row: SourceRow, *, use_env_name: bool = False) -> Iterator[Task]
 
     With `use_env_name`, `env_name` selects the recipe's environment of that name.
     """
-    values = row.parse(_Row)
+    values = row.parse(_PyVisionRlRow)
     prompt = "\n".join(message.question for message in values.prompt if message.role == "user")
     info = row.get_mapping("extra_info") if row.has("extra_info") else {}
     origin = {name: row.values[name] for name in ("data_source", "ability", "env_name") if row.has(name)}

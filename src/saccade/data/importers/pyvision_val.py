@@ -10,7 +10,7 @@ from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
 from saccade.types import Task
 
 
-class _Row(RowModel):
+class _PyVisionValRow(RowModel):
     question: Text
     answer: Any
     image_path: Images = ()
@@ -21,7 +21,7 @@ class _Row(RowModel):
 
 def pyvision_val(row: SourceRow) -> Iterator[Task]:
     """Yield one task: CHOICE if its answer is one of the question's options, else the type that its origin implies."""
-    values = row.parse(_Row)
+    values = row.parse(_PyVisionValRow)
     media = values.image_path + values.video_path
     if not media:
         raise row.build_field_error("image_path", "neither image_path nor video_path names a file")
