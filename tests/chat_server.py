@@ -57,6 +57,6 @@ def server(reply, *, seconds=0.0, headers=(), models=MODELS):
             served.left += not self.send(status, text.encode(), headers)
 
     served = Served()
-    with http_server.listening(Handler) as url:
+    with http_server.serve_http(Handler) as url:
         served.url = f"{url}/v1"
         yield served

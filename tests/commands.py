@@ -80,7 +80,7 @@ def _is_free(port):
 
 
 @contextlib.contextmanager
-def refusing_port():
+def reserve_refusing_port():
     """Yield a port of 127.0.0.1 that refuses connections: it is bound, and nothing listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -42,7 +42,7 @@ class _SilentServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def listening(handler, port=0):
+def serve_http(handler, port=0):
     """Run a server with a handler class; yield its address, such as http://127.0.0.1:40123."""
     server = _SilentServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -62,5 +62,5 @@ def serve_hub():
             etag = hashlib.sha256(data).hexdigest()
             return self.send(200, data, [("ETag", f'"{etag}"'), ("X-Repo-Commit", commit)], body=body)
 
-    with http_server.listening(Handler) as hub.url:
+    with http_server.serve_http(Handler) as hub.url:
         yield hub

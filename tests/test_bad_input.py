@@ -269,7 +269,7 @@ def test_unknown_recipes_and_keys(tmp_path, words, key, value, suggestion):
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
-def emptied(folder, name):
+def empty_file(folder, name):
     (folder / name).write_text("")
 
 
@@ -277,8 +277,8 @@ def emptied(folder, name):
     ("command", "spoil", "key"),
     [
         ("sft", lambda folder: shutil.rmtree(folder / "train"), "{}/train/demonstrations.jsonl"),
-        ("sft", lambda folder: emptied(folder, "train/demonstrations.jsonl"), "{}/train/demonstrations.jsonl"),
-        ("train", lambda folder: emptied(folder, "train/tasks.jsonl"), "{}/train/tasks.jsonl"),
+        ("sft", lambda folder: empty_file(folder, "train/demonstrations.jsonl"), "{}/train/demonstrations.jsonl"),
+        ("train", lambda folder: empty_file(folder, "train/tasks.jsonl"), "{}/train/tasks.jsonl"),
         ("train", lambda folder: shutil.rmtree(folder / "train" / "clips"), "media"),
         ("train", lambda folder: (folder / "train/tasks.jsonl").write_text("{}\n"), "id"),
     ],
@@ -387,7 +387,7 @@ def test_a_corrupt_checkpoint(tmp_path, tiny_folder, dataset_folder, file):
 # ---- interrupted and killed ----------------------------------------------------------------------------------------
 
 
-def stopped(folder, arguments, sign, how):
+def interrupt_demo(folder, arguments, sign, how):
     """Start a demo, send it the signal as soon as the file `sign` is there; its exit code and its output."""
     process = subprocess.Popen(
         [*START, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -426,7 +426,7 @@ def test_interrupted_and_killed_anywhere_a_demo_ends_with_the_same_numbers(tmp_p
     run = tmp_path / "run"
     start = ["demo", *more, "--out", run]
     for sign, how in stops:
-        output, code = stopped(run, start, sign, how)
+        output, code = interrupt_demo(run, start, sign, how)
         assert code == (130 if how is signal.SIGINT else -signal.SIGKILL), output
         assert "Traceback" not in output
         if how is signal.SIGINT:

@@ -28,7 +28,7 @@ def settings(name):
     return flat(load_recipe(name).model_dump(mode="json"))
 
 
-def changed(base, name):
+def find_changes(base, name):
     """Return the values that differ from the base recipe's; None for a key that the recipe lacks."""
     old, new = settings(base), settings(name)
     return {key: new.get(key) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
@@ -174,12 +174,12 @@ FRAMES = {"paravt": [4, 8, 16, 32, 64], "tiny": [4, 8, 16, 32]}
 def test_para_grpo_ablations_match_their_names(place):
     base = f"{place}/para_grpo"
     gone = dict.fromkeys(key for key in settings(base) if key.startswith("rewards.tool_use."))
-    assert changed(base, f"{place}/ablations/anchoring_only") == {"frame_budgets": []}
-    assert changed(base, f"{place}/ablations/no_gamma") == {"rewards.format_reward.settings.gamma": 0.0}
-    assert changed(base, f"{place}/ablations/sequential") == {"environment.settings.dispatch": "sequential"}
-    assert changed(base, f"{place}/ablations/no_tool_reward") == gone
-    assert changed(f"{place}/vanilla_grpo", f"{place}/ablations/gating_only") == {"frame_budgets": FRAMES[place]}
-    assert changed(base, f"{place}/vanilla_grpo") == {
+    assert find_changes(base, f"{place}/ablations/anchoring_only") == {"frame_budgets": []}
+    assert find_changes(base, f"{place}/ablations/no_gamma") == {"rewards.format_reward.settings.gamma": 0.0}
+    assert find_changes(base, f"{place}/ablations/sequential") == {"environment.settings.dispatch": "sequential"}
+    assert find_changes(base, f"{place}/ablations/no_tool_reward") == gone
+    assert find_changes(f"{place}/vanilla_grpo", f"{place}/ablations/gating_only") == {"frame_budgets": FRAMES[place]}
+    assert find_changes(base, f"{place}/vanilla_grpo") == {
         "environment.settings.force_think": False,
         "frame_budgets": [],
         "rewards.format_reward.settings.answer_suffix": False,
@@ -193,10 +193,10 @@ def test_para_grpo_ablations_match_their_names(place):
 )
 def test_collapse_free_ablations_match_their_names(base, folder):
     gone = dict.fromkeys(key for key in settings(base) if key.startswith("rewards.tool_use."))
-    assert changed(base, f"{folder}/no_accumulative") == gone
-    assert changed(base, f"{folder}/no_ranking") == {"rl.selection.rank_by": "none"}
-    assert changed(base, f"{folder}/std_normalization") == {"rl.advantage.estimator": "grpo"}
-    assert changed(base, f"{folder}/turns_2") == {
+    assert find_changes(base, f"{folder}/no_accumulative") == gone
+    assert find_changes(base, f"{folder}/no_ranking") == {"rl.selection.rank_by": "none"}
+    assert find_changes(base, f"{folder}/std_normalization") == {"rl.advantage.estimator": "grpo"}
+    assert find_changes(base, f"{folder}/turns_2") == {
         "environment.settings.max_turns": 2,
         "rewards.tool_use.settings.cap": 2,
     }

@@ -29,7 +29,7 @@ def test_pauses_do_not_count_toward_a_timeout():
     async def body():
         clock, start_time = PausableClock(), asyncio.get_running_loop().time()
 
-        async def limited():
+        async def sleep_with_timeout():
             async with clock.timeout_at(clock.time() + 0.05) as limit:
                 for _ in range(2):
                     with clock.pause(), clock.pause():
@@ -40,7 +40,7 @@ def test_pauses_do_not_count_toward_a_timeout():
                 await asyncio.sleep(60)
 
         with pytest.raises(TimeoutError):
-            await limited()
+            await sleep_with_timeout()
         return asyncio.get_running_loop().time() - start_time
 
     assert run_in_virtual_time(body()) == pytest.approx(0.21)
@@ -50,12 +50,12 @@ def test_a_timeout_set_in_a_pause_starts_at_its_end():
     async def body():
         clock = PausableClock()
 
-        async def limited():
+        async def sleep_with_timeout():
             async with clock.timeout_at(clock.time() + 0.05):
                 await asyncio.sleep(60)
 
         with clock.pause():
-            task = asyncio.create_task(limited())
+            task = asyncio.create_task(sleep_with_timeout())
             await asyncio.sleep(0.1)
             assert not task.done()
         with pytest.raises(TimeoutError):
@@ -84,7 +84,7 @@ def test_an_expired_timeout_stays_expired():
     async def body():
         clock = PausableClock()
 
-        async def limited():
+        async def sleep_with_timeout():
             async with clock.timeout_at(clock.time() + 0.01):
                 try:
                     await asyncio.sleep(60)
@@ -93,7 +93,7 @@ def test_an_expired_timeout_stays_expired():
                         await asyncio.sleep(0)
 
         with pytest.raises(TimeoutError):
-            await limited()
+            await sleep_with_timeout()
 
     run_in_virtual_time(body())
 

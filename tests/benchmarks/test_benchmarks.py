@@ -194,12 +194,15 @@ def test_a_share_of_rewards_is_inside_the_band_of_the_other_seeds(run):
     """Ten steps of two seeds, worked out by hand: windows of two steps."""
     module = importlib.import_module("staleness")
 
-    def took(*rewards, end=1.0):
+    def make_times(*rewards, end=1.0):
         rows = [{"reward": reward} for reward in rewards for _ in range(2)]
         return module.TrainingTimes(ends=[end * step for step in range(10)], rows=rows)
 
-    in_turns, stale = [took(0, 1, 2, 3, 4), took(1, 1, 3, 3, 5)], [took(0, 1, 3, 3, 6), took(1, 2, 4, 3, 6)]
+    in_turns, stale = (
+        [make_times(0, 1, 2, 3, 4), make_times(1, 1, 3, 3, 5)],
+        [make_times(0, 1, 3, 3, 6), make_times(1, 2, 4, 3, 6)],
+    )
     rows = module.build_reward_rows({"in turns": in_turns, "asynchronous": stale})
     assert [row["asynchronous, mean"] for row in rows] == [0.5, 1.5, 3.5, 3.0, 6.0]
     assert [row["inside"] for row in rows] == [True, False, False, True, False]
-    assert took(0, 0, 0, 0, 0, end=2.5).seconds == 2.5
+    assert make_times(0, 0, 0, 0, 0, end=2.5).seconds == 2.5

@@ -41,7 +41,7 @@ from saccade.types import AnswerType, Media, Message, Task, TrainingSample
 GIB = 2**30
 
 
-def planned(name, *overrides, **assumed):
+def estimate_recipe(name, *overrides, **assumed):
     recipe = load_recipe(name, overrides)
     sizes = resolve_model_sizes(recipe)
     return recipe, sizes, estimate_episode(recipe, sizes, PlanAssumptions(**assumed))
@@ -52,20 +52,20 @@ def planned(name, *overrides, **assumed):
 
 def test_visual_tokens_of_published_models():
     # 1920x1080 within 50,176 pixels: 288x160 at 32 pixels a token, 280x168 at 28.
-    _, _, eight = planned("paravt/para_grpo")
+    _, _, eight = estimate_recipe("paravt/para_grpo")
     assert [(conversation.num_frames, conversation.visual_tokens) for conversation in eight.conversations] == [
         (K, K * 9 * 5) for K in (4, 8, 16, 32, 64)
     ]
     seven = ("model.base_model=Qwen2.5-VL-7B-Instruct", "model.family=qwen2_5_vl")
-    _, _, other = planned("paravt/para_grpo", *seven)
+    _, _, other = estimate_recipe("paravt/para_grpo", *seven)
     assert other.longest.visual_tokens == 64 * 10 * 6
     assert other.sub_agent.visual_tokens == 16 * 10 * 6
-    _, _, square = planned("paravt/para_grpo", video_size=(224, 224))
+    _, _, square = estimate_recipe("paravt/para_grpo", video_size=(224, 224))
     assert square.longest.visual_tokens == 64 * 7 * 7
 
 
 def test_conversation_lengths():
-    _, _, episode_size = planned("paravt/para_grpo", question_tokens=100)
+    _, _, episode_size = estimate_recipe("paravt/para_grpo", question_tokens=100)
     conversation, shorter = episode_size.longest, episode_size.conversations[0]
     # A frame is its stamp (7: < 1 2 3 . 4 seconds > with three digits is 8), two marks and 45 visual tokens.
     assert conversation.prompt_tokens - shorter.prompt_tokens == 60 * (45 + 2 + 8)
@@ -76,21 +76,21 @@ def test_conversation_lengths():
 
 
 def test_assumed_reply_and_sequential_dispatch():
-    _, _, episode_size = planned("paravt/ablations/sequential", reply_tokens=300, calls_per_turn=4)
+    _, _, episode_size = estimate_recipe("paravt/ablations/sequential", reply_tokens=300, calls_per_turn=4)
     assert (episode_size.calls_per_turn, episode_size.max_turns, episode_size.longest.sampled_tokens) == (1, 3, 1200)
     assert episode_size.longest.completion_tokens == 4 * 300 + 3 * (300 + 8 + 8 + 2)
 
 
 def test_context_limits_a_conversation():
-    _, _, episode_size = planned("paravt/para_grpo", "environment.settings.max_context_tokens=5000")
+    _, _, episode_size = estimate_recipe("paravt/para_grpo", "environment.settings.max_context_tokens=5000")
     assert episode_size.longest.total_tokens == 5000
     assert episode_size.longest.sampled_tokens == 5000 - episode_size.longest.prompt_tokens
     with raises(ConfigError, key="environment.settings.max_context_tokens", value=3000):
-        planned("paravt/para_grpo", "environment.settings.max_context_tokens=3000")
+        estimate_recipe("paravt/para_grpo", "environment.settings.max_context_tokens=3000")
 
 
 def test_image_recipe_shows_one_image_and_its_crops():
-    recipe, _, episode_size = planned(
+    recipe, _, episode_size = estimate_recipe(
         "tiny/zoom_image", "environment.settings.max_context_tokens=4096", video_size=(320, 320)
     )
     (conversation,) = episode_size.conversations
@@ -113,14 +113,14 @@ def test_image_recipe_shows_one_image_and_its_crops():
 
 def test_frames_of_tool_results_count():
     settings = "environment.settings.tools={crop_video: null, show_frames: {max_frames: 8}}"
-    _, _, few = planned("paravt/para_grpo", settings)
-    _, _, many = planned("paravt/para_grpo", settings.replace("8", "16"))
+    _, _, few = estimate_recipe("paravt/para_grpo", settings)
+    _, _, many = estimate_recipe("paravt/para_grpo", settings.replace("8", "16"))
     shown = 50176 // 32**2  # visual tokens of a frame, at most
     assert many.longest.total_tokens - few.longest.total_tokens == 3 * 5 * 8 * shown
 
 
 def test_environment_without_tools_has_one_reply():
-    recipe, _, episode_size = planned("paravt/para_grpo", "environment={name: single_turn, settings: null}")
+    recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "environment={name: single_turn, settings: null}")
     assert (
         episode_size.max_turns,
         episode_size.sub_agent,
@@ -180,7 +180,7 @@ def test_prompt_length_matches_the_real_environment(tmp_path, clip, family, fram
 
 
 def test_rl_step():
-    recipe, _, episode_size = planned(
+    recipe, _, episode_size = estimate_recipe(
         "paravt/para_grpo", "rl.selection.oversample=2", reply_tokens=100, calls_per_turn=1
     )
     rolled, trained = estimate_rollouts(recipe, episode_size), estimate_rl_training(recipe, episode_size)
@@ -198,14 +198,14 @@ def test_rl_step():
 
 
 def test_sub_agents_are_trained_with_shared_credit():
-    recipe, _, episode_size = planned("paravt/para_grpo", "rl.advantage.sub_agent_credit=none")
+    recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "rl.advantage.sub_agent_credit=none")
     assert estimate_rl_training(recipe, episode_size).unpacked_tokens == 8 * sum(
         conversation.total_tokens for conversation in episode_size.assign_frame_budgets(7)
     )
 
 
 def test_sft_step():
-    recipe, _, episode_size = planned("paravt/sft")
+    recipe, _, episode_size = estimate_recipe("paravt/sft")
     trained = estimate_sft_training(recipe, episode_size)
     assert (trained.packed_tokens, trained.num_rows, trained.num_micro_batches, trained.max_row_tokens) == (
         65536,
@@ -234,7 +234,7 @@ def test_tree_sizes_match_packing(prompt, branch, count, row):
 
 
 def needs(name, *overrides, gpus=1):
-    recipe, sizes, episode_size = planned(name, *overrides)
+    recipe, sizes, episode_size = estimate_recipe(name, *overrides)
     return estimate_memory(
         recipe, sizes, recipe.rl.optim, estimate_rl_training(recipe, episode_size), gpus=gpus, kl=recipe.rl.kl
     )
@@ -355,7 +355,7 @@ IMAGES = "environments={image: {name: python, settings: {image_pixels: [1024, 26
 
 
 def test_every_environment_is_planned():
-    recipe, sizes, _ = planned("tiny/para_grpo", IMAGES)
+    recipe, sizes, _ = estimate_recipe("tiny/para_grpo", IMAGES)
     assumptions = PlanAssumptions(video_size=(512, 512))
     default, image = (estimate_environment(recipe, sizes, assumptions, name) for name in ("", "image"))
     assert default == estimate_episode(recipe, sizes, assumptions)
@@ -367,7 +367,7 @@ def test_every_environment_is_planned():
     alone = build_plan("mine", load_recipe("tiny/para_grpo"), PlanAssumptions())[-1]
     assert largest.header == alone.header
     with raises(ConfigError, key="environments.image.settings.max_context_tokens", value=20):
-        tight, sizes, _ = planned("tiny/para_grpo", IMAGES.replace("3000", "20"))
+        tight, sizes, _ = estimate_recipe("tiny/para_grpo", IMAGES.replace("3000", "20"))
         estimate_environment(tight, sizes, PlanAssumptions(), "image")
 
 

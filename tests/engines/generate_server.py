@@ -183,7 +183,7 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
 
     served = Served(workers)
     try:
-        with http_server.listening(Handler, port) as served.url:
+        with http_server.serve_http(Handler, port) as served.url:
             yield served
     finally:
         served.well.set()

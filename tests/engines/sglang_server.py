@@ -252,7 +252,7 @@ def server(folder, *, port=0, **how):
 
     served = Served(folder, **how)
     try:
-        with http_server.listening(Handler, port) as served.url:
+        with http_server.serve_http(Handler, port) as served.url:
             yield served
     finally:
         served.close()

@@ -47,7 +47,7 @@ def prompt(backbone: Backbone, number: int, images: int = 3) -> Ledger:
     return Ledger().observe(segment.tokens, slots=segment.slots).prefill(backbone.renderer.encode("<think>\n"))
 
 
-def sampling(backbone: Backbone, seed: int, **changes) -> SamplingParams:
+def make_sampling(backbone: Backbone, seed: int, **changes) -> SamplingParams:
     given = {"temperature": 1.0, "max_tokens": 24, "seed": seed, "stop_ids": backbone.renderer.stop_ids}
     return SamplingParams(**{**given, **changes}, forbidden_ids=backbone.renderer.forbidden_ids)
 
@@ -75,7 +75,7 @@ async def converse(engine: Local, backbone: Backbone, number: int, turns: int = 
     ledger = prompt(backbone, number)
     for turn in range(turns):
         completion = await engine.generate(
-            GenerationRequest(ledger, sampling(backbone, seed=1000 * number + turn, **changes))
+            GenerationRequest(ledger, make_sampling(backbone, seed=1000 * number + turn, **changes))
         )
         ledger = ledger.append_completion(completion.tokens, logprobs=completion.logprobs, version=completion.version)
         side = backbone.renderer.factor
@@ -128,9 +128,9 @@ def test_sampling_is_seeded_and_greedy_ignores_seeds(backbone):
     ledger = prompt(backbone, 1)
 
     async def body(engine):
-        drawn = [await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=s))) for s in (5, 5, 6)]
+        drawn = [await engine.generate(GenerationRequest(ledger, make_sampling(backbone, seed=s))) for s in (5, 5, 6)]
         greedy = [
-            await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=s, temperature=0.0)))
+            await engine.generate(GenerationRequest(ledger, make_sampling(backbone, seed=s, temperature=0.0)))
             for s in (1, 2)
         ]
         return drawn, greedy
@@ -145,22 +145,22 @@ def test_a_group_is_prefilled_once_and_turns_reuse_the_prefix_cache(backbone, mo
     forwarded: list[int] = []
     hidden = backbone.compute_hidden_states
 
-    def counting(ids, *args, **kwargs):
+    def count_forwarded(ids, *args, **kwargs):
         if ids.shape[1] > 1:
             forwarded.append(ids.numel())
         return hidden(ids, *args, **kwargs)
 
-    monkeypatch.setattr(backbone, "compute_hidden_states", counting)
+    monkeypatch.setattr(backbone, "compute_hidden_states", count_forwarded)
     ledger = prompt(backbone, 3)
 
     async def body(engine):
         completions = await asyncio.gather(
-            *(engine.generate(GenerationRequest(ledger, sampling(backbone, seed=s))) for s in range(8))
+            *(engine.generate(GenerationRequest(ledger, make_sampling(backbone, seed=s))) for s in range(8))
         )
         again = ledger.append_completion(completions[0].tokens, logprobs=completions[0].logprobs, version=0).observe(
             (5, 6, 7)
         )
-        await engine.generate(GenerationRequest(again, sampling(backbone, seed=0)))
+        await engine.generate(GenerationRequest(again, make_sampling(backbone, seed=0)))
 
     run(backbone, body)
     assert forwarded == [
@@ -175,12 +175,14 @@ def test_stop_ids_length_and_forbidden_tokens(backbone):
     all_ids = tuple(range(300))
 
     async def body(engine):
-        short = await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=1, max_tokens=3, stop_ids=())))
+        short = await engine.generate(
+            GenerationRequest(ledger, make_sampling(backbone, seed=1, max_tokens=3, stop_ids=()))
+        )
         stopped = await engine.generate(
-            GenerationRequest(ledger, sampling(backbone, seed=1, stop_ids=all_ids, max_tokens=400))
+            GenerationRequest(ledger, make_sampling(backbone, seed=1, stop_ids=all_ids, max_tokens=400))
         )
         hot = await engine.generate(
-            GenerationRequest(ledger, sampling(backbone, seed=2, stop_ids=(), temperature=9.0, max_tokens=800))
+            GenerationRequest(ledger, make_sampling(backbone, seed=2, stop_ids=(), temperature=9.0, max_tokens=800))
         )
         return short, stopped, hot
 
@@ -194,7 +196,7 @@ def test_stop_ids_length_and_forbidden_tokens(backbone):
 
 def test_cancelling_frees_the_row(backbone):
     async def body(engine):
-        endless = sampling(backbone, 1, max_tokens=10**6, stop_ids=())
+        endless = make_sampling(backbone, 1, max_tokens=10**6, stop_ids=())
         slow = asyncio.create_task(engine.generate(GenerationRequest(prompt(backbone, 1), endless)))
         for _ in range(20):
             await asyncio.sleep(0)
@@ -202,7 +204,7 @@ def test_cancelling_frees_the_row(backbone):
         with pytest.raises(asyncio.CancelledError):
             await slow
         return await engine.generate(
-            GenerationRequest(prompt(backbone, 2), sampling(backbone, 2, max_tokens=5, stop_ids=()))
+            GenerationRequest(prompt(backbone, 2), make_sampling(backbone, 2, max_tokens=5, stop_ids=()))
         )
 
     assert len(run(backbone, body, max_num_seqs=1).tokens) == 5
@@ -216,11 +218,13 @@ def test_a_failure_fails_all_requests_and_the_engine_recovers(backbone, error):
 
     async def body(engine):
         engine._media = Broken()
-        requests = [engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in range(3)]
+        requests = [
+            engine.generate(GenerationRequest(prompt(backbone, n), make_sampling(backbone, n))) for n in range(3)
+        ]
         results = await asyncio.gather(*requests, return_exceptions=True)
         engine._media = Pixels()
         return results, await engine.generate(
-            GenerationRequest(prompt(backbone, 1), sampling(backbone, 1, max_tokens=3, stop_ids=()))
+            GenerationRequest(prompt(backbone, 1), make_sampling(backbone, 1, max_tokens=3, stop_ids=()))
         )
 
     results, after = run(backbone, body, max_num_seqs=2)
@@ -241,7 +245,7 @@ def test_an_unreadable_image_fails_only_its_requests(backbone):
     async def body(engine):
         engine._media = Lossy()
         requests = [
-            engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in (1, 2, 2, 3)
+            engine.generate(GenerationRequest(prompt(backbone, n), make_sampling(backbone, n))) for n in (1, 2, 2, 3)
         ]
         return await asyncio.gather(*requests, return_exceptions=True)
 
@@ -250,7 +254,9 @@ def test_an_unreadable_image_fails_only_its_requests(backbone):
     assert all(CHANGED in str(error) for error in lost)
 
     async def alone(engine):
-        return [await engine.generate(GenerationRequest(prompt(backbone, n), sampling(backbone, n))) for n in (1, 3)]
+        return [
+            await engine.generate(GenerationRequest(prompt(backbone, n), make_sampling(backbone, n))) for n in (1, 3)
+        ]
 
     assert [first.tokens, last.tokens] == [completion.tokens for completion in run(backbone, alone)]
 
@@ -264,7 +270,7 @@ def test_only_the_models_forbidden_ids_can_be_forbidden(backbone):
 def test_sampling_does_not_disable_gradients_and_sync_weights_ignores_cancelled_requests(backbone):
     async def body(engine):
         slow = asyncio.create_task(
-            engine.generate(GenerationRequest(prompt(backbone, 1), sampling(backbone, 1, max_tokens=10**6)))
+            engine.generate(GenerationRequest(prompt(backbone, 1), make_sampling(backbone, 1, max_tokens=10**6)))
         )
         for _ in range(20):
             await asyncio.sleep(0)
@@ -285,9 +291,9 @@ def test_new_weights_clear_the_caches(backbone):
     changed = {name: value + 0.05 * torch.randn_like(value) for name, value in state.items()}
 
     async def body(engine):
-        before = await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=1)))
+        before = await engine.generate(GenerationRequest(ledger, make_sampling(backbone, seed=1)))
         await engine.sync_weights(SimpleNamespace(state_dict=lambda: changed), version=7)
-        after = await engine.generate(GenerationRequest(ledger, sampling(backbone, seed=1)))
+        after = await engine.generate(GenerationRequest(ledger, make_sampling(backbone, seed=1)))
         ledger_after = ledger.append_completion(after.tokens, logprobs=after.logprobs, version=7)
         theirs = plain_logprobs(backbone, ledger_after)[-len(after.tokens) :]
         await engine.sync_weights(SimpleNamespace(state_dict=lambda: state), version=8)

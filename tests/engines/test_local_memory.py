@@ -45,7 +45,7 @@ def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
     max_rows = []
     hidden = Backbone.compute_hidden_states
 
-    def counting(self, ids, *args, **kwargs):
+    def count_rows(self, ids, *args, **kwargs):
         max_rows.append(len(ids) if ids.shape[1] == 1 else 0)
         return hidden(self, ids, *args, **kwargs)
 
@@ -53,7 +53,7 @@ def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
         engine = Local(backbone, Media(), **settings)
         draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Backbone, "compute_hidden_states", counting)
+            patch.setattr(Backbone, "compute_hidden_states", count_rows)
             pairs = zip(ledgers, draws, strict=True)
             completions = await asyncio.gather(
                 *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)

@@ -50,7 +50,7 @@ def generate(served, ledger=None, sampling=None, **settings):
     return asyncio.run(body())
 
 
-def seeded_reply(number, body):
+def reply_by_seed(number, body):
     """A reply determined by the request's seed, truncated at max_tokens."""
     words = [f"w{(body['seed'] * 7 + index * 5) % 100}" for index in range(6 + body["seed"] % 9)]
     limit = body["max_tokens"]
@@ -123,7 +123,7 @@ def test_the_images_of_a_conversation_move_with_its_folder():
 
 
 def test_contract():
-    with server(seeded_reply) as served:
+    with server(reply_by_seed) as served:
         engine = make_engine(served)
         asyncio.run(check_engine(engine, engine.renderer))
 
@@ -167,7 +167,7 @@ def test_a_reply_has_as_many_tokens_as_the_server_counts(reply, tokens, text, st
 def test_a_prefill_is_continued_if_the_server_supports_it():
     renderer = MessageRenderer(32)
     ledger = Ledger(segments=(*prompt(renderer).segments, renderer.render_prefill("<think>\n")))
-    with server(seeded_reply, models=({"id": "m", "owned_by": "vllm"},)) as served:
+    with server(reply_by_seed, models=({"id": "m", "owned_by": "vllm"},)) as served:
         generate(served, ledger)
         generate(served, prompt(renderer))
     prefilled, plain = served.bodies
@@ -175,7 +175,7 @@ def test_a_prefill_is_continued_if_the_server_supports_it():
     assert (prefilled["continue_final_message"], prefilled["add_generation_prompt"]) == (True, False)
     assert "continue_final_message" not in plain
     assert plain["messages"][-1]["role"] == "user"
-    with server(seeded_reply, models=({"id": "m", "owned_by": "somebody"},)) as served:
+    with server(reply_by_seed, models=({"id": "m", "owned_by": "somebody"},)) as served:
         with raises(ConfigError, key="environment.settings.force_think", value="<think>"):
             generate(served, ledger)
         assert served.bodies == []
@@ -184,7 +184,7 @@ def test_a_prefill_is_continued_if_the_server_supports_it():
 
 def test_the_api_key_is_sent_and_never_shown(monkeypatch):
     monkeypatch.setenv("MY_KEY", " s3cret ")
-    with server(seeded_reply) as served:
+    with server(reply_by_seed) as served:
         generate(served, api_key_env="MY_KEY")
     assert served.headers[0]["Authorization"] == "Bearer s3cret"
     monkeypatch.delenv("MY_KEY")
@@ -219,10 +219,10 @@ def test_extra_body_can_not_set_reserved_fields(field):
 
 def test_the_model_is_the_only_one_or_the_configured_one():
     models = ({"id": "small"}, {"id": "large"})
-    with server(seeded_reply) as served:
+    with server(reply_by_seed) as served:
         generate(served)
     assert served.bodies[0]["model"] == "m"
-    with server(seeded_reply, models=models) as served:
+    with server(reply_by_seed, models=models) as served:
         generate(served, model="large")
         assert served.bodies[0]["model"] == "large"
         with raises(ConfigError, key="engine.settings.model", value="") as caught:
@@ -231,26 +231,26 @@ def test_the_model_is_the_only_one_or_the_configured_one():
         with raises(ConfigError, key="engine.settings.model", value="larg"):
             generate(served, model="larg")
     with (
-        server(seeded_reply, models=tuple({"id": f"m{i}"} for i in range(50))) as served,
+        server(reply_by_seed, models=tuple({"id": f"m{i}"} for i in range(50))) as served,
         raises(ConfigError, key="engine.settings.model", value=""),
     ):
         generate(served)
 
 
 def test_a_server_without_a_model_list_is_accepted():
-    with server(seeded_reply, models=(404, "no")) as served:
+    with server(reply_by_seed, models=(404, "no")) as served:
         generate(served, model="large")
         assert served.bodies[0]["model"] == "large"
         with raises(BrokenEngineError, key="engine.settings.url", value=served.url):
             generate(served)
-    with server(seeded_reply, models=(200, '{"models": []}')) as served:
+    with server(reply_by_seed, models=(200, '{"models": []}')) as served:
         generate(served, model="large")
         with raises(EngineError, key="engine.settings.url", value=served.url):
             generate(served)
 
 
 def test_a_too_small_context_fails_before_the_first_request():
-    with server(seeded_reply, models=({"id": "m", "max_model_len": 512},)) as served:
+    with server(reply_by_seed, models=({"id": "m", "max_model_len": 512},)) as served:
         with raises(BrokenEngineError, key="environment.settings.max_context_tokens", value=4096):
             generate(served, context=4096)
         generate(served, context=512)
@@ -308,7 +308,7 @@ def test_an_unknown_finish_reason_raises():
 
 
 def test_an_unreachable_server_raises():
-    with server(seeded_reply) as served:
+    with server(reply_by_seed) as served:
         pass
     with raises(BrokenEngineError, key="engine.settings.url", value=served.url):
         generate(served)
@@ -369,7 +369,7 @@ def test_max_concurrency_bounds_concurrent_requests():
 
     def reply(number, body):
         three.wait()
-        return seeded_reply(number, body)
+        return reply_by_seed(number, body)
 
     with server(reply, seconds=0.02) as served:
         asyncio.run(body(served))
@@ -377,7 +377,7 @@ def test_max_concurrency_bounds_concurrent_requests():
 
 
 def test_a_ledger_of_another_renderer_is_refused(renderer):
-    with server(seeded_reply) as served, raises(EngineError):
+    with server(reply_by_seed) as served, raises(EngineError):
         generate(served, prompt(renderer))
 
 

@@ -334,13 +334,13 @@ def test_a_long_log_is_truncated_to_its_end(model, tmp_path, monkeypatch):
 def test_a_signal_during_startup_leaves_no_process(model, tmp_path, monkeypatch):
     started, popen = [], subprocess.Popen
 
-    def interrupted(*args, **kwargs):
+    def interrupt_and_start(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         started.append(popen(*args, **kwargs))
         return started[-1]
 
     config = LaunchConfig(model=model, python=make_python(tmp_path, "time.sleep(600)"), port=free_port())
-    monkeypatch.setattr(vllm_process.subprocess, "Popen", interrupted)
+    monkeypatch.setattr(vllm_process.subprocess, "Popen", interrupt_and_start)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), ServerProcess(config, tmp_path / "log"):

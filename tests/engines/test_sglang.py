@@ -35,7 +35,7 @@ def prompt(renderer, *parts):
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts),)),))
 
 
-def sampling_of(renderer, **settings):
+def make_sampling(renderer, **settings):
     given = {"max_tokens": 6, "stop_ids": renderer.stop_ids, "forbidden_ids": renderer.forbidden_ids, **settings}
     return SamplingParams(**given)
 
@@ -63,7 +63,7 @@ async def engine_of(backbone, *served, **settings):
 
 def generate_all(backbone, served, *ledgers, sampling=None, **settings):
     """Send one request per ledger concurrently; return completions or exceptions."""
-    params = sampling or sampling_of(backbone.renderer)
+    params = sampling or make_sampling(backbone.renderer)
     prompts = ledgers or (prompt(backbone.renderer, "What?"),)
 
     async def body():
@@ -171,7 +171,7 @@ def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, 
         images = [frame(renderer, float(seed + index), wide=rng.choice([1, 2, 3])) for index in range(seed % 3)]
         ledger = prompt(renderer, *images, f"Question {seed}?")
         for turn in range(3):
-            reply = await engine.generate(GenerationRequest(ledger, sampling_of(renderer, seed=seed * 3 + turn)))
+            reply = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, seed=seed * 3 + turn)))
             turns.append((ledger, reply))
             ledger = ledger.append_completion(reply.tokens, logprobs=reply.logprobs, version=reply.version)
             result = Message(role="tool", parts=("Look:", frame(renderer, float(rng.randrange(64)))))
@@ -191,16 +191,16 @@ def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, 
 def test_a_reply_ends_only_at_a_stop_id(tiny_folder, backbone):
     renderer = backbone.renderer
     with server(tiny_folder) as served:
-        (free,) = generate_all(backbone, served, sampling=sampling_of(renderer, max_tokens=8, stop_ids=()))
+        (free,) = generate_all(backbone, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()))
         (ended,) = generate_all(
-            backbone, served, sampling=sampling_of(renderer, max_tokens=8, stop_ids=(free.tokens[3],))
+            backbone, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=(free.tokens[3],))
         )
         served.ends = {free.tokens[2]}  # the checkpoint's own eos id, unknown to this run
         (open_,) = generate_all(
-            backbone, served, sampling=sampling_of(renderer, max_tokens=8, stop_ids=()), verify_weights=False
+            backbone, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()), verify_weights=False
         )
         (cut,) = generate_all(
-            backbone, served, sampling=sampling_of(renderer, max_tokens=8), verify_weights=False, max_retries=0
+            backbone, served, sampling=make_sampling(renderer, max_tokens=8), verify_weights=False, max_retries=0
         )
     assert ended.tokens == free.tokens[: free.tokens.index(free.tokens[3]) + 1]
     assert (ended.finish_reason, free.finish_reason, open_.tokens) == (
@@ -376,7 +376,7 @@ def test_new_weights_are_loaded_while_it_runs(tiny_folder, backbone, in_flight, 
             for version in (1, 2, 3):
                 change_weights(backbone)
                 await engine.sync_weights(backbone, version)
-                reply = await engine.generate(GenerationRequest(ledger, sampling_of(renderer, temperature=0.0)))
+                reply = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, temperature=0.0)))
                 assert reply.version == version == engine.version
                 logprobs.append(reply.logprobs)
 
@@ -400,7 +400,7 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, in_flig
                 if version == 2:
                     gate = served.hold_replies(10)
                     task = asyncio.create_task(
-                        engine.generate(GenerationRequest(ledger, sampling_of(renderer, max_tokens=30, stop_ids=())))
+                        engine.generate(GenerationRequest(ledger, make_sampling(renderer, max_tokens=30, stop_ids=())))
                     )
                     await wait_until(lambda gate=gate: gate.sampled == [10])
                     served.gate = None  # the weight check samples, too
@@ -432,7 +432,7 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, in_flig
 
 def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, backbone):
     renderer = backbone.renderer
-    ledger, greedy = prompt(renderer, "What?"), sampling_of(renderer, temperature=0.0)
+    ledger, greedy = prompt(renderer, "What?"), make_sampling(renderer, temperature=0.0)
 
     async def body():
         with server(tiny_folder) as first:
@@ -461,7 +461,7 @@ def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, backb
 
     async def body(served):
         async with engine_of(backbone, served, weight_dir=str(tmp_path), in_flight=in_flight) as engine:
-            await engine.generate(GenerationRequest(prompt(backbone.renderer, "?"), sampling_of(backbone.renderer)))
+            await engine.generate(GenerationRequest(prompt(backbone.renderer, "?"), make_sampling(backbone.renderer)))
             served.sees, engine._pool._down_timeout = False, 0.5
             with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):
                 await engine.sync_weights(backbone, 1)

@@ -40,7 +40,7 @@ def engine_of(backbone, server, **settings):
     )
 
 
-def sampling_of(renderer, **settings):
+def make_sampling(renderer, **settings):
     return SamplingParams(stop_ids=renderer.stop_ids, forbidden_ids=renderer.forbidden_ids, **settings)
 
 
@@ -72,7 +72,7 @@ def test_ledger_and_server_agree_in_conversations_with_images(vllm_server, backb
         rng = random.Random(seed)
         ledger = prompt(renderer, *(frame(rng, renderer.factor) for _ in range(seed % 4)), f"Question {seed}?")
         for turn in range(5):
-            sampling = sampling_of(renderer, max_tokens=rng.randrange(1, 9), seed=seed * 5 + turn)
+            sampling = make_sampling(renderer, max_tokens=rng.randrange(1, 9), seed=seed * 5 + turn)
             reply = await engine.generate(GenerationRequest(ledger, sampling))
             turns.append((ledger, reply))
             ledger = ledger.append_completion(reply.tokens, logprobs=reply.logprobs, version=reply.version)
@@ -121,9 +121,11 @@ def test_logprobs_include_the_temperature(vllm_server, backbone):
     async def body():
         engine = engine_of(backbone, vllm_server)
         reply = await engine.generate(
-            GenerationRequest(ledger, sampling_of(renderer, max_tokens=8, temperature=0.5, seed=3))
+            GenerationRequest(ledger, make_sampling(renderer, max_tokens=8, temperature=0.5, seed=3))
         )
-        greedy = await engine.generate(GenerationRequest(ledger, sampling_of(renderer, max_tokens=8, temperature=0.0)))
+        greedy = await engine.generate(
+            GenerationRequest(ledger, make_sampling(renderer, max_tokens=8, temperature=0.0))
+        )
         await engine.close()
         return reply, greedy
 
@@ -141,9 +143,11 @@ def test_a_stop_id_ends_a_reply_and_is_part_of_it(vllm_server, backbone):
     async def body():
         engine = engine_of(backbone, vllm_server)
         ledger = prompt(renderer, "What?")
-        free = await engine.generate(GenerationRequest(ledger, sampling_of(renderer, max_tokens=12, seed=5)))
+        free = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, max_tokens=12, seed=5)))
         ended = await engine.generate(
-            GenerationRequest(ledger, replace(sampling_of(renderer, max_tokens=12, seed=5), stop_ids=(free.tokens[4],)))
+            GenerationRequest(
+                ledger, replace(make_sampling(renderer, max_tokens=12, seed=5), stop_ids=(free.tokens[4],))
+            )
         )
         await engine.close()
         return free, ended
@@ -169,7 +173,7 @@ def test_new_weights_are_taken_while_it_runs(vllm_server, backbone, weight_sync)
                     parameter.mul_(1.1)
             await engine.sync_weights(backbone, version)
             reply = await engine.generate(
-                GenerationRequest(ledger, sampling_of(renderer, max_tokens=8, temperature=0.0))
+                GenerationRequest(ledger, make_sampling(renderer, max_tokens=8, temperature=0.0))
             )
             assert reply.version == version == engine.version
             assert max(logprob_diffs(backbone, pixels, ledger, reply)) <= 1e-3
@@ -186,7 +190,7 @@ def test_new_weights_are_taken_while_it_runs(vllm_server, backbone, weight_sync)
 def test_weights_that_fail_verification_are_rolled_back(vllm_server, backbone, weight_sync):
     renderer = backbone.renderer
     ledger = prompt(renderer, "What?")
-    greedy = sampling_of(renderer, max_tokens=8, temperature=0.0)
+    greedy = make_sampling(renderer, max_tokens=8, temperature=0.0)
 
     async def body():
         engine = engine_of(backbone, vllm_server, weight_sync=weight_sync)
@@ -213,7 +217,7 @@ def test_weights_that_fail_verification_are_rolled_back(vllm_server, backbone, w
 
 def test_a_server_reconnects_while_the_trainer_changes_its_weights(vllm_server, backbone):
     """As during an update, when the trainer's weights are no longer those of the current version."""
-    ledger, sampling = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
+    ledger, sampling = prompt(backbone.renderer, "What?"), make_sampling(backbone.renderer, max_tokens=8)
 
     async def body():
         engine = engine_of(backbone, vllm_server)
@@ -251,7 +255,7 @@ def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, back
         (server,) = engine._pool.servers
         await server.api.load_weights(server, vllm_server.config.model, "fresh", "drain")
         engine._pool.mark_down(server, "it was restarted")
-        reply = await engine.generate(GenerationRequest(ledger, sampling_of(renderer, max_tokens=8, temperature=0.0)))
+        reply = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, max_tokens=8, temperature=0.0)))
         await server.api.load_weights(server, vllm_server.config.model, "fresh", "drain")
         await engine.close()
         return reply
@@ -264,7 +268,7 @@ def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, back
 @pytest.mark.soak
 def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vllm_server, backbone, monkeypatch):
     """It can't be restarted here; loading complete weights from files repairs it for the next tests."""
-    ledger, sampling = prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=8)
+    ledger, sampling = prompt(backbone.renderer, "What?"), make_sampling(backbone.renderer, max_tokens=8)
 
     async def body():
         engine = engine_of(backbone, vllm_server, weight_sync="gloo")
@@ -299,7 +303,7 @@ def test_a_server_of_other_weights_is_refused(vllm_server, backbone):
         engine = engine_of(backbone, vllm_server)
         with raises(BrokenEngineError, key="engine.settings.servers", value=vllm_server.config.url):
             await engine.generate(
-                GenerationRequest(prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=2))
+                GenerationRequest(prompt(backbone.renderer, "What?"), make_sampling(backbone.renderer, max_tokens=2))
             )
         await engine.close()
 
@@ -318,7 +322,7 @@ def test_a_server_of_another_vocabulary_is_refused(vllm_server, tmp_path):
         engine = engine_of(other, vllm_server)
         with raises(BrokenEngineError, key="engine.settings.servers", value=vllm_server.config.url):
             await engine.generate(
-                GenerationRequest(prompt(other.renderer, "What?"), sampling_of(other.renderer, max_tokens=2))
+                GenerationRequest(prompt(other.renderer, "What?"), make_sampling(other.renderer, max_tokens=2))
             )
         await engine.close()
 
@@ -357,7 +361,7 @@ def test_a_conversation_beyond_the_context_raises(vllm_server, backbone):
         engine = engine_of(backbone, vllm_server)
         with raises(BrokenEngineError, key="environment.settings.max_context_tokens"):
             await engine.generate(
-                GenerationRequest(prompt(backbone.renderer, "What?"), sampling_of(backbone.renderer, max_tokens=4096))
+                GenerationRequest(prompt(backbone.renderer, "What?"), make_sampling(backbone.renderer, max_tokens=4096))
             )
         await engine.close()
 
@@ -375,7 +379,7 @@ def test_already_expanded_ids_are_detected(vllm_server, backbone):
         doubled = replace(slot, num_tokens=slot.num_tokens + 1)
         wrong = Ledger(segments=(replace(ledger.segments[0], slots=(doubled,)),))
         with raises(BrokenEngineError, key="engine.settings.servers", value=vllm_server.config.url):
-            await engine.generate(GenerationRequest(wrong, sampling_of(renderer, max_tokens=2)))
+            await engine.generate(GenerationRequest(wrong, make_sampling(renderer, max_tokens=2)))
         await engine.close()
 
     asyncio.run(body())
@@ -389,7 +393,7 @@ async def read_metric(server, name):
 def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, backbone):
     renderer = backbone.renderer
 
-    long = replace(sampling_of(renderer, max_tokens=3500), stop_ids=())
+    long = replace(make_sampling(renderer, max_tokens=3500), stop_ids=())
 
     async def attempt(engine):
         """Return whether a request could be cancelled before its end, and how many tokens the server sampled."""
@@ -405,7 +409,7 @@ def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, backbone):
 
     async def body():
         engine = engine_of(backbone, vllm_server)
-        await engine.generate(GenerationRequest(prompt(renderer, "What?"), sampling_of(renderer, max_tokens=1)))
+        await engine.generate(GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer, max_tokens=1)))
         # On a busy machine the server may sample everything before this process sees that it began.
         attempts = [await attempt(engine) for _ in range(3)]
         await engine.close()
@@ -420,7 +424,9 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
     logprobs to the trainer's weights of that version as the server reply, all before it included.
     """
     renderer, pixels = backbone.renderer, FakeMediaLoader().load_pixels
-    long = replace(sampling_of(renderer, max_tokens=3500), stop_ids=())  # so long that two syncs fit in on any machine
+    long = replace(
+        make_sampling(renderer, max_tokens=3500), stop_ids=()
+    )  # so long that two syncs fit in on any machine
     ledgers = [
         prompt(renderer, *(frame(random.Random(seed), renderer.factor) for _ in range(seed)), f"What is {seed}?")
         for seed in range(4)
@@ -454,7 +460,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
 
     async def body():
         engine = engine_of(backbone, vllm_server, in_flight="continue")
-        await engine.generate(GenerationRequest(ledgers[1], sampling_of(renderer, max_tokens=1)))
+        await engine.generate(GenerationRequest(ledgers[1], make_sampling(renderer, max_tokens=1)))
         # On a busy machine the server may finish a reply before the sync begins: then they are sampled again.
         for first in (1, 3, 5):
             replies = await attempt(engine, first)
@@ -488,7 +494,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
 def test_drain_updates_weights_between_replies(vllm_server, backbone):
     """An unfinished reply ends with its weights; a request during the update waits."""
     renderer = backbone.renderer
-    long = replace(sampling_of(renderer, max_tokens=200), stop_ids=())
+    long = replace(make_sampling(renderer, max_tokens=200), stop_ids=())
 
     async def body():
         engine = engine_of(backbone, vllm_server, in_flight="drain")
@@ -514,7 +520,7 @@ def test_sampling_filters_are_for_evaluation_only(vllm_server, backbone, setting
     async def body():
         engine = engine_of(backbone, vllm_server, **settings)
         ledger = prompt(backbone.renderer, "What?")
-        reply = await engine.generate(GenerationRequest(ledger, sampling_of(backbone.renderer, max_tokens=4)))
+        reply = await engine.generate(GenerationRequest(ledger, make_sampling(backbone.renderer, max_tokens=4)))
         assert len(reply.tokens) == 4
         ((name, value),) = settings.items()
         with raises(ConfigError, key=f"engine.settings.{name}", value=value):
@@ -533,7 +539,7 @@ def test_a_frozen_server_loses_no_request(vllm_server, backbone, caplog):
         engine = engine_of(backbone, vllm_server, request_timeout=10.0, max_retries=8)
         await engine.sync_weights(backbone, 1)
         ledgers = [prompt(renderer, f"What is {number}?") for number in range(8)]
-        sampling = sampling_of(renderer, max_tokens=24)
+        sampling = make_sampling(renderer, max_tokens=24)
         before = await asyncio.gather(*(engine.generate(GenerationRequest(ledger, sampling)) for ledger in ledgers))
         os.killpg(vllm_server.pid, signal.SIGSTOP)
         try:

@@ -35,7 +35,7 @@ def prompt(renderer, *parts):
     return Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts),)),))
 
 
-def sampling_of(renderer, **settings):
+def make_sampling(renderer, **settings):
     return SamplingParams(**{"max_tokens": 4, "forbidden_ids": renderer.forbidden_ids, **settings})
 
 
@@ -58,7 +58,7 @@ def generate_all(backbone, *served, texts=("What?",), sampling=None, **settings)
 
     async def body():
         async with engine_of(backbone, *(fake.url for fake in served), **settings) as engine:
-            used = sampling or sampling_of(backbone.renderer)
+            used = sampling or make_sampling(backbone.renderer)
             requests = [engine.generate(GenerationRequest(prompt(backbone.renderer, text), used)) for text in texts]
             return await asyncio.gather(*requests, return_exceptions=True)
 
@@ -72,7 +72,7 @@ def test_a_request_has_unexpanded_ids_and_every_image(backbone):
     async def body(url):
         async with engine_of(backbone, url) as engine:
             return await engine.generate(
-                GenerationRequest(ledger, sampling_of(renderer, seed=3, stop_ids=renderer.stop_ids))
+                GenerationRequest(ledger, make_sampling(renderer, seed=3, stop_ids=renderer.stop_ids))
             )
 
     with server(renderer) as served:
@@ -97,18 +97,18 @@ def test_groups_are_sticky_and_balanced(backbone):
 
         async def body():
             async with engine_of(backbone, one.url, other.url) as engine:
-                await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
+                await engine.generate(GenerationRequest(prompt(renderer, "warm"), make_sampling(renderer)))
                 await wait_until(lambda: all(server.is_up for server in engine._pool.servers))
                 ledgers = [prompt(renderer, f"group {number}") for number in range(8) for _ in range(4)]
                 first = await asyncio.gather(
-                    *(engine.generate(GenerationRequest(ledger, sampling_of(renderer))) for ledger in ledgers)
+                    *(engine.generate(GenerationRequest(ledger, make_sampling(renderer))) for ledger in ledgers)
                 )
                 later = [
                     ledger.append_completion(replies.tokens, logprobs=replies.logprobs, version=0)
                     for ledger, replies in zip(ledgers, first, strict=True)
                 ]
                 await asyncio.gather(
-                    *(engine.generate(GenerationRequest(ledger, sampling_of(renderer))) for ledger in later)
+                    *(engine.generate(GenerationRequest(ledger, make_sampling(renderer))) for ledger in later)
                 )
 
         asyncio.run(body())
@@ -232,7 +232,7 @@ def test_a_reply_from_unknown_weights_is_refused(backbone):
 
 def test_a_reply_may_have_several_versions(backbone):
     renderer = backbone.renderer
-    ledger, sampling = prompt(renderer, "What?"), sampling_of(renderer)
+    ledger, sampling = prompt(renderer, "What?"), make_sampling(renderer)
     request = ServerRequest(ledger, sampling)
     spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 4}]
     reply = reply_to(vllm_api.build_request(request), renderer, weight_versions=spans)
@@ -286,7 +286,7 @@ def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(bac
         async with engine_of(backbone, url, max_retries=4) as engine:
             (home,) = engine._pool.servers
             requests = [
-                engine.generate(GenerationRequest(prompt(renderer, text), sampling_of(renderer))) for text in "abcd"
+                engine.generate(GenerationRequest(prompt(renderer, text), make_sampling(renderer))) for text in "abcd"
             ]
             replies = asyncio.gather(*requests)
             await wait_until(lambda: home.generation == 2)
@@ -312,7 +312,9 @@ def test_no_server_for_too_long_stops_the_run(backbone):
             async with engine_of(backbone, url, down_timeout=0.3) as engine:
                 started = time.monotonic()
                 requests = [
-                    engine.generate(GenerationRequest(prompt(backbone.renderer, text), sampling_of(backbone.renderer)))
+                    engine.generate(
+                        GenerationRequest(prompt(backbone.renderer, text), make_sampling(backbone.renderer))
+                    )
                     for text in "ab"
                 ]
                 return await asyncio.gather(*requests, return_exceptions=True), time.monotonic() - started
@@ -324,7 +326,7 @@ def test_no_server_for_too_long_stops_the_run(backbone):
 
 
 def generate_once(engine, renderer):
-    return engine.generate(GenerationRequest(prompt(renderer, "What?"), sampling_of(renderer)))
+    return engine.generate(GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer)))
 
 
 def test_servers_that_were_never_reached_stop_a_command_soon(backbone, monkeypatch):
@@ -388,10 +390,10 @@ def test_a_run_waits_for_a_server_and_continues(backbone, caplog):
         with server(renderer) as served:
             port = int(served.url.rpartition(":")[2])
             async with engine_of(backbone, served.url, max_retries=8) as engine:
-                await engine.generate(GenerationRequest(prompt(renderer, "before"), sampling_of(renderer)))
+                await engine.generate(GenerationRequest(prompt(renderer, "before"), make_sampling(renderer)))
                 served.sick = True
                 task = asyncio.create_task(
-                    engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
+                    engine.generate(GenerationRequest(prompt(renderer, "during"), make_sampling(renderer)))
                 )
                 await wait_until(lambda: caplog.records)
                 assert not task.done()
@@ -410,11 +412,11 @@ def test_a_server_that_goes_down_is_logged(backbone, caplog):
 
     async def body(one, other):
         async with engine_of(backbone, one.url, other.url) as engine:
-            await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
+            await engine.generate(GenerationRequest(prompt(renderer, "warm"), make_sampling(renderer)))
             await wait_until(lambda: len(engine._pool.servers_up) == 2)
             one.sick = True
             for number in range(8):
-                await engine.generate(GenerationRequest(prompt(renderer, f"{number}"), sampling_of(renderer)))
+                await engine.generate(GenerationRequest(prompt(renderer, f"{number}"), make_sampling(renderer)))
             assert [other_server.url for other_server in engine._pool.servers_up] == [other.url]
             one.sick = False
             await wait_until(lambda: len(engine._pool.servers_up) == 2)
@@ -432,11 +434,11 @@ def test_a_hanging_server_is_marked_down_before_its_requests_time_out(backbone, 
 
     async def body(one, other):
         async with engine_of(backbone, one.url, other.url, max_retries=1000) as engine:
-            await engine.generate(GenerationRequest(prompt(renderer, "warm"), sampling_of(renderer)))
+            await engine.generate(GenerationRequest(prompt(renderer, "warm"), make_sampling(renderer)))
             await wait_until(lambda: len(engine._pool.servers_up) == 2)
             one.well.clear()
             asked = [
-                engine.generate(GenerationRequest(prompt(renderer, f"{number}"), sampling_of(renderer)))
+                engine.generate(GenerationRequest(prompt(renderer, f"{number}"), make_sampling(renderer)))
                 for number in range(8)
             ]
             replies = await asyncio.gather(*asked)
@@ -454,12 +456,12 @@ def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(backbone
 
     async def body(served):
         async with engine_of(backbone, served.url, max_retries=8) as engine:
-            await engine.generate(GenerationRequest(prompt(renderer, "before"), sampling_of(renderer)))
+            await engine.generate(GenerationRequest(prompt(renderer, "before"), make_sampling(renderer)))
             served.sick = True
             async with clock.timeout_at(clock.time() + 300) as limit:
                 before = limit.when()
                 task = asyncio.create_task(
-                    engine.generate(GenerationRequest(prompt(renderer, "during"), sampling_of(renderer)))
+                    engine.generate(GenerationRequest(prompt(renderer, "during"), make_sampling(renderer)))
                 )
                 await wait_until(lambda: caplog.records)
                 assert limit.when() is None, "the timeout is not paused"
@@ -535,7 +537,7 @@ def test_cancelling_closes_the_connection_and_leaves_the_others_alone(backbone):
             async with engine_of(backbone, served.url) as engine:
                 tasks = [
                     asyncio.create_task(
-                        engine.generate(GenerationRequest(prompt(renderer, f"{number}"), sampling_of(renderer)))
+                        engine.generate(GenerationRequest(prompt(renderer, f"{number}"), make_sampling(renderer)))
                     )
                     for number in range(4)
                 ]
@@ -563,8 +565,8 @@ def test_an_unreadable_image_ends_only_the_episode(backbone):
     async def body(url):
         engine = Vllm(backbone.renderer, Gone(), servers=(url,), verify_weights=False)
         with raises(EngineError, key="clip.mp4"):
-            await engine.generate(GenerationRequest(prompt(renderer, frame(renderer, 1.0)), sampling_of(renderer)))
-        assert (await engine.generate(GenerationRequest(prompt(renderer, "What?"), sampling_of(renderer)))).tokens
+            await engine.generate(GenerationRequest(prompt(renderer, frame(renderer, 1.0)), make_sampling(renderer)))
+        assert (await engine.generate(GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer)))).tokens
         await engine.close()
 
     with server(renderer) as served:
@@ -575,7 +577,7 @@ def test_close_fails_waiting_requests(backbone):
     async def body():
         async with engine_of(backbone, "http://127.0.0.1:9") as engine:
             task = asyncio.create_task(
-                engine.generate(GenerationRequest(prompt(backbone.renderer, "a"), sampling_of(backbone.renderer)))
+                engine.generate(GenerationRequest(prompt(backbone.renderer, "a"), make_sampling(backbone.renderer)))
             )
             await asyncio.sleep(0.1)
             await engine.close()
@@ -603,7 +605,7 @@ def test_drained_waits_for_replies_and_holds_back_new_ones(backbone):
         async with engine_of(backbone, served.url) as engine:
 
             async def ask(text):
-                await engine.generate(GenerationRequest(prompt(renderer, text), sampling_of(renderer)))
+                await engine.generate(GenerationRequest(prompt(renderer, text), make_sampling(renderer)))
                 seen.append(text)
 
             async def drain():

@@ -67,11 +67,11 @@ class Workers:
         if set(given) != INVITED:
             raise ValueError(f"Invalid init_info: {sorted(given)}")
 
-        def joined(rank):
+        def join_group(rank):
             store = TCPStore(given["master_address"], given["master_port"], is_master=False, timeout=WAIT)
             return ProcessGroupGloo(store, given["rank_offset"] + rank, given["world_size"], WAIT)
 
-        self.groups = self.all(joined)
+        self.groups = self.all(join_group)
         self.joined += 1
 
     def start(self, body):

@@ -58,7 +58,7 @@ def run(renderer, of, *replies, environment=SingleTurn, media=None, frame_budget
     return asyncio.run(run_episode(of, partial(environment, **settings), ctx))
 
 
-def shown(episode):
+def list_shown_images(episode):
     """The prompt's pictures: the file's name, and its time or its size."""
     pictures = episode.ledger.segments[0].slots
     return [(slot.image.path.rpartition("/")[2], slot.image.time) for slot in pictures]
@@ -87,7 +87,7 @@ def test_a_model_sees_images(stage, files, force_think, tmp_path):
 
     episode = look(files)
     assert (episode.error, episode.frame_budget) == (None, 0)
-    assert shown(episode) == [("wide.jpg", None), ("tall.png", None)]
+    assert list_shown_images(episode) == [("wide.jpg", None), ("tall.png", None)]
     factor = stage.backbone.renderer.factor
     for picture in episode.ledger.images():
         assert picture.width % factor == picture.height % factor == 0
@@ -113,7 +113,7 @@ def test_the_default_budget_of_a_picture(renderer, files):
 
 def test_images_have_no_times_and_keep_their_order(renderer, files):
     episode = run(renderer, task(files, "tall.png", "a.mp4", "clear.png"), frame_budget=2)
-    assert shown(episode) == [("tall.png", None), ("a.mp4", 2.0), ("a.mp4", 6.0), ("clear.png", None)]
+    assert list_shown_images(episode) == [("tall.png", None), ("a.mp4", 2.0), ("a.mp4", 6.0), ("clear.png", None)]
     assert episode.frame_budget == 2
     prompt = renderer.decode(episode.ledger.segments[0].tokens)
     picture = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -132,7 +132,7 @@ def test_images_have_no_times_and_keep_their_order(renderer, files):
 )
 def test_several_videos_share_the_budget(renderer, files, names, frames, counts):
     episode = run(renderer, task(files, *names), frame_budget=frames)
-    found = [path for path, _ in shown(episode)]
+    found = [path for path, _ in list_shown_images(episode)]
     assert tuple(found.count(name) for name in names) == counts
     assert found == sorted(found, key=names.index)
     assert episode.frame_budget == sum(counts)
@@ -140,12 +140,12 @@ def test_several_videos_share_the_budget(renderer, files, names, frames, counts)
 
 def test_a_task_without_media_is_prompted_with_text(renderer, files):
     episode = run(renderer, task(files))
-    assert (shown(episode), episode.frame_budget, episode.status) == ([], 0, EpisodeStatus.ANSWERED)
+    assert (list_shown_images(episode), episode.frame_budget, episode.status) == ([], 0, EpisodeStatus.ANSWERED)
 
 
 def test_the_parallel_agent_has_no_video_to_crop_among_pictures(renderer, files):
     episode = run(renderer, task(files, "wide.jpg", "tall.png"), CALL, ANSWER, environment=ParallelCrop)
-    assert shown(episode) == [("wide.jpg", None), ("tall.png", None)]
+    assert list_shown_images(episode) == [("wide.jpg", None), ("tall.png", None)]
     (result,) = episode.results
     assert (result.was_executed, episode.children, episode.status) == (False, (), EpisodeStatus.ANSWERED)
     assert result.error

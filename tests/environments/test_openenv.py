@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from commands import free_port, refusing_port
+from commands import free_port, reserve_refusing_port
 from error_cases import raises
 from openenv_game import Game, serve_protocol
 
@@ -209,7 +209,7 @@ def test_a_step_without_an_answer_in_time_is_a_tool_error(renderer):
 
 
 def test_a_server_that_is_down_aborts_the_episode(renderer):
-    with refusing_port() as port:
+    with reserve_refusing_port() as port:
         episode = play(f"http://127.0.0.1:{port}", renderer, "1")
     assert episode.status is EpisodeStatus.ABORTED
     assert f"127.0.0.1:{port}" in episode.error

@@ -76,7 +76,7 @@ def run(renderer, of, *replies, library=None, frame_budget=None, **settings):
     return asyncio.run(run_episode(of, partial(Python, **{**PATIENT, **settings}), ctx))
 
 
-def observed(renderer, episode, turn=0):
+def decode_tool_result(renderer, episode, turn=0):
     """What the model read after a turn, as text."""
     segments = [segment for segment in episode.ledger.segments if segment.origin is Origin.TOOL]
     return renderer.decode(segments[turn].tokens)
@@ -101,7 +101,7 @@ def test_code_crops_an_image_and_shows_it(renderer, files, tmp_path):
     assert pixels.shape == (picture.height, picture.width, 3)
     assert (pixels == (255, 0, 0)).all()
     assert Path(picture.path).parent == tmp_path / "made"
-    text = observed(renderer, episode)
+    text = decode_tool_result(renderer, episode)
     assert "<tool_response>\n<interpreter>\nText Result:\n(400, 200)\nImage Result:\n<image_clue_1>" in text
     assert "</image_clue_1>\n</interpreter>\n</tool_response>" in text
     assert [slot.image for segment in episode.ledger.segments[1:] for slot in segment.slots] == [picture]
@@ -124,8 +124,8 @@ def test_of_a_video_the_prompt_holds_the_facts_and_code_looks_on_demand(renderer
         round(float(CachingMediaLoader().load_pixels(picture).mean()) / 8) for picture in episode.results[0].images
     ]
     assert shades == [4, 20]
-    assert "<image_clue_0>" in observed(renderer, episode)
-    assert "<image_clue_1>" in observed(renderer, episode)
+    assert "<image_clue_0>" in decode_tool_result(renderer, episode)
+    assert "<image_clue_1>" in decode_tool_result(renderer, episode)
 
 
 def test_an_overviews_frames_have_names_and_are_variables(renderer, files):
@@ -138,7 +138,7 @@ def test_an_overviews_frames_have_names_and_are_variables(renderer, files):
     episode = run(renderer, task(files, "clip.mp4"), look, ANSWER, frame_budget=3, video_in_prompt=True)
     third = episode.ledger.segments[0].slots[2].image
     assert episode.results[0].text == f"{round(float(CachingMediaLoader().load_pixels(third)[0, 0, 0])) // 8} 32"
-    assert "<image_clue_3>" in observed(renderer, episode)
+    assert "<image_clue_3>" in decode_tool_result(renderer, episode)
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_pictures_of_other_tools_count_and_are_variables(renderer, files, togeth
     ask = block("print(image_clue_1.getpixel((5, 5)), image_clue_2.getpixel((5, 5)), image_clue_2.size)")
     tools = {"python": PYTHON, "zoom_image": {"image_pixels": (256, 1024)}}
     episode = run(renderer, task(files, "halves.png"), *both, ask, ANSWER, tools=tools, max_calls=2)
-    seen = "".join(observed(renderer, episode, turn) for turn in range(len(episode.turns) - 1))
+    seen = "".join(decode_tool_result(renderer, episode, turn) for turn in range(len(episode.turns) - 1))
     assert seen.index("<image_clue_1>") < seen.index("<image_clue_2>")
     assert episode.results[-1].text == "(255, 0, 0) (0, 255, 0) (90, 70)"
 
@@ -172,13 +172,13 @@ def test_errors_are_observations(renderer, files):
     episode = run(renderer, task(files, "blue.png"), *replies)
     assert episode.status is EpisodeStatus.ANSWERED
     failed, syntax, open_block, lost = episode.results
-    assert "<interpreter>\nText Result:\nso far\nTraceback" in observed(renderer, episode)
+    assert "<interpreter>\nText Result:\nso far\nTraceback" in decode_tool_result(renderer, episode)
     assert failed.error.endswith("ZeroDivisionError: division by zero")
     assert (failed.was_executed, failed.ok) == (True, False)
     assert "SyntaxError" in syntax.error
     assert open_block.error == episode.turns[2].reply.calls[0].error
     assert not lost.was_executed
-    assert VARIABLES_LOST_NOTE in observed(renderer, episode, 3)
+    assert VARIABLES_LOST_NOTE in decode_tool_result(renderer, episode, 3)
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_one_block_is_run_per_turn_unless_more_are_allowed(renderer, files):
 def test_turns_are_bounded_and_the_last_prompt_requests_an_answer(renderer, files):
     episode = run(renderer, task(files, "blue.png"), *[block("print(1)")] * 3, max_turns=2)
     assert (episode.status, len(episode.turns)) == (EpisodeStatus.MAX_TURNS, 3)
-    assert FINAL_ANSWER_PROMPT.split(",")[0] in observed(renderer, episode, 1)
+    assert FINAL_ANSWER_PROMPT.split(",")[0] in decode_tool_result(renderer, episode, 1)
 
 
 def test_without_tools_nothing_runs(renderer, files):

@@ -250,9 +250,9 @@ def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
         assert episode.error is None
         return [value for value in episode.ledger.logprobs() if value]
 
-    def nothing(pixels): ...
+    def paint_nothing(pixels): ...
 
-    def inside(pixels):
+    def paint_inside(pixels):
         pixels[100:, 160:] = 255
 
-    assert look(nothing) == look(nothing) != look(inside)
+    assert look(paint_nothing) == look(paint_nothing) != look(paint_inside)

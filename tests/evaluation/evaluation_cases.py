@@ -53,7 +53,7 @@ def prompt(times):
     return Ledger().observe(tokens, slots=slots)
 
 
-def scored(
+def make_scored(
     of,
     accuracy,
     *,

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from error_cases import raises
-from evaluation_cases import scored, task
+from evaluation_cases import make_scored, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,7 +113,7 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
     benchmark, portion = benchmark_of(100), Subset(limit=12, strata=STRATA)
     chosen = portion.select(tasks)
     results = grade(benchmark, chosen, {task.id: Answer(text=replies[task.id]) for task in chosen})
-    episodes = [scored(task, 1.0) for task in chosen]
+    episodes = [make_scored(task, 1.0) for task in chosen]
     card = build_scorecard(
         benchmark,
         episodes,
@@ -142,7 +142,7 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
 def test_estimate_for_the_tasks_of_a_run():
     tasks = [task(f"w-{i}", question="at" if i < 2 else "when") for i in range(10)]
     portion = Subset(limit=4)
-    few = [scored(task, float(task.extras["question"] == "at")) for task in portion.select(tasks)]
+    few = [make_scored(task, float(task.extras["question"] == "at")) for task in portion.select(tasks)]
     weights = portion.compute_weights(tasks)
     found = compare_evaluations({"a": Evaluation(scored=few, weights=weights)})
     summary = found.summaries["a"]
@@ -154,7 +154,7 @@ def test_estimate_for_the_tasks_of_a_run():
     rows = dict(row for row in build_tables(found)[0].rows)
     assert rows["… of all tasks, estimated from a limited sample"].startswith("0.20 [")
     # A file with further tasks is not that limited sample.
-    more = [*few, scored(task("w-99"), 1.0)]
+    more = [*few, make_scored(task("w-99"), 1.0)]
     found = compare_evaluations({"a": Evaluation(scored=more, weights=weights)})
     assert found.summaries["a"].full_set_accuracy is None
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from error_cases import raises
-from evaluation_cases import scored, task
+from evaluation_cases import make_scored, task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ def test_questions_about_one_clip_do_not_narrow_the_interval():
 
 def test_intervals_are_clustered_by_clip():
     before, after = (
-        [scored(task(f"w-{i}", clip=f"clip{i % 4}"), float(right(i % 4))) for i in range(12)]
+        [make_scored(task(f"w-{i}", clip=f"clip{i % 4}"), float(right(i % 4))) for i in range(12)]
         for right in (lambda clip: 0, lambda clip: clip < 2)
     )
     four = bootstrap_mean([1.0, 1.0, 0.0, 0.0], ["a", "b", "c", "d"])
@@ -81,8 +81,10 @@ def test_empty_mean_raises():
 
 def test_the_paired_difference_is_taken_per_task():
     tasks = [task(str(i)) for i in range(4)]
-    before = [scored(case, value) for case, value in zip(tasks, (0, 1, 0, 1), strict=True)]
-    after = [scored(case, value) for case, value in zip(tasks, (1, 1, 1, 0), strict=True)] + [scored(task("new"), 1)]
+    before = [make_scored(case, value) for case, value in zip(tasks, (0, 1, 0, 1), strict=True)]
+    after = [make_scored(case, value) for case, value in zip(tasks, (1, 1, 1, 0), strict=True)] + [
+        make_scored(task("new"), 1)
+    ]
     difference = compute_paired_difference(before, after)
     assert (difference.mean, difference.n, difference.better, difference.worse, difference.unpaired) == (
         0.25,
@@ -97,8 +99,8 @@ def test_the_paired_difference_is_taken_per_task():
 def test_constant_gain_has_a_narrow_interval():
     rng = random.Random(1)
     base = [rng.random() / 2 for _ in range(30)]
-    before = [scored(task(str(i)), value) for i, value in enumerate(base)]
-    after = [scored(task(str(i)), value + 0.3) for i, value in enumerate(base)]
+    before = [make_scored(task(str(i)), value) for i, value in enumerate(base)]
+    after = [make_scored(task(str(i)), value + 0.3) for i, value in enumerate(base)]
     found = compute_paired_difference(before, after)
     assert found.low == pytest.approx(0.3)
     assert found.high == pytest.approx(0.3)
@@ -106,15 +108,17 @@ def test_constant_gain_has_a_narrow_interval():
 
 def test_evaluations_without_a_shared_caseraise():
     with raises(DataError, key="tasks"):
-        compute_paired_difference([scored(task("a"), 1)], [scored(task("b"), 1)])
+        compute_paired_difference([make_scored(task("a"), 1)], [make_scored(task("b"), 1)])
 
 
 def test_failed_and_unanswered_episodes_stay_in_the_denominator():
     rows = [
-        scored(task("a"), 1.0, calls=2, failing=1),
-        scored(task("b"), 1.0, end=EpisodeStatus.ABORTED, error="the engine stopped"),  # a failed episode with a score
-        scored(task("c"), 0.0, answer=None, end=EpisodeStatus.NO_ANSWER),
-        scored(task("d", question="when", kind=AnswerType.GROUNDING), 0.5),
+        make_scored(task("a"), 1.0, calls=2, failing=1),
+        make_scored(
+            task("b"), 1.0, end=EpisodeStatus.ABORTED, error="the engine stopped"
+        ),  # a failed episode with a score
+        make_scored(task("c"), 0.0, answer=None, end=EpisodeStatus.NO_ANSWER),
+        make_scored(task("d", question="when", kind=AnswerType.GROUNDING), 0.5),
     ]
     summary = summarize(rows, constant_baselines={"at": 0.25, "when": 0.05})
     assert summary.accuracy.mean == (1.0 + 0.0 + 0.0 + 0.5) / 4
@@ -130,28 +134,29 @@ def test_failed_and_unanswered_episodes_stay_in_the_denominator():
 
 
 def test_baseline_needs_every_question_type():
-    assert summarize([scored(task("a"), 1.0)], constant_baselines={"when": 0.1}).constant_baseline is None
+    assert summarize([make_scored(task("a"), 1.0)], constant_baselines={"when": 0.1}).constant_baseline is None
 
 
 def test_frame_budgets_are_listed_by_size():
-    rows = [scored(task(str(k)), 1.0, frames=k) for k in (16, 4, 32, 8)]
+    rows = [make_scored(task(str(k)), 1.0, frames=k) for k in (16, 4, 32, 8)]
     assert [row.name for row in summarize(rows).slices["frame_budget"]] == ["K=4", "K=8", "K=16", "K=32"]
 
 
 def test_pass_at_k_is_the_unbiased_estimator():
-    rows = [scored(task("a"), value) for value in (1, 0, 0)] + [scored(task("b"), value) for value in (0, 0)]
+    rows = [make_scored(task("a"), value) for value in (1, 0, 0)] + [make_scored(task("b"), value) for value in (0, 0)]
     # k = 2: task a has 1 - C(2,2)/C(3,2) = 2/3, task b has 0
     assert summarize(rows).at_k == {"avg@2": pytest.approx(1 / 6), "pass@2": pytest.approx(1 / 3)}
-    assert summarize([scored(task("a"), 1)]).at_k == {}
+    assert summarize([make_scored(task("a"), 1)]).at_k == {}
 
 
 def test_step_metrics():
     first = Group(
-        task=task("a"), episodes=(scored(task("a"), 1.0, calls=2, frames=4), scored(task("a"), 0.0, frames=4))
+        task=task("a"), episodes=(make_scored(task("a"), 1.0, calls=2, frames=4), make_scored(task("a"), 0.0, frames=4))
     )
     two = task("b", question="count", kind=AnswerType.NUMBER, ground_truth=2.0)
     second = Group(
-        task=two, episodes=(scored(two, 1.0, frames=8, calls=1, failing=1), scored(two, 1.0, frames=8, calls=1))
+        task=two,
+        episodes=(make_scored(two, 1.0, frames=8, calls=1, failing=1), make_scored(two, 1.0, frames=8, calls=1)),
     )
     metrics = compute_step_metrics([first, second])
     assert metrics["reward"] == 0.75 + 0.5

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from evaluation_cases import scored, task
+from evaluation_cases import make_scored, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from saccade.types import AnswerType, Task
 WORDS = ("red", "blue", "green", "a dog", "12", "")
 
 
-def asking(*options, ground_truth="A", question="Which?", kind=AnswerType.CHOICE):
+def make_choice_task(*options, ground_truth="A", question="Which?", kind=AnswerType.CHOICE):
     return Task(
         id="q",
         question=question,
@@ -31,7 +31,7 @@ def asking(*options, ground_truth="A", question="Which?", kind=AnswerType.CHOICE
 @given(st.lists(st.sampled_from(WORDS), min_size=2, max_size=12), st.data(), st.integers(0, 99), st.integers(0, 9))
 def test_ground_truth_follows_and_restore_is_exact(choices, data, seed, attempt):
     ground_truth = data.draw(st.sampled_from([*(chr(65 + i) for i in range(len(choices))), ""]))
-    one = asking(*choices, ground_truth=ground_truth)
+    one = make_choice_task(*choices, ground_truth=ground_truth)
     variant = shuffle_options(one, seed=seed, sample_index=attempt)
     assert Counter(variant.options) == Counter(choices)
     if ground_truth:
@@ -45,7 +45,7 @@ def test_ground_truth_follows_and_restore_is_exact(choices, data, seed, attempt)
 
 
 def test_positions_are_uniform():
-    original = asking("red", "blue", "green", "grey")
+    original = make_choice_task("red", "blue", "green", "grey")
     letters = Counter(
         shuffle_options(replace(original, id=f"q{i}"), seed=0, sample_index=i % 3).ground_truth for i in range(800)
     )
@@ -70,7 +70,7 @@ def test_positions_are_uniform():
     ],
 )
 def test_options_that_refer_to_positions_stay(choices):
-    one = asking(*choices)
+    one = make_choice_task(*choices)
     assert not can_shuffle_options(one)
     assert all(shuffle_options(one, seed=seed, sample_index=0).options == choices for seed in range(20))
     assert restore_options(shuffle_options(one, seed=0, sample_index=1)) == one
@@ -88,18 +88,18 @@ def test_options_that_refer_to_positions_stay(choices):
     ],
 )
 def test_other_options_are_shuffled(choices):
-    assert can_shuffle_options(asking(*choices))
+    assert can_shuffle_options(make_choice_task(*choices))
 
 
 def test_other_answer_types_and_questions_about_options_stay():
-    assert not can_shuffle_options(asking("red", "blue", kind=AnswerType.OPEN))
-    assert not can_shuffle_options(asking("red", "blue", question="Why is option B wrong?"))
+    assert not can_shuffle_options(make_choice_task("red", "blue", kind=AnswerType.OPEN))
+    assert not can_shuffle_options(make_choice_task("red", "blue", question="Why is option B wrong?"))
 
 
 def test_orders_of_options_are_samples_of_one_task():
     one = replace(task("a"), answer_type=AnswerType.CHOICE, ground_truth="A", options=("red", "blue", "green"))
-    rows = [scored(shuffle_options(one, seed=0, sample_index=i), value) for i, value in enumerate((1, 0, 1))]
+    rows = [make_scored(shuffle_options(one, seed=0, sample_index=i), value) for i, value in enumerate((1, 0, 1))]
     found = summarize(rows)
     assert (found.num_tasks, found.num_episodes) == (1, 3)
     assert found.at_k["pass@3"] == 1.0
-    assert compute_paired_difference([scored(one, 0)], rows).n == 1
+    assert compute_paired_difference([make_scored(one, 0)], rows).n == 1

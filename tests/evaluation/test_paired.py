@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from commands import fail, good
 from error_cases import raises
-from evaluation_cases import scored, task
+from evaluation_cases import make_scored, task
 
 from saccade.cli.benchmark import resolve_cluster_key
 from saccade.data.option_shuffle import shuffle_options
@@ -31,7 +31,9 @@ TASKS = [task(f"w-{i}") for i in range(10)]
 
 def rows(values, *, calls=(), tasks=TASKS):
     """Return an episode per value; those whose index is in `calls` ran a tool."""
-    return [scored(one, value, calls=int(i in calls)) for i, (one, value) in enumerate(zip(tasks, values, strict=True))]
+    return [
+        make_scored(one, value, calls=int(i in calls)) for i, (one, value) in enumerate(zip(tasks, values, strict=True))
+    ]
 
 
 BARE = rows([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
@@ -125,7 +127,7 @@ def test_tool_gain_and_harm_are_over_tasks_with_calls():
 
 
 def test_visual_tokens_of_both_evaluations():
-    def seeing(scores, *tokens):
+    def with_visual_tokens(scores, *tokens):
         usages = [
             replace(scored_episode.episode.usage, visual_tokens=tokens[i % len(tokens)])
             for i, scored_episode in enumerate(scores)
@@ -135,19 +137,19 @@ def test_visual_tokens_of_both_evaluations():
             for scored_episode, usage in zip(scores, usages, strict=True)
         ]
 
-    found = compare(dense=seeing(BARE, 64), code=seeing(LOOKED, 4, 12))
+    found = compare(dense=with_visual_tokens(BARE, 64), code=with_visual_tokens(LOOKED, 4, 12))
     assert [summary.visual_tokens for summary in found.summaries.values()] == [64, 8]
     assert table(found)["visual tokens per episode"] == "64.0 / 8.0, ratio 0.12"
-    bare = compare(bare=seeing(BARE, 0), code=seeing(LOOKED, 4))
+    bare = compare(bare=with_visual_tokens(BARE, 0), code=with_visual_tokens(LOOKED, 4))
     assert table(bare)["visual tokens per episode"] == "0.0 / 4.0"
-    neither = compare(bare=seeing(BARE, 0), other=seeing(LOOKED, 0))
+    neither = compare(bare=with_visual_tokens(BARE, 0), other=with_visual_tokens(LOOKED, 0))
     assert "visual tokens per episode" not in table(neither)
 
 
 def test_tool_effect_needs_a_control():
     assert change(a=LOOKED, b=LOOKED).tool_effect is None
     assert change(a=BARE, b=BARE).tool_effect is None
-    refused = [scored(one, 0, failing=1) for one in TASKS]  # calls without any tool
+    refused = [make_scored(one, 0, failing=1) for one in TASKS]  # calls without any tool
     assert change(a=BARE, b=refused).tool_effect is None
     assert change(a=refused, b=LOOKED).tool_effect.with_tools == "b"
 
@@ -169,9 +171,9 @@ def test_the_exact_test_of_large_numbers():
 
 def test_samples_are_averaged_over_option_orders():
     one = replace(task("c"), answer_type=AnswerType.CHOICE, ground_truth="A", options=("red", "blue", "green"))
-    old = [scored(one, value) for value in (1, 0, 0)]  # wrong: a third
+    old = [make_scored(one, value) for value in (1, 0, 0)]  # wrong: a third
     new = [
-        scored(shuffle_options(one, seed=1, sample_index=i), value) for i, value in enumerate((1, 0))
+        make_scored(shuffle_options(one, seed=1, sample_index=i), value) for i, value in enumerate((1, 0))
     ]  # right: a half
     found = change(old=old, new=new)
     assert (found.only_before, found.only_after, found.difference.n) == (0, 1, 1)
@@ -179,7 +181,7 @@ def test_samples_are_averaged_over_option_orders():
 
 
 def test_failed_episode_is_wrong():
-    broken = [scored(one, 1, end=EpisodeStatus.ABORTED, error="gone") for one in TASKS]
+    broken = [make_scored(one, 1, end=EpisodeStatus.ABORTED, error="gone") for one in TASKS]
     assert compare(a=broken, b=BARE).summaries["a"].accuracy.mean == 0
 
 
@@ -188,7 +190,7 @@ def test_different_tasks_raise():
         compare(a=BARE[:8], b=LOOKED)
     with raises(DataError, key="tasks", value="w-8"):
         compare(a=BARE, b=LOOKED[:8])
-    changed = [*BARE[:9], scored(replace(TASKS[9], question="Another?"), 1)]
+    changed = [*BARE[:9], make_scored(replace(TASKS[9], question="Another?"), 1)]
     with raises(DataError, key="tasks", value="w-9"):
         compare(a=BARE, b=changed)
 

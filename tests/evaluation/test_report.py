@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from error_cases import raises
-from evaluation_cases import scored, task
+from evaluation_cases import make_scored, task
 
 from saccade.errors import DataError
 from saccade.evaluation.compare import (
@@ -27,7 +27,7 @@ TASKS = [task(f"w-{i}", ground_truth=("red", "blue", "red")[i % 3]) for i in ran
 
 
 def evaluation(right, **more):
-    return Evaluation(scored=[scored(task, float(i < right), **more) for i, task in enumerate(TASKS)])
+    return Evaluation(scored=[make_scored(task, float(i < right), **more) for i, task in enumerate(TASKS)])
 
 
 def as_markdown(comparison):
@@ -55,7 +55,7 @@ def test_default_pairs():
 
 
 def test_classify_overview_of_images():
-    plain, known = scored(TASKS[0], 1.0), []
+    plain, known = make_scored(TASKS[0], 1.0), []
     for looks in ([], [0, 2]):
         extras = {"question": "count", "cards": [[32, 32, 32, "red", "dot", "blue"]], "looks": looks}
         episode = replace(plain.episode, task=replace(TASKS[0], extras=extras))
@@ -65,7 +65,7 @@ def test_classify_overview_of_images():
 
 @pytest.mark.slow
 def test_chosen_pairs_and_pairs_without_a_shared_task():
-    other = {"a": EVALUATIONS["after SFT"], "b": Evaluation(scored=[scored(task("else"), 1.0)])}
+    other = {"a": EVALUATIONS["after SFT"], "b": Evaluation(scored=[make_scored(task("else"), 1.0)])}
     assert compare_evaluations(other).changes == ()
     chosen = compare_evaluations(EVALUATIONS, pairs=[("after RL", "after SFT")]).changes
     assert [change.after for change in chosen] == ["after SFT"]
@@ -80,7 +80,7 @@ def test_accuracy_is_split_by_whether_the_overview_shows_the_answer():
 def test_constant_baseline_of_synthetic_tasks_only():
     assert compare_evaluations(EVALUATIONS).summaries["after RL"].constant_baseline == pytest.approx(8 / 12)
     plain = Task(id="p", question="?", media=(), answer_type=TASKS[0].answer_type, ground_truth="red")
-    found = compare_evaluations({"p": Evaluation(scored=[scored(plain, 1.0)])}).summaries["p"]
+    found = compare_evaluations({"p": Evaluation(scored=[make_scored(plain, 1.0)])}).summaries["p"]
     assert found.constant_baseline is None
     assert found.slices["overview"] == ()
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from commands import good
-from evaluation_cases import scored, task
+from evaluation_cases import make_scored, task
 
 from saccade.evaluation.compare import compare_evaluations, compare_files, read_evaluations
 from saccade.evaluation.judge_results import JudgeVerdict
@@ -18,10 +18,10 @@ TASKS = [task(f"w-{i}") for i in range(4)]
 
 def build_outcome(of, accuracy, undecided):
     """Return an episode that answers "red", as a benchmark's rule scores it."""
-    return replace(scored(of, 0), score=Score(value=accuracy, parts={"undecided": undecided}, correct=accuracy))
+    return replace(make_scored(of, 0), score=Score(value=accuracy, parts={"undecided": undecided}, correct=accuracy))
 
 
-def written(folder, name="mmvu"):
+def write_results(folder, name="mmvu"):
     """Write a results file: one answer is right by the rule, one wrong, two are undecided."""
     path = folder / "evaluations" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def judge(path, values, answer="red"):
 
 
 def test_comparison_applies_verdicts_and_counts_undecided(tmp_path):
-    one, two = written(tmp_path / "a"), written(tmp_path / "b")
+    one, two = write_results(tmp_path / "a"), write_results(tmp_path / "b")
 
     def count_undecided():
         return tuple(summary.undecided for summary in compare_files(one, two).summaries.values())
@@ -57,8 +57,8 @@ def test_comparison_applies_verdicts_and_counts_undecided(tmp_path):
 
 
 def test_evaluations_are_read_with_their_verdicts(tmp_path):
-    judge(written(tmp_path), (None, None, 1.0, 0.0))
-    written(tmp_path, "by the rule")
+    judge(write_results(tmp_path), (None, None, 1.0, 0.0))
+    write_results(tmp_path, "by the rule")
     found = read_evaluations(tmp_path)
     assert found.keys() == {"mmvu", "by the rule"}
     summaries = {name: summarize(evaluation.scored) for name, evaluation in found.items()}

@@ -31,11 +31,11 @@ def decoded(monkeypatch):
     decoded_times = []
     real = cache.decode_frames
 
-    def counting(video_index, times, **settings):
+    def record_times(video_index, times, **settings):
         decoded_times.extend(times)
         return real(video_index, times, **settings)
 
-    monkeypatch.setattr(cache, "decode_frames", counting)
+    monkeypatch.setattr(cache, "decode_frames", record_times)
     return decoded_times
 
 

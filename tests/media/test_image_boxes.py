@@ -29,11 +29,11 @@ def read_paths(monkeypatch):
     paths = []
     real = cache.read_image
 
-    def counting(path):
+    def record_path(path):
         paths.append(path)
         return real(path)
 
-    monkeypatch.setattr(cache, "read_image", counting)
+    monkeypatch.setattr(cache, "read_image", record_path)
     return paths
 
 

@@ -24,7 +24,7 @@ def score(body, ground_truth=GROUND_TRUTH, kind=AnswerType.BOX, extras=SIZE, led
     return get_answer_type(kind)(**rule)(replace(episode, task=task, ledger=ledger or Ledger()))
 
 
-def pointed(body, **more):
+def score_point(body, **more):
     return score(body, kind=AnswerType.POINT, **more)
 
 
@@ -121,7 +121,7 @@ def test_iou_of_boxes(body, expected):
     ],
 )
 def test_points(body, expected):
-    assert pointed(body) == expected
+    assert score_point(body) == expected
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_overlap_is_symmetric_and_bounded(one, other):
 @given(st.text(alphabet='0123456789.,-+e[](){}<> "bx:NaIty', max_size=60))
 def test_any_answer_has_a_value(body):
     assert 0.0 <= score(body) <= 1.0
-    assert pointed(body) in (0.0, 1.0)
+    assert score_point(body) in (0.0, 1.0)

@@ -15,7 +15,7 @@ TASK = task("red")
 LOOKED = turn(think(), call(), call(), call(), results=[RAN, RAN, RAN])
 
 
-def scored(terms, attempt, of=TASK):
+def compute_score(terms, attempt, of=TASK):
     [score] = asyncio.run(compose_rewards(terms)([replace(attempt, task=of)]))
     return score
 
@@ -26,7 +26,7 @@ def test_value_and_parts():
         "format_reward": RewardTerm(weight=0.5),
         "tool_use": RewardTerm(settings={"mode": "accumulative"}),
     }
-    score = scored(terms, episode(LOOKED, turn(think(), answer())))
+    score = compute_score(terms, episode(LOOKED, turn(think(), answer())))
     assert score.value == pytest.approx(1.0 + 0.5 * 1.0 + 0.3)
     assert score.parts == pytest.approx(
         {"accuracy": 1.0, "format_reward": 1.0, "tool_use": 0.3, "format_compliance": 1.0}
@@ -36,10 +36,10 @@ def test_value_and_parts():
 def test_format_compliance_counts_only_as_a_term():
     loose = episode(turn(think(), answer(), text("!")))
     tidy = episode(turn(think(), answer()))
-    assert scored({"accuracy": RewardTerm(correct=True)}, loose).value == 1.0
-    assert scored({"accuracy": RewardTerm(correct=True)}, tidy).parts["format_compliance"] == 1.0
+    assert compute_score({"accuracy": RewardTerm(correct=True)}, loose).value == 1.0
+    assert compute_score({"accuracy": RewardTerm(correct=True)}, tidy).parts["format_compliance"] == 1.0
     weighted = {"accuracy": RewardTerm(correct=True), "format_compliance": RewardTerm(weight=0.25)}
-    assert (scored(weighted, loose).value, scored(weighted, tidy).value) == (1.0, 1.25)
+    assert (compute_score(weighted, loose).value, compute_score(weighted, tidy).value) == (1.0, 1.25)
 
 
 @pytest.mark.parametrize("order", [("accuracy", "tool_use"), ("tool_use", "accuracy")])
@@ -48,8 +48,8 @@ def test_tools_share_the_accuracy_of_the_recipe(order):
     settings = {"answer_types": {"open": {"mode": "exact"}}}
     strict = {"accuracy": RewardTerm(correct=True, settings=settings), "tool_use": RewardTerm()}
     loose = {"accuracy": RewardTerm(correct=True), "tool_use": RewardTerm()}
-    assert scored({name: loose[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.8)
-    assert scored({name: strict[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.3)
+    assert compute_score({name: loose[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.8)
+    assert compute_score({name: strict[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_reward_from_a_file(tmp_path):
         "def brevity(episode, *, free: int = 3) -> float:\n    return float(len(episode.turns) <= free)\n",
     )
     terms = {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.5, settings={"free": 1})}
-    assert scored(terms, episode(turn(think(), answer()))).value == 1.5
-    assert scored(terms, episode(LOOKED, turn(think(), answer()))).parts["brevity"] == 0.0
+    assert compute_score(terms, episode(turn(think(), answer()))).value == 1.5
+    assert compute_score(terms, episode(LOOKED, turn(think(), answer()))).parts["brevity"] == 0.0
 
 
 def test_async_class_reward_receives_the_accuracy(tmp_path):
@@ -101,7 +101,7 @@ def test_async_class_reward_receives_the_accuracy(tmp_path):
         "        await asyncio.sleep(0)\n        return self.factor * correct\n",
     )
     partly = episode(turn(think(), answer("red ball")))
-    assert scored(
+    assert compute_score(
         {"accuracy": RewardTerm(weight=0.0, correct=True), mine: RewardTerm(weight=3.0, settings={"factor": 0.5})},
         partly,
     ).value == pytest.approx(1.0)
@@ -113,7 +113,7 @@ def test_async_class_reward_receives_the_accuracy(tmp_path):
 def test_failing_reward_raises(tmp_path, code, cause):
     mine = write_reward(tmp_path / "hasty.py", f"async def hasty(episode):\n    return {code}\n")
     with raises(ConfigError, key="rewards.hasty", value=TASK.id) as caught:
-        scored({mine: RewardTerm()}, episode(turn(answer())))
+        compute_score({mine: RewardTerm()}, episode(turn(answer())))
     assert type(caught.value.__cause__) is cause
 
 
@@ -123,13 +123,13 @@ def test_one_ungraded_reward_leaves_no_score(tmp_path):
         {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.0)},
         {mine: RewardTerm(), "accuracy": RewardTerm(correct=True)},
     ):
-        assert scored(terms, episode(turn(answer()))) == Ungraded(reason="no idea")
+        assert compute_score(terms, episode(turn(answer()))) == Ungraded(reason="no idea")
 
 
 def test_an_ungraded_accuracy_is_not_a_wrong_answer_for_other_rewards(tmp_path):
     mine = write_reward(tmp_path / "accuracy.py", "async def accuracy(episode):\n    return Ungraded(reason='away')\n")
     attempt = episode(LOOKED, turn(think(), answer()))
-    assert scored({"tool_use": RewardTerm(), mine: RewardTerm(correct=True)}, attempt) == Ungraded(reason="away")
+    assert compute_score({"tool_use": RewardTerm(), mine: RewardTerm(correct=True)}, attempt) == Ungraded(reason="away")
 
 
 def test_credits_are_weighted_and_not_in_the_value(tmp_path):
@@ -139,7 +139,7 @@ def test_credits_are_weighted_and_not_in_the_value(tmp_path):
         f"def split(episode):\n    return Score(value=0.8, parts={{'detail': 3.0}}, credits=({credit},))\n",
     )
     terms = {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.5)}
-    score = scored(terms, episode(turn(think(), answer())))
+    score = compute_score(terms, episode(turn(think(), answer())))
     assert (score.value, score.total, score.correct) == (pytest.approx(1.4), pytest.approx(1.575), 1.0)
     assert score.parts == {"accuracy": 1.0, "split": 0.8, "format_compliance": 1.0, "split/detail": 3.0}
     assert score.credits == (Credit(span=Span(kind="turn", turn=0), value=pytest.approx(0.175)),)
@@ -161,15 +161,15 @@ CALL = Span(kind="call", turn=0, call=0)
 def test_infinite_rewards_and_credits_of_missing_spans_raise(tmp_path, code, value):
     broken = write_reward(tmp_path / "broken.py", f"def broken(episode) -> float:\n    return {code}\n")
     with raises(ConfigError, key="rewards.broken", value=value):
-        scored({broken: RewardTerm()}, episode(turn(answer())))
+        compute_score({broken: RewardTerm()}, episode(turn(answer())))
 
 
 def test_correctness_comes_from_the_marked_term(tmp_path):
     mine = write_reward(tmp_path / "mine.py", "def mine(episode):\n    return 0.7\n")
     right = episode(turn(think(), answer()))
     marked = {"accuracy": RewardTerm(), mine: RewardTerm(weight=0.0, correct=True), "tool_use": RewardTerm()}
-    assert (scored(marked, right).correct, scored(marked, right).is_correct) == (0.7, True)
-    unmarked = scored({"accuracy": RewardTerm(), mine: RewardTerm()}, right)
+    assert (compute_score(marked, right).correct, compute_score(marked, right).is_correct) == (0.7, True)
+    unmarked = compute_score({"accuracy": RewardTerm(), mine: RewardTerm()}, right)
     assert (unmarked.correct, unmarked.is_correct) == (None, False)
     with raises(ConfigError, key="rewards", value=("accuracy", mine)):
         compose_rewards({"accuracy": RewardTerm(correct=True), mine: RewardTerm(correct=True)})
@@ -182,7 +182,7 @@ def test_correctness_comes_from_the_marked_term(tmp_path):
 def test_a_nan_reward_raises(tmp_path):
     broken = write_reward(tmp_path / "broken.py", "def broken(episode):\n    return float('nan')\n")
     with raises(ConfigError, key="rewards.broken") as caught:
-        scored({broken: RewardTerm()}, episode(turn(answer())))
+        compute_score({broken: RewardTerm()}, episode(turn(answer())))
     assert math.isnan(caught.value.value)
 
 

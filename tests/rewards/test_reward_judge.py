@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from commands import refusing_port
+from commands import reserve_refusing_port
 from error_cases import raises
 from judge_server import candidate, server
 from reward_cases import RAN, answer, answer_episode, call, episode, task, text, think, turn
@@ -137,7 +137,7 @@ def test_client_errors_are_not_retried(status):
 
 @pytest.mark.slow
 def test_retries_back_off_and_honor_retry_after():
-    def timed(**more):
+    def measure_seconds(**more):
         started = time.perf_counter()
         with server(
             lambda number, prompt: (429, "") if number < 2 else "yes", headers=more.pop("headers", ())
@@ -145,9 +145,9 @@ def test_retries_back_off_and_honor_retry_after():
             assert judge_answer(make_judge(served.url, max_retries=2, **more)) == 1.0
         return time.perf_counter() - started
 
-    assert timed(retry_backoff=0.2) >= 0.2 + 0.4
-    assert timed(retry_backoff=0.0, headers=[("Retry-After", "1")]) >= 2.0
-    timed(retry_backoff=0.0, headers=[("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")])
+    assert measure_seconds(retry_backoff=0.2) >= 0.2 + 0.4
+    assert measure_seconds(retry_backoff=0.0, headers=[("Retry-After", "1")]) >= 2.0
+    measure_seconds(retry_backoff=0.0, headers=[("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")])
 
 
 def test_slow_server_times_out():
@@ -180,7 +180,7 @@ def test_dripping_server_times_out():
 
 
 def test_unreachable_server_is_ungraded():
-    with refusing_port() as port:
+    with reserve_refusing_port() as port:
         found = judge_answer(make_judge(f"http://127.0.0.1:{port}/v1", max_retries=1))
     assert isinstance(found, Ungraded)
     assert f"127.0.0.1:{port}" in found.reason

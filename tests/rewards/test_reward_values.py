@@ -96,7 +96,7 @@ def test_f1_is_bounded_and_one_for_the_ground_truth(left, right):
     assert value == 0.0 or grade_open(left, left) == 1.0
 
 
-def grounded(body, ground_truth=(4.0, 8.0)):
+def grade_grounding(body, ground_truth=(4.0, 8.0)):
     return GroundingAnswer()(answer_episode(body, ground_truth=ground_truth, kind=AnswerType.GROUNDING))
 
 
@@ -163,27 +163,27 @@ def grounded(body, ground_truth=(4.0, 8.0)):
     ],
 )
 def test_iou(body, expected):
-    assert grounded(body) == pytest.approx(expected)
+    assert grade_grounding(body) == pytest.approx(expected)
 
 
 def test_clock_times():
-    assert grounded("01:04 to 1:08", (64.0, 68.0)) == 1.0
-    assert grounded("1:01:04 to 1:01:08.5", (3664.0, 3668.5)) == 1.0
+    assert grade_grounding("01:04 to 1:08", (64.0, 68.0)) == 1.0
+    assert grade_grounding("1:01:04 to 1:01:08.5", (3664.0, 3668.5)) == 1.0
 
 
 @pytest.mark.parametrize("ground_truth", [(8.0, 4.0), "4-8", 4.0])
 def test_invalid_span_raises(ground_truth):
     with raises(DataError, key="ground_truth", value=ground_truth):
-        grounded("4-8", ground_truth)
+        grade_grounding("4-8", ground_truth)
 
 
 @settings(deadline=None)
 @given(st.floats(0, 1000), st.floats(0, 1000))
 def test_iou_is_bounded(start, end):
-    assert 0.0 <= grounded(f"{start:.3f} to {end:.3f}") <= 1.0
+    assert 0.0 <= grade_grounding(f"{start:.3f} to {end:.3f}") <= 1.0
 
 
-def numbered(body, ground_truth, **settings):
+def grade_number(body, ground_truth, **settings):
     return NumberAnswer(**settings)(answer_episode(body, ground_truth=ground_truth, kind=AnswerType.NUMBER))
 
 
@@ -202,7 +202,7 @@ def numbered(body, ground_truth, **settings):
     ],
 )
 def test_mra_matches_the_official_values(body, expected):
-    assert numbered(body, 100.0) == pytest.approx(expected)
+    assert grade_number(body, 100.0) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_mra_matches_the_official_values(body, expected):
     ],
 )
 def test_number_formats(body):
-    assert numbered(body, 4.0, mode="exact") == 1.0
+    assert grade_number(body, 4.0, mode="exact") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_number_formats(body):
     ],
 )
 def test_wrong_numbers(body):
-    assert numbered(body, 4.0, mode="exact") == 0.0
+    assert grade_number(body, 4.0, mode="exact") == 0.0
 
 
 @settings(deadline=None)
@@ -288,10 +288,10 @@ def test_wrong_numbers(body):
     st.sampled_from(["{:,}", "{}", " {} m", "It is {}.", "\\boxed{{{}}}", "${}$"]),
 )
 def test_numbers_round_trip(value, form):
-    assert numbered(form.format(value), float(value), mode="exact") == 1.0
-    assert numbered(form.format(value + 1), float(value), mode="exact") == 0.0
+    assert grade_number(form.format(value), float(value), mode="exact") == 1.0
+    assert grade_number(form.format(value + 1), float(value), mode="exact") == 0.0
     if value:
-        assert numbered(form.format(-value), float(value)) == 0.0
+        assert grade_number(form.format(-value), float(value)) == 0.0
 
 
 @settings(deadline=None)
@@ -307,8 +307,8 @@ def test_spans_round_trip(start, length, form):
     end = start + length
     ground_truth = (float(start), float(end))
     for write in (clock, str, lambda seconds: f"{seconds}.0s"):
-        assert grounded(form.format(write(start), write(end)), ground_truth) == 1.0
-        assert grounded(form.format(write(end), write(start)), ground_truth) == 0.0
+        assert grade_grounding(form.format(write(start), write(end)), ground_truth) == 1.0
+        assert grade_grounding(form.format(write(end), write(start)), ground_truth) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_spans_round_trip(start, length, form):
     ],
 )
 def test_values_of_numbers(body, value):
-    assert numbered(body, float(value), mode="exact") == 1.0
-    assert numbered(body, -float(value)) == 0.0
+    assert grade_number(body, float(value), mode="exact") == 1.0
+    assert grade_number(body, -float(value)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -345,22 +345,22 @@ def test_values_of_numbers(body, value):
     ],
 )
 def test_ambiguous_numbers(body):
-    assert numbered(body, 4.0, mode="exact") == 0.0
+    assert grade_number(body, 4.0, mode="exact") == 0.0
 
 
 def test_signs_thousands_tolerance_and_zero():
-    assert numbered("\u22124", -4.0, mode="exact") == 1.0
+    assert grade_number("\u22124", -4.0, mode="exact") == 1.0
     for written in ("1,234.5", "1\u202f234.5", "1\u00a0234.5", "1'234.5", "1234.50"):
-        assert numbered(written, 1234.5, mode="exact") == 1.0
-    assert numbered("12,345,678", 12345678.0, mode="exact") == 1.0
-    assert numbered("50%", 50.0, mode="exact") == 1.0
-    assert numbered("50%", 0.5, mode="exact") == 0.0  # the sign is ignored like any unit
-    assert numbered("3.1", "3.0", mode="exact", tolerance=0.1) == 1.0
-    assert numbered("3.11", "3.0", mode="exact", tolerance=0.1) == 0.0
-    assert numbered("0", 0.0) == 1.0
-    assert numbered("0.001", 0.0) == 0.0
+        assert grade_number(written, 1234.5, mode="exact") == 1.0
+    assert grade_number("12,345,678", 12345678.0, mode="exact") == 1.0
+    assert grade_number("50%", 50.0, mode="exact") == 1.0
+    assert grade_number("50%", 0.5, mode="exact") == 0.0  # the sign is ignored like any unit
+    assert grade_number("3.1", "3.0", mode="exact", tolerance=0.1) == 1.0
+    assert grade_number("3.11", "3.0", mode="exact", tolerance=0.1) == 0.0
+    assert grade_number("0", 0.0) == 1.0
+    assert grade_number("0.001", 0.0) == 0.0
     with raises(DataError, key="ground_truth", value="four or so"):
-        numbered("4", "four or so")
+        grade_number("4", "four or so")
 
 
 def accurate(body, **settings):

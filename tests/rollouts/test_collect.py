@@ -37,11 +37,11 @@ def base(renderer, engine=None, **changes):
     return Context(**{**given, **changes})
 
 
-def answered(episode):
+def score_answered(episode):
     return Score(value=float(episode.status is EpisodeStatus.ANSWERED))
 
 
-ones = score_each(answered)
+ones = score_each(score_answered)
 
 
 class QuickEnvironment(Environment):
@@ -68,7 +68,7 @@ async def run_one_group(task, make_environment, context, *, group_size, **option
     return [member.episode for member in group.episodes]
 
 
-def hooked(hook):
+def make_hooked(hook):
     """The environment of every task, which calls `hook(task, ctx)` at its reset."""
     return lambda task: functools.partial(QuickEnvironment, hook)
 
@@ -140,7 +140,7 @@ def test_an_error_of_the_user_stops_everything(renderer):
             raise
 
     with raises(ConfigError, key="rl.steps"):
-        asyncio.run(collect([task("a"), task("b")], hooked(fail), base(renderer), group_size=2, score_fn=ones))
+        asyncio.run(collect([task("a"), task("b")], make_hooked(fail), base(renderer), group_size=2, score_fn=ones))
     assert cancelled == ["a", "a"]
 
 
@@ -158,7 +158,7 @@ def test_groups_have_the_order_of_the_tasks_however_they_finish(renderer):
     groups = asyncio.run(
         collect(
             [task("a"), task("b")],
-            hooked(wait),
+            make_hooked(wait),
             base(renderer),
             group_size=2,
             score_fn=ones,
@@ -183,7 +183,7 @@ def test_episodes_at_once_are_bounded(renderer, at_once, most):
 
     tasks = [task(str(n)) for n in range(6)]
     run_in_virtual_time(
-        collect(tasks, hooked(count), base(renderer), group_size=2, score_fn=ones, max_concurrency=at_once)
+        collect(tasks, make_hooked(count), base(renderer), group_size=2, score_fn=ones, max_concurrency=at_once)
     )
     assert peak == most
 
@@ -238,7 +238,7 @@ def test_episodes_are_scored_concurrently(renderer):
         most = max(most, waiting)
         await asyncio.sleep(0.01)
         waiting -= 1
-        return answered(episode)
+        return score_answered(episode)
 
     waiting = most = 0
     (group,) = run_in_virtual_time(

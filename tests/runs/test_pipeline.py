@@ -24,7 +24,7 @@ from saccade.sandbox import IsolationLayers, IsolationReport
 SHORT = ["sampling.max_tokens=8"]
 
 
-def interrupted(folder, model, dataset_folder, *, at):
+def interrupt_sft(folder, model, dataset_folder, *, at):
     """An SFT run that is stopped in its step `at`; how it was started."""
 
     def stop(step, values):
@@ -42,7 +42,7 @@ def interrupted(folder, model, dataset_folder, *, at):
 @pytest.mark.parametrize("at", [1, 3])  # before the first checkpoint, after it
 def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, dataset_folder, at):
     folder = tmp_path / "run"
-    start = interrupted(folder, tiny_folder, dataset_folder, at=at)
+    start = interrupt_sft(folder, tiny_folder, dataset_folder, at=at)
     assert f"--out {folder} --resume" in fail(RunError, "train", *start, "--resume", key=folder / "sft")
     assert not (folder / "rl").exists()
     good("sft", *start, "--resume")
@@ -71,7 +71,7 @@ def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder):
 # ---- what results depend on ------------------------------------------------------------------------------------------
 
 
-def kept(folder, name="test"):
+def read_results(folder, name="test"):
     return (folder / "evaluations" / f"{name}.jsonl").read_bytes()
 
 
@@ -95,21 +95,21 @@ def judged(evaluated, tmp_path):
 @pytest.mark.slow
 def test_copied_weights_keep_their_results(judged, tmp_path):
     folder, weights = judged
-    before = kept(folder)
+    before = read_results(folder)
     shutil.copytree(weights, tmp_path / "copy")
     (tmp_path / "copy" / "optimizer.pt").unlink()
     (tmp_path / "copy" / "trainer_state.json").write_text('{"seen": 3}')
     good("eval", folder, "--model", tmp_path / "copy")
-    assert kept(folder) == before
+    assert read_results(folder) == before
     folder.rename(tmp_path / "moved")
     good("eval", tmp_path / "moved")
-    assert kept(tmp_path / "moved") == before
+    assert read_results(tmp_path / "moved") == before
 
 
 @pytest.mark.slow
 def test_changed_weights_are_rejected(judged):
     folder, weights = judged
-    before, file = kept(folder), weights / "model.safetensors"
+    before, file = read_results(folder), weights / "model.safetensors"
     status = file.stat()
     tensors = load_file(file)
     name = max(tensors, key=lambda tensor_name: tensors[tensor_name].numel())
@@ -118,7 +118,7 @@ def test_changed_weights_are_rejected(judged):
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert file.stat().st_size == status.st_size
     fail(RunError, "eval", folder, key=folder / "evaluations" / "test.jsonl", value=("weights",))
-    assert kept(folder) == before
+    assert read_results(folder) == before
 
 
 @pytest.mark.slow
@@ -215,9 +215,9 @@ def test_run_with_its_data_can_be_moved(tmp_path, monkeypatch):
     moved.parent.mkdir()
     folder.rename(moved)
     monkeypatch.chdir(moved.parent)
-    results = kept(moved)
+    results = read_results(moved)
     good("eval", "run")
-    assert kept(moved) == results
+    assert read_results(moved) == results
     start = ["tiny/para_grpo", *settings, "--model", "run/model", "--data", "run/data", "--out", "run"]
     assert "rl/step-000004" in good("train", *start, "--resume")
     output = good("ask", "What?", "--video", "run/data/test/clips/00000.mp4", "--model", "run")

@@ -89,7 +89,8 @@ def compute_group_advantages(groups: Sequence[Group], settings: AdvantageConfig)
     """
     estimator = resolve_estimator(settings.estimator, settings.settings)
     spans = [
-        sorted({credit.span for one in group.episodes for credit in one.score.credits}, key=repr) for group in groups
+        sorted({credit.span for scored in group.episodes for credit in scored.score.credits}, key=repr)
+        for group in groups
     ]
     parts = [_compute_parts(group, own, estimator, settings) for group, own in zip(groups, spans, strict=True)]
     if settings.whiten and parts:
@@ -109,7 +110,7 @@ def _compute_parts(
 ) -> FloatArray:
     """Return the advantages of every token and of each span, [1 + S, G]."""
     credits_SG = [
-        [sum(credit.value for credit in one.score.credits if credit.span == span) for one in group.episodes]
+        [sum(credit.value for credit in scored.score.credits if credit.span == span) for scored in group.episodes]
         for span in spans
     ]
     # Shaping clips, so a span's shaped credit is what it adds to the shaped sum of the value and the spans before it.

@@ -52,7 +52,9 @@ def resolve_filters(filters: Filters) -> dict[str, dict[str, Callable[..., bool]
         key, stage = f"rl.filters.{name}", plugins.get_object_name(name)
         bound = plugins.resolve("algorithms.filters", name, settings)
         parameters = inspect.signature(bound).parameters
-        positional = [one for one, parameter in parameters.items() if parameter.kind < inspect.Parameter.KEYWORD_ONLY]
+        positional = [
+            parameter.name for parameter in parameters.values() if parameter.kind < inspect.Parameter.KEYWORD_ONLY
+        ]
         if not positional:
             message = f"the filter {name!r} has no first parameter; it must be `scored` or `group`"
             raise ConfigError(message, key=key, value=name)
@@ -98,15 +100,15 @@ def select_groups(
     if rank_by == "reward_std":  # rounded, so that the order of the episodes doesn't break ties
         ranked = sorted(last, key=lambda group: (-round(float(np.std(group.total_rewards)), 9), group.task.id))
     stages["over_target"] = ranked[:target]
-    kept, surplus = tuple(ranked[:target]), tuple(ranked[target:])
+    kept_groups, surplus_groups = tuple(ranked[:target]), tuple(ranked[target:])
     return SelectionResult(
-        kept_groups=kept,
-        surplus_groups=surplus,
+        kept_groups=kept_groups,
+        surplus_groups=surplus_groups,
         filter_reports=tuple(
             build_filter_report(name, *pair)
             for name, pair in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True)
         ),
-        num_missing=target - len(kept),
+        num_missing=target - len(kept_groups),
     )
 
 
@@ -131,15 +133,15 @@ def filter_by_advantage(
 
 def build_filter_report(name: str, before: Sequence[Group], after: Sequence[Group]) -> FilterReport:
     """Compare the groups before and after a filter."""
-    kept = [scored for group in after for scored in group.episodes]
+    kept_episodes = [scored for group in after for scored in group.episodes]
     # The stages share their episodes and never copy them, so identity shows which are left.
-    kept_ids = {id(scored) for scored in kept}
-    removed = [scored for group in before for scored in group.episodes if id(scored) not in kept_ids]
+    kept_ids = {id(scored) for scored in kept_episodes}
+    removed_episodes = [scored for group in before for scored in group.episodes if id(scored) not in kept_ids]
     return FilterReport(
         name=name,
         num_groups=(len(after), len(before) - len(after)),
-        num_episodes=(len(kept), len(removed)),
-        frac_correct=(_compute_frac_correct(kept), _compute_frac_correct(removed)),
+        num_episodes=(len(kept_episodes), len(removed_episodes)),
+        frac_correct=(_compute_frac_correct(kept_episodes), _compute_frac_correct(removed_episodes)),
     )
 
 

@@ -127,11 +127,11 @@ def estimate_environment(
     """
     if not environment:
         return estimate_episode(recipe, sizes, assumptions)
-    named = recipe.with_values({"environment": recipe.environments[environment]})
+    environment_recipe = recipe.with_values({"environment": recipe.environments[environment]})
     section, episodes, misfit = f"environments.{environment}", [], ConfigError()
     for medium in get_args(Medium):
         try:
-            episodes.append(estimate_episode(named, sizes, assumptions, medium=medium, section=section))
+            episodes.append(estimate_episode(environment_recipe, sizes, assumptions, medium=medium, section=section))
         except ConfigError as error:
             misfit = error
     if not episodes:

@@ -94,7 +94,7 @@ def summarize_recipe(
         whiten = ", whitened" if rl.advantage.whiten else ""
         loss_settings = "".join(f" {key}={value}" for key, value in rl.loss.settings.items())
         coefficients = {"loss": rl.kl.loss_coef, "reward": rl.kl.reward_coef}
-        kl = "".join(f"; KL {value:g} in the {place}" for place, value in coefficients.items() if value)
+        kl = "".join(f"; KL {value:g} in the {term}" for term, value in coefficients.items() if value)
         lines["rewards"] = ", ".join(f"{term.weight:g} × {reward}" for reward, term in recipe.rewards.items())
         lines["RL"] = (
             f"{rl.steps:,} steps, {rl.optim.name}, learning rate {rl.optim.lr:g} {rl.optim.schedule}; "
@@ -156,8 +156,8 @@ def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gp
     unused = "activations" if recipe.model.activation_checkpointing else "checkpointed_activations"
     labels[unused] = f"({labels[unused]})"  # not part of the peak
     rows = tuple((label, *(format_bytes(by_name[name]) for by_name in amounts)) for name, label in labels.items())
-    place = f"each of {gpus} GPUs" if gpus > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
-    return Table(title=f"Estimated training memory of {place}", header=("", *estimates), rows=rows)
+    device = f"each of {gpus} GPUs" if gpus > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
+    return Table(title=f"Estimated training memory of {device}", header=("", *estimates), rows=rows)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -373,7 +373,7 @@ def _check_servers(planned_run: PlannedRun) -> dict[str, str | Exception]:
     requirements = EngineRequirements(
         model_path=str(planned_run.folder / recipe.model.path) if recipe.model.path else "",
         renderer=renderer,
-        context_length=max(_get_context_limit(*one) or _estimate_longest(planned_run.folder, *one) for one in used),
+        context_length=max(_get_context_limit(*use) or _estimate_longest(planned_run.folder, *use) for use in used),
         is_training="rl" in planned_run.stages,
     )
     answers = asyncio.run(engine.probe(requirements, **resolve_settings("engines", recipe.engine)))

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _handle_root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Train vision-language models that decide where to look."""
     if version:
         print(f"saccade {__version__}")
@@ -97,7 +97,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @model_app.command("tiny")
-def model_tiny(
+def make_model(
     folder: Annotated[Path, typer.Argument(help="The checkpoint folder to write.")],
     family: Annotated[str, typer.Option(help="The model family.")] = "qwen3_vl",
     seed: Annotated[int, typer.Option(help="Seed of its random weights.")] = 0,
@@ -115,7 +115,7 @@ def model_tiny(
 
 
 @data_app.command("synth")
-def data_synth(
+def generate_dataset(
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
     settings: Settings = None,
     recipe: Annotated[str, typer.Option(help="The recipe whose `synthetic` and `seed` are used.")] = "tiny/base",
@@ -137,7 +137,7 @@ def data_synth(
 def build_train_command(stage: str, metric: str) -> Callable[..., None]:
     """Return the command of a training stage, which shows one of its metrics as progress."""
 
-    def command(
+    def run_stage(
         recipe: RecipeName,
         settings: Settings = None,
         folder: OutOption = Path("runs") / stage,
@@ -157,7 +157,7 @@ def build_train_command(stage: str, metric: str) -> Callable[..., None]:
             weights = train_fn(loaded, out=folder, model=model, data=data, resume=resume, on_step=report_step)
         out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
 
-    return command
+    return run_stage
 
 
 app.command("sft", help="Supervised fine-tuning on demonstrations: the cold start.")(build_train_command("sft", "loss"))

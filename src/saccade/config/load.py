@@ -165,8 +165,8 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any], section: str = 
         elif isinstance(old, dict) and isinstance(value, dict):
             # Settings belong to the plugin they were written for.
             is_renamed = any(value.get(name, old.get(name)) != old.get(name) for name in PLUGIN_NAME_KEYS)
-            kept = {**old, "settings": {}} if is_renamed and "settings" in old else old
-            result[key] = _merge(kept, value, f"{section}{key}.")
+            kept_values = {**old, "settings": {}} if is_renamed and "settings" in old else old
+            result[key] = _merge(kept_values, value, f"{section}{key}.")
         else:
             result[key] = value
     return result

@@ -28,7 +28,7 @@ from saccade.metrics.episode_metrics import (
     get_question_type,
     get_task_digest,
     group_by_task,
-    ran_tools,
+    has_run_tools,
     summarize,
 )
 from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
@@ -227,9 +227,9 @@ def _compare_tools(
     before: tuple[str, Evaluation], after: tuple[str, Evaluation], clusters: Mapping[str, str]
 ) -> ToolEffect | None:
     """Return the effect of tools; None unless only one evaluation ran them, with a call in a task of both."""
-    if ran_tools(before[1].scored) == ran_tools(after[1].scored):
+    if has_run_tools(before[1].scored) == has_run_tools(after[1].scored):
         return None
-    (name, with_tools), (_, without_tools) = (before, after) if ran_tools(before[1].scored) else (after, before)
+    (name, with_tools), (_, without_tools) = (before, after) if has_run_tools(before[1].scored) else (after, before)
     solved, control = _find_solved(with_tools.scored), _find_solved(without_tools.scored)
     called = [
         task

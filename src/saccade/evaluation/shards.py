@@ -66,8 +66,8 @@ def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Pa
         for path in list_shard_manifests(run, name)
     }
     if not manifests:
-        found = (path for run in runs for path in (run / SHARDS_DIR).glob(f"*/*{MANIFEST_SUFFIX}"))
-        others = sorted({path.parent.name for path in found})
+        manifest_paths = (path for run in runs for path in (run / SHARDS_DIR).glob(f"*/*{MANIFEST_SUFFIX}"))
+        others = sorted({path.parent.name for path in manifest_paths})
         also = f", but some of {', '.join(map(repr, others))} (--name, or --bench for a benchmark's)" if others else ""
         raise RunError(
             f"{', '.join(map(str, (folder, *other_runs)))} holds no shard of {name!r}{also}; "

@@ -107,11 +107,11 @@ def count_python_style_calls(episode: Episode) -> int:
 
 def get_question_type(task: Task) -> str | None:
     """Return the question type that the dataset names, if any."""
-    named = task.extras.get("question")
-    return named if isinstance(named, str) else None
+    question_type = task.extras.get("question")
+    return question_type if isinstance(question_type, str) else None
 
 
-def ran_tools(scored: Iterable[ScoredEpisode]) -> bool:
+def has_run_tools(scored: Iterable[ScoredEpisode]) -> bool:
     """Return whether any call was executed: a model can write calls without having tools."""
     return any(result.was_executed for outcome in scored for result in outcome.episode.results)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
-from saccade.metrics.episode_metrics import ran_tools
+from saccade.metrics.episode_metrics import has_run_tools
 from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_estimate, format_optional
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
@@ -190,7 +190,7 @@ def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredE
 
 def _build_examples(evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: EpisodeViewer) -> list[dict[str, Any]]:
     # Rejected calls, as with tools off, don't count. The last evaluation with tools is that of the newest weights.
-    with_tools = [name for name, scored in evaluations.items() if ran_tools(scored)]
+    with_tools = [name for name, scored in evaluations.items() if has_run_tools(scored)]
     name = (with_tools or list(evaluations) or [""])[-1]
     others: defaultdict[str, list[tuple[str, str, float]]] = defaultdict(list)
     for other, scored in evaluations.items():

@@ -123,10 +123,12 @@ def build_group(episodes: Sequence[Episode], results: Sequence[ScoreResult]) -> 
     pairs = list(zip(episodes, results, strict=True))
     return Group(
         task=episodes[0].task,
-        episodes=tuple(ScoredEpisode(episode=one, score=result) for one, result in pairs if isinstance(result, Score)),
+        episodes=tuple(
+            ScoredEpisode(episode=episode, score=result) for episode, result in pairs if isinstance(result, Score)
+        ),
         ungraded=tuple(
-            UngradedEpisode(episode=one, group_index=index, reason=result.reason)
-            for index, (one, result) in enumerate(pairs)
+            UngradedEpisode(episode=episode, group_index=index, reason=result.reason)
+            for index, (episode, result) in enumerate(pairs)
             if isinstance(result, Ungraded)
         ),
     )

@@ -295,7 +295,7 @@ def _digest_plugin_files(value: Any) -> Any:
         if value.endswith(".py"):
             return digest
         content = parse_yaml(Path(value).read_text(encoding="utf-8"), value)
-        named = content.values() if isinstance(content, Mapping) else ()
-        files = [Path(value).parent / name for name in named if isinstance(name, str) and name.endswith(".py")]
+        values = content.values() if isinstance(content, Mapping) else ()
+        files = [Path(value).parent / name for name in values if isinstance(name, str) and name.endswith(".py")]
         return [digest, *(_digest_plugin_files(str(file)) for file in files)] if files else digest
     return value

@@ -87,8 +87,8 @@ def _format_path(path: Path, folder: Path | None) -> str:
 def find_newest_weights(run_folder: Path, stage: str | None = None) -> Path | None:
     """Return the newest checkpoint of a stage (default: of "rl" if there is one, else of "sft"); None without any."""
     stages = ("rl", "sft") if stage is None else (stage,)
-    saved = (checkpoint.find_newest_checkpoint(run_folder / name) for name in stages)
-    return next((found.folder for found in saved if found), None)
+    newest = (checkpoint.find_newest_checkpoint(run_folder / name) for name in stages)
+    return next((saved.folder for saved in newest if saved), None)
 
 
 def resolve_checkpoint(path: Path) -> Path:

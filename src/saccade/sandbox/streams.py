@@ -143,9 +143,9 @@ class StdoutCapture:
     def decode_text(self) -> str:
         """Return the first `max_chars` characters, with a mark if there were more."""
         text = self._buffer.decode("utf-8", "replace")
-        kept = text[: self._max_chars]
+        start = text[: self._max_chars]
         omitted = self._dropped_bytes + len(text[self._max_chars :].encode())
-        return f"{kept}\n{format_omitted_bytes(omitted)}" if omitted else kept
+        return f"{start}\n{format_omitted_bytes(omitted)}" if omitted else start
 
     def _handle_readable(self, loop: asyncio.AbstractEventLoop) -> None:
         if not count_readable_bytes(self._pipe):  # end of file

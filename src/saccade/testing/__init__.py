@@ -342,14 +342,14 @@ async def check_answer_type(answer_type: str) -> None:
     answer_type = plugin.names[0]
     ground_truth, answer = plugin.example
     score = plugin()
-    for said, expected in ((answer, 1.0), ("", 0.0), ("\x00 neither {1 nor <2", None)):
-        block = Block(kind=BlockKind.ANSWER, body=said, is_closed=True)
+    for body, expected in ((answer, 1.0), ("", 0.0), ("\x00 neither {1 nor <2", None)):
+        block = Block(kind=BlockKind.ANSWER, body=body, is_closed=True)
         episode = _build_episode(answer_type, EpisodeStatus.ANSWERED, (Turn(reply=_build_reply(block)),))
         assert plugin.find_problem(episode.task) is None, f"the example of {answer_type} is not a valid task"
         value = await maybe_await(score(episode))
-        assert isinstance(value, Ungraded) or expected in (None, value), f"the answer {said!r} scores {value}"
-        assert isinstance(value, Ungraded | float), f"the answer {said!r} scores {value!r}, not a float"
-        assert isinstance(value, Ungraded) or 0.0 <= value <= 1.0, f"the answer {said!r} scores {value}"
+        assert isinstance(value, Ungraded) or expected in (None, value), f"the answer {body!r} scores {value}"
+        assert isinstance(value, Ungraded | float), f"the answer {body!r} scores {value!r}, not a float"
+        assert isinstance(value, Ungraded) or 0.0 <= value <= 1.0, f"the answer {body!r} scores {value}"
     problem = plugin.find_problem(replace(episode.task, ground_truth=("none", "of", "any")))  # type: ignore[arg-type]
     assert problem is not None, f"{answer_type} accepts any ground truth"
     published = plugin.parse_ground_truth(ground_truth)
@@ -522,7 +522,7 @@ class _HangingEngine(Scripted):
 
 def _check_tokens(episode: Episode, engine: Scripted, model_description: str) -> None:
     # Equal hashes mean equal prefixes, images included: each turn must continue exactly the engine's input.
-    num_sampled = sum(segment.is_sampled for each in episode.walk() for segment in each.ledger.segments)
+    num_sampled = sum(segment.is_sampled for member in episode.walk() for segment in member.ledger.segments)
     assert len(engine.history) == num_sampled, f"{model_description}: the environment itself sampled from the engine"
     completions = {ledger.prefix_hashes()[-1]: completion for ledger, completion in engine.history}
     for conversation in episode.walk():

@@ -161,15 +161,15 @@ def build_batch(
             for number, sample_index in enumerate(tree.sample_indices):
                 sample = samples[sample_index]
                 ledger, ids = sample.ledger, np.array(sample.ledger.input_ids())
-                place = np.arange(start, start + len(ids))  # of the sample's tokens in the row
-                place[prefix:] += branch_start - (start + prefix)
+                positions = np.arange(start, start + len(ids))  # of the sample's tokens in the row
+                positions[prefix:] += branch_start - (start + prefix)
                 first = prefix if number else 0  # all samples have the same prefix: the first one's is packed
-                ids_BT[b, place[first:]] = ids[first:]
-                positions_3BT[:, b, place[first:]] = compute_positions(ledger)[:, first:]
-                branch_BT[b, place[prefix:]] = number + 1
+                ids_BT[b, positions[first:]] = ids[first:]
+                positions_3BT[:, b, positions[first:]] = compute_positions(ledger)[:, first:]
+                branch_BT[b, positions[prefix:]] = number + 1
                 images += [slot.image for slot in ledger.slots() if slot.index >= first]
                 trained = np.flatnonzero(ledger.loss_mask())
-                predictor = place[trained] - 1
+                predictor = positions[trained] - 1
                 predictor[trained == prefix] = start + prefix - 1  # the prefix's last token predicts a branch's first
                 values = (ids, np.full(len(ids), sample_index), ledger.versions(), ledger.logprobs(), sample.advantages)
                 columns = [np.full(len(trained), b), predictor, *(np.array(value)[trained] for value in values)]

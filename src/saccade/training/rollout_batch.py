@@ -109,8 +109,10 @@ async def collect_batch(
         )
     if settings.selection.surplus == "requeue":
         # Filters make new groups of the same episodes, so a group's position is found by its first episode.
-        found = {id(scored): place for place, group in groups_by_position.items() for scored in group.episodes}
-        surplus_positions = [found[id(group.episodes[0])] for group in selection.surplus_groups]
+        position_by_episode = {
+            id(scored): position for position, group in groups_by_position.items() for scored in group.episodes
+        }
+        surplus_positions = [position_by_episode[id(group.episodes[0])] for group in selection.surplus_groups]
         prompt_sampler = prompt_sampler.requeue([*surplus_positions, *cancelled_positions])
     metrics = {
         **compute_step_metrics(groups),

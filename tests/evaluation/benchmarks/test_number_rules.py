@@ -13,7 +13,7 @@ UNREAD, OPEN = None, "a judge must say"
 LONG = "We look at it. " * 3000
 
 
-def marked(name, folder, text, extractor, row):
+def grade_text(name, folder, text, extractor, row):
     benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
     (task,) = benchmark.load_tasks(write_copy(name, folder, [row]), allow_incomplete=True)
     (result,) = grade(benchmark, [task], {task.id: Answer(text=text)}, scoring=extractor)
@@ -70,8 +70,8 @@ SPANS = [
 @pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), SPANS, ids=[span[0] for span in SPANS])
 def test_charades(kind, reply, strict, lenient, why, tmp_path):
     row = first("charades_sta")
-    assert marked("charades_sta", tmp_path, reply, "strict", row) == strict, why
-    assert marked("charades_sta", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("charades_sta", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("charades_sta", tmp_path, reply, "lenient", row) == lenient
 
 
 # The right number is 4, so 4.2 is 5 % off.
@@ -110,13 +110,13 @@ NUMBERS = [
 @pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), NUMBERS, ids=[number[0] for number in NUMBERS])
 def test_vsibench(kind, reply, strict, lenient, why, tmp_path):
     row = first("vsibench", question_type="object_counting")
-    assert marked("vsibench", tmp_path, reply, "strict", row) == strict, why
-    assert marked("vsibench", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("vsibench", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("vsibench", tmp_path, reply, "lenient", row) == lenient
 
 
 def test_ground_truth_of_zero(tmp_path):
     row = {**first("vsibench", question_type="object_counting"), "ground_truth": "0"}
-    assert [marked("vsibench", tmp_path, reply, "strict", row) for reply in ("0", "1")] == [1, 0]
+    assert [grade_text("vsibench", tmp_path, reply, "strict", row) for reply in ("0", "1")] == [1, 0]
 
 
 # (ground truth, kind, answer, strict, lenient, why)
@@ -159,14 +159,14 @@ FORMULAS = [
 )
 def test_mathvision(ground_truth, kind, reply, strict, lenient, why, tmp_path):
     row = {**first("mathvision", answer="27"), "answer": ground_truth}
-    assert marked("mathvision", tmp_path, reply, "strict", row) == strict, why
-    assert marked("mathvision", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("mathvision", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("mathvision", tmp_path, reply, "lenient", row) == lenient
 
 
 def test_formulas_are_never_executed(tmp_path):
     row = first("mathvision", answer="27")
     for reply in ("9^{9^{9^9}}", "__import__('os').getpid()", "(" * 5000, r"\frac{" * 150, "10!!!!!!", "1/0"):
-        assert marked("mathvision", tmp_path, reply, "strict", row) == 0
+        assert grade_text("mathvision", tmp_path, reply, "strict", row) == 0
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ OPENS = [
 @pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), OPENS, ids=[case[0] for case in OPENS])
 def test_mmvu_open(kind, reply, strict, lenient, why, tmp_path):
     row = first("mmvu", question_type="open-ended")
-    assert marked("mmvu", tmp_path, reply, "strict", row) == strict, why
-    assert marked("mmvu", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("mmvu", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("mmvu", tmp_path, reply, "lenient", row) == lenient
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_mmvu_open(kind, reply, strict, lenient, why, tmp_path):
 )
 def test_mmvu_numbers_keep_sign_and_unit(ground_truth, reply, lenient, tmp_path):
     row = {**first("mmvu", question_type="open-ended"), "answer": ground_truth}
-    assert marked("mmvu", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("mmvu", tmp_path, reply, "lenient", row) == lenient
 
 
 VERSES = [
@@ -265,8 +265,8 @@ VERSES = [
 @pytest.mark.parametrize(("kind", "reply", "strict", "lenient", "why"), VERSES, ids=[verse[0] for verse in VERSES])
 def test_mathverse(kind, reply, strict, lenient, why, tmp_path):
     row = first("mathverse", answer="14")
-    assert marked("mathverse", tmp_path, reply, "strict", row) == strict, why
-    assert marked("mathverse", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("mathverse", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("mathverse", tmp_path, reply, "lenient", row) == lenient
 
 
 def short(answer):
@@ -314,8 +314,8 @@ DYNAMIC = [
 )
 def test_dynamath(form, kind, reply, strict, lenient, why, tmp_path):
     row = next(row for row in MAKERS["dynamath"]() if row["row"]["answer_type"] == form)
-    assert marked("dynamath", tmp_path, reply, "strict", row) == strict, why
-    assert marked("dynamath", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("dynamath", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("dynamath", tmp_path, reply, "lenient", row) == lenient
 
 
 # (row, kind, answer, strict, lenient, why)
@@ -382,8 +382,8 @@ TIR = [
     ("row", "kind", "reply", "strict", "lenient", "why"), TIR, ids=[f"{a[0]['task']} {a[1]}" for a in TIR]
 )
 def test_tirbench(row, kind, reply, strict, lenient, why, tmp_path):
-    assert marked("tirbench", tmp_path, reply, "strict", row) == strict, why
-    assert marked("tirbench", tmp_path, reply, "lenient", row) == lenient
+    assert grade_text("tirbench", tmp_path, reply, "strict", row) == strict, why
+    assert grade_text("tirbench", tmp_path, reply, "lenient", row) == lenient
 
 
 TABLES = {

@@ -119,12 +119,14 @@ def test_cluster_drawn_twice_counts_twice(name, metric, rows, tmp_path):
     results = grade(benchmark, tasks, answers, scoring="lenient")
     seen = set()
 
-    def watched(sample):
+    def record_metric(sample):
         found = benchmark.compute_metrics(sample)
         seen.add(round(found[metric], 6))
         return found
 
-    assert compute_intervals(results, [benchmark.cluster_key(result.task) for result in results], watched)[metric] == (
+    assert compute_intervals(results, [benchmark.cluster_key(result.task) for result in results], record_metric)[
+        metric
+    ] == (
         0,
         100,
     )
@@ -203,7 +205,7 @@ def test_costs_are_means_over_all_episodes():
     assert found == {**expected, "seconds": 1.5}
 
 
-def graded(count, sort):
+def make_graded(count, sort):
     marks = {
         "wrong": Grade(extracted="B", value=0.0),
         "right": Grade(extracted="A", value=1.0),
@@ -218,7 +220,7 @@ def graded(count, sort):
 
 
 def test_examples_per_category_are_independent_of_order():
-    results = [answer for sort in ANSWER_CATEGORIES for answer in graded(9, sort)]
+    results = [answer for sort in ANSWER_CATEGORIES for answer in make_graded(9, sort)]
     found = select_examples(results)
     assert [example.category for example in found] == [sort for sort in ANSWER_CATEGORIES for _ in range(NUM_EXAMPLES)]
     assert all(example.task_id.startswith(example.category) for example in found)

@@ -162,7 +162,7 @@ def worker(folder, name, parent):
 # ---- stopped and killed ----------------------------------------------------------------------------------------------
 
 
-def started(path, out, *more):
+def start_ablation(path, out, *more):
     command = [sys.executable, "-c", "from saccade.cli.app import main; main()", "ablate", str(path), *SMALL]
     return subprocess.Popen(
         [*command, "--out", str(out), "--seeds", "1", *more],
@@ -196,7 +196,7 @@ def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, fo
     out, more = tmp_path / "out", ["--condition", "one"]
     ablation = Ablation.from_spec(str(path), settings=SMALL, seeds=1, conditions=["one"])
     if is_interrupted:
-        stopped = started(path, out, *more)
+        stopped = start_ablation(path, out, *more)
         wait_for(lambda: (out / "seed-0/initial_checkpoints/usual/metrics.jsonl").exists(), stopped)
         stopped.send_signal(signal.SIGINT)
         output = stopped.communicate()[0]
@@ -205,7 +205,7 @@ def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, fo
         assert workers(out) == []
         more.append("--resume")
 
-    killed = started(path, out, *more)
+    killed = start_ablation(path, out, *more)
     wait_for(lambda: (out / "seed-0/one/plain/metrics.jsonl").exists(), killed)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()

@@ -38,16 +38,16 @@ class KVCache:
 
         Grow by at least a quarter, so that growing is rare.
         """
-        layers, two, held_rows, heads, held, dim = self.data.shape
-        if num_rows <= held_rows and capacity <= held:
+        layers, two, held_rows, heads, held_capacity, dim = self.data.shape
+        if num_rows <= held_rows and capacity <= held_capacity:
             return
-        grown = _grow_size(held_rows, num_rows), _grow_size(held, capacity)
+        grown = _grow_size(held_rows, num_rows), _grow_size(held_capacity, capacity)
         if grown[0] * grown[1] > self._max_positions:  # from many short rows to few long ones, or vice versa
             spare, room = capacity // 4, self._max_positions // num_rows - capacity
             grown = num_rows, capacity + (spare if room < 0 else min(spare, room))
         num_rows, capacity = grown
         # Zeros, not uninitialized memory: a masked key has weight 0, but 0 times NaN is NaN.
-        data, common = self.data.new_zeros(layers, two, num_rows, heads, capacity, dim), min(held, capacity)
+        data, common = self.data.new_zeros(layers, two, num_rows, heads, capacity, dim), min(held_capacity, capacity)
         data[:, :, :held_rows, :, :common] = self.data[:, :, :num_rows, :, :common]
         lengths = self.lengths.new_zeros(num_rows)
         lengths[:held_rows] = self.lengths[:num_rows]
@@ -90,10 +90,10 @@ class KVCache:
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, H, T, D]; return all of them [B, H, S, D]."""
         rows = torch.arange(self.num_rows, device=self._write_positions.device)[:, None]
-        held = self.data[layer, :, : self.num_rows]
-        held[0][rows, :, self._write_positions] = key.transpose(1, 2)
-        held[1][rows, :, self._write_positions] = value.transpose(1, 2)
-        return held[0, :, :, : self.key_length], held[1, :, :, : self.key_length]
+        layer_data = self.data[layer, :, : self.num_rows]
+        layer_data[0][rows, :, self._write_positions] = key.transpose(1, 2)
+        layer_data[1][rows, :, self._write_positions] = value.transpose(1, 2)
+        return layer_data[0, :, :, : self.key_length], layer_data[1, :, :, : self.key_length]
 
     def build_mask(self) -> Tensor:
         """Return which positions each new token attends to [B, T, S]: all before it, and itself."""

@@ -90,13 +90,13 @@ class NcclGroup:
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """See GlooGroup. Tensors are copied to the device one by one and held there until all are sent."""
-        held = []
+        copies = []
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for tensor in tensors:
                 copy = tensor.to(self._device).contiguous()
                 pointer, count, dtype = copy.data_ptr(), copy.numel(), _to_nccl_dtype(copy)
                 self._call("ncclBroadcast", pointer, pointer, count, dtype, 0, self._comm, self._stream.cuda_stream)
-                held.append(copy)
+                copies.append(copy)
             self._stream.synchronize()
 
     def abort(self) -> None:

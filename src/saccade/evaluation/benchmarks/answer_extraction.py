@@ -88,8 +88,8 @@ def _find_announced_letter(text: str, letters: str) -> str | None:
     """Return the letter after the last `answer is`, `option` and the like, unless it is negated or one of several."""
     not_a_list = r"(?![A-Za-z0-9])(?!\s*(?:or|and|/)\s*[(\[]?[A-Z](?![A-Za-z]))"
     lowercase = letters.lower()
-    named = rf"[(\[]([{letters}{lowercase}])[)\]]|([{letters}]){not_a_list}(?! [a-z])|([{lowercase}])[.!]?$"
-    pattern = rf"{_NOT_NEGATED}(?i:{_ANSWER_LEAD})(?:{named})"
+    letter_pattern = rf"[(\[]([{letters}{lowercase}])[)\]]|([{letters}]){not_a_list}(?! [a-z])|([{lowercase}])[.!]?$"
+    pattern = rf"{_NOT_NEGATED}(?i:{_ANSWER_LEAD})(?:{letter_pattern})"
     matches = list(re.finditer(pattern, text))
     return next(group for group in matches[-1].groups() if group).upper() if matches else None
 

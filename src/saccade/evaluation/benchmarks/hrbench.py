@@ -80,8 +80,8 @@ def _grade_strict(text: str, task: Task) -> Grade:
     present = [letter for letter in _LETTERS if letter in words]
     if len(present) == 1 and words.index(present[0]) >= len(words) - _MAX_TOKENS_FROM_END:
         return grade_choice(present[0], task)
-    if announced := re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text):
-        return grade_choice(announced[1], task)
+    if match := re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text):
+        return grade_choice(match[1], task)
     quoted = [letter for letter, option in zip(_LETTERS, task.options, strict=True) if option.lower() in text.lower()]
     is_short = len(text) <= 2 * sum(map(len, task.options))
     return grade_choice(quoted[0] if is_short and len(quoted) == 1 else None, task, UNDECIDED)
