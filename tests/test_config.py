@@ -200,7 +200,7 @@ def test_settings_of_an_estimator_belong_to_the_final_one_in_any_order(tmp_path)
         assert load.load_recipe("tiny/base", order).rl.advantage.settings == {"scale": 2.0}
 
 
-@pytest.mark.parametrize("key", ["gating.frames", "environments.a.b.name", "agent.name"])
+@pytest.mark.parametrize("key", ["gating.frame_budgets", "environments.a.b.name", "agent.name"])
 def test_hints_name_keys_that_exist(key):
     with raises(ConfigError, key=key) as error:
         load.load_recipe("tiny/base", [f"{key}=1"])

@@ -171,8 +171,8 @@ def test_groups_have_the_order_of_the_tasks_however_they_finish(renderer):
     assert [[member.episode.frame_budget for member in group.episodes] for group in groups] == [[4, 4], [8, 8]]
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(4, 4), (5, 4), (1, 2), (512, 12)])
-def test_episodes_at_once_are_bounded(renderer, at_once, most):
+@pytest.mark.parametrize(("max_concurrency", "most"), [(4, 4), (5, 4), (1, 2), (512, 12)])
+def test_episodes_at_once_are_bounded(renderer, max_concurrency, most):
     running = peak = 0
 
     async def count(task, ctx):
@@ -183,7 +183,7 @@ def test_episodes_at_once_are_bounded(renderer, at_once, most):
 
     tasks = [task(str(n)) for n in range(6)]
     run_in_virtual_time(
-        collect(tasks, make_hooked(count), base(renderer), group_size=2, score_fn=ones, max_concurrency=at_once)
+        collect(tasks, make_hooked(count), base(renderer), group_size=2, score_fn=ones, max_concurrency=max_concurrency)
     )
     assert peak == most
 

@@ -247,10 +247,12 @@ class MixedVersionEngine(RecordingEngine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["continue", "restart"])
-def test_episodes_in_progress_continue_or_restart_on_a_weight_update(workspace, tmp_path, monkeypatch, on_update):
+@pytest.mark.parametrize("on_weight_update", ["continue", "restart"])
+def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
+    workspace, tmp_path, monkeypatch, on_weight_update
+):
     """If they continue, half of each reply is stale, and the loss gets this per token; if they restart, none is."""
-    components = load_overlapped(workspace, "rl.steps=3", f"rl.on_weight_update={on_update}")
+    components = load_overlapped(workspace, "rl.steps=3", f"rl.on_weight_update={on_weight_update}")
     engine, compute_policy_loss = MixedVersionEngine(components.engine), policy_update.compute_policy_loss
     loss_inputs = []
 
@@ -266,16 +268,20 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(workspace, 
     count = len(completion.tokens)
     half_stale = [True] * (count // 2) + [False] * (count - count // 2)
     for stale, logprobs in loss_inputs[1:]:
-        assert stale == (half_stale * NUM_REQUESTS if on_update == "continue" else [False] * NUM_REQUESTS * count)
+        assert stale == (
+            half_stale * NUM_REQUESTS if on_weight_update == "continue" else [False] * NUM_REQUESTS * count
+        )
         assert logprobs == pytest.approx(completion.logprobs * NUM_REQUESTS)
     num_restarted = sum(row["episodes/restarted"] for row in rows)
-    assert num_restarted == (0 if on_update == "continue" else 2 * NUM_REQUESTS)
+    assert num_restarted == (0 if on_weight_update == "continue" else 2 * NUM_REQUESTS)
     assert sum(row["discarded_tokens"] for row in rows) == 0  # no restarted episode had a complete reply
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_update", ["continue", "restart"])
-def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(workspace, tmp_path, monkeypatch, on_update):
+@pytest.mark.parametrize("on_weight_update", ["continue", "restart"])
+def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(
+    workspace, tmp_path, monkeypatch, on_weight_update
+):
     """Both take longer than the timeout of an episode in progress."""
     save_checkpoint = checkpoint.save_checkpoint
 
@@ -284,7 +290,7 @@ def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(workspace
         save_checkpoint(*arguments, **settings)
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", save_slowly)
-    components = load_overlapped(workspace, "sampling.episode_timeout=5", f"rl.on_weight_update={on_update}")
+    components = load_overlapped(workspace, "sampling.episode_timeout=5", f"rl.on_weight_update={on_weight_update}")
 
     class SlowSyncEngine(RecordingEngine):
         async def sync_weights(self, source, version):

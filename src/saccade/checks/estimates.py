@@ -193,13 +193,13 @@ def estimate_episode(
             total_tokens=min(context, prompt + num_replies * reply + (num_replies - 1) * (results + prefill)),
         )
 
-    overview_pixels = settings.get("image_pixels" if is_image else "frame_pixels", (784, 50176))
+    pixel_range = settings.get("image_pixels" if is_image else "frame_pixels", (784, 50176))
     budgets = recipe.frame_budgets or (settings.get("num_frames", 0),)
     if is_image:
         budgets = (1,)
     elif settings.get("video_in_prompt") is False:  # the video is only in the interpreter
         budgets = (0,)
-    main = [estimate_conversation(frames, overview_pixels, turns + 1, is_main_agent=True) for frames in budgets]
+    main = [estimate_conversation(frames, pixel_range, turns + 1, is_main_agent=True) for frames in budgets]
     crop, sub_agent = tools.get("crop_video") if turns else None, None
     if crop:
         sub_agent = estimate_conversation(crop["frame_range"][1], crop["frame_pixels"], 1, is_main_agent=False)
