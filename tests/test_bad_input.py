@@ -113,7 +113,7 @@ def test_ask_accepts_images(tmp_path, tiny_folder, environment):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiny_folder, dataset_folder):
+def trained_run(tmp_path_factory, tiny_folder, dataset_folder):
     """A run that can be evaluated, with its data."""
     run = tmp_path_factory.mktemp("trained") / "run"
     shutil.copytree(dataset_folder, run / "data")
@@ -123,15 +123,15 @@ def trained(tmp_path_factory, tiny_folder, dataset_folder):
 
 
 @pytest.fixture
-def judged(trained, tmp_path):
+def run_copy(trained_run, tmp_path):
     """A copy of the run, and its test data."""
-    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
     return run, run / "data" / "test"
 
 
 @pytest.mark.slow
-def test_an_evaluation_of_pictures(judged, tmp_path):
-    run, _ = judged
+def test_an_evaluation_of_pictures(run_copy, tmp_path):
+    run, _ = run_copy
     task = {"question": "What?", "answer_type": "open", "ground_truth": "red"}
     pictures = [{"path": "a.jpg", "kind": "image"}, {"path": "b.png", "kind": "image"}]
     still(tmp_path / "a.jpg"), still(tmp_path / "b.png", (32, 64))
@@ -148,8 +148,8 @@ def test_an_evaluation_of_pictures(judged, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_of_videos_that_are_none(judged):
-    run, split = judged
+def test_an_evaluation_of_videos_that_are_none(run_copy):
+    run, split = run_copy
     clips = sorted((split / "clips").iterdir())
     clips[0].write_text("hello")
     output = good("eval", run)
@@ -172,8 +172,8 @@ def test_an_evaluation_of_videos_that_are_none(judged):
         (["--name", ""], DataError, "name"),
     ],
 )
-def test_an_evaluation_that_cannot_start(judged, tmp_path, words, error_type, key):
-    fail(error_type, "eval", judged[0], *(word.format(tmp_path) for word in words), key=key.format(tmp_path))
+def test_an_evaluation_that_cannot_start(run_copy, tmp_path, words, error_type, key):
+    fail(error_type, "eval", run_copy[0], *(word.format(tmp_path) for word in words), key=key.format(tmp_path))
 
 
 SCRIPT = r"""

@@ -112,49 +112,49 @@ def over_target(scored):
 
 
 @pytest.fixture
-def failing(tmp_path):
+def failing_file(tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     return tmp_path / "failing.py"
 
 
-def test_a_filter_that_fails_names_its_task(failing):
+def test_a_filter_that_fails_names_its_task(failing_file):
     group = make_group("one", [1.0, 0.0])
     for name in ("scored", "group"):
-        plugin = f"{failing}:{name}"
+        plugin = f"{failing_file}:{name}"
         with raises(ConfigError, key=f"rl.filters.{plugin}", value="one"):
             select_groups([group], {plugin: {}}, target=1)
-    with raises(ConfigError, key=f"rl.filters.{failing}:late", value="one"):
-        filter_by_advantage([group], [np.array([1.0, -1.0])], {f"{failing}:late": {}})
+    with raises(ConfigError, key=f"rl.filters.{failing_file}:late", value="one"):
+        filter_by_advantage([group], [np.array([1.0, -1.0])], {f"{failing_file}:late": {}})
 
 
-def test_a_filter_must_read_something(failing):
-    plugin = f"{failing}:none"
+def test_a_filter_must_read_something(failing_file):
+    plugin = f"{failing_file}:none"
     with raises(ConfigError, key=f"rl.filters.{plugin}", value=plugin):
         check_recipe(load_recipe("tiny/para_grpo").with_values({"rl.filters": {plugin: {}}}))
 
 
-def test_filters_have_names_of_their_own(failing, tmp_path):
+def test_filters_have_names_of_their_own(failing_file, tmp_path):
     other = tmp_path / "length.py"
     other.write_text("def length(scored):\n    return True\n")
     for filters, plugin in [
         ({"length": {"max_tokens": 8}, str(other): {}}, str(other)),
-        ({f"{failing}:over_target": {}}, f"{failing}:over_target"),
+        ({f"{failing_file}:over_target": {}}, f"{failing_file}:over_target"),
     ]:
         with raises(ConfigError, key=f"rl.filters.{plugin}", value=Path(plugin.rpartition(":")[2]).stem):
             resolve_filters(filters)
 
 
 @pytest.mark.parametrize("name", ["estimator", "sums"])
-def test_an_estimator_that_fails_is_an_error_of_the_recipe(failing, name):
-    with raises(ConfigError, key="rl.advantage.estimator", value=f"{failing}:{name}"):
-        resolve_estimator(f"{failing}:{name}", {})([1.0, 3.0])
+def test_an_estimator_that_fails_is_an_error_of_the_recipe(failing_file, name):
+    with raises(ConfigError, key="rl.advantage.estimator", value=f"{failing_file}:{name}"):
+        resolve_estimator(f"{failing_file}:{name}", {})([1.0, 3.0])
 
 
 @pytest.mark.parametrize("name", ["loss", "mean"])
-def test_a_loss_that_fails_is_an_error_of_the_recipe(failing, name):
+def test_a_loss_that_fails_is_an_error_of_the_recipe(failing_file, name):
     values = torch.tensor([-1.0, -2.0])
-    with raises(ConfigError, key="rl.loss.name", value=f"{failing}:{name}"):
-        compute_policy_loss(values, None, values, values, settings=LossConfig(name=f"{failing}:{name}"))
+    with raises(ConfigError, key="rl.loss.name", value=f"{failing_file}:{name}"):
+        compute_policy_loss(values, None, values, values, settings=LossConfig(name=f"{failing_file}:{name}"))
 
 
 @pytest.mark.parametrize("metric", ["loss", "entropy", "grad_norm", "lr", "tokens", "approx_kl", "staleness_max"])

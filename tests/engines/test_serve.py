@@ -153,7 +153,7 @@ def restore_signals():
 
 
 @pytest.fixture
-def serving():
+def start_server():
     """Start `saccade serve` as a process; stop it afterwards."""
     started = []
 
@@ -184,9 +184,9 @@ def wait_until_ready(process):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stopping_leaves_no_process(model, tmp_path, serving, number):
+def test_stopping_leaves_no_process(model, tmp_path, start_server, number):
     python = make_python(tmp_path, RESPONDS)
-    process = serving(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log")
+    process = start_server(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log")
     pid = wait_until_ready(process)
     assert len(list_group_pids(pid)) == 2
     process.send_signal(number)
@@ -195,12 +195,12 @@ def test_stopping_leaves_no_process(model, tmp_path, serving, number):
 
 
 @pytest.mark.slow
-def test_a_second_signal_kills_a_stubborn_process(model, tmp_path, serving):
+def test_a_second_signal_kills_a_stubborn_process(model, tmp_path, start_server):
     ready = tmp_path / "child is ready"
     wait_for_child = f"while not os.path.exists({str(ready)!r}): time.sleep(0.01)"
     child = f"{STUBBORN}; open({str(ready)!r}, 'w').close()"
     python = make_python(tmp_path, f"{wait_for_child}\n{RESPONDS}", child=child)
-    process = serving(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log")
+    process = start_server(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log")
     pid = wait_until_ready(process)
     process.send_signal(signal.SIGINT)
     block_until(lambda: len(list_group_pids(pid)) == 1)  # only the child that ignores the signal
@@ -210,9 +210,11 @@ def test_a_second_signal_kills_a_stubborn_process(model, tmp_path, serving):
 
 
 @pytest.mark.slow
-def test_a_dead_server_is_restarted_a_limited_number_of_times(model, tmp_path, serving):
+def test_a_dead_server_is_restarted_a_limited_number_of_times(model, tmp_path, start_server):
     python = make_python(tmp_path, RESPONDS)
-    process = serving(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log", "--restarts", "1")
+    process = start_server(
+        model, "--python", python, "--port", free_port(), "--log", tmp_path / "log", "--restarts", "1"
+    )
     pids = []
     for _ in range(2):
         pids.append(wait_until_ready(process))
@@ -225,13 +227,15 @@ def test_a_dead_server_is_restarted_a_limited_number_of_times(model, tmp_path, s
 
 
 @pytest.mark.slow
-def test_a_failed_restart_is_retried(model, tmp_path, serving):
+def test_a_failed_restart_is_retried(model, tmp_path, start_server):
     """The server was ready once, so the cause of a failed restart may be temporary."""
     starts = tmp_path / "starts"
     starts.touch()
     counted = f"open({str(starts)!r}, 'a').write('x')\nif open({str(starts)!r}).read() == 'xx': sys.exit(3)"
     python = make_python(tmp_path, f"{counted}\n{RESPONDS}")
-    process = serving(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log", "--restarts", "2")
+    process = start_server(
+        model, "--python", python, "--port", free_port(), "--log", tmp_path / "log", "--restarts", "2"
+    )
     os.killpg(wait_until_ready(process), signal.SIGKILL)
     pid = wait_until_ready(process)
     assert starts.read_text() == "xxx"
@@ -243,7 +247,7 @@ def test_a_failed_restart_is_retried(model, tmp_path, serving):
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_a_run_survives_the_death_of_its_server(tmp_path, serving, monkeypatch):
+def test_a_run_survives_the_death_of_its_server(tmp_path, start_server, monkeypatch):
     """A real server is killed during a step and restarted; the run completes, and no process is left in the end."""
     python = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
     if not python.exists():
@@ -262,7 +266,7 @@ def test_a_run_survives_the_death_of_its_server(tmp_path, serving, monkeypatch):
         "--log",
         tmp_path / "log",
     ]
-    process = serving(tmp_path / "model", *options, "--", "--enforce-eager")
+    process = start_server(tmp_path / "model", *options, "--", "--enforce-eager")
     pid = wait_until_ready(process)
     assert len(list_group_pids(pid)) >= 2  # the API server and its engine
     recipe = small_rl(tmp_path, tmp_path / "model", f"http://127.0.0.1:{port}")
@@ -367,8 +371,8 @@ def test_a_checkpoint_of_an_unfinished_run_warns_of_its_deletion(model, tmp_path
 
 
 @pytest.mark.slow
-def test_a_model_deleted_while_served_is_named(model, tmp_path, serving):
-    process = serving(
+def test_a_model_deleted_while_served_is_named(model, tmp_path, start_server):
+    process = start_server(
         model, "--python", make_python(tmp_path, RESPONDS), "--port", free_port(), "--log", tmp_path / "log"
     )
     pid = wait_until_ready(process)

@@ -58,7 +58,7 @@ def change_weights(backbone):
 
 
 @pytest.fixture
-def saved(backbone, tmp_path):
+def read_weights(backbone, tmp_path):
     """A function that returns the trainer's current weights as saved in a checkpoint."""
 
     def read():
@@ -87,14 +87,14 @@ async def generate_all(engine, renderer, texts=("What?",), tokens=2):
     )
 
 
-def test_all_workers_of_all_servers_receive_the_checkpoints_weights(backbone, saved):
+def test_all_workers_of_all_servers_receive_the_checkpoints_weights(backbone, read_weights):
     async def body(*servers):
         engine = engine_at(backbone, *servers)
         for version in (1, 2, 3):
             change_weights(backbone)
             await engine.sync_weights(backbone, version)
             await wait_until(lambda: all(connected.is_up for connected in engine._pool.servers))
-            assert all(has_weights(server, saved()) for server in servers)
+            assert all(has_weights(server, read_weights()) for server in servers)
             assert [reply.version for reply in await generate_all(engine, backbone.renderer)] == [version]
         await engine.close()
 
@@ -137,7 +137,7 @@ def limit_transfer(engine, is_limited, seconds):
 
 
 @pytest.mark.parametrize("behavior", ["die", "hang", "refuse", "deny"])
-def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbone, saved, behavior, caplog):
+def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbone, read_weights, behavior, caplog):
     """The other server continues. After a restart it loads the current version, not the trainer's newer weights."""
     renderer, texts = backbone.renderer, [f"What is {number}?" for number in range(6)]
 
@@ -150,7 +150,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbon
         if behavior == "hang":
             limit_transfer(engine, lambda to: to.url == bad.url and bad.workers.num_lists == num_lists + 2, 1.0)
         change_weights(backbone)
-        published = saved()
+        published = read_weights()
         await engine.sync_weights(backbone, 2)
         assert [connected.url for connected in engine._pool.servers_up] == [healthy.url]
         assert has_weights(healthy, published)
@@ -167,8 +167,8 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbon
         assert {reply.version for reply in await generate_all(engine, renderer, texts)} == {2}
         change_weights(backbone)
         await engine.sync_weights(backbone, 3)
-        assert has_weights(bad, saved())
-        assert has_weights(healthy, saved())
+        assert has_weights(bad, read_weights())
+        assert has_weights(healthy, read_weights())
         await engine.close()
 
     with server(renderer, workers=Workers(2)) as bad, server(renderer, workers=Workers(1)) as healthy:
@@ -177,7 +177,7 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(backbon
     assert vllm_api._PARTIAL_HINT in caplog.text
 
 
-def test_a_run_waits_for_its_only_server_that_failed(backbone, saved):
+def test_a_run_waits_for_its_only_server_that_failed(backbone, read_weights):
     async def body(served):
         engine = engine_at(backbone, served)
         await engine.sync_weights(backbone, 1)
@@ -190,7 +190,7 @@ def test_a_run_waits_for_its_only_server_that_failed(backbone, saved):
         assert not update.done()
         served.restart()
         await update
-        assert has_weights(served, saved())
+        assert has_weights(served, read_weights())
         assert [reply.version for reply in await generate_all(engine, backbone.renderer)] == [2]
         await engine.close()
 
@@ -198,14 +198,14 @@ def test_a_run_waits_for_its_only_server_that_failed(backbone, saved):
         asyncio.run(body(served))
 
 
-def test_a_server_restarted_unnoticed_joins_a_new_group(backbone, saved):
+def test_a_server_restarted_unnoticed_joins_a_new_group(backbone, read_weights):
     async def body(served):
         engine = engine_at(backbone, served)
         await engine.sync_weights(backbone, 1)
         served.restart()
         change_weights(backbone)
         await engine.sync_weights(backbone, 2)
-        assert has_weights(served, saved())
+        assert has_weights(served, read_weights())
         assert len(engine._pool.servers_up) == 1
         await engine.close()
 
@@ -214,7 +214,7 @@ def test_a_server_restarted_unnoticed_joins_a_new_group(backbone, saved):
     assert served.workers.joined == 2
 
 
-def test_weights_that_fail_verification_are_rolled_back_on_all_servers(backbone, saved):
+def test_weights_that_fail_verification_are_rolled_back_on_all_servers(backbone, read_weights):
     """Bit for bit, from the copy: the trainer has other weights by then."""
 
     async def body(*servers):
@@ -228,7 +228,7 @@ def test_weights_that_fail_verification_are_rolled_back_on_all_servers(backbone,
         engine = engine_at(backbone, *servers, check=check)
         await engine.sync_weights(backbone, 1)
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
-        before = saved()
+        before = read_weights()
         change_weights(backbone)
         failing.add("next")
         with raises(BrokenEngineError, key="engine.settings.servers"):
@@ -243,11 +243,11 @@ def test_weights_that_fail_verification_are_rolled_back_on_all_servers(backbone,
     assert one.label.startswith("saccade-1-")
 
 
-def test_cancelling_a_broadcast_leaves_complete_weights(backbone, saved, caplog):
+def test_cancelling_a_broadcast_leaves_complete_weights(backbone, read_weights, caplog):
     async def body(served):
         engine = engine_at(backbone, served)
         await engine.sync_weights(backbone, 1)
-        before, num_lists = saved(), served.workers.num_lists
+        before, num_lists = read_weights(), served.workers.num_lists
         has_begun, may_continue = threading.Event(), threading.Event()
 
         def behave(number):

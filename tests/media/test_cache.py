@@ -26,7 +26,7 @@ def clips(tmp_path_factory):
 
 
 @pytest.fixture
-def decoded(monkeypatch):
+def decoded_times(monkeypatch):
     """Record the times of all decoded frames."""
     decoded_times = []
     real = cache.decode_frames
@@ -74,7 +74,7 @@ def test_cached_frames_need_no_file(clips, tmp_path, workers, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_concurrent_requests_decode_once(clips, decoded, workers):
+def test_concurrent_requests_decode_once(clips, decoded_times, workers):
     async def load():
         loader = CachingMediaLoader(workers=workers)
         requests = [loader.load_frames(clips[0], TIMES[start:], **SMALL) for start in (0, 1, 0, 2, 0)]
@@ -83,21 +83,21 @@ def test_concurrent_requests_decode_once(clips, decoded, workers):
         assert results[0][1:] == results[1]
 
     asyncio.run(load())
-    assert sorted(decoded) == [0.48, 1.0, 1.48, 2.0]
+    assert sorted(decoded_times) == [0.48, 1.0, 1.48, 2.0]
 
 
-def test_only_missing_frames_are_decoded(clips, decoded):
+def test_only_missing_frames_are_decoded(clips, decoded_times):
     loader = CachingMediaLoader()
     asyncio.run(loader.load_frames(clips[0], TIMES, **SMALL))
     asyncio.run(loader.load_frames(clips[0], [1.01, 1.1, 2.02], **SMALL))
-    assert decoded == [0.48, 1.0, 1.48, 2.0, 1.08]
+    assert decoded_times == [0.48, 1.0, 1.48, 2.0, 1.08]
 
 
-def test_evicted_frames_are_decoded_again(clips, decoded):
+def test_evicted_frames_are_decoded_again(clips, decoded_times):
     loader = CachingMediaLoader(cache_bytes=2 * 96 * 64 * 3)
     images = asyncio.run(loader.load_frames(clips[0], TIMES, **SMALL))
     assert [read_number(loader.load_pixels(image)) for image in images] == [12, 25, 37, 50]
-    assert len(decoded) > 4
+    assert len(decoded_times) > 4
     assert loader._pixels.total_cost <= 2 * 96 * 64 * 3
     uncached = CachingMediaLoader(cache_bytes=0)
     image = asyncio.run(uncached.load_frames(clips[1], [1.0], **SMALL))[0]

@@ -76,7 +76,7 @@ def read_results(folder, name="test"):
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, tiny_folder, dataset_folder):
+def evaluated_run(tmp_path_factory, tiny_folder, dataset_folder):
     """A finished run with an evaluation."""
     folder = tmp_path_factory.mktemp("evaluated") / "run"
     settings = [*SFT, *SHORT, "sft.steps=2"]
@@ -86,15 +86,15 @@ def evaluated(tmp_path_factory, tiny_folder, dataset_folder):
 
 
 @pytest.fixture
-def judged(evaluated, tmp_path):
+def run_copy(evaluated_run, tmp_path):
     """A copy of a finished run with an evaluation, and its one checkpoint."""
-    folder = Path(shutil.copytree(evaluated, tmp_path / "run"))
+    folder = Path(shutil.copytree(evaluated_run, tmp_path / "run"))
     return folder, folder / "sft" / "step-000002"
 
 
 @pytest.mark.slow
-def test_copied_weights_keep_their_results(judged, tmp_path):
-    folder, weights = judged
+def test_copied_weights_keep_their_results(run_copy, tmp_path):
+    folder, weights = run_copy
     before = read_results(folder)
     shutil.copytree(weights, tmp_path / "copy")
     (tmp_path / "copy" / "optimizer.pt").unlink()
@@ -107,8 +107,8 @@ def test_copied_weights_keep_their_results(judged, tmp_path):
 
 
 @pytest.mark.slow
-def test_changed_weights_are_rejected(judged):
-    folder, weights = judged
+def test_changed_weights_are_rejected(run_copy):
+    folder, weights = run_copy
     before, file = read_results(folder), weights / "model.safetensors"
     status = file.stat()
     tensors = load_file(file)
@@ -126,14 +126,14 @@ def test_changed_weights_are_rejected(judged):
     ("setting", "what"),
     [("model.dtype=bfloat16", "precision"), ("environment.settings.max_turns=1", "environment"), ("seed=9", "seed")],
 )
-def test_other_settings_are_rejected(judged, setting, what):
-    fail(RunError, "eval", judged[0], setting, key=judged[0] / "evaluations" / "test.jsonl", value=(what,))
+def test_other_settings_are_rejected(run_copy, setting, what):
+    fail(RunError, "eval", run_copy[0], setting, key=run_copy[0] / "evaluations" / "test.jsonl", value=(what,))
 
 
 @pytest.mark.slow
-def test_prompts_that_do_not_fit_are_an_error(judged):
-    arguments = ("eval", judged[0], "environment.settings.max_context_tokens=20", "--name", "small")
-    assert "20" in fail(RunError, *arguments, key=judged[0] / "evaluations" / "small.jsonl")
+def test_prompts_that_do_not_fit_are_an_error(run_copy):
+    arguments = ("eval", run_copy[0], "environment.settings.max_context_tokens=20", "--name", "small")
+    assert "20" in fail(RunError, *arguments, key=run_copy[0] / "evaluations" / "small.jsonl")
 
 
 def test_identity_has_a_plugin_files_content_not_its_path(tmp_path):

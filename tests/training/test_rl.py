@@ -36,7 +36,7 @@ def whole_run(workspace, trained_weights, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def collected(workspace, trained_weights):
+def collected_groups(workspace, trained_weights):
     """The components, with a recording engine, and the groups of a step."""
     components = load_alternating(workspace, weights=trained_weights)
     components = replace(components, engine=RecordingEngine(components.engine))
@@ -58,8 +58,8 @@ def list_episodes(groups):
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_trained_token_is_the_engines_own(collected):
-    components, groups = collected
+def test_every_trained_token_is_the_engines_own(collected_groups):
+    components, groups = collected_groups
     completions = {}
     for ledger, completion in components.engine.completions:
         sampled = (completion.tokens, completion.logprobs, completion.version)
@@ -76,8 +76,8 @@ def test_every_trained_token_is_the_engines_own(collected):
 
 
 @pytest.mark.parametrize("damage", ["token", "lost", "duplicate", "moved"])
-def test_a_batch_with_other_tokens_raises(collected, monkeypatch, damage):
-    components, groups = collected
+def test_a_batch_with_other_tokens_raises(collected_groups, monkeypatch, damage):
+    components, groups = collected_groups
     samples = samples_of(groups)
 
     def pack_damaged(*arguments, **settings):
@@ -269,9 +269,9 @@ def test_steps_with_different_numbers_of_updates(workspace, trained_weights, tmp
 
 
 def test_later_updates_compare_with_the_trainers_logprobs_before_the_first(
-    collected, workspace, trained_weights, monkeypatch
+    collected_groups, workspace, trained_weights, monkeypatch
 ):
-    _, groups = collected
+    _, groups = collected_groups
     overrides = ("rl.updates_per_batch=3", "rl.optim.warmup_steps=0")
     components = workspace.load_components(*overrides, weights=trained_weights)
     calls, compute_policy_loss = [], policy_update.compute_policy_loss
@@ -299,9 +299,9 @@ def test_later_updates_compare_with_the_trainers_logprobs_before_the_first(
     assert report.stats["engine_trainer_logprob_diff_mean"] <= 1e-5
 
 
-def test_an_engine_that_differs_changes_the_tis_weight_and_not_the_ratio(collected, workspace, trained_weights):
+def test_an_engine_that_differs_changes_the_tis_weight_and_not_the_ratio(collected_groups, workspace, trained_weights):
     """The engine's logprobs are off by 0.1 nats."""
-    _, groups = collected
+    _, groups = collected_groups
     components = workspace.load_components(weights=trained_weights)
     samples = []
     for sample in samples_of(groups):

@@ -40,7 +40,7 @@ def whole_run(workspace, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def drawn(workspace):
+def drawn_samples(workspace):
     """The components and the samples of a step."""
     components = workspace.load_components("sft.tokens_per_step=900")
     return components, draw_samples(workspace, components)
@@ -57,8 +57,8 @@ def test_the_loss_decreases(workspace, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_mean_over_the_trained_tokens(drawn, workspace):
-    components, samples = drawn
+def test_the_loss_is_the_mean_over_the_trained_tokens(drawn_samples, workspace):
+    components, samples = drawn_samples
     logprobs = compute_logprobs(components, samples)
     trained = workspace.load_components()
     optimizer = Optimizer(trained.backbone.model, components.recipe.sft.optim, 1)
@@ -117,14 +117,14 @@ def test_a_run_without_demonstrations_raises(workspace, tmp_path):
 # ---- drawing samples -------------------------------------------------------------------------------------------------
 
 
-def test_samples_depend_on_the_seed_only(drawn, workspace):
-    components, samples = drawn
+def test_samples_depend_on_the_seed_only(drawn_samples, workspace):
+    components, samples = drawn_samples
     assert draw_samples(workspace, components, seed=1) == samples
     assert draw_samples(workspace, components, seed=2) != samples
 
 
-def test_contexts_are_drawn_until_the_step_has_its_tokens(drawn, workspace):
-    components, samples = drawn
+def test_contexts_are_drawn_until_the_step_has_its_tokens(drawn_samples, workspace):
+    components, samples = drawn_samples
     settings = [components.recipe.sft.model_copy(update={"tokens_per_step": size}) for size in (1, 300, 900)]
     drawings = [draw_samples(workspace, components, settings=chosen) for chosen in settings]
     assert 0 < len(drawings[0]) < len(drawings[1]) < len(drawings[2])
@@ -211,8 +211,8 @@ def compute_differences(first, second):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sampled", [True, False])
 @pytest.mark.parametrize("pack_length", [1024, 96])
-def test_changing_one_sample_changes_no_other(drawn, is_sampled, pack_length):
-    components, samples = drawn
+def test_changing_one_sample_changes_no_other(drawn_samples, is_sampled, pack_length):
+    components, samples = drawn_samples
     before = compute_logprobs(components, samples, pack_length)
     for index in range(0, len(samples), 3):
         changed = [*samples[:index], change_token(samples[index], is_sampled=is_sampled), *samples[index + 1 :]]
@@ -221,8 +221,8 @@ def test_changing_one_sample_changes_no_other(drawn, is_sampled, pack_length):
         assert max(differences) <= 1e-6
 
 
-def test_packed_samples_have_the_logprobs_of_single_ones(drawn):
-    components, samples = drawn
+def test_packed_samples_have_the_logprobs_of_single_ones(drawn_samples):
+    components, samples = drawn_samples
     packed = compute_logprobs(components, samples)
     single = [compute_logprobs(components, [sample])[0] for sample in samples]
     assert max(compute_differences(packed, single)) <= 2e-6
