@@ -44,7 +44,7 @@ def score_answered(episode):
 ones = score_each(score_answered)
 
 
-class QuickEnvironment(Environment):
+class Quick(Environment):
     """Needs no media; its prompt holds its seed; calls `hook(task, ctx)` first."""
 
     def __init__(self, hook=None):
@@ -70,7 +70,7 @@ async def run_one_group(task, make_environment, context, *, group_size, **option
 
 def make_hooked(hook):
     """The environment of every task, which calls `hook(task, ctx)` at its reset."""
-    return lambda task: functools.partial(QuickEnvironment, hook)
+    return lambda task: functools.partial(Quick, hook)
 
 
 def each_in(environment):
@@ -83,9 +83,7 @@ def test_seeds_are_digested_from_run_epoch_task_and_index(renderer):
     async def note(task, ctx):
         seeds.append(ctx.seed)
 
-    asyncio.run(
-        run_one_group(task("a"), functools.partial(QuickEnvironment, note), base(renderer), group_size=3, epochs=7)
-    )
+    asyncio.run(run_one_group(task("a"), functools.partial(Quick, note), base(renderer), group_size=3, epochs=7))
     assert seeds == [derive_seed(3, 7, task("a").digest, index) for index in range(3)]
 
 
@@ -97,7 +95,7 @@ def test_a_group_shares_its_frame_budget_and_its_prompt(renderer):
 
 
 def test_the_budget_of_the_context_holds_where_none_is_drawn(renderer):
-    episodes = asyncio.run(run_one_group(task("a"), QuickEnvironment, base(renderer, frame_budget=16), group_size=2))
+    episodes = asyncio.run(run_one_group(task("a"), Quick, base(renderer, frame_budget=16), group_size=2))
     assert [episode.frame_budget for episode in episodes] == [16, 16]
 
 
@@ -108,9 +106,7 @@ def test_a_failure_ends_the_episode_not_the_run(renderer, error):
             raise error
 
     episodes = asyncio.run(
-        run_one_group(
-            task("a"), functools.partial(QuickEnvironment, fail), base(renderer, frame_budget=4), group_size=3
-        )
+        run_one_group(task("a"), functools.partial(Quick, fail), base(renderer, frame_budget=4), group_size=3)
     )
     assert [episode.status for episode in episodes] == [
         EpisodeStatus.ANSWERED,
@@ -213,11 +209,9 @@ def test_ungraded_episodes_are_counted_and_no_members(renderer):
         return Ungraded(reason="the judge is away") if odd else Score(value=1.0, correct=1.0)
 
     tasks = [task(str(n)) for n in range(8)]
-    groups = asyncio.run(
-        collect(tasks, each_in(QuickEnvironment), base(renderer), group_size=3, score_fn=score_each(unsure))
-    )
+    groups = asyncio.run(collect(tasks, each_in(Quick), base(renderer), group_size=3, score_fn=score_each(unsure)))
     for group in groups:
-        episodes = asyncio.run(run_one_group(group.task, QuickEnvironment, base(renderer), group_size=3))
+        episodes = asyncio.run(run_one_group(group.task, Quick, base(renderer), group_size=3))
         lost = [episode.group_index for episode in group.ungraded]
         assert lost == [i for i in range(3) if sum(episodes[i].ledger.segments[0].tokens) % 2]
         assert [ungraded.episode.ledger for ungraded in group.ungraded] == [episodes[i].ledger for i in lost]
@@ -242,7 +236,7 @@ def test_episodes_are_scored_concurrently(renderer):
 
     waiting = most = 0
     (group,) = run_in_virtual_time(
-        collect([task("a")], each_in(QuickEnvironment), base(renderer), group_size=4, score_fn=score_each(slow))
+        collect([task("a")], each_in(Quick), base(renderer), group_size=4, score_fn=score_each(slow))
     )
     assert (most, group.rewards) == (4, (1.0,) * 4)
 
@@ -286,7 +280,7 @@ def test_an_environment_that_hangs_is_ended_at_the_deadline(renderer):
         await asyncio.sleep(60)
 
     ctx = base(renderer, episode_timeout=0.05, frame_budget=4)
-    episode = run_in_virtual_time(run_episode(task("a"), functools.partial(QuickEnvironment, hang), ctx))
+    episode = run_in_virtual_time(run_episode(task("a"), functools.partial(Quick, hang), ctx))
     assert (episode.status, episode.environment, episode.error) == (EpisodeStatus.ABORTED, "quick", DEADLINE_ERROR)
 
 
@@ -295,8 +289,6 @@ def test_an_exception_of_the_environment_names_environment_and_task(renderer, er
     async def fail(task, ctx):
         raise error
 
-    with raises(ConfigError, key="environment.name", value="QuickEnvironment") as raised:
-        asyncio.run(
-            run_episode(task("a"), functools.partial(QuickEnvironment, fail), base(renderer, episode_timeout=5))
-        )
+    with raises(ConfigError, key="environment.name", value="quick") as raised:
+        asyncio.run(run_episode(task("a"), functools.partial(Quick, fail), base(renderer, episode_timeout=5)))
     assert raised.value.__cause__ is error

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from test_collect import QuickEnvironment, task
+from test_collect import Quick, task
 
 import saccade
 from saccade.config.load import load_recipe
@@ -47,7 +47,7 @@ def test_at_most_eight_functions_from_train_to_generate(tiny_folder, tmp_path):
     engine = Watched(components.renderer, replies=lambda ledger: "<answer>red</answer>")
     engine.creators, engine.paths = {}, []
     score = score_each(lambda episode: Score(value=1.0, parts={}))
-    components = replace(components, engine=engine, environments=lambda task: QuickEnvironment, score_fn=score)
+    components = replace(components, engine=engine, environments=lambda task: Quick, score_fn=score)
 
     def create_task(loop, coroutine, **options):
         created = asyncio.Task(coroutine, loop=loop, **options)

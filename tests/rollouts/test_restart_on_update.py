@@ -3,7 +3,7 @@
 import asyncio
 import functools
 
-from test_collect import QuickEnvironment, base, run_one_group, task
+from test_collect import Quick, base, run_one_group, task
 from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
@@ -90,7 +90,7 @@ def test_a_restarted_episode_has_its_whole_timeout(renderer):
         running = asyncio.create_task(
             run_one_group(
                 task("a"),
-                functools.partial(QuickEnvironment, hang_at_first),
+                functools.partial(Quick, hang_at_first),
                 ctx,
                 group_size=1,
                 run_fn=renewal.run_episode,
