@@ -1,29 +1,13 @@
 """Evaluate a checkpoint with and without tools, with intervals.
 
 `python examples/evaluate_checkpoint.py RUN [CHECKPOINT]` evaluates a checkpoint (default: the run's newest) on the
-run's test tasks. Questions about one video are not independent: the intervals resample videos.
+run's test tasks. Questions about one video are not independent: the intervals are over videos.
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 import saccade
-
-
-def compute_interval(values: Sequence[float], clusters: Sequence[str], *, resamples: int = 2000) -> tuple[float, float]:
-    """Return the 95 % interval of the mean, from a bootstrap over clusters."""
-    by_cluster = defaultdict(list)
-    for value, cluster in zip(values, clusters, strict=True):
-        by_cluster[cluster].append(value)
-    sums = np.array([[sum(group), len(group)] for group in by_cluster.values()])
-    drawn = np.random.default_rng(0).integers(len(sums), size=(resamples, len(sums)))
-    totals = sums[drawn].sum(axis=1)
-    low, high = np.quantile(totals[:, 0] / totals[:, 1], [0.025, 0.975])
-    return float(low), float(high)
 
 
 def main(run: Path, checkpoint: Path | None = None) -> dict[str, float]:
@@ -35,13 +19,15 @@ def main(run: Path, checkpoint: Path | None = None) -> dict[str, float]:
         scored = saccade.evaluate(
             run, recipe=recipe.model_copy(update={"evaluation": settings}), model=checkpoint, name=name
         )
-        values = [each.score.correct for each in scored]
-        videos = [each.episode.task.media[0].path for each in scored]
-        low, high = compute_interval(values, videos)
-        accuracies[name] = float(np.mean(values))
-        print(
-            f"{name}: {accuracies[name]:.2f} [{low:.2f}, {high:.2f}], {len(values)} questions, {len({*videos})} videos"
+        tasks = [outcome.episode.task for outcome in scored]
+        estimate = saccade.estimate_clustered_mean(
+            [outcome.score.correct for outcome in scored],
+            [task.id for task in tasks],
+            clusters={task.id: task.media[0].path for task in tasks},
         )
+        accuracies[name] = estimate.mean
+        interval = f"[{estimate.low:.2f}, {estimate.high:.2f}]"
+        print(f"{name}: {estimate.mean:.2f} {interval}, {estimate.n} questions, {estimate.num_clusters} videos")
     return accuracies
 
 

@@ -3,7 +3,7 @@
     reset ──image──> "right" ──step──> image ──> "down" ──step──> image ──> ... ──> goal, hole, or no moves left
 
 `python examples/grid_game.py` teaches a tiny model to write legal moves, trains it with RL on the game's reward, and
-prints its success rate before and after, in about two minutes on two CPU cores.
+prints its success rate before and after, in about a minute on two CPU cores.
 """
 
 import json
@@ -23,8 +23,8 @@ RECIPE = [
     "rewards={accuracy: null, environment_return: {correct: true}}",
     "sampling.max_tokens=4",
     "frame_budgets=[]",
-    "sft={steps: 60, tokens_per_step: 3000, auxiliary_fraction: 0, optim: {warmup_steps: 10}}",
-    "rl={steps: 20, prompts_per_step: 16, group_size: 8, optim: {lr: 1e-3, warmup_steps: 5}}",
+    "sft={steps: 40, tokens_per_step: 1500, auxiliary_fraction: 0, optim: {warmup_steps: 10}}",
+    "rl={steps: 18, prompts_per_step: 12, group_size: 8, optim: {lr: 1.5e-3, warmup_steps: 3}}",
     "evaluation={frame_budgets: [], temperature: 1.0}",
 ]
 
@@ -68,7 +68,7 @@ def write_data(folder: Path) -> None:
     """Write tasks of random starts and holes, and demonstrations of random moves."""
     generator = random.Random(0)
     cells = [(row, column) for row in range(SIDE) for column in range(SIDE) if (row, column) != GOAL]
-    for split, count in (("train", 64), ("validation", 8), ("test", 128)):
+    for split, count in (("train", 64), ("validation", 8), ("test", 384)):
         rows: dict[str, list[dict]] = {"tasks": [], "demonstrations": []}
         for index in range(count):
             start, hole = generator.sample(cells, 2)

@@ -16,8 +16,8 @@ import saccade
 from saccade import testing
 
 THEMES = {
-    "Runs": "load_recipe Recipe generate_data make_tiny_model sft train evaluate ask Run read_episodes",
-    "Data": "load_tasks Task Media MediaKind AnswerType Demonstration SourceRow",
+    "Runs": "load_recipe Recipe generate_data make_tiny_model sft train evaluate ask Run read_episodes RolloutRecord",
+    "Data": "load_tasks Task Media MediaKind AnswerType Demonstration RecordedResult SourceRow",
     "Episodes and ledger": "Episode EpisodeStatus Turn Reply Block BlockKind Call CallFormat Message ToolResult Usage "
     "Ledger",
     "Environments": "Environment Context Observation Done ToolEnvironment PixelBudget",
@@ -25,9 +25,9 @@ THEMES = {
     "Rewards": "Score Credit Span Ungraded ScoredEpisode Group AnswerFormat",
     "Engines": "Engine ChatEngine GenerationRequest SamplingParams Completion FinishReason WeightSource load_renderer",
     "Training": "TrainingComponents collect build_sample pack Batch train_step Optimizer",
-    "Evaluation": "Benchmark Grade",
+    "Evaluation": "Benchmark Grade estimate_clustered_mean Estimate",
     "Errors": "SaccadeError ConfigError DataError MediaError ModelError EngineError BrokenEngineError ToolError "
-    "SandboxError EnvironmentServerError RunError",
+    "SandboxError EnvironmentServerError RunError AlarmError",
 }
 # Types that public names take or return, but that are not public themselves: "module name".
 HELD_TYPES = (

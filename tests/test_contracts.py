@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 from error_cases import raises
 from published_rows import EXAMPLES
@@ -32,8 +33,10 @@ from saccade.testing import (
     check_benchmark,
     check_engine,
     check_environment,
+    check_estimator,
     check_family,
     check_importer,
+    check_loss,
     check_reward,
     check_tool,
     check_tool_format,
@@ -191,6 +194,50 @@ def test_check_reward_catches_unstable_and_infinite_values():
         asyncio.run(check_reward(lambda episode: Score(value=1.0, parts={"mine": math.inf})))
     with raises(AssertionError, by=check_reward):
         asyncio.run(check_reward(lambda episode, *, correct: math.inf if correct == 0.5 else 0.0))
+
+
+@pytest.mark.parametrize("name", plugins.list_plugins("algorithms.advantages"))
+def test_estimator(name):
+    check_estimator(plugins.load("algorithms.advantages", name))
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        lambda rewards_G, total_G: rewards_G.mean(),
+        lambda rewards_G, total_G: (rewards_G - rewards_G.mean()) / rewards_G.std(),
+        lambda rewards_G, total_G: -rewards_G,
+        lambda rewards_G, total_G: rewards_G * np.arange(1, len(rewards_G) + 1),
+        lambda rewards_G, total_G: np.subtract(rewards_G, rewards_G.mean(), out=rewards_G),
+    ],
+    ids=["one number", "divided by zero", "more reward, less advantage", "depends on the order", "changes its input"],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_check_estimator_catches(estimator):
+    with pytest.raises(AssertionError):
+        check_estimator(estimator)
+
+
+@pytest.mark.parametrize("name", plugins.list_plugins("algorithms.losses"))
+def test_loss(name):
+    check_loss(plugins.load("algorithms.losses", name))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logp, old, adv, seq: ((-adv * logp).mean(), {}),
+        lambda logp, old, adv, seq: (adv * logp, {}),
+        lambda logp, old, adv, seq: (-adv * (logp - old).exp().pow(4), {}),
+        lambda logp, old, adv, seq: (-(adv - adv.mean()) * logp, {}),
+        lambda logp, old, adv, seq: (-adv * logp.detach() + 0 * logp, {}),
+        lambda logp, old, adv, seq: (-adv * logp, {"mean": logp.mean()}),
+    ],
+    ids=["one number", "wrong sign", "overflows", "mixes sequences", "no gradient", "a scalar statistic"],
+)
+def test_check_loss_catches(loss):
+    with pytest.raises(AssertionError):
+        check_loss(loss)
 
 
 def test_check_reward_accepts_coroutines_and_ungraded():

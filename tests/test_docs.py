@@ -15,9 +15,14 @@ from pathlib import Path
 
 import pytest
 from commands import SMALL, good
+from typer.main import get_command
 
 import saccade
 from saccade import testing
+from saccade.checks.estimates import PlanAssumptions
+from saccade.checks.plan import build_plan
+from saccade.cli.app import app
+from saccade.config.load import load_recipe
 from saccade.environments.external import load_prompt_format
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +98,47 @@ def test_every_block_runs_or_has_a_reason(page):
         if kind == "":
             lines = [line for line in re.sub(r" *\\\n *", " ", text).splitlines() if line.strip()]
             assert len(lines) == len(find_commands(text)), f"this is not run, and no comment says why:\n{text}"
+
+
+def parse_command(words):
+    """Parse a command line without running it; return the command's parameters."""
+    command, context = get_command(app), None
+    while True:
+        context = command.make_context(command.name, words, parent=context)
+        if not hasattr(command, "commands"):
+            return context.params
+        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reproduce").glob("*.md")), ids=name_of)
+def test_commands_that_reproduce_a_row_parse(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = find_commands("".join(found["text"] for found in BLOCK.finditer(page.read_text()) if not found["kind"]))
+    recipes = set()
+    for command in commands:
+        params = parse_command(shlex.split(command)[1:])
+        recipe = params.get("recipe") or params.get("run")
+        if recipe is not None and not str(recipe).startswith("runs"):
+            load_recipe(str(recipe), params["settings"] or ())
+            recipes.add(str(recipe))
+        for benchmark in filter(None, (params.get("bench") or "").split(",")):
+            assert f"`{benchmark}`" in page.read_text()
+    assert len(recipes) > 4
+    assert all(f"`{name}`" in page.read_text() for name in recipes if "ablations" in name)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reproduce").glob("*.md")), ids=name_of)
+def test_memory_of_the_plans_is_todays(page):
+    table = page.read_text().partition("| plan |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", table, re.M)
+    assert rows
+    for plan, cells in rows:
+        name, *settings = plan.split()
+        tables = build_plan(name, load_recipe(name, settings), PlanAssumptions())
+        (peak,) = [row for row in tables[-1].rows if row[0] == "peak"]
+        amounts = dict(zip(tables[-1].header[1:], peak[1:], strict=True))
+        stages = ("RL", "SFT")[: cells.count("|") + 1]
+        assert cells.split(" | ") == [amounts.get(stage, "–").removesuffix(" GiB") for stage in stages], plan
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from saccade.data.dataset import load_tasks as load_tasks
     from saccade.data.source_row import SourceRow as SourceRow
     from saccade.environments.tool_environment import ToolEnvironment as ToolEnvironment
+    from saccade.errors import AlarmError as AlarmError
     from saccade.errors import BrokenEngineError as BrokenEngineError
     from saccade.errors import ConfigError as ConfigError
     from saccade.errors import DataError as DataError
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from saccade.evaluation.benchmarks.base import Benchmark as Benchmark
     from saccade.evaluation.benchmarks.base import Grade as Grade
     from saccade.ledger import Ledger as Ledger
+    from saccade.metrics.statistics import Estimate as Estimate
+    from saccade.metrics.statistics import estimate_clustered_mean as estimate_clustered_mean
     from saccade.protocols import ChatEngine as ChatEngine
     from saccade.protocols import Context as Context
     from saccade.protocols import Done as Done
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from saccade.runs.run_folder import Run as Run
     from saccade.tools.base import ToolContext as ToolContext
     from saccade.tools.base import tool as tool
+    from saccade.training.episode_log import RolloutRecord as RolloutRecord
     from saccade.training.optimizer import Optimizer as Optimizer
     from saccade.training.packing import Batch as Batch
     from saccade.training.packing import pack as pack
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
     from saccade.types import Media as Media
     from saccade.types import MediaKind as MediaKind
     from saccade.types import Message as Message
+    from saccade.types import RecordedResult as RecordedResult
     from saccade.types import Reply as Reply
     from saccade.types import SamplingParams as SamplingParams
     from saccade.types import Score as Score

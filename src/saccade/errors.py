@@ -1,6 +1,6 @@
 """Define Saccade's error types; each message is one sentence that names the cause and the fix.
 
-    SaccadeError                any error a user can fix; the command line prints it and exits with 1
+    SaccadeError                any error a user can fix; the command line prints it and exits with its `exit_code`
     ├── ConfigError             a recipe, a key, a value
     ├── DataError               a task, a record, a dataset
     ├── MediaError              a video or an image
@@ -10,7 +10,8 @@
     ├── ToolError               a tool call by the model
     ├── SandboxError            the process that runs the model's code
     ├── EnvironmentServerError  a server that an environment depends on
-    └── RunError                a run folder
+    ├── RunError                a run folder
+    └── AlarmError              a training that an alarm of the recipe stopped
 
 Inside Saccade, failures are data wherever work can continue without the failed part (a tool result, an episode's
 status); an exception is raised only where it can't. `convert_errors` is the single place that converts a third-party
@@ -23,6 +24,8 @@ from collections.abc import Iterator
 
 class SaccadeError(Exception):
     """An error that a user can fix; its text is one clear sentence."""
+
+    exit_code = 1  # of the command line
 
     def __init__(self, message: str = "", *, key: str = "", value: object = None) -> None:
         super().__init__(message)
@@ -70,6 +73,12 @@ class EnvironmentServerError(SaccadeError):
 
 class RunError(SaccadeError):
     """A run folder can't be written, read or resumed."""
+
+
+class AlarmError(SaccadeError):
+    """A training was stopped by an alarm with `action: stop`, after its checkpoint was saved."""
+
+    exit_code = 3  # 2 is a wrong command line
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from saccade.ledger import Box, ImageRef, Ledger, Segment
 from saccade.plugins import get_plugin_name
 from saccade.types import (
     Completion,
+    Demonstration,
     Episode,
     EpisodeStatus,
     FinishReason,
@@ -216,6 +217,7 @@ class Context:
     on_event: Callable[[str, Mapping[str, Any]], None] | None = None  # receives live events: a name and its data
     run_sub_agent: RunSubAgent | None = None  # set by the runner
     is_sub_agent: bool = False  # whether the episode runs inside another one
+    demonstration: Demonstration | None = None  # that is replayed: its replies are the model's, its results the tools'
 
     def emit_event(self, event: str, **data: Any) -> None:
         """Pass a live event to `on_event`, if there is one."""
@@ -233,6 +235,7 @@ class Observation:
     children: tuple[Episode, ...] = ()  # episodes of the sub-agents that the reply's calls started
     prefill: str = ""  # start of the next reply: not sampled by the model, and not trained on
     num_frames: int | None = None  # video frames in the prompt; read after `reset` alone
+    max_reply_tokens: int | None = None  # longest next reply, tokens; None: as the context's `sampling` has it
     reward: float | None = None  # the environment's own reward for the last reply
 
 

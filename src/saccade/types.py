@@ -66,6 +66,11 @@ class Task:
     environment: str | None = field(default=None, metadata={"omit_none": True})
 
     @property
+    def source(self) -> str:
+        """Return the dataset that the row names as `data_source` or `source`; "" if it names none."""
+        return next((str(self.extras[name]) for name in ("data_source", "source") if self.extras.get(name)), "")
+
+    @property
     def digest(self) -> str:
         """Return a digest for seeds, cache keys and resuming, independent of folders and of subtitle files."""
         # Only the file names enter the digest, so that a moved dataset gives the same run.
@@ -87,6 +92,15 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedResult:
+    """The result of a call as a published conversation shows it; replaying its demonstration doesn't run the call."""
+
+    text: str = ""  # as the model reads it, without the environment's tags
+    images: tuple[Media, ...] = ()  # that the call showed, in order
+    error: str | None = None  # what the model reads if the call failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
     """A demonstration for SFT, as text: the reply of each turn, and the replies of its sub-agents.
 
@@ -99,6 +113,12 @@ class Demonstration:
     replies: tuple[str, ...]  # complete, prefilled part included: `("<think>Red.</think><answer>red</answer>",)`
     children: tuple[tuple[str, ...], ...] = ()  # per turn: the sub-agents' replies, in the order of its calls
     is_auxiliary: bool = False  # whether it trains the sub-agents' replies alone
+    results: tuple[tuple[RecordedResult, ...], ...] = ()  # per turn: results of its calls; empty where calls are run
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Return the media of the task, and the images of the recorded results."""
+        return self.task.media + tuple(image for turn in self.results for result in turn for image in result.images)
 
 
 # ---- replies -------------------------------------------------------------------------------------------------------
@@ -383,6 +403,8 @@ class Group:
     task: Task  # the question of all of them
     episodes: tuple[ScoredEpisode, ...]  # in the order of their seeds
     ungraded: tuple[UngradedEpisode, ...] = ()  # those that have no score
+    # a greedy episode that the others are compared with; it is not trained on
+    baseline: ScoredEpisode | None = field(default=None, metadata={"omit_none": True})
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -393,6 +415,11 @@ class Group:
     def total_rewards(self) -> tuple[float, ...]:
         """Return the episodes' score values plus their credits, in order."""
         return tuple(episode.score.total for episode in self.episodes)
+
+    @property
+    def members(self) -> tuple[ScoredEpisode, ...]:
+        """Return the episodes, and the baseline if there is one."""
+        return (*self.episodes, self.baseline) if self.baseline else self.episodes
 
     @property
     def solve_rate(self) -> float:

@@ -30,6 +30,8 @@ def make_group(name, rewards):
     [
         ("rl.advantage.estimator=gpro", "rl.advantage.estimator", "gpro"),
         ("rl.advantage.settings.sigma=1", "rl.advantage.settings.sigma", 1),
+        ("rl.advantage.settings.std=both", "rl.advantage.settings.std", "both"),
+        ("rl.advantage.estimator=reinforce_plus_plus", "rl.advantage.whiten", "none"),
         ("rl.loss.name=cliped", "rl.loss.name", "cliped"),
         ("rl.loss.settings.dual_clip=0.5", "rl.loss.settings.dual_clip", 0.5),
         ("rl.filters.statuses.drop=[lenght]", "rl.filters.statuses.drop", ["lenght"]),
@@ -39,6 +41,15 @@ def make_group(name, rewards):
 def test_unknown_algorithms_and_settings_raise_before_a_run(override, key, value):
     with raises(ConfigError, key=key, value=value):
         check_recipe(load_recipe("tiny/para_grpo", [override]))
+
+
+def test_an_estimator_that_reads_correctness_needs_a_marked_reward():
+    settings = ["rewards.accuracy.correct=false", "rl.advantage.estimator=accuracy_baseline"]
+    with raises(ConfigError, key="rewards", value=("accuracy",)):
+        check_recipe(load_recipe("tiny/base", settings))
+    check_recipe(load_recipe("tiny/base", settings[1:]))
+    with raises(ConfigError, key="rewards.accuracy.weight", value=0.5):
+        check_recipe(load_recipe("tiny/base", [*settings[1:], "rewards.accuracy.weight=0.5"]))
 
 
 def test_an_estimator_from_a_file(tmp_path):

@@ -132,8 +132,27 @@ def test_credits_of_several_spans_by_hand():
     assert found.by_span[TAGS] == pytest.approx([0.1, -0.1])
     assert found.by_span[turn] == pytest.approx([-0.2, 0.2])
     assert found.total_G == pytest.approx([0.4, -0.4])
-    [white] = group_advantages.compute_group_advantages([group], AdvantageConfig(estimator="dr_grpo", whiten=True))
+    [white] = group_advantages.compute_group_advantages(
+        [group], AdvantageConfig(estimator="dr_grpo", whiten="episodes")
+    )
     assert white.total_G == pytest.approx([1.0, -1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "whiten", "every_token", "tags"),
+    [
+        ("accuracy_baseline", "none", [0.5, -0.5], [0.2, 0.1]),  # minus the mean correctness 0.5; credits in full
+        ("remax", "none", [0.6, -0.4], [-0.1, -0.2]),  # minus the greedy episode's value 0.4 and credit 0.3
+        ("reinforce_plus_plus", "tokens", [1.0, 0.0], [0.2, 0.1]),
+    ],
+)
+def test_credits_with_baselines_other_than_the_groups_mean_by_hand(estimator, whiten, every_token, tags):
+    group, greedy = make_group("a", [(1.0, 0.2), (0.0, 0.1)]), make_group("a", [(0.4, 0.3)])
+    episodes = [replace(item, score=replace(item.score, correct=item.score.value)) for item in group.episodes]
+    group = replace(group, episodes=tuple(episodes), baseline=greedy.episodes[0])
+    [found] = group_advantages.compute_group_advantages([group], AdvantageConfig(estimator=estimator, whiten=whiten))
+    assert found.every_token_G == pytest.approx(every_token)
+    assert found.by_span[TAGS] == pytest.approx(tags)
 
 
 # ---- anchor advantages -----------------------------------------------------------------------------------------------
@@ -172,7 +191,7 @@ def test_shaping_applies_to_the_total_reward():
 @given(
     st.lists(st.lists(st.tuples(st.floats(-2, 2), st.floats(-1, 1)), min_size=1, max_size=5), min_size=1, max_size=4),
     st.sampled_from(["dr_grpo", "grpo", "rloo"]),
-    st.booleans(),
+    st.sampled_from(["none", "episodes"]),
 )
 def test_value_and_anchor_advantages_sum_to_that_of_the_total(drawn, estimator, whiten):
     chosen = AdvantageConfig(estimator=estimator, whiten=whiten)

@@ -1,6 +1,7 @@
 """Frame budgets, advantages and group filters against numbers worked out by hand."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +17,11 @@ from saccade.algorithms.group_advantages import (
     resolve_estimator,
     shape_rewards,
     whiten,
+    whiten_tokens,
 )
-from saccade.algorithms.group_filter import filter_by_advantage, select_groups
+from saccade.algorithms.group_filter import filter_by_advantage, merge_filter_reports, select_groups
 from saccade.config.schema import AdvantageConfig
+from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, ImageSlot, Ledger
 from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Reply, Score, ScoredEpisode, Task, ToolResult, Turn
 
@@ -88,6 +91,75 @@ def test_the_other_estimators_by_hand():
         assert resolve_estimator(estimator, {})([0.3] * 7) == pytest.approx([0.0] * 7, abs=1e-9)
 
 
+def test_standard_deviation_and_epsilon_of_grpo_are_settings():
+    """Deviations 1, 0, -1: the population's std is sqrt(2 / 3), the sample's is 1."""
+    assert resolve_estimator("grpo", {"std": "sample", "epsilon": 1.0})([2, 1, 0]) == pytest.approx([0.5, 0.0, -0.5])
+    population = resolve_estimator("grpo", {"epsilon": 1e-9})([2, 1, 0])
+    assert population == pytest.approx([math.sqrt(1.5), 0.0, -math.sqrt(1.5)])
+
+
+def test_accuracy_baseline_by_hand():
+    """Two of four are correct, and one of these has a bonus of 0.3: mean correctness 0.5, sample std 0.577."""
+    rewards, correct = [1.3, 1.0, 0.0, 0.0], np.array([1.0, 1.0, 0.0, 0.0])
+    assert resolve_estimator("accuracy_baseline", {})(rewards, correct_G=correct) == pytest.approx(
+        [0.8, 0.5, -0.5, -0.5]
+    )
+    divided = resolve_estimator("accuracy_baseline", {"std": "sample"})(rewards, correct_G=correct)
+    assert divided == pytest.approx(np.array([0.8, 0.5, -0.5, -0.5]) / math.sqrt(1 / 3), rel=1e-5)
+    # All are correct: bonuses are not divided by a std of 0.
+    all_correct = resolve_estimator("accuracy_baseline", {"std": "sample"})([1.2, 1.0], correct_G=np.ones(2))
+    assert all_correct == pytest.approx([0.2, 0.0])
+
+
+def test_accuracy_baseline_reads_the_score_and_is_shaped_like_it():
+    groups = [make_group("a", [1.3, 1.0, 0.0, 0.0])]
+    for scale, bias in ((1.0, 0.0), (10.0, -0.2)):
+        chosen = AdvantageConfig(estimator="accuracy_baseline", reward_scale=scale, reward_bias=bias)
+        [advantages] = compute_group_advantages(groups, chosen)
+        assert advantages == pytest.approx(scale * np.array([0.8, 0.5, -0.5, -0.5]))
+    unmarked = replace(groups[0].episodes[0], score=Score(value=1.0))
+    with raises(ConfigError, key="rl.advantage.estimator", value="accuracy_baseline"):
+        compute_group_advantages([replace(groups[0], episodes=(unmarked, unmarked))], chosen)
+
+
+def test_remax_subtracts_the_reward_of_the_greedy_episode():
+    [group] = [make_group("a", [1.0, 0.0, 0.4])]
+    [baseline] = make_group("a", [0.7]).episodes
+    chosen = AdvantageConfig(estimator="remax", reward_scale=10.0, reward_bias=-0.2)
+    assert compute_group_advantages([replace(group, baseline=baseline)], chosen)[0] == pytest.approx([3.0, -7.0, -3.0])
+    with raises(ConfigError, key="rl.advantage.estimator", value="remax"):
+        compute_group_advantages([group], chosen)
+
+
+def test_a_group_whose_baseline_a_filter_drops_is_dropped():
+    group = make_group("a", [1.0, 0.0])
+    failed, kept = (replace(group, baseline=make_group("a", [0.0], [status]).episodes[0]) for status in (ERROR, OK))
+    assert select_groups([failed, kept], FILTERS, target=2).kept_groups == (kept,)
+
+
+def test_reinforce_plus_plus_is_the_reward_until_tokens_are_whitened():
+    chosen = AdvantageConfig(estimator="reinforce_plus_plus", whiten="tokens")
+    groups = [make_group("a", [1.0, 0.0]), make_group("b", [1.0, 1.0])]
+    assert [part.tolist() for part in compute_group_advantages(groups, chosen)] == [[1.0, 0.0], [1.0, 1.0]]
+    with_baseline = chosen.model_copy(update={"settings": {"baseline": "group"}})
+    assert [part.tolist() for part in compute_group_advantages(groups, with_baseline)] == [[0.5, -0.5], [0.0, 0.0]]
+
+
+def test_whitening_over_tokens_by_hand():
+    """Three tokens of one episode and one of another: mean 2, deviations 1, 1, 1, -3, sample variance 12 / 3."""
+    assert whiten_tokens([3.0, 3.0, 3.0, -1.0]) == pytest.approx([0.5, 0.5, 0.5, -1.5], rel=1e-4)
+    assert whiten_tokens([2.0, 2.0]).tolist() == [0.0, 0.0]
+    assert (whiten_tokens([]).tolist(), whiten_tokens([4.0]).tolist()) == ([], [0.0])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30))
+def test_tokens_are_whitened_to_mean_0_and_sample_std_1(values):
+    white, std = whiten_tokens(values), np.std(values, ddof=1)
+    assert white.mean() == pytest.approx(0.0, abs=1e-6)
+    assert white.std(ddof=1) == pytest.approx(std / (std + 1e-5), abs=1e-6)
+
+
 @settings(deadline=None)
 @given(rewards_st, st.sampled_from(ESTIMATORS))
 def test_advantages_of_a_group_sum_to_zero(rewards, estimator):
@@ -127,13 +199,13 @@ def test_advantages_are_whitened_over_the_batch():
     groups = [make_group("a", [1, 0]), make_group("b", [0.2, 0.0, 0.1])]
     plain = compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo"))
     assert [part.tolist() for part in plain] == [[0.5, -0.5], pytest.approx([0.1, -0.1, 0.0])]
-    white = compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo", whiten=True))
+    white = compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo", whiten="episodes"))
     assert [len(part) for part in white] == [2, 3]
     batch = np.concatenate(white)
     assert (batch.mean(), batch.std()) == pytest.approx((0.0, 1.0), abs=1e-4)
     scaled = compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo", reward_scale=10.0, reward_bias=-0.2))
     assert scaled[0] == pytest.approx([5.0, -5.0])
-    assert compute_group_advantages([], AdvantageConfig(whiten=True)) == []
+    assert compute_group_advantages([], AdvantageConfig(whiten="episodes")) == []
     assert whiten([2.0, 2.0]).tolist() == [0.0, 0.0]
 
 
@@ -148,12 +220,12 @@ def test_whitened_values_have_mean_0_and_std_1(values):
 
 
 @settings(deadline=None)
-@given(st.lists(rewards_st, min_size=1, max_size=5), st.sampled_from(ESTIMATORS), st.booleans())
+@given(st.lists(rewards_st, min_size=1, max_size=5), st.sampled_from(ESTIMATORS), st.sampled_from(["none", "episodes"]))
 def test_advantages_sum_to_zero_in_every_group_or_over_the_batch(drawn, estimator, whiten):
     groups = [make_group(str(index), rewards) for index, rewards in enumerate(drawn)]
     parts = compute_group_advantages(groups, AdvantageConfig(estimator=estimator, whiten=whiten, reward_clip=100.0))
     assert [len(part) for part in parts] == [len(rewards) for rewards in drawn]
-    for part in [np.concatenate(parts)] if whiten else parts:
+    for part in [np.concatenate(parts)] if whiten == "episodes" else parts:
         assert part.sum() == pytest.approx(0.0, abs=1e-4)
 
 
@@ -274,6 +346,22 @@ def test_correct_episodes_with_a_negative_advantage_can_be_left_out():
 def test_reward_std_is_compared_with_a_tolerance():
     groups = [make_group("noise", [0.1 + 0.2, 0.3, 0.3]), make_group("real", [0.3, 0.301])]
     assert [group.task.id for group in select_groups(groups, FILTERS, target=2).kept_groups] == ["real"]
+
+
+@settings(deadline=None)
+@given(st.lists(rewards_st, min_size=2, max_size=6), st.integers(1, 5))
+def test_reports_of_two_parts_add_up_to_those_of_the_whole(drawn, cut):
+    """Without ranking and with room for all groups, selecting from both parts equals selecting from the whole."""
+    groups = [make_group(f"t{index}", rewards) for index, rewards in enumerate(drawn)]
+    parts = [select_groups(part, FILTERS, target=len(drawn)) for part in (groups[:cut], groups[cut:])]
+    merged = merge_filter_reports([part.filter_reports for part in parts])
+    for report, whole in zip(merged, select_groups(groups, FILTERS, target=len(drawn)).filter_reports, strict=True):
+        assert (report.name, report.num_groups, report.num_episodes) == (
+            whole.name,
+            whole.num_groups,
+            whole.num_episodes,
+        )
+        assert report.frac_correct == pytest.approx(whole.frac_correct)
 
 
 group_st = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(list(EpisodeStatus))), max_size=6)

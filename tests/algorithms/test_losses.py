@@ -151,6 +151,55 @@ def test_stale_tokens_have_their_own_cap():
     assert loss(tis_cap=None, stale_tis_cap=None)[1]["tis_weight_mean"].item() == pytest.approx(6.0)
 
 
+def test_tokens_above_a_cap_can_be_dropped():
+    """The weights are 4, 0.5 (fresh) and 8, 5 (stale): a dropped token has no loss and still counts in the average."""
+    logp, weight = tensor([-1.0] * 4).requires_grad_(), tensor([0.25] * 4)
+    engine = -1.0 - tensor([4.0, 0.5, 8.0, 5.0]).log()
+    stale = torch.tensor([False, False, True, True])
+
+    def compute(**settings):
+        loss, stats = compute_policy_loss(
+            logp, None, tensor([1.0] * 4), weight, settings=LossConfig(**settings), rollout_logp_N=engine, stale_N=stale
+        )
+        [gradient] = torch.autograd.grad(loss, logp)
+        return loss.item(), gradient.tolist(), stats["frac_tis_truncated"].item()
+
+    loss, gradient, _ = compute(above_tis_cap="drop")
+    assert (loss, gradient) == (pytest.approx(-(0.5 + 5 + 5) / 4), pytest.approx([0.0, -0.125, -1.25, -1.25]))
+    # exp(log 5) is 5 up to rounding: a cap slightly above keeps the last token.
+    loss, gradient, truncated = compute(above_stale_tis_cap="drop", stale_tis_cap=5.001)
+    assert (loss, truncated) == (pytest.approx(-(2 + 0.5 + 5) / 4), 0.5)
+    assert gradient == pytest.approx([-0.5, -0.125, 0.0, -1.25])
+    loss, gradient, _ = compute(above_tis_cap="drop", above_stale_tis_cap="drop", tis_cap=5.0, stale_tis_cap=4.9)
+    assert (loss, gradient) == (pytest.approx(-4.5 / 4), pytest.approx([-1.0, -0.125, 0.0, 0.0]))
+
+
+def test_a_dropped_token_keeps_its_kl_term():
+    logp, engine, ref = tensor([-1.0]), tensor([-3.0]), tensor([-1.5])
+    chosen = {"settings": LossConfig(above_tis_cap="drop"), "rollout_logp_N": engine, "ref_logp_N": ref}
+    loss, _ = compute_policy_loss(logp, None, tensor([1.0]), tensor([1.0]), kl_coef=0.1, **chosen)
+    assert loss.item() == pytest.approx(0.1 * (math.exp(-0.5) + 0.5 - 1))
+
+
+@pytest.mark.parametrize("cap", ["tis_cap", "stale_tis_cap"])
+def test_dropping_needs_a_cap(cap):
+    with raises(ConfigError, key=f"rl.loss.above_{cap}", value="drop"):
+        load_recipe("tiny/para_grpo", [f"rl.loss={{{cap}: null, above_{cap}: drop}}"])
+
+
+def test_approx_kl_is_unbiased_for_samples_of_the_old_policy():
+    """Exactly, over a vocabulary of four: the mean under the old policy is sum q log(q / p), with the new policy p."""
+    p = tensor([0.3, -1.0, 0.5, 0.1]).log_softmax(0)
+    q = tensor([0.1, 0.4, -0.3, 0.0]).log_softmax(0)
+    values = [
+        compute_policy_loss(new, old, tensor([1.0]), tensor([1.0]), settings=LossConfig())[1]["approx_kl"].item()
+        for new, old in zip(p.split(1), q.split(1), strict=True)
+    ]
+    ratio = (p - q).exp()
+    assert values == pytest.approx((ratio - 1 - ratio.log()).tolist())
+    assert sum(q.exp().tolist()[i] * values[i] for i in range(4)) == pytest.approx((q.exp() * (q - p)).sum().item())
+
+
 def test_with_the_engine_as_old_policy_only_the_ratio_holds_the_difference():
     """PPO without decoupling: r = exp(-1 + 1.5) = 1.65, clipped at 1.2; no weight on top."""
     logp, engine = tensor([-1.0]).requires_grad_(), tensor([-1.5])

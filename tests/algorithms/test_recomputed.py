@@ -31,7 +31,8 @@ losses_st = st.builds(
     aggregation=st.sampled_from(AGGREGATIONS),
     sum_norm=st.just(7.0),
     tis_cap=st.sampled_from([None, 0.9, 2.0]),
-    stale_tis_cap=st.sampled_from([None, 1.1, 5.0]),
+    stale_tis_cap=st.sampled_from([1.1, 5.0]),
+    above_stale_tis_cap=st.sampled_from(["truncate", "drop"]),
 )
 
 
@@ -73,7 +74,10 @@ def token_ratio(data, index, loss):
 
 def tis_weight(data, index, loss):
     cap = loss.stale_tis_cap if data["stale"][index] else loss.tis_cap
-    return 1.0 if cap is None else min(math.exp(data["old"][index] - data["engine"][index]), cap)
+    weight = math.exp(data["old"][index] - data["engine"][index])
+    if data["stale"][index] and loss.above_stale_tis_cap == "drop" and weight > cap:
+        return 0.0
+    return 1.0 if cap is None else min(weight, cap)
 
 
 def compute_by_hand(data, loss, kl):
@@ -194,7 +198,7 @@ def compute_expected_advantages(rewards, estimator):
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.3, 2.3]), min_size=1, max_size=8), min_size=1, max_size=5),
     st.sampled_from(["dr_grpo", "grpo", "rloo"]),
-    st.booleans(),
+    st.sampled_from(["none", "episodes"]),
     st.sampled_from([(1.0, 0.0, 20.0), (10.0, -0.2, 40.0), (10.0, -0.2, 5.0)]),
 )
 def test_rewards_are_shaped_then_compared_then_whitened(drawn_rewards, estimator, whiten, shaping):
@@ -206,7 +210,7 @@ def test_rewards_are_shaped_then_compared_then_whitened(drawn_rewards, estimator
     for rewards in drawn_rewards:
         shaped = [min(max((reward + bias) * scale, -clip), clip) for reward in rewards]
         expected += compute_expected_advantages(shaped, estimator)
-    if whiten:
+    if whiten == "episodes":
         mean, std = statistics.fmean(expected), statistics.pstdev(expected) + 1e-6
         expected = [(value - mean) / std for value in expected]
     assert [len(values) for values in advantages] == [len(rewards) for rewards in drawn_rewards]

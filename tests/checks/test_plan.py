@@ -1,6 +1,7 @@
 """Plans: against values computed by hand, and against the real environment, packing and commands."""
 
 import asyncio
+import math
 
 import pytest
 import torch
@@ -208,9 +209,9 @@ def test_sft_step():
     recipe, _, episode_size = estimate_recipe("paravt/sft")
     trained = estimate_sft_training(recipe, episode_size)
     assert (trained.packed_tokens, trained.num_rows, trained.num_micro_batches, trained.max_row_tokens) == (
-        65536,
-        8,
-        8,
+        262144,
+        32,
+        32,
         8192,
     )
     assert trained.max_row_visual_tokens == pytest.approx(8192 * 2880 / episode_size.longest.prompt_tokens, abs=1)
@@ -242,24 +243,48 @@ def needs(name, *overrides, gpus=1):
 
 def test_memory_of_8b():
     P = 8_767_123_696
-    found = needs("paravt/para_grpo", gpus=8)
+    found = needs("paravt/para_grpo", "model.trained_weights=all", gpus=8)
     # bfloat16 weights; float32 gradients, two moments and copies: 2 + 4 + 8 + 4 bytes a parameter.
     held = (found.weights, found.gradients, found.optimizer_state, found.master_weights)
     assert held == (2 * P // 8, 4 * P // 8, 8 * P // 8, 4 * P // 8)
     assert found.logits == 5 * 4 * 2**27
     assert found.checkpointed_activations < found.activations / 10
     assert found.peak == sum(held) + found.logits + found.checkpointed_activations
-    alone = needs("paravt/para_grpo")
+    alone = needs("paravt/para_grpo", "model.trained_weights=all")
     assert alone.checkpointed_activations == found.checkpointed_activations  # every GPU makes passes of its own
     assert alone.peak - alone.checkpointed_activations - alone.logits == 18 * P
 
 
+def test_a_frozen_vision_tower_needs_only_its_weights():
+    P = 8_767_123_696
+    T = P - count_vision_parameters()
+    frozen, whole = needs("paravt/para_grpo"), needs("paravt/para_grpo", "model.trained_weights=all")
+    held = (frozen.weights, frozen.gradients, frozen.optimizer_state, frozen.master_weights)
+    assert held == (2 * P, 4 * T, 8 * T, 4 * T)
+    assert frozen.checkpointed_activations < whole.checkpointed_activations
+    muon = needs("tiny/base", "model.trained_weights=language_model", "rl.optim.name=muon")
+    assert muon.optimizer_state < needs("tiny/base", "model.trained_weights=language_model").optimizer_state
+
+
+def test_a_greedy_episode_is_planned_for_each_group():
+    recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "rl.advantage={estimator: remax}")
+    rolled, trained = estimate_rollouts(recipe, episode_size), estimate_rl_training(recipe, episode_size)
+    other, _, _ = estimate_recipe("paravt/para_grpo")
+    assert (rolled.num_groups, rolled.num_episodes) == (7, 7 * 9)
+    assert trained == estimate_rl_training(other, episode_size)
+
+
 def test_float32_has_no_master_weights_and_adapters_are_small():
     assert needs("tiny/para_grpo").master_weights == 0
-    whole, thin = needs("paravt/para_grpo"), needs("paravt/para_grpo", "model.lora_rank=64")
+    whole, thin = (needs("paravt/para_grpo", f"model.{key}") for key in ("trained_weights=all", "lora_rank=64"))
     assert thin.gradients == 4 * resolve_model_sizes(load_recipe("paravt/para_grpo")).count_adapter_parameters(64)
     assert thin.weights > whole.weights
     assert thin.activations < whole.activations  # a frozen tower saves no activations
+
+
+def count_vision_parameters():
+    shapes = resolve_model_sizes(load_recipe("paravt/para_grpo")).shapes
+    return sum(math.prod(shape) for name, shape in shapes.items() if ".visual." in name)
 
 
 def test_reference_weights_follow_the_recipes_device():
@@ -267,7 +292,7 @@ def test_reference_weights_follow_the_recipes_device():
         needs("paravt/para_grpo", f"rl.kl={{reward_coef: 0.01, reference_device: {place}}}")
         for place in ("cpu", "device")
     )
-    assert (none.reference_weights, there.reference_weights) == (0, 2 * 8_767_123_696)
+    assert (none.reference_weights, there.reference_weights) == (0, there.weights - 2 * count_vision_parameters())
     assert needs("paravt/para_grpo", "rl.kl={reward_coef: 0, reference_device: device}").reference_weights == 0
 
 

@@ -138,6 +138,63 @@ def test_python_code_has_no_children():
     assert (len(demo.replies), demo.children, demo.task.ground_truth) == (2, (), "3")
 
 
+FIGURE_ROW = {
+    "messages": [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]},
+        {"role": "assistant", "content": "<code>\n```python\nplt.show()\n```\n</code>"},
+        {"role": "observation", "content": "<interpreter>Text Result:\n3\nImage Result:\n<image><image></interpreter>"},
+        {"role": "assistant", "content": "<code>\n```python\n1/0\n```\n</code>"},
+        {"role": "observation", "content": "<interpreter>Execution error: division by zero</interpreter>"},
+        {"role": "assistant", "content": "<answer>3</answer>"},
+    ],
+    "images": ["a.png", "b.png", "c.png"],
+    "env_name": "gym",
+}
+
+
+def test_images_belong_to_the_messages_that_show_them():
+    (demo,) = import_row("pyvision_sft", FIGURE_ROW)
+    assert [media.path for media in demo.task.media] == ["a.png"]
+    (first,), (second,) = demo.results
+    assert (first.text, [image.path for image in first.images], first.error) == ("3", ["b.png", "c.png"], None)
+    assert (second.text, second.images, second.error) == ("", (), "Execution error: division by zero")
+    assert demo.task.question == "How many?"
+    (rerun,) = import_row("pyvision_sft", FIGURE_ROW, rerun_code=True)
+    assert (rerun.results, rerun.task) == ((), demo.task)
+    with raises(DataError, key="messages"):
+        import_row("pyvision_sft", {**FIGURE_ROW, "images": ["a.png", "b.png"]})
+
+
+def test_recorded_results_survive_files(tmp_path):
+    source = write_rows(tmp_path / "a.jsonl", FIGURE_ROW)
+    for name in "abc":
+        (tmp_path / f"{name}.png").write_bytes(b"")
+    for suffix in (".jsonl", ".parquet"):
+        good("data", "import", "pyvision_sft", source, "--out", tmp_path / "out" / f"d{suffix}")
+    (demo,) = load_demonstrations(tmp_path / "out/d.jsonl")
+    assert load_demonstrations(tmp_path / "out/d.parquet") == [demo]
+    assert all(os.path.isfile(media.path) for media in demo.media)
+    assert len(demo.media) == 3
+    (tmp_path / "c.png").unlink()
+    with raises(DataError, key="media"):
+        load_demonstrations(tmp_path / "out/d.jsonl")
+    fail(DataError, "data", "import", "pyvision_sft", source, "--out", tmp_path / "e.jsonl", key="media", value=1)
+
+
+@pytest.mark.parametrize("name", ["pyvision_sft", "pyvision_rl"])
+def test_env_names_select_environments(name):
+    row = {**EXAMPLES[name], "env_name": "gym"}
+    for settings, environment in (
+        ({}, None),
+        ({"use_env_name": True}, "gym"),
+        ({"environments": {"gym": "image"}}, "image"),
+    ):
+        (item,) = import_row(name, row, **settings)
+        assert getattr(item, "task", item).environment == environment
+    with raises(DataError, key="env_name", value="gym"):
+        import_row(name, row, environments={"game": "image"})
+
+
 def test_plain_table_with_custom_columns():
     (task,) = import_row("plain", {"video": "a.mp4", "q": "Which?", "key": 2, "options": ["red", "blue"]},
                    media="video", question="q", answer="key", options="options", index_base=1)  # fmt: skip

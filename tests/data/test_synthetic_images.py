@@ -79,7 +79,7 @@ def test_rows_of_a_video_dataset_are_pinned(tmp_path):
     generate_dataset(tmp_path / "w", SyntheticConfig(train=4, validation=2, test=2, distractors=1), seed=5)
     expected = {
         "train/tasks.jsonl": "e671adf7f3535fa573d704e2f9e674165d6d7f4c46c684b217cdb0e280aabdc3",
-        "train/demonstrations.jsonl": "af8d0ec69486d9ca8ee3dfeb76c99755b3e03707bd06150adb203ac51b62c573",
+        "train/demonstrations.jsonl": "e572ea0833d30b2e5826ec098034095e57418868e9a632c1f9a5259f28901ce8",
         "validation/tasks.jsonl": "d48dbde78bf3d9f5cc199f3dc9f708db63639cdc5aa898ab17e1b077ff080257",
         "test/tasks.jsonl": "efc5f6434b955a4989b1be6b1d04275006618add79519f67caf58e98ab0c5d13",
     }

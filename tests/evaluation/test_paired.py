@@ -16,12 +16,12 @@ from saccade.evaluation.compare import (
     Evaluation,
     compare_evaluations,
     compare_files,
-    compute_mcnemar_p_value,
     read_evaluations,
     require_same_tasks,
 )
 from saccade.evaluation.records import Record
 from saccade.evaluation.subset import StratifiedWeights
+from saccade.metrics.statistics import compute_sign_test_p_value
 from saccade.reporting.evaluation_report import build_pair_tables
 from saccade.types import AnswerType, EpisodeStatus, UngradedEpisode
 from saccade.utils.jsonl import append_jsonl
@@ -72,15 +72,27 @@ def test_tasks_about_one_clip_form_a_cluster():
         for tasks in (TASKS, clips)
     )
     one, other = apart.changes[0], together.changes[0]
-    assert (one.num_clusters, other.num_clusters) == (10, 2)
     assert one.difference.low > 0
+    assert not other.difference.is_significant
     found = [other.difference, together.summaries["looked"].accuracy, other.tool_effect.gain]
-    assert [(interval.low, interval.high, interval.n) for interval in found] == [(0.0, 1.0, 10)] * 3
-    assert {"10", "2"} <= {*table(together)["difference, paired"].split()}
-    assert "2" not in table(apart)["difference, paired"].split()
+    assert [(interval.high, interval.n, interval.num_clusters) for interval in found] == [(1.0, 10, 2)] * 3
+    assert other.difference.low < 0
+    label = "tasks / clusters (files or problems)"
+    assert (table(apart)[label], table(together)[label]) == ("10 / 10", "10 / 2")
+    assert table(together)["significant"].startswith("no: 2 clusters")
     # With clusters, the test's row has a caveat.
     test, caveat = table(apart)["McNemar's exact test"], table(together)["McNemar's exact test"]
     assert len(caveat) > len(test)
+
+
+def test_six_tasks_about_one_clip_are_never_significant():
+    tasks = [task(f"w-{i}", clip="one") for i in range(6)]
+    for outcomes in ([1] * 6, [1, 1, 1, 1, 1, 0], [1, 0, 1, 0, 0, 1]):
+        found = change(bare=rows([0] * 6, tasks=tasks), looked=rows(outcomes, tasks=tasks)).difference
+        assert (found.n, found.num_clusters, found.is_significant) == (6, 1, False)
+        assert found.low < 0 < found.high
+    apart = [task(f"w-{i}", clip=f"clip{i}") for i in range(6)]
+    assert change(bare=rows([0] * 6, tasks=apart), looked=rows([1] * 6, tasks=apart)).difference.is_significant
 
 
 def test_cluster_key_of_a_benchmark():
@@ -112,7 +124,7 @@ def test_files_record_their_benchmark_and_whether_tools_were_on(tmp_path):
     assert not replace(found["without"], fingerprint="seed=2, tools=False").is_control_of(found["with"])
     files = (tmp_path / "evaluations" / f"{name}.jsonl" for name in ("without", "with"))
     comparison = compare_files(*files, get_cluster_key=resolve_cluster_key)
-    assert comparison.changes[0].num_clusters == 2
+    assert comparison.changes[0].difference.num_clusters == 2
     assert comparison.changes[0].other_differences == ("tools",)
 
 
@@ -159,14 +171,14 @@ def test_tool_effect_needs_a_control():
     [((0, 0), 1), ((0, 1), 1), ((0, 5), 2 / 32), ((2, 8), 2 * 56 / 1024), ((8, 2), 2 * 56 / 1024), ((3, 3), 1)],
 )
 def test_the_exact_test(only, p):
-    assert compute_mcnemar_p_value(*only) == pytest.approx(p)
+    assert compute_sign_test_p_value(*only) == pytest.approx(p)
 
 
 def test_the_exact_test_of_large_numbers():
     n, k = 4000, 1900
     by_hand = sum(math.comb(n, i) for i in range(k + 1)) * 2 / 2**n
-    assert compute_mcnemar_p_value(k, n - k) == by_hand
-    assert 0.0 <= compute_mcnemar_p_value(100, 9900) < 1e-300
+    assert compute_sign_test_p_value(k, n - k) == by_hand
+    assert 0.0 <= compute_sign_test_p_value(100, 9900) < 1e-300
 
 
 def test_samples_are_averaged_over_option_orders():
@@ -219,7 +231,7 @@ def test_compare_command(tmp_path):
     assert (found["tool_effect"]["num_tasks_with_call"], found["tool_effect"]["net"]) == (8, 0.25)
     assert next(iter(table(compare(a=BARE, b=LOOKED)))) == "accuracy of a"
     file = tmp_path / "a" / "evaluations" / "test.jsonl"
-    assert "+0.00 [+0.00, +0.00]" in good("eval", "compare", file, tmp_path / "a")
+    assert "+0.00 [-0.26, +0.26]" in good("eval", "compare", file, tmp_path / "a")
 
 
 def test_limited_sample_estimates_the_full_set(tmp_path):

@@ -92,6 +92,20 @@ def test_moment_counts_match_the_optimizer(tmp_path, name):
     assert held == 2 * sizes.num_parameters - (sizes.num_matrix_parameters if name == "muon" else 0)
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_frozen_vision_tower_is_counted_exactly(tmp_path, family):
+    settings = ModelConfig(path=make(tmp_path, family), trained_weights="language_model")
+    backbone, sizes = Backbone(settings), read_sizes(str(tmp_path))
+    trained = {name: value for name, value in backbone.model.named_parameters() if value.requires_grad}
+    assert not any(".visual." in name for name in trained)
+    assert any("lm_head" in name or "embed_tokens" in name for name in trained)
+    matrices = [value for name, value in trained.items() if ".layers." in name and value.ndim == 2]
+    assert sizes.count_trained_parameters(settings) == tuple(
+        sum(value.numel() for value in values) for values in (trained.values(), matrices)
+    )
+    assert sizes.count_trained_parameters(ModelConfig()) == (sizes.num_parameters, sizes.num_matrix_parameters)
+
+
 def test_adapters_are_counted_exactly(tmp_path):
     pytest.importorskip("peft", reason="peft is missing: pip install peft")
     backbone = Backbone(ModelConfig(path=make(tmp_path, "qwen3_vl"), lora_rank=4))

@@ -132,11 +132,12 @@ def example(
 
 def comparison(*names):
     """Return a comparison of evaluations of these names."""
-    estimate = Estimate(mean=0.5, low=0.25, high=0.75, n=8)
+    estimate = Estimate(mean=0.5, low=0.25, high=0.75, n=8, num_clusters=4)
     rows = tuple(SliceRow(name=row, accuracy=estimate, constant_baseline=0.2, calls=1.0) for row in ("at", "when"))
     behavior = ("calls", "executed", "succeeded", "turns", "sampled_tokens", "visual_tokens", "seconds")
     summary = Summary(
         num_tasks=8,
+        num_clusters=4,
         num_episodes=16,
         accuracy=estimate,
         constant_baseline=0.2,
@@ -152,15 +153,24 @@ def comparison(*names):
         full_set_accuracy=estimate,
         full_set_size=32,
     )
-    difference = Difference(mean=0.5, low=-0.25, high=0.75, n=8, better=3, worse=1, unpaired=2)
+    difference = Difference(
+        mean=0.5,
+        low=-0.25,
+        high=0.75,
+        n=8,
+        num_clusters=4,
+        is_significant=False,
+        objection="4 clusters, fewer than 6",
+        better=3,
+        worse=1,
+        unpaired=2,
+    )
     change = Change(
         before=names[0],
         after=names[-1],
         difference=difference,
-        num_clusters=8,
         only_before=1,
         only_after=3,
         p_value=0.6,
-        is_significant=False,
     )
     return Comparison(summaries=dict.fromkeys(names, summary), changes=(change,))

@@ -51,7 +51,7 @@ def test_plots_without_values_are_none():
 @pytest.mark.parametrize("name", ["<script>", "$x$ & $y", "_hidden", "a b"])
 def test_any_label_is_valid(name):
     points = (
-        SeedEstimate(mean=0.2, task_interval=(0.1, 0.3), seed_means=(0.2,)),
+        SeedEstimate(mean=0.2, clip_interval=(0.1, 0.3), seed_means=(0.2,)),
         SeedEstimate(mean=0.5, seed_interval=(-0.5, 1.5), seed_means=(0.4, 0.6)),
     )
     svg = plot_means({name: {name: points}}, assign_styles([name]), mark_zero=True)

@@ -41,8 +41,9 @@ def stray(body="</think>"):
     return Block(kind=BlockKind.UNMATCHED_TAG, body=body, is_closed=False)
 
 
-def call(form=CallFormat.NATIVE, error=None, closed=True):
-    made = Call(name="crop_video", arguments={"start_time": 1, "end_time": 2}, call_format=form, error=error)
+def call(form=CallFormat.NATIVE, error=None, closed=True, name="crop_video", **arguments):
+    arguments = arguments or {"start_time": 1, "end_time": 2}
+    made = Call(name=name, arguments=arguments, call_format=form, error=error)
     return Block(kind=BlockKind.CALL, body="{}", is_closed=closed, call=made)
 
 

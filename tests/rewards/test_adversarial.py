@@ -212,8 +212,8 @@ HEDGES = {
         *("{A,B}", "A\\\\B", "Answer: A Answer: B", "$\\boxed{A} B$", "\u300cA\u300d\u300cB\u300d", "\u9009A\u9009B"),
     ],
     AnswerType.NUMBER: [
-        *("-4.5 or 4.5", "\u00b14.5", "4.5", "-45", "-4,5", "-9", "0 1 2 3 4 5", "-4.5 to -3", "not -4.5", "<-4.5"),
-        *("4.5-", "\u20133 \u2013 \u20134.5", "-4.5.1", "-4.5k", "-4.5^2", "-9/2", "-4.5 million", "minus", "-"),
+        *("-4.5 or 4.5", "\u00b14.5", "4.5", "-45", "-4,500", "-9", "0 1 2 3 4 5", "-4.5 to -3", "not -4.5", "<-4.5"),
+        *("4.5-", "\u20133 \u2013 \u20134.5", "-4.5.1", "-4.5k", "-4.5^2", "-9/1", "-4.5 million", "minus", "-"),
         *(
             "at least -4.5",
             "up to -4.5",
@@ -349,8 +349,8 @@ def test_both_sides_of_a_question_and_signs_and_vowels(rollout, task, wrong, rig
 
 
 def test_naming_every_word_or_all_of_the_video_earns_little(rollout):
-    assert accuracy(rollout(answer("red blue green white black"), task=OPEN)) == pytest.approx(2 / 6)
-    assert accuracy(rollout(answer("red " * 9), task=OPEN)) == pytest.approx(2 / 10)
+    assert accuracy(rollout(answer("red blue green white black"), task=OPEN)) == pytest.approx(2 / 6 / 5)
+    assert accuracy(rollout(answer("red " * 9), task=OPEN)) == pytest.approx(2 / 10 / 9)
     assert accuracy(rollout(answer("0 to 64"), task=SPAN)) == pytest.approx(4 / 64)
     assert accuracy(rollout(answer("0 to 9999999"), task=SPAN)) < 1e-5
     assert accuracy(rollout(answer("[0, 0, 1, 1]"), task=BOX)) == pytest.approx(0.04)

@@ -12,7 +12,7 @@ from saccade import plugins
 from saccade.data.dataset import load_tasks
 from saccade.errors import ConfigError, DataError
 from saccade.rewards.accuracy import Accuracy
-from saccade.rewards.answer_types.base import find_plugin, list_answer_types, register_file
+from saccade.rewards.answer_types.base import find_plugin, list_answer_types, parse_numbers, register_file
 from saccade.testing import check_answer_type
 from saccade.types import AnswerType
 
@@ -112,3 +112,8 @@ def test_published_names_are_refused_with_the_right_one(name, answer_type):
     with raises(DataError, key="answer_type", value=name) as error:
         find_plugin(name)
     assert f"write {answer_type!r}" in str(error.value)
+
+
+def test_a_number_beyond_all_floats_is_no_ground_truth():
+    assert parse_numbers(10**400) == parse_numbers("1" * 400) == ()
+    assert parse_numbers([10**400, 3]) == (3.0,)

@@ -12,7 +12,7 @@ from saccade.rewards.compose import compose_rewards
 from saccade.types import Credit, Span, Ungraded
 
 TASK = task("red")
-LOOKED = turn(think(), call(), call(), call(), results=[RAN, RAN, RAN])
+LOOKED = turn(think(), *[call(start_time=i) for i in range(3)], results=[RAN, RAN, RAN])
 
 
 def compute_score(terms, attempt, of=TASK):
@@ -44,12 +44,13 @@ def test_format_compliance_counts_only_as_a_term():
 
 @pytest.mark.parametrize("order", [("accuracy", "tool_use"), ("tool_use", "accuracy")])
 def test_tools_share_the_accuracy_of_the_recipe(order):
-    partly = episode(LOOKED, turn(think(), answer("red ball")))
+    partly = episode(LOOKED, turn(think(), answer("red ball now")))
     settings = {"answer_types": {"open": {"mode": "exact"}}}
     strict = {"accuracy": RewardTerm(correct=True, settings=settings), "tool_use": RewardTerm()}
     loose = {"accuracy": RewardTerm(correct=True), "tool_use": RewardTerm()}
-    assert compute_score({name: loose[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.8)
-    assert compute_score({name: strict[name] for name in order}, partly).parts["tool_use"] == pytest.approx(0.3)
+    of = task("red ball")
+    assert compute_score({name: loose[name] for name in order}, partly, of).parts["tool_use"] == pytest.approx(0.8)
+    assert compute_score({name: strict[name] for name in order}, partly, of).parts["tool_use"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_async_class_reward_receives_the_accuracy(tmp_path):
     assert compute_score(
         {"accuracy": RewardTerm(weight=0.0, correct=True), mine: RewardTerm(weight=3.0, settings={"factor": 0.5})},
         partly,
-    ).value == pytest.approx(1.0)
+    ).value == pytest.approx(0.5)
     with raises(ConfigError, key=f"rewards.{mine}.settings.factor"):
         compose_rewards({mine: RewardTerm()})
 

@@ -39,7 +39,7 @@ def test_vanilla_has_no_anchor():
         ((), 0.0),
         ((turn(text("red")),), 0.0),  # no bonus for balance alone
         ((turn(answer()),), 0.3 + 0.2 + 0.1),
-        ((turn(answer(closed=False)),), 0.3),
+        ((turn(answer(closed=False)),), 0.0),  # opened and never closed
         ((turn(answer("  ")),), 0.0),
         ((turn(think()),), 0.2 + 0.5 * 0.4 + 0.1),
         ((turn(think("")),), 0.0),
@@ -55,6 +55,7 @@ def test_vanilla_has_no_anchor():
         ((turn(call(), think()),), 0.2 + 0.5 * 0.4 + 0.1),  # a call before the think
         ((turn(think()), turn(call())), 0.2 + 0.5 * 0.4 + 0.1),  # a think of another turn
         ((LOOK, turn(think(closed=False), answer())), 1.0 - 0.15),  # left open in any turn
+        ((turn(think(), answer(closed=False)),), 0.2 + 0.5 * 0.4),
     ],
 )
 def test_base_and_anchor_by_hand(turns, expected):
@@ -93,7 +94,7 @@ def test_separate_anchor_in_a_composed_score():
 
 def test_without_the_answer_suffix():
     assert score(FLOW, anchor_weight=0.0, answer_suffix=False) == pytest.approx(0.3 + 0.2 + 0.1 + 0.1)
-    assert score(turn(answer(closed=False)), anchor_weight=0.0, answer_suffix=False) == pytest.approx(0.2)
+    assert score(turn(answer(closed=False)), anchor_weight=0.0, answer_suffix=False) == 0.0
 
 
 def test_ablation_of_gamma():

@@ -23,10 +23,10 @@ def grade_open(body, ground_truth, mode="f1"):
     [
         ("red", "red", 1.0),
         ("The RED ball!", "a red ball", 1.0),
-        ("red ball", "red", 2 / 3),  # P 1/2, R 1
-        ("red red", "red", 2 / 3),  # multisets: the second red matches nothing
+        ("red ball", "red", 2 / 3 / 2),  # P 1/2, R 1
+        ("red red", "red", 2 / 3 / 2),  # multisets: the second red matches nothing
         ("red", "red red", 2 / 3),
-        ("blue green red", "red", 0.5),
+        ("blue green red", "red", 0.5 / 3),
         ("blue", "red", 0.0),
         ("the", "the red ball", 0.0),
         ("a an the", "the red ball", 0.0),
@@ -50,7 +50,7 @@ def grade_open(body, ground_truth, mode="f1"):
         ("r\u200bed", "red", 1.0),  # invisible characters are removed
         ("ｒｅｄ", "red", 1.0),
         ("r e d", "red", 0.0),
-        ("1.2.3", "1.2", 2 / 3),
+        ("1.2.3", "1.2", 2 / 3 / 2),
         ("-1,000.5", "-1000.5", 1.0),
         ("1,000.5", "-1000.5", 0.0),
         ("A", "A", 1.0),  # the ground truth is itself an article
@@ -59,21 +59,21 @@ def grade_open(body, ground_truth, mode="f1"):
         ("no", "No.", 1.0),
         ("true false", "true", 0.0),
         ("yes", "yes, it is", 0.5),  # P 1, R 1/3: no hedge
-        ("red yes", "red", 2 / 3),
+        ("red yes", "red", 2 / 3 / 2),
         ("-$5", "$5", 0.0),
         ("red or blue", "red", 0.0),  # worth the worst of what it offers
         ("Either blue, or red.", "red", 0.0),
         ("red/blue", "red", 0.0),
         ("blue \uff5c red", "red", 0.0),
         ("red and/or blue", "red", 0.0),
-        ("dark red or red", "dark red", 2 / 3),
-        ("red or", "red", 2 / 3),  # one answer, and a word too many
+        ("dark red or red", "dark red", 2 / 3 / 2),
+        ("red or", "red", 2 / 3 / 2),  # one answer, and a word too many
         ("AC/DC", "AC DC", 1.0),  # every word is in the ground truth
         ("red or blue", "red or blue", 1.0),
-        ("a red or green one", "red or blue", 4 / 7),  # the ground truth has alternatives too
+        ("a red or green one", "red or blue", 4 / 7 / 2),  # the ground truth has alternatives too
         ("1/2 cup", "1/2 of a cup", 6 / 7),
-        ("1/2 cup", "one half cup", 1 / 3),  # a number, no choice
-        ("for Orson", "Orson", 2 / 3),
+        ("1/2 cup", "one half cup", 1 / 3 / 3),  # a number, no choice
+        ("for Orson", "Orson", 2 / 3 / 2),
         ("\u0663", "3", 1.0),
         ("\u0e14\u0e33", "\u0e14\u0e35", 0.0),  # Thai vowels are marks
     ],
@@ -230,6 +230,7 @@ def test_mra_matches_the_official_values(body, expected):
         "4'",
         "x = 4",
         "about 4",
+        "4/1",
     ],
 )
 def test_number_formats(body):
@@ -241,12 +242,12 @@ def test_number_formats(body):
     [
         "3 or 4",
         "3-4",
-        "4/1",
         "-4",
         "minus four",
         "0.4",
         "40",
         "4, 5",
+        "1/4",
         "x4",
         "",
         "none",
@@ -375,7 +376,7 @@ def test_accuracy_follows_the_answer_type():
     assert accurate("110", ground_truth=100, kind=AnswerType.NUMBER, number={"mode": "exact"}) == 0.0
     rule = {"mode": "exact", "tolerance": 10}
     assert accurate("110", ground_truth=100, kind=AnswerType.NUMBER, number=rule) == 1.0
-    assert accurate("red ball", ground_truth="red") == pytest.approx(2 / 3)
+    assert accurate("red ball", ground_truth="red") == pytest.approx(1 / 3)
     assert accurate("red ball", ground_truth="red", open={"mode": "exact"}) == 0.0
     assert accurate("[0, 0, 1, 0.5]", ground_truth=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.BOX) == 0.5
     assert accurate("(0.5, 0.5)", ground_truth=(0.0, 0.0, 1.0, 1.0), kind=AnswerType.POINT) == 1.0

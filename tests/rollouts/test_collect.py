@@ -225,6 +225,60 @@ def test_ungraded_episodes_are_counted_and_no_members(renderer):
     assert (empty.rewards, empty.solve_rate) == ((), 0.0)
 
 
+class RecordingTemperatures(Scripted):
+    """Records the temperature of each request."""
+
+    async def generate(self, request):
+        self.temperatures = [*getattr(self, "temperatures", ()), request.sampling.temperature]
+        return await super().generate(request)
+
+
+def collect_with_baseline(renderer, score_fn):
+    engine = RecordingTemperatures(renderer, replies=lambda ledger: "red")
+    options = {"group_size": 2, "score_fn": score_fn, "with_baseline": True}
+    return engine, asyncio.run(collect([task("a")], each_in(Quick), base(renderer, engine), **options))
+
+
+def test_a_group_may_have_a_greedy_baseline(renderer):
+    """It is sampled at temperature 0, has the next index, seed and place in `max_concurrency`, and is scored alone."""
+    sizes = []
+
+    async def score(episodes):
+        sizes.append(len(episodes))
+        return await ones(episodes)
+
+    engine, [group] = collect_with_baseline(renderer, score)
+    assert (len(group.episodes), group.baseline.score.value) == (2, 1.0)
+    assert sorted(engine.temperatures) == [0.0, 1.0, 1.0]
+    assert sizes == [2, 1]
+    assert group.rewards == (1.0, 1.0)
+    seeds = {derive_seed(3, 0, task("a").digest, index): index for index in range(3)}
+    prompts = [renderer.decode(member.episode.ledger.input_ids()) for member in group.members]
+    assert [next(index for seed, index in seeds.items() if str(seed) in prompt) for prompt in prompts] == [0, 1, 2]
+
+
+def test_baselines_count_as_running_episodes(renderer):
+    running = most = 0
+
+    async def count(task, ctx):
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0)
+        running -= 1
+
+    options = {"group_size": 2, "score_fn": ones, "with_baseline": True, "max_concurrency": 4}
+    asyncio.run(collect([task(name) for name in "abc"], make_hooked(count), base(renderer), **options))
+    assert most == 3
+
+
+def test_a_group_whose_baseline_is_ungraded_has_no_episodes(renderer):
+    async def score(episodes):
+        return [Ungraded(reason="no judge")] if len(episodes) == 1 else await ones(episodes)
+
+    _, [group] = collect_with_baseline(renderer, score)
+    assert (group.episodes, group.baseline, len(group.ungraded)) == ((), None, 2)
+
+
 def test_episodes_are_scored_concurrently(renderer):
     async def slow(episode):
         nonlocal waiting, most

@@ -111,6 +111,7 @@ def attack(server, targets, code, videos=()):
 
 SIMPLE = {**FILES, **NETWORK, **PROCESSES, **CORNERS}
 OWN = {**TRICKS, **HABITS}
+LONG = ("a worker that doesn't run code", "a thread that reads the socket")  # are stopped after half a minute
 
 
 # With one wall instead of two; `test_an_unprivileged_user_is_as_safe` tries every attack with all layers too.
@@ -130,7 +131,7 @@ def test_namespaces_alone_protect_files(servers, targets, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in OWN])
 def test_tricks_affect_only_their_own_episode(server, targets, name):
     attack(server, targets, PRELUDE + OWN[name].format(**targets.names))
 
@@ -143,7 +144,10 @@ def test_protocol_violations_affect_only_their_own_episode(server, targets, name
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("refuse_namespaces", [False, True], ids=["unprivileged user", "namespaces refused"])
+@pytest.mark.parametrize(
+    "refuse_namespaces",
+    [pytest.param(False, id="unprivileged user", marks=pytest.mark.soak), pytest.param(True, id="namespaces refused")],
+)
 def test_an_unprivileged_user_is_as_safe(targets, refuse_namespaces):
     with tempfile.TemporaryDirectory(prefix="saccade-test-") as scratch:
         Path(scratch).chmod(0o777)

@@ -10,6 +10,7 @@ from error_cases import raises
 from training_cases import Killed, are_equal, copy_weights
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
+from saccade.config.schema import CheckpointConfig, SftConfig
 from saccade.errors import RunError
 from saccade.models import checkpoint_io
 from saccade.runs import pipeline
@@ -76,6 +77,87 @@ def test_the_two_newest_checkpoints_and_other_folders_are_kept(tmp_path, compone
     assert list_steps(tmp_path) == [2, 3]
     assert (tmp_path / "step-000001-mine").is_dir()
     assert (tmp_path / "step-best").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("policy", "scores", "kept"),
+    [
+        ({}, {}, [11, 12]),
+        ({"last": 1}, {}, [12]),
+        ({"last": 1, "keep": (3, 5)}, {}, [3, 5, 12]),
+        ({"last": 1, "every": 5}, {}, [5, 10, 12]),
+        ({"last": 1, "best": 2}, {2: 0.25, 4: 0.5, 6: 0.5, 8: 0.75}, [4, 8, 12]),
+        ({"last": 1, "best": 1, "mode": "min"}, {2: 0.25, 4: 0.5, 6: float("nan")}, [2, 12]),
+        ({"last": 2, "best": 1}, {99: 1.0}, [11, 12]),  # no checkpoint of the best step
+    ],
+)
+def test_a_policy_selects_checkpoints(tmp_path, policy, scores, kept):
+    for step in range(1, 13):
+        (tmp_path / f"step-{step:06d}").mkdir()
+    checkpoint.prune_checkpoints(tmp_path, CheckpointConfig(**policy), scores)
+    assert list_steps(tmp_path) == kept
+
+
+def test_the_best_checkpoint_is_linked(tmp_path):
+    policy = CheckpointConfig(last=1, best=1)
+    for step, scores in ((1, {1: 0.5}), (2, {1: 0.5, 2: 0.25}), (3, {1: 0.5, 2: 0.25, 3: 0.75})):
+        (tmp_path / f"step-{step:06d}").mkdir()
+        checkpoint.prune_checkpoints(tmp_path, policy, scores)
+        best = max(scores, key=scores.get)
+        assert (tmp_path / "best").resolve().name == f"step-{best:06d}"
+        assert not (tmp_path / "best").readlink().is_absolute()  # the run can be moved
+    assert list_steps(tmp_path) == [3]
+
+
+def test_a_users_folder_named_best_stays(tmp_path):
+    for name in ("best", "step-000001"):
+        (tmp_path / name).mkdir()
+    checkpoint.prune_checkpoints(tmp_path, CheckpointConfig(best=1), {1: 1.0})
+    assert not (tmp_path / "best").is_symlink()
+
+
+def test_a_checkpoint_that_a_training_starts_from_is_never_deleted(tmp_path):
+    for step in (1, 2, 3, 4):
+        (tmp_path / f"step-{step:06d}").mkdir()
+    (tmp_path / "step-000002" / "trainer_state.json").write_text("{}")
+    for step in (1, 2):
+        checkpoint.protect_checkpoint(tmp_path / f"step-{step:06d}")  # the first is no checkpoint of a training
+    checkpoint.prune_checkpoints(tmp_path, CheckpointConfig(last=1), {})
+    assert list_steps(tmp_path) == [2, 4]
+
+
+def test_saved_steps():
+    settings = SftConfig(steps=10, save_every=4, checkpoints=CheckpointConfig(keep=(5,), every=3, best=1))
+    assert [step for step in range(1, 11) if checkpoint.is_saved(step, settings)] == [3, 4, 5, 6, 8, 9, 10]
+    assert checkpoint.is_saved(7, settings, is_validated=True)
+    assert checkpoint.count_kept_checkpoints(settings) == 2 + 1 + 3 + 1
+
+
+@pytest.mark.parametrize("function", ["replace", "rmtree"])
+@pytest.mark.parametrize("at", range(3))
+def test_a_kill_while_pruning_loses_nothing(tmp_path, monkeypatch, function, at):
+    """It is killed at each of its deletions; every checkpoint that remains is whole, and the next call completes it."""
+    for step in range(1, 6):
+        (tmp_path / f"step-{step:06d}").mkdir()
+        (tmp_path / f"step-{step:06d}" / "weights").write_text("whole")
+    calls, module = [], {"replace": os, "rmtree": shutil}[function]
+    real = getattr(module, function)
+
+    def kill(path, *others, **options):
+        calls.append(path)
+        if len(calls) > at:
+            raise Killed
+        return real(path, *others, **options)
+
+    policy, scores = CheckpointConfig(last=1, best=1), {2: 1.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, function, kill)
+        with pytest.raises(Killed):
+            checkpoint.prune_checkpoints(tmp_path, policy, scores)
+    assert {2, 5} <= {*list_steps(tmp_path)}
+    assert all((saved.folder / "weights").read_text() == "whole" for saved in checkpoint.list_checkpoints(tmp_path))
+    checkpoint.prune_checkpoints(tmp_path, policy, scores)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-000002", "step-000005"]
 
 
 def test_checkpoints_are_sorted_by_number(tmp_path):

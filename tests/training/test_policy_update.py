@@ -1,6 +1,7 @@
 """The policy update: KL penalties in the reward, and staleness of tokens."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from saccade.config.schema import KlConfig
 from saccade.training.packing import Batch
-from saccade.training.policy_update import _apply_kl_penalty, _compute_staleness
+from saccade.training.policy_update import _apply_kl_penalty, _compute_staleness, _whiten_advantages
 
 
 def make_batch(sample_N, old_N, version_N=None, advantage=1.0):
@@ -44,6 +45,22 @@ def test_kl_penalty_in_the_reward_by_hand():
     assert penalized.advantage_N.tolist() == pytest.approx(expected)
     assert penalized.advantage_N.dtype == np.float32
     assert _apply_kl_penalty(batch, reference, KlConfig(loss_coef=0.1)) is batch
+
+
+def test_advantages_are_whitened_over_all_tokens_after_the_kl_penalty():
+    """The penalties are 0.1 * (0.3, -0.2) and 0.1 * 1.0; the three advantages 0.97, 1.02, 0.9 have a sample std."""
+    batches = [make_batch([4, 4], [-1.0, -1.2]), make_batch([1], [-0.5])]
+    references = [torch.tensor([-1.5, -1.0]), torch.tensor([-1.5])]
+    kl = KlConfig(reward_coef=0.1)
+    penalized = [_apply_kl_penalty(*pair, kl) for pair in zip(batches, references, strict=True)]
+    white = [batch.advantage_N for batch in _whiten_advantages(penalized)]
+    values = [0.97, 1.02, 0.9]
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert [len(part) for part in white] == [2, 1]
+    assert np.concatenate(white).tolist() == pytest.approx(
+        [(value - mean) / (std + 1e-5) for value in values], rel=1e-4
+    )
+    assert white[0].dtype == np.float32
 
 
 def test_staleness_is_counted_in_weight_versions():

@@ -1,5 +1,8 @@
 """The prompt sampler: order of epochs, requeued positions."""
 
+import json
+from dataclasses import asdict
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +33,13 @@ def test_requeued_positions_come_first():
     assert rest.take(1) == ((1,), PromptSampler(next_position=4, requeued_positions=(3,)))
     assert rest.take(3) == ((1, 3, 4), PromptSampler(next_position=5))
     assert rest.requeue([0]).requeued_positions == (0, 1, 3)
+
+
+def test_a_sampler_is_restored_from_plain_values():
+    sampler = PromptSampler(next_position=4, requeued_positions=(1,), videos=PromptSampler(next_position=2))
+    for original in (sampler, sampler.videos):
+        assert PromptSampler.from_state(json.loads(json.dumps(asdict(original)))) == original
+    assert sampler.take(2)[1].requeue([0]).videos == sampler.videos
 
 
 @settings(deadline=None)

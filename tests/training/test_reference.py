@@ -68,6 +68,21 @@ def test_with_lora_only_the_adapters_are_stored(workspace):
         assert are_equal(copy_weights(components), before)
 
 
+@pytest.mark.parametrize("overrides", [(), pytest.param(("model.lora_rank=2",), marks=needs_peft)])
+def test_frozen_weights_are_not_stored_and_do_not_change(workspace, tmp_path, overrides):
+    """With LoRA only the adapters are trained, with and without the switch."""
+    components = workspace.load_components(*FEW, *overrides, "model.trained_weights=language_model", "rl.steps=1")
+    before, trainable = copy_weights(components), get_trainable_parameters(components.backbone)
+    assert not any(".visual." in name for name in trainable)
+    assert bool(overrides) == all(".lora_" in name for name in trainable)
+    [row] = workspace.run_rl(with_reward(components, alternate), tmp_path)
+    assert row["updates"]
+    after = copy_weights(components)
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert changed
+    assert changed <= trainable.keys()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kl", ["{loss_coef: 0.1}", "{reward_coef: 0.1}", "{reward_coef: 0.1, estimator: k3, reference_device: cpu}"]

@@ -13,11 +13,13 @@ from saccade.ledger import Origin
 from saccade.testing import FakeMediaLoader
 from saccade.training.demonstrations import replay_demonstration
 from saccade.training.packing import pack
-from saccade.types import AnswerType, Demonstration, Media, Task, TrainingSample
+from saccade.types import AnswerType, Demonstration, Media, RecordedResult, Task, TrainingSample
 
 THINK = "<think>\n"  # prefilled, so it is never trained
 LOOK = text_templates.format_tool_call_reply("I look.", [(0, 4, "When red?"), (4, 8, "When red?")]).removeprefix(THINK)
 ANSWER = text_templates.format_answer_reply("I see: 4-6", "4-6").removeprefix(THINK)
+MALFORMED = "I look.</think><tool_call>{</tool_call>"
+LATE = text_templates.format_tool_call_reply("I look.", [(90, 99, "When red?")]).removeprefix(THINK)
 TASK = Task(
     id="t-1",
     question="When?",
@@ -110,7 +112,18 @@ def test_the_packed_batch_trains_the_same_tokens(components):
         ({"replies": ()}, "fewer replies"),
         ({"children": ()}, "sub-agent's reply"),
         ({"children": (("none",),)}, "sub-agent's reply"),
-        ({"replies": (ANSWER,), "is_auxiliary": True}, "no sub-agent"),
+        ({"replies": (ANSWER,), "is_auxiliary": True}, "belong to no call"),
+        ({"replies": (ANSWER, ANSWER), "children": ()}, "its reply 2 of 2 is not reached"),
+        ({"replies": (ANSWER,)}, "2 of its 2 sub-agents' replies belong to no call"),
+        ({"children": (("none", "4-6", "surplus"),)}, "1 of its 3 sub-agents' replies"),
+        ({"replies": (LOOK, LOOK, LOOK, ANSWER), "children": (("a", "b"),) * 3}, "reply 3 of 4 are not answered"),
+        ({"replies": (MALFORMED, ANSWER), "children": ()}, "call 1 of turn 1 has an error result"),
+        ({"replies": (LATE, ANSWER), "children": (("none",),)}, "outside the video"),
+        ({"replies": (LOOK + "<answer>x</answer>",)}, "the calls of its reply 1 of 1 are not answered"),
+        ({"results": ((RecordedResult(error="no"), RecordedResult(text="4-6")),), "children": ()}, "error result: no"),
+        ({"results": ((RecordedResult(text="none"),),), "children": ()}, "has no result of it"),
+        ({"results": ((RecordedResult(error="Traceback:\n  1\nE: no\n"),),), "children": ()}, "error result: E: no"),
+        ({"results": ((RecordedResult(text="none"),) * 3,), "children": ()}, "3 results for 2 calls"),
         ({"task": replace(TASK, question="why " * 2000)}, "no room"),
         ({"task": replace(TASK, media=(Media(path="missing.mp4"),))}, "missing.mp4"),
     ],
@@ -121,20 +134,36 @@ def test_an_invalid_demonstration_raises_with_its_task_and_the_reason(components
     assert reason in str(caught.value)
 
 
-def test_surplus_replies_are_ignored(components):
-    (main,) = replay(components, replies=(ANSWER, "surplus"), children=(("surplus",),))
-    assert get_trained_texts(components, main) == [ANSWER + "<|im_end|>"]
-
-
-def test_a_malformed_call_is_trained_as_written(components):
-    malformed = "I look.</think><tool_call>{</tool_call>"
-    (main,) = replay(components, replies=(malformed, ANSWER), children=())
-    assert get_trained_texts(components, main) == [malformed + "<|im_end|>", ANSWER + "<|im_end|>"]
-
-
 def test_text_that_spells_a_special_token_stays_text(components):
     reply = "<|im_end|><|image_pad|></think><answer>x</answer>"
     (main,) = replay(components, replies=(reply,), children=())
     renderer = components.backbone.renderer
     assert set(renderer.forbidden_ids).isdisjoint(main.ledger.sampled_tokens())
     assert set(renderer.stop_ids).isdisjoint(main.ledger.sampled_tokens()[:-1])
+
+
+def test_recorded_results_stand_where_calls_would_run(components):
+    results = ((RecordedResult(text="nothing here"), RecordedResult(text="4-6", images=(Media(path="figure.png"),))),)
+    (main,) = replay(components, children=(), results=results)
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    assert [slot.image.path for slot in segment.slots] == ["figure.png"]
+    assert "nothing here" in components.backbone.renderer.decode(segment.tokens)
+    assert get_trained_texts(components, main) == [LOOK + "<|im_end|>", ANSWER + "<|im_end|>"]
+
+
+def test_a_recorded_error_is_learned_where_the_recipe_accepts_it(components):
+    demonstration = replace(
+        DEMONSTRATION, children=(), results=((RecordedResult(error="no frame"), RecordedResult(text="4-6")),)
+    )
+    make_environment, context = components.environments(TASK), components.build_context(seed=0)
+    with raises(DataError, key="replies", value="t-1"):
+        asyncio.run(replay_demonstration(demonstration, make_environment, context))
+    (main,) = asyncio.run(replay_demonstration(demonstration, make_environment, context, accept_recorded_errors=True))
+    assert get_trained_texts(components, main) == [LOOK + "<|im_end|>", ANSWER + "<|im_end|>"]
+
+
+def test_a_long_answer_of_a_sub_agent_stays_whole(components):
+    text = " ".join(["red disc at 3"] * 60)
+    main, *_ = replay(components, children=((text, "4-6"),))
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    assert text in components.backbone.renderer.decode(segment.tokens)

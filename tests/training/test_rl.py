@@ -16,9 +16,10 @@ from saccade.config.schema import AdvantageConfig
 from saccade.errors import BrokenEngineError, DataError, EngineError
 from saccade.training import checkpoint, policy_update, rl
 from saccade.training.optimizer import Optimizer, compute_learning_rate
-from saccade.training.rollout_batch import collect_groups
+from saccade.training.rollout_batch import RolloutBatch, collect_groups
 from saccade.training.train_step import pack_samples
 from saccade.training.training_samples import build_samples
+from saccade.utils.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow  # every test samples episodes
 
@@ -356,6 +357,32 @@ def test_the_cap_of_stale_tokens_changes_stale_steps_only(workspace, trained_wei
     assert losses["5.0"][1] != losses["null"][1]
 
 
+BASELINE = (
+    "rl={simulated_staleness: 1, advantage: {estimator: remax}, filters: {reward_std: null}}",
+    "rl.group_size=2",
+)
+
+
+def test_a_resumed_run_has_the_greedy_episodes_of_its_pending_batches(workspace, tmp_path):
+    """The checkpoint of step 2 holds the batch of step 3, which was sampled before."""
+
+    def compute_reward(episode, count):
+        return len(episode.ledger.sampled_tokens()) % 7
+
+    rows = workspace.run_rl(with_reward(workspace.load_components(*BASELINE), compute_reward), tmp_path / "whole")
+    killed = with_reward(workspace.load_components(*BASELINE), compute_reward)
+    workspace.run_rl(killed, tmp_path / "killed", kill_at=3)
+    [batch] = read_jsonl(tmp_path / "killed/step-000002" / rl.PENDING_BATCHES, RolloutBatch)
+    assert all(group.baseline is not None and len(group.episodes) == 2 for group in batch.groups)
+    assert batch.num_sampled_tokens == sum(
+        scored.episode.usage.sampled_tokens for group in batch.groups for scored in group.members
+    )
+    assert batch.metrics["baseline_reward"] == np.mean([group.baseline.score.value for group in batch.groups])
+    weights = tmp_path / "killed/step-000002"
+    resumed = with_reward(workspace.load_components(*BASELINE, weights=weights), compute_reward)
+    assert workspace.run_rl(resumed, tmp_path / "killed") == rows[2:]
+
+
 # ---- every setting ---------------------------------------------------------------------------------------------------
 
 SETTINGS = (
@@ -365,7 +392,11 @@ SETTINGS = (
     "rl={simulated_staleness: 1, loss: {stale_tis_cap: 2.0}}",
     "rl.kl.loss_coef=0.01",
     "rl.kl={reward_coef: 0.01, estimator: k3, reference_device: cpu}",
-    "rl.advantage={estimator: rloo, whiten: true, reward_scale: 10, reward_bias: -0.2, reward_clip: 40}",
+    "rl.advantage={estimator: rloo, whiten: episodes, reward_scale: 10, reward_bias: -0.2, reward_clip: 40}",
+    "rl={advantage: {estimator: reinforce_plus_plus, whiten: tokens}, kl: {reward_coef: 0.01}}",
+    "rl={advantage: {estimator: remax}, filters: {reward_std: null}}",
+    "rl={advantage: {estimator: accuracy_baseline}, loss: {above_tis_cap: drop, above_stale_tis_cap: drop}}",
+    "model.trained_weights=language_model",
     "rl={filters: {correct_negative: {}}, selection: {rank_by: reward_std, oversample: 2, surplus: requeue}}",
     "rl={filters: {tool_image: {}, length: {max_tokens: 4000}}, selection: {max_sampling_rounds: 2}}",
     "rewards.format_reward.settings={anchor_credit: tokens}",

@@ -2,25 +2,29 @@
 
 import asyncio
 import itertools
-from dataclasses import replace
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import pytest
 from error_cases import raises
-from training_cases import RecordingEngine, alternate, with_reward
+from PIL import Image
+from training_cases import RecordingEngine, Workspace, alternate, with_reward
 
 from saccade.algorithms.frame_budget import draw_frame_budget
-from saccade.config.schema import SelectionConfig
+from saccade.config.schema import RlConfig, SelectionConfig
+from saccade.data.dataset import load_tasks
 from saccade.data.mixture import Mixture
-from saccade.errors import EngineError, RunError
+from saccade.errors import ConfigError, DataError, EngineError, RunError
 from saccade.rewards.compose import score_each
 from saccade.training import checkpoint
 from saccade.training.prompt_sampler import PromptSampler
-from saccade.training.rollout_batch import collect_batch, collect_groups
-from saccade.types import Ungraded
+from saccade.training.rollout_batch import CANCELLED_ERROR, collect_batch, collect_groups
+from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task, Ungraded
 from saccade.utils.hashing import derive_seed
 
 SHORT = ("rl.group_size=2", "sampling.max_tokens=2")
 NUM_TASKS = 12
+UNLIMITED = "rl.selection.max_sampling_rounds=null"
 
 
 def load_components(workspace, *overrides, reward=alternate):
@@ -131,6 +135,52 @@ def test_the_number_of_rounds_is_limited(workspace):
     assert prompt_sampler == PromptSampler(next_position=6)
 
 
+def test_without_a_limit_rounds_go_on_for_one_pass_over_the_tasks(workspace):
+    """Two prompts per round: twelve tasks are six rounds. A group that passes in between ends them."""
+    batch, prompt_sampler = collect(load_components(workspace, UNLIMITED, reward=lambda episode, count: 1.0), workspace)
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (6.0, 2)
+    assert prompt_sampler == PromptSampler(next_position=NUM_TASKS)
+    late = load_components(workspace, UNLIMITED, reward=lambda episode, count: count % 2 if count > 11 else 1)
+    batch, _ = collect(late, workspace)
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (4.0, 0)
+
+
+def test_rounds_without_a_limit_report_missing_groups(workspace, caplog):
+    components = load_components(workspace, UNLIMITED, reward=lambda episode, count: 1.0)
+    collect(components, workspace)
+    assert [record.args for record in caplog.records if record.name == "saccade"] == [(1, 0, 2, 4, NUM_TASKS)]
+
+
+@pytest.mark.parametrize("num_usable", [0, 2])
+def test_rounds_without_a_limit_end_if_every_episode_of_a_round_fails(workspace, num_usable):
+    """The judge fails after `num_usable` groups of equal rewards; the step draws no further prompts."""
+    components = load_components(workspace, UNLIMITED, reward=lambda episode, count: 1.0)
+    graded, counter = components.score_fn, itertools.count()
+
+    async def score(episodes):
+        scores = await graded(episodes)
+        return scores if next(counter) < num_usable else [Ungraded(reason="the judge is down")] * len(scores)
+
+    components, num_collected = replace(components, score_fn=score), []
+    rollouts = collect_batch(components, workspace.tasks, PromptSampler(), 0, on_rollouts=record_number(num_collected))
+    if num_usable:
+        batch, _ = asyncio.run(rollouts)
+        assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 2)
+    else:
+        with raises(EngineError, key="rewards", value="the judge is down"):
+            asyncio.run(rollouts)
+    assert num_collected == [2 * (2 + num_usable)]
+
+
+def record_number(numbers):
+    """Return an `on_rollouts` that appends the number of records."""
+
+    async def on_rollouts(stage, step, records):
+        numbers.append(len(records))
+
+    return on_rollouts
+
+
 def test_a_run_that_stops_for_missing_groups_saves_its_finished_steps(workspace, tmp_path):
     """Step 1 has enough groups, step 2 doesn't, so step 1 is saved. A resumed run stops at the same step."""
     overrides = ("rl.selection={on_underfilled: stop, max_sampling_rounds: 2}",)
@@ -161,6 +211,119 @@ def test_prompts_of_surplus_groups_are_discarded_or_requeued(workspace, surplus)
     episodes = [scored.episode for group in next_batch.groups for scored in group.episodes]
     versions = {version for episode in episodes for version in episode.ledger.versions()}
     assert versions == {-1, components.engine.version}  # no surplus episode is reused
+
+
+# ---- images and videos -----------------------------------------------------------------------------------------------
+
+
+def mix_kinds(workspace):
+    """Return the tasks, the last three with an image in place of their video."""
+    return MixedWorkspace(workspace.root, workspace.settings, workspace.demonstrations).tasks
+
+
+@dataclass(frozen=True)
+class MixedWorkspace(Workspace):
+    """A workspace whose last three tasks hold an image."""
+
+    @property
+    def tasks(self):
+        frame, tasks = self.root / "frame.png", load_tasks(self.root / "data/train/tasks.jsonl")
+        Image.new("RGB", (32, 32), (200, 30, 30)).save(frame)
+        image = (Media(path=str(frame), kind=MediaKind.IMAGE),)
+        return [*tasks[:-3], *(replace(task, media=image) for task in tasks[-3:])]
+
+
+def count_kinds(groups):
+    kinds = [group.task.media[0].kind for group in groups]
+    return kinds.count(MediaKind.IMAGE), kinds.count(MediaKind.VIDEO)
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.0, (3, 0)), (0.4, (2, 1)), (0.67, (1, 2)), (1.0, (0, 3))])
+def test_a_batch_has_its_share_of_videos(workspace, share, counts):
+    components = load_components(workspace, "rl.prompts_per_step=3", f"rl.video_share={share}")
+    batch, sampler = asyncio.run(collect_batch(components, mix_kinds(workspace), PromptSampler(), 0))
+    assert count_kinds(batch.groups) == counts
+    assert (sampler.next_position, sampler.videos.next_position) == counts
+    assert batch.metrics["groups/kept"] == 3
+
+
+def test_a_dropped_group_is_replaced_by_one_of_its_kind(workspace):
+    """The rewards of the first video's group are equal: another video is drawn, and no image."""
+    tasks, seen = mix_kinds(workspace), []
+
+    def compute_reward(episode, count):
+        if episode.task.media[0].kind is MediaKind.VIDEO and episode.task.id not in seen:
+            seen.append(episode.task.id)
+        return 1 if episode.task.id in seen[:1] else count % 2
+
+    overrides = ("rl.video_share=0.5", "rl.selection={max_sampling_rounds: 2, surplus: requeue}")
+    components = load_components(workspace, *overrides, reward=compute_reward)
+    received = []
+    batch, sampler = asyncio.run(
+        collect_batch(components, tasks, PromptSampler(), 0, on_groups=lambda _, groups: received.extend(groups))
+    )
+    assert count_kinds(batch.groups) == (1, 1)
+    assert count_kinds(received) == (1, 2)
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 0)
+    assert batch.metrics["groups/dropped/reward_std"] == 1.0
+    assert sampler == PromptSampler(next_position=1, videos=PromptSampler(next_position=2))
+
+
+def test_surplus_prompts_are_requeued_by_kind(workspace):
+    overrides = ("rl.video_share=0.5", "rl.selection={surplus: requeue, oversample: 2}")
+    components = load_components(workspace, *overrides)
+    _, sampler = asyncio.run(collect_batch(components, mix_kinds(workspace), PromptSampler(), 0))
+    part = {"next_position": 2, "requeued_positions": (1,)}
+    assert sampler == PromptSampler(**part, videos=PromptSampler(**part))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_draws_the_same_images_and_videos(workspace, tmp_path):
+    mixed, drawn = MixedWorkspace(workspace.root, workspace.settings, workspace.demonstrations), []
+    overrides = (*SHORT, "rl.video_share=0.5", "rl.selection.surplus=requeue", "rl.selection.oversample=2")
+
+    def train(folder, weights=None, **options):
+        def record(step, groups):
+            drawn.append((folder.name, step, [(group.task.id, group.task.media[0].kind) for group in groups]))
+
+        components = with_reward(mixed.load_components(*overrides, weights=weights), alternate)
+        return mixed.run_rl(components, folder, on_groups=record, **options)
+
+    rows = train(tmp_path / "whole")
+    train(tmp_path / "killed", kill_at=3)
+    del drawn[4:]
+    assert train(tmp_path / "killed", weights=tmp_path / "killed/step-000002") == rows[2:]
+    assert [groups for _, _, groups in drawn[4:]] == [groups for _, _, groups in drawn[2:4]]
+    assert all(sorted(kind for _, kind in groups) == ["image"] * 2 + ["video"] * 2 for _, _, groups in drawn)
+
+
+@pytest.mark.parametrize(("share", "num_prompts"), [(0.05, 8), (0.97, 8), (0.2, 2)])
+def test_a_share_that_leaves_out_a_kind_is_refused(share, num_prompts):
+    with raises(ConfigError, key="rl.video_share", value=share):
+        RlConfig(video_share=share, prompts_per_step=num_prompts)
+
+
+@pytest.mark.parametrize(("share", "number"), [(None, 0), (0.0, 0), (0.07, 1), (0.25, 2), (1.0, 8)])
+def test_a_share_is_rounded_to_whole_groups(share, number):
+    assert RlConfig(video_share=share, prompts_per_step=8).num_video_groups == number
+
+
+def test_a_share_needs_tasks_of_both_kinds(workspace):
+    with raises(DataError, key="rl.video_share", value=0.5):
+        collect(load_components(workspace, "rl.video_share=0.5"), workspace)
+
+
+def test_a_mixture_keeps_its_weights_when_tasks_are_left_out():
+    first, second = [make_task(name) for name in "abc"], [make_task(name) for name in "de"]
+    mixture = Mixture((first, second), (2.0, 1.0))
+    kept = mixture.filter_tasks(lambda task: task.id != "b")
+    assert ([*kept], kept.weights) == ([first[0], first[2], *second], (2.0, 1.0))
+    assert mixture.filter_tasks(lambda task: task.id in "de").weights == (1.0,)
+    assert mixture.filter_tasks(lambda task: False) is None
+
+
+def make_task(name):
+    return Task(id=name, question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -245,12 +408,47 @@ def test_finished_episodes_of_a_cancelled_group_are_discarded(workspace):
     """One of the slow group's two episodes finishes, the other never does."""
     position = find_unique_position(workspace)
     settings = ("rl.selection.over_provision=1.3", "environment.settings.max_turns=0")
-    components = load_blocking(workspace, position, *settings, num_allowed=1)
-    batch, _ = collect(components, workspace, requeue_first(position))
+    components, records = load_blocking(workspace, position, *settings, num_allowed=1), []
+
+    async def record_rollouts(stage, step, new_records):
+        records.extend(new_records)
+
+    batch, _ = collect(components, workspace, requeue_first(position), on_rollouts=record_rollouts)
     assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 1.0)
     assert batch.metrics["episodes/discarded"] == 1.0
     episodes = [scored.episode for group in batch.groups for scored in group.episodes]
     assert batch.num_sampled_tokens > sum(episode.usage.sampled_tokens for episode in episodes)
+    *others, discarded, cancelled = records
+    assert {record.outcome for record in others} <= {"kept", "dropped"}
+    assert [(record.outcome, record.index) for record in (discarded, cancelled)] == [("discarded", 0), ("cancelled", 1)]
+    assert discarded.group == cancelled.group == max(record.group for record in others) + 1
+    assert discarded.episode.task == cancelled.episode.task
+    assert len(discarded.episode.turns) == 1
+    assert (cancelled.episode.turns, cancelled.episode.status) == ((), EpisodeStatus.ABORTED)
+    assert discarded.reason == cancelled.reason == CANCELLED_ERROR
+
+
+def test_records_name_what_became_of_an_episode(workspace):
+    """A filter drops one of four groups, and another exceeds the target."""
+
+    def grade(episode, count):
+        return count % 2 if count < 6 else 1.0  # the last group's rewards are equal
+
+    components = load_components(workspace, "rl={group_size: 2, selection: {oversample: 2}}", reward=grade)
+    records = []
+
+    async def record_rollouts(stage, step, new_records):
+        records.extend(new_records)
+
+    batch, _ = collect(components, workspace, on_rollouts=record_rollouts)
+    reasons = defaultdict(set)
+    for record in records:
+        reasons[record.group].add((record.outcome, record.reason))
+    assert len(records) == 8
+    assert list(reasons.values()).count({("dropped", "reward_std")}) == 1
+    assert list(reasons.values()).count({("dropped", "over_target")}) == 1
+    assert list(reasons.values()).count({("kept", "")}) == len(batch.groups) == 2
+    assert all(record.step == 1 and record.score is not None for record in records)
 
 
 @pytest.mark.parametrize(

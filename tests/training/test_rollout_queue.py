@@ -20,6 +20,7 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
 from saccade.training.rollout_queue import RolloutQueue
+from saccade.training.validation import ValidationSchedule
 from saccade.types import EpisodeStatus, Message
 from saccade.utils.async_utils import cancel_on_exit
 
@@ -320,7 +321,7 @@ def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(
             initial_weights_folder=str(workspace.root / "model"),
         )
         optimizer = Optimizer(components.backbone.model, components.recipe.rl.optim, 1)
-        rl.save_trainer_state(tmp_path, components, optimizer, state)
+        rl.save_trainer_state(tmp_path, components, optimizer, state, ValidationSchedule())
         assert not rollout.done()
         may_finish.set()
         return await rollout

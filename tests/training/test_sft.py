@@ -10,7 +10,8 @@ import torch
 from error_cases import raises
 from training_cases import are_equal, copy_weights
 
-from saccade.errors import DataError
+from saccade.config.schema import SftConfig
+from saccade.errors import ConfigError, DataError
 from saccade.ledger import Ledger
 from saccade.training import checkpoint, sft
 from saccade.training.optimizer import Optimizer
@@ -114,7 +115,76 @@ def test_a_run_without_demonstrations_raises(workspace, tmp_path):
         asyncio.run(sft.train(workspace.load_components(), [], folder=tmp_path, log_step=lambda values: None))
 
 
+EPOCHS = (
+    "sft={order: shuffled_epochs, auxiliary_fraction: 0.5, tokens_per_step: 300, samples_per_context: 1, steps: 4}",
+    "model.trained_weights=language_model",
+)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_shuffled_epochs_equals_the_uninterrupted_one(workspace, tmp_path):
+    """The vision tower and its projector are frozen: they don't change and have no optimizer state."""
+    whole, resumed = workspace.load_components(*EPOCHS), workspace.load_components(*EPOCHS)
+    before = copy_weights(whole)
+    rows = workspace.run_sft(whole, tmp_path / "whole")
+    workspace.run_sft(resumed, tmp_path / "killed", kill_at=3)
+    resumed = workspace.load_components(*EPOCHS, weights=tmp_path / "killed/step-000002")
+    assert workspace.run_sft(resumed, tmp_path / "killed") == rows[2:]
+    after = copy_weights(whole)
+    assert are_equal(copy_weights(resumed), after)
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed
+    assert not any(".visual." in name for name in changed)
+    states = torch.load(tmp_path / "whole/step-000004/optimizer.pt", weights_only=True)["optimizers"]
+    num_optimized = sum(len(group["params"]) for state in states for group in state["param_groups"])
+    assert num_optimized == sum(".visual." not in name for name in before) < len(before)
+
+
 # ---- drawing samples -------------------------------------------------------------------------------------------------
+
+
+def name_demonstrations(units):
+    return [(item.task.id, item.frame_budget, item.is_auxiliary, item.replies) for unit in units for item in unit]
+
+
+@pytest.mark.parametrize("unit_size", [1, 2, 100])
+def test_an_epoch_has_every_demonstration_once_in_an_order_of_its_own(workspace, unit_size):
+    by_context = sft.group_by_context(workspace.demonstrations)
+    first, second = (sft.shuffle_units(by_context, unit_size, seed=5, epoch=epoch) for epoch in (0, 1))
+    expected = sorted(map(repr, name_demonstrations([workspace.demonstrations])))
+    for units in (first, second):
+        assert sorted(map(repr, name_demonstrations(units))) == expected
+        assert len(units) == sft.count_units(by_context, unit_size)
+        assert all(len(sft.group_by_context(unit)) == 1 and len(unit) <= unit_size for unit in units)
+    assert name_demonstrations(first) != name_demonstrations(second)
+    assert sft.shuffle_units(by_context, unit_size, seed=6, epoch=0) != first
+
+
+def test_steps_of_shuffled_epochs_continue_where_the_last_one_ended(workspace):
+    """Two demonstrations are two epochs of two positions: the steps draw them again, across the end of an epoch."""
+    components = workspace.load_components(*EPOCHS, "sft.tokens_per_step=1")
+    by_context = sft.group_by_context(workspace.demonstrations[:2])
+    settings, position, drawn = components.recipe.sft, 0, []
+    for _ in range(4):
+        samples, position = asyncio.run(sft.draw_in_epochs(components, by_context, settings, position))
+        drawn.append(samples)
+    assert position == 4
+    units = [unit for epoch in (0, 1) for unit in sft.shuffle_units(by_context, 1, seed=5, epoch=epoch)]
+    for samples, unit in zip(drawn, units, strict=True):
+        context = components.build_context(seed=5)
+        assert samples == asyncio.run(sft._replay(components, unit, context))
+    large = settings.model_copy(
+        update={"tokens_per_step": sum(len(sample.ledger) for part in drawn for sample in part)}
+    )
+    together, position = asyncio.run(sft.draw_in_epochs(components, by_context, large, 0))
+    one_by_one = [sample for part in drawn for sample in part]
+    assert together[: len(one_by_one)] == one_by_one
+
+
+@pytest.mark.parametrize("key", ["auxiliary_fraction", "auxiliary_warmup"])
+def test_shuffled_epochs_refuse_shares_of_auxiliary_demonstrations(key):
+    with raises(ConfigError, key=f"sft.{key}", value=0.25):
+        SftConfig(**{"order": "shuffled_epochs", key: 0.25})
 
 
 def test_samples_depend_on_the_seed_only(drawn_samples, workspace):
@@ -159,7 +229,7 @@ def test_auxiliary_contexts_come_first_during_the_warmup(workspace, auxiliary_fr
         by_context = sft.group_by_context(workspace.demonstrations)
         return [
             has_main_conversation(components, samples)
-            async for _, samples in sft.iterate_batches(components, by_context, 0)
+            async for _, samples, _ in sft.iterate_batches(components, by_context, 0)
         ]
 
     assert asyncio.run(draw_steps()) == expected
@@ -226,3 +296,51 @@ def test_packed_samples_have_the_logprobs_of_single_ones(drawn_samples):
     packed = compute_logprobs(components, samples)
     single = [compute_logprobs(components, [sample])[0] for sample in samples]
     assert max(compute_differences(packed, single)) <= 2e-6
+
+
+@pytest.fixture
+def demonstrations_with_a_bad_one(workspace):
+    """The demonstrations; one of them has a reply that is never reached."""
+    first, *others = workspace.demonstrations
+    return [others[0], replace(first, replies=(*first.replies, "surplus")), *others[1:]]
+
+
+def test_a_demonstration_that_cannot_be_learned_stops_the_run(workspace, demonstrations_with_a_bad_one, tmp_path):
+    with raises(DataError, key="sft.on_bad_demonstration", value="refuse") as caught:
+        workspace.run_sft(
+            workspace.load_components("sft.num_rehearsed=0"), tmp_path, demonstrations=demonstrations_with_a_bad_one
+        )
+    assert f"row 2, task {workspace.demonstrations[0].task.id}" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_demonstration_that_cannot_be_learned_is_left_out(workspace, demonstrations_with_a_bad_one, tmp_path):
+    components = workspace.load_components("sft.num_rehearsed=0", "sft.on_bad_demonstration=skip", "sft.steps=1")
+    reports = []
+    training = sft.train(
+        components,
+        demonstrations_with_a_bad_one,
+        folder=tmp_path,
+        log_step=lambda values: None,
+        on_check=reports.append,
+    )
+    asyncio.run(training)
+    (report,) = reports
+    assert (report.num_rows, [*report.reasons_by_row]) == (len(demonstrations_with_a_bad_one), [2])
+    with raises(DataError, key="sft.on_bad_demonstration", value="skip"):
+        workspace.run_sft(components, tmp_path / "b", demonstrations=demonstrations_with_a_bad_one[1:2])
+
+
+def test_sft_has_limits_of_its_own(workspace, tmp_path):
+    with_calls = [item for item in workspace.demonstrations if item.children and not item.is_auxiliary][:2]
+    assert with_calls
+    with raises(DataError, key="sft.on_bad_demonstration"):
+        workspace.run_sft(
+            workspace.load_components("environment.settings.max_calls=1", "sft.steps=1"),
+            tmp_path / "a",
+            demonstrations=with_calls,
+        )
+    own_limit = workspace.load_components(
+        "environment.settings.max_calls=1", "sft.environment_settings={max_calls: 5}", "sft.steps=1"
+    )
+    assert workspace.run_sft(own_limit, tmp_path / "b", demonstrations=with_calls)

@@ -11,6 +11,7 @@ import torch
 from saccade.rewards.compose import score_each
 from saccade.training import step_timer
 from saccade.training.step_timer import StepTimer, measure_peak_memory
+from saccade.training.train_step import StepReport
 from saccade.types import Score
 
 
@@ -104,6 +105,44 @@ def test_memory_is_converted_from_the_units_of_the_platform(monkeypatch, platfor
 def test_gpu_memory_is_a_separate_metric(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * 2**30)
     assert measure_peak_memory(torch.device("cuda", 0))["memory_device_gib"] == 5.0
+
+
+class FakeBackbone:
+    """Two text layers of 30 weights each, one of them frozen, and an output layer of 20."""
+
+    dtype = "bfloat16"
+
+    def __init__(self, device="cuda"):
+        self.device = torch.device(device)
+        self.language_model = torch.nn.Module()
+        self.language_model.layers = torch.nn.ModuleList(torch.nn.Linear(5, 6, bias=False) for _ in range(2))
+        self.language_model.layers[0].requires_grad_(False)
+        self.model = torch.nn.Module()
+        self.model.lm_head = torch.nn.Linear(5, 4, bias=False)
+
+
+def build_report():
+    return StepReport(loss=0.0, entropy=0.0, grad_norm=0.0, packed_tokens=100, trained_tokens=10, stats={})
+
+
+def test_model_flops():
+    # layers: (4 * 60 + 2 * 30) * 100, output: 6 * 20 * 10
+    assert step_timer.estimate_flops(FakeBackbone(), 100, 10) == 30_000 + 1_200
+
+
+@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("T4", None)])
+def test_utilization_is_logged_for_known_gpus(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    metrics = step_timer.compute_update_speed(FakeBackbone(), build_report(), 2, 4.0)
+    assert metrics["tokens_per_second/train"] == 50.0
+    assert metrics.get("mfu") == (peak and pytest.approx(2 * 31_200 / 4.0 / peak))
+
+
+def test_a_cpu_has_no_utilization():
+    assert step_timer.compute_update_speed(FakeBackbone("cpu"), build_report(), 1, 4.0) == {
+        "tokens_per_second/train": 25.0
+    }
+    assert step_timer.compute_update_speed(FakeBackbone("cpu"), None, 1, 4.0) == {}
 
 
 def test_real_time():

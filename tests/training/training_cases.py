@@ -64,11 +64,16 @@ class Workspace:
         return _run(rl.train(components, self.tasks, folder=folder, log_step=log_step, on_groups=on_groups), rows)
 
 
+def is_timing(metric):
+    """Return whether a metric depends on the machine's speed: equal runs differ in it."""
+    return metric.startswith(TIMING_METRICS) or metric.endswith("/seconds")
+
+
 def _build_log(kill_at):
     rows: list[dict] = []
 
     def log_step(values):
-        rows.append({key: value for key, value in values.items() if not key.startswith(TIMING_METRICS)})
+        rows.append({key: value for key, value in values.items() if not is_timing(key)})
         if values["step"] == kill_at:
             raise Killed
 

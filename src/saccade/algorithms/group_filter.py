@@ -38,6 +38,7 @@ class SelectionResult:
     surplus_groups: tuple[Group, ...]  # they passed every filter but exceed the target
     filter_reports: tuple[FilterReport, ...]
     num_missing: int  # groups short of the target
+    removed_by: Mapping[int, str]  # name of the filter that removed an episode, by `id` of the scored episode
 
 
 def resolve_filters(filters: Filters) -> dict[str, dict[str, Callable[..., bool]]]:
@@ -82,16 +83,17 @@ def select_groups(
 ) -> SelectionResult:
     """Filter and rank groups and take at most `target` of them; a kept group keeps all its surviving episodes.
 
-    Filters of episodes run first, then groups with fewer than two episodes left are dropped ("too_few_episodes" in the
-    reports), then filters of groups run; each kind in the given order. "over_target" drops the groups after the first
-    `target`: ranked by the std of their rewards in descending order (ties by task id) if `rank_by` is "reward_std",
-    else in the given order. Filters by advantage are applied later (see `filter_by_advantage`).
+    Filters of episodes run first (a group whose baseline a filter drops loses all its episodes), then groups with fewer
+    than two episodes left are dropped ("too_few_episodes" in the reports), then filters of groups run; each kind in the
+    given order. "over_target" drops the groups after the first `target`: ranked by the std of their rewards in
+    descending order (ties by task id) if `rank_by` is "reward_std", else in the given order. Filters by advantage are
+    applied later (see `filter_by_advantage`).
     """
     resolved = resolve_filters(filters)
     stages: dict[str, Sequence[Group]] = {"": groups}
     last = groups
     for name, keep_episode in resolved["scored"].items():
-        stages[name] = last = [replace(group, episodes=tuple(filter(keep_episode, group.episodes))) for group in last]
+        stages[name] = last = [_filter_episodes(group, keep_episode) for group in last]
     # A group's statistics are derived from its episodes: from here on, from the remaining ones.
     stages["too_few_episodes"] = last = [group for group in last if len(group.episodes) > 1]
     for name, keep_group in resolved["group"].items():
@@ -101,6 +103,10 @@ def select_groups(
         ranked = sorted(last, key=lambda group: (-round(float(np.std(group.total_rewards)), 9), group.task.id))
     stages["over_target"] = ranked[:target]
     kept_groups, surplus_groups = tuple(ranked[:target]), tuple(ranked[target:])
+    removed_by: dict[int, str] = {}
+    for name, (before, after) in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True):
+        left = {id(scored) for group in after for scored in group.episodes}
+        removed_by |= {id(scored): name for group in before for scored in group.episodes if id(scored) not in left}
     return SelectionResult(
         kept_groups=kept_groups,
         surplus_groups=surplus_groups,
@@ -109,7 +115,14 @@ def select_groups(
             for name, pair in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True)
         ),
         num_missing=target - len(kept_groups),
+        removed_by=removed_by,
     )
+
+
+def _filter_episodes(group: Group, keep_episode: Callable[..., bool]) -> Group:
+    # Without its baseline nothing can be compared.
+    has_baseline = group.baseline is None or keep_episode(group.baseline)
+    return replace(group, episodes=tuple(filter(keep_episode, group.episodes)) if has_baseline else ())
 
 
 def filter_by_advantage(
@@ -143,6 +156,28 @@ def build_filter_report(name: str, before: Sequence[Group], after: Sequence[Grou
         num_episodes=(len(kept_episodes), len(removed_episodes)),
         frac_correct=(_compute_frac_correct(kept_episodes), _compute_frac_correct(removed_episodes)),
     )
+
+
+def merge_filter_reports(parts: Sequence[Sequence[FilterReport]]) -> list[FilterReport]:
+    """Add up the reports of the same filters on different groups; fractions are weighted by episodes."""
+    if len(parts) == 1:  # exactly, without dividing again
+        return list(parts[0])
+    merged = []
+    for reports in zip(*parts, strict=True):
+        groups, episodes = (
+            np.sum([getattr(report, name) for report in reports], axis=0) for name in ("num_groups", "num_episodes")
+        )
+        correct = np.sum([np.multiply(report.frac_correct, report.num_episodes) for report in reports], axis=0)
+        kept, removed = (correct / np.maximum(episodes, 1)).tolist()
+        merged.append(
+            FilterReport(
+                name=reports[0].name,
+                num_groups=(int(groups[0]), int(groups[1])),
+                num_episodes=(int(episodes[0]), int(episodes[1])),
+                frac_correct=(kept, removed),
+            )
+        )
+    return merged
 
 
 def _compute_frac_correct(scored_episodes: Sequence[ScoredEpisode]) -> float:

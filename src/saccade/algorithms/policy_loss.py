@@ -7,10 +7,12 @@ the sampled token's probability. The loss of a token is
 
 - `old` is the PROXIMAL policy, i.e. the trainer's logprobs before the update; with `old_logprobs: engine` it is the
   engine's.
-- tis_weight = min(exp(proximal - rollout), cap), where `rollout` are the engine's logprobs: AReaL's decoupled objective
-  (arXiv 2505.24298). There is ONE such weight per token. For a token of the current weights it corrects the mismatch of
-  engine and trainer (truncated importance sampling), up to `tis_cap`; for a token of older weights (a STALE token) it
-  also corrects staleness, up to `stale_tis_cap`. A cap of None leaves those tokens unweighted.
+- tis_weight = min(w, cap) with w = exp(proximal - rollout), where `rollout` are the engine's logprobs: AReaL's
+  decoupled objective (arXiv 2505.24298). There is ONE such weight per token. For a token of the current weights it
+  corrects the mismatch of engine and trainer (truncated importance sampling), up to `tis_cap`; for a token of older
+  weights (a STALE token) it also corrects staleness, up to `stale_tis_cap`. A cap of None leaves those tokens
+  unweighted. With `above_tis_cap: drop` or `above_stale_tis_cap: drop` the weight is 0 where w > cap, as in AReaL's
+  code: the token has no loss but counts in the average.
 - k3 estimates the KL divergence from the REFERENCE policy, the weights that RL started from.
 
 A batch may be cut into micro-batches between sequences (`pack` never cuts one): `compute_token_weights` is evaluated
@@ -136,7 +138,8 @@ def compute_policy_loss(
     loss_N = loss_N * _compute_tis_weights(importance_N, stale_N, settings)
     if ref_logp_N is not None:
         loss_N = loss_N + kl_coef * k3(logp_N, ref_logp_N)
-    metrics = {**token_stats, "approx_kl": k3(logp_N, old_N)}
+    # The tokens are samples of the old policy, so this estimates KL(old || policy): k3's first argument has sampled.
+    metrics = {**token_stats, "approx_kl": k3(old_N, logp_N)}
     metrics |= {"tis_weight": importance_N, "engine_trainer_logprob_diff": (proximal_N - rollout_N).abs()}
     metrics |= {"frac_tis_truncated": importance_N > _select_tis_caps(stale_N, settings)}
     metrics |= {} if ref_logp_N is None else {"kl": k3(logp_N, ref_logp_N)}
@@ -144,8 +147,10 @@ def compute_policy_loss(
 
 
 def _compute_tis_weights(importance_N: Tensor, stale_N: Tensor, settings: LossConfig) -> Tensor:
-    """Return the importance weight truncated at its cap, or 1 if the cap is None, [N]."""
-    capped_N = torch.minimum(importance_N, _select_tis_caps(stale_N, settings))
+    """Return the importance weight, truncated or 0 above its cap, or 1 if the cap is None, [N]."""
+    cap_N = _select_tis_caps(stale_N, settings)
+    is_dropping_N = torch.where(stale_N, settings.above_stale_tis_cap == "drop", settings.above_tis_cap == "drop")
+    capped_N = torch.minimum(importance_N, cap_N).masked_fill(is_dropping_N & (importance_N > cap_N), 0.0)
     has_fresh_cap, has_stale_cap = settings.tis_cap is not None, settings.stale_tis_cap is not None
     return torch.where((stale_N & has_stale_cap) | (~stale_N & has_fresh_cap), capped_N, 1.0)
 
@@ -196,9 +201,10 @@ def merge_stats(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
 def _compute_stats(values_by_metric: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return each metric's mean over the tokens (`*_mean` and `*_max` for `_METRICS_WITH_MAX`) and `tokens`, the count.
 
-    The metrics are those of the loss (`clip_fraction` and `ratio` to the old policy), `approx_kl` (k3 to it), `kl` (k3
-    to the reference, if there is one), `tis_weight` (before truncation), `frac_tis_truncated` (the fraction above the
-    cap) and `engine_trainer_logprob_diff` (between proximal policy and engine). Terms that are off are measured too.
+    The metrics are those of the loss (`clip_fraction` and `ratio` to the old policy), `approx_kl` (k3 estimate of
+    KL(old || policy)), `kl` (k3 to the reference, if there is one), `tis_weight` (before truncation),
+    `frac_tis_truncated` (the fraction above the cap, truncated or dropped) and `engine_trainer_logprob_diff` (between
+    proximal policy and engine). Terms that are off are measured too.
     """
     count = next(iter(values_by_metric.values())).numel()
     stats = {"tokens": torch.tensor(float(count))}

@@ -36,6 +36,9 @@ def k1(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
 def k3(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
     """Return Schulman's estimator of KL(policy || reference) per token, [N]: exp(d) - d - 1, d = ref_logp - logp.
 
+    The tokens must be samples of the policy: the mean of r - 1 - log r, with r = reference / policy, is then unbiased
+    (http://joschu.net/blog/kl-approx.html).
+
     >>> round(k3(torch.tensor([-1.0]), torch.tensor([-1.5])).item(), 4)
     0.1065
     """

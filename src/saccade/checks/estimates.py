@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from saccade import plugins
+from saccade.algorithms.group_advantages import needs_baseline_episode
 from saccade.chat.families.base import ModelText, TemplateText
 from saccade.chat.renderer import load_renderer
 from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig
@@ -298,8 +299,11 @@ class MemoryEstimate:
 
 
 def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
-    """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions."""
-    group_size = recipe.rl.group_size
+    """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions.
+
+    A group's greedy episode, if the advantage estimator needs one, is one of its episodes.
+    """
+    group_size = recipe.rl.group_size + needs_baseline_episode(recipe.rl.advantage)
     _, num_groups = recipe.rl.selection.compute_launch_counts(recipe.rl.prompts_per_step)
     prompts = episode.assign_frame_budgets(num_groups)
     children = [episode.sub_agent] * (num_groups * group_size * episode.num_sub_agents) if episode.sub_agent else []
@@ -378,12 +382,12 @@ def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_l
 
 def estimate_state(recipe: Recipe, sizes: ModelSizes, optim: OptimizerConfig, *, gpus: int = 1) -> dict[str, int]:
     """Estimate the bytes of the weights and of all that training stores per weight, on each of `gpus` GPUs."""
-    size, rank = DTYPE_BYTES[recipe.model.dtype], recipe.model.lora_rank
-    trained = sizes.count_adapter_parameters(rank) if rank else sizes.num_parameters
-    # AdamW has two moments per parameter, Muon one; all adapters are matrices of layers.
-    num_muon = (trained if rank else sizes.num_matrix_parameters) if optim.name == "muon" else 0
+    size = DTYPE_BYTES[recipe.model.dtype]
+    trained, num_matrix = sizes.count_trained_parameters(recipe.model)
+    # AdamW has two moments per parameter, Muon one.
+    num_muon = num_matrix if optim.name == "muon" else 0
     state = {
-        "weights": (sizes.num_parameters + (trained if rank else 0)) * size,
+        "weights": (sizes.num_parameters + (trained if recipe.model.lora_rank else 0)) * size,
         "gradients": trained * _FLOAT32_BYTES,
         "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES,
         "master_weights": trained * _FLOAT32_BYTES if size < _FLOAT32_BYTES else 0,
@@ -401,7 +405,7 @@ def estimate_memory(
     kl: KlConfig | None = None,
 ) -> MemoryEstimate:
     """Estimate training memory on each of `gpus` GPUs, with the reference weights that `kl` needs."""
-    size, rank = DTYPE_BYTES[recipe.model.dtype], recipe.model.lora_rank
+    size = DTYPE_BYTES[recipe.model.dtype]
     B, T, Q = training.micro_batch_size, training.max_row_tokens, MAX_ATTENTION_QUERIES
     # Each call of attention, of at most Q queries, has its own mask.
     attention_pairs = sum(min(Q, T - start) * min(start + Q, T) for start in range(0, T, Q))
@@ -409,14 +413,15 @@ def estimate_memory(
     layer_bytes = token_bytes * B * T + size * B * attention_pairs
     activations = sizes.num_layers * layer_bytes
     checkpointed = sizes.num_layers * size * sizes.hidden_size * B * T + layer_bytes
-    if not rank:  # a frozen vision tower saves no activations
+    # A frozen vision tower saves no activations.
+    if not recipe.model.lora_rank and recipe.model.trained_weights == "all":
         patches = B * training.max_row_visual_tokens * sizes.spatial_merge_size**2
         block = sizes.compute_vision_activation_bytes(size)
         activations += sizes.vision_depth * block * patches
         checkpointed += sizes.vision_depth * size * sizes.vision_hidden_size * patches
         checkpointed += block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
     mask = B * T * T
-    trained = sizes.count_adapter_parameters(rank) if rank else sizes.num_parameters
+    trained, _ = sizes.count_trained_parameters(recipe.model)
     has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
     state = estimate_state(recipe, sizes, optim, gpus=gpus)
     state["reference_weights"] = trained * size // gpus if has_reference else 0

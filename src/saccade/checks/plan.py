@@ -71,7 +71,8 @@ def summarize_recipe(
 ) -> Table:
     """Summarize a recipe's model, environments, prompts and training."""
     model, rl, sft = recipe.model, recipe.rl, recipe.sft
-    weights = f"adapters of rank {model.lora_rank}" if model.lora_rank else "all weights"
+    trained = "all weights" if model.trained_weights == "all" else "the language model's weights"
+    weights = f"adapters of rank {model.lora_rank}" if model.lora_rank else trained
     parameters = f"{sizes.num_parameters / 1e9:.3g} B parameters"
     lines = {"model": f"{sizes.name}: {parameters}, {weights}, {model.dtype}, {model.device}"}
     media, unit = ("image", "images") if recipe.synthetic.media == "image" else ("video", "frames")
@@ -91,7 +92,7 @@ def summarize_recipe(
             lines[f"{prefix}sub-agent"] = f"{sub_agent.num_frames}: {prompt}"
     lines["replies"] = f"{recipe.sampling.max_tokens:,} tokens a turn, temperature {recipe.sampling.temperature:g}"
     if "rl" in recipe.model_fields_set:
-        whiten = ", whitened" if rl.advantage.whiten else ""
+        whiten = "" if rl.advantage.whiten == "none" else f", whitened over {rl.advantage.whiten}"
         loss_settings = "".join(f" {key}={value}" for key, value in rl.loss.settings.items())
         coefficients = {"loss": rl.kl.loss_coef, "reward": rl.kl.reward_coef}
         kl = "".join(f"; KL {value:g} in the {term}" for term, value in coefficients.items() if value)
@@ -111,7 +112,7 @@ def _build_rollout_rows(
 ) -> list[TableRow]:
     cost, group, sub_agent = estimate_rollouts(recipe, episode), recipe.rl.group_size, episode.sub_agent
     rounds = recipe.rl.selection.max_sampling_rounds
-    again = f", in up to {rounds} rounds" if rounds > 1 else ""
+    again = "" if rounds == 1 else f", in up to {rounds} rounds" if rounds else ", in rounds until none is missing"
     prompts = f"{recipe.rl.prompts_per_step} of {cost.num_groups} prompts are trained, {group} episodes each{again}"
     rows = [
         ("episodes", f"{cost.num_episodes:,}", prompts),

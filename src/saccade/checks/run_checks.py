@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from saccade import plugins, sandbox
+from saccade.algorithms.group_advantages import needs_correctness
 from saccade.chat.renderer import ChatRenderer, load_renderer
 from saccade.checks.estimates import (
     PlanAssumptions,
@@ -44,19 +45,19 @@ from saccade.protocols import EngineRequirements, ProbeableEngine
 from saccade.reporting.loggers.dispatch import check_loggers
 from saccade.rollouts.components import (
     apply_evaluation_settings,
+    apply_sft_settings,
     compose_task_rewards,
     require_trainable,
     resolve_settings,
     resolve_tool_settings,
 )
 from saccade.training import rl as rl_training
-from saccade.training.checkpoint import list_checkpoints
+from saccade.training.checkpoint import count_kept_checkpoints, is_saved, list_checkpoints
 from saccade.types import Demonstration, Media, MediaKind, Task
 
 STAGES = ("sft", "rl", "eval")
 MAX_ROWS = 2000  # rows read of each file
 MAX_OPENED_FILES = 8  # media files opened
-KEPT_CHECKPOINTS = 3  # per stage, while the third is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +164,16 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
     is_marked = any(term.correct for term in recipe.rewards.values())
     unmarked = "" if is_marked else "; none is marked `correct: true`, so accuracy reads 0"
     auxiliary = f"{recipe.sft.auxiliary_fraction:g} of the demonstrations"
+    if recipe.sft.order == "shuffled_epochs":
+        auxiliary = "each demonstration once per epoch"
     rank = f"rank {model.lora_rank}" if model.lora_rank else "none"
     checks = [
         Check(
             "environment",
-            lambda: [TaskEnvironments.from_recipe(used) for used in (recipe, apply_evaluation_settings(recipe))],
+            lambda: [
+                TaskEnvironments.from_recipe(used)
+                for used in (recipe, apply_evaluation_settings(recipe), apply_sft_settings(recipe))
+            ],
             ", ".join((recipe.environment.name, *environments)),
         ),
         Check("engine", bind(_check_engine, recipe, stages), recipe.engine.name),
@@ -196,17 +202,47 @@ def _check_engine(recipe: Recipe, stages: Collection[str]) -> None:
 
 
 def _check_rewards(recipe: Recipe, stages: Collection[str]) -> None:
-    if "rl" in stages or "eval" in stages:
+    if "rl" in stages or "eval" in stages or recipe.validation.every:
         compose_task_rewards(recipe)
     else:
         for rewards in (recipe.rewards, *(config.rewards for config in recipe.environments.values())):
             for name, term in rewards.items():
                 plugins.resolve("rewards", name, term.settings)
+    if "rl" in stages:
+        _check_correctness(recipe)
     if "rl" in stages and not any(term.weight for term in recipe.rewards.values()):
         raise ConfigError(
             "rewards has no term with a weight other than 0, so every episode would score 0; give a term a weight",
             key="rewards",
         )
+
+
+def _check_correctness(recipe: Recipe) -> None:
+    """Raise ConfigError if the advantage estimator reads correctness and a set of rewards marks no term as such.
+
+    The marked term must have the weight 1, or rewards and correctness would have different units.
+    """
+    if not needs_correctness(recipe.rl.advantage):
+        return
+    reads = f"rl.advantage.estimator={recipe.rl.advantage.estimator} reads correctness"
+    sections = {"rewards": recipe.rewards}
+    sections |= {f"environments.{name}.rewards": config.rewards for name, config in recipe.environments.items()}
+    for key, rewards in sections.items():
+        marked = {name: term for name, term in rewards.items() if term.correct}
+        if rewards and not marked:
+            raise ConfigError(
+                f"{reads}, and {key} marks no term as such; mark one, as in `accuracy: {{correct: true}}`",
+                key=key,
+                value=tuple(rewards),
+            )
+        for name, term in marked.items():
+            if term.weight != 1:
+                raise ConfigError(
+                    f"{reads} in units of the reward, but {key}.{name}.weight={term.weight:g}: set it to 1, and scale "
+                    "the other terms",
+                    key=f"{key}.{name}.weight",
+                    value=term.weight,
+                )
 
 
 def _check_auxiliary_data(recipe: Recipe) -> None:
@@ -277,11 +313,13 @@ def _check_disk(planned_run: PlannedRun) -> str:
     for stage, state in _estimate_states(planned_run).items():
         settings = recipe.sft if stage == "sft" else recipe.rl
         size = state["weights"] + state["optimizer_state"] + state["master_weights"]
-        num_written = math.ceil(settings.steps / settings.save_every)
+        interval, num_kept = recipe.validation.every, count_kept_checkpoints(settings)
+        validated = range(interval, settings.steps + 1, interval) if interval else range(0)
+        num_written = sum(is_saved(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))
         num_existing = len(list_checkpoints(planned_run.folder / stage))
-        count = max(1, min(KEPT_CHECKPOINTS, num_written) - num_existing)
+        count = max(1, min(num_kept + 1, num_written) - num_existing)  # one more while the last is written
         peak = max(peak, total + count * size)
-        total += min(KEPT_CHECKPOINTS - 1, count) * size
+        total += min(num_kept, count) * size
     folder = planned_run.folder.resolve()
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
@@ -293,16 +331,19 @@ def _check_disk(planned_run: PlannedRun) -> str:
             "space, or choose another folder with --out",
             key=str(existing),
         )
-    return f"checkpoints take up to {format_bytes(peak)}; {existing} has {format_bytes(free)} left"
+    episodes = recipe.episodes.max_bytes if "rl" in planned_run.stages or recipe.validation.every else 0
+    others = f", episodes up to {format_bytes(episodes)}" if episodes else ""
+    return f"checkpoints take up to {format_bytes(peak)}{others}; {existing} has {format_bytes(free)} left"
 
 
 def _list_data_files(planned_run: PlannedRun) -> list[tuple[str, str]]:
     """List the recipe's data files that the stages read, each with its key."""
-    data, stages = planned_run.recipe.data, planned_run.stages
+    data, stages, validates = planned_run.recipe.data, planned_run.stages, planned_run.recipe.validation.every > 0
     train = [data.train] if isinstance(data.train, str) else data.train or [""]
     return [
         *([("data.demonstrations", data.demonstrations)] if "sft" in stages else []),
         *([("data.train", file) for file in train] if "rl" in stages else []),
+        *([("data.validation", data.validation)] if _is_training(stages) and validates else []),
         *([("data.test", data.test)] if "eval" in stages and planned_run.uses_own_tasks else []),
     ]
 

@@ -1,6 +1,7 @@
 """The command line: `saccade --help`. Heavy modules are imported inside the commands that need them."""
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -20,7 +21,17 @@ from saccade.cli.doctor import doctor
 from saccade.cli.evaluate import evaluation_app
 from saccade.cli.recipes import recipes_app
 from saccade.cli.serve import serve
-from saccade.cli.terminal import MODEL_OR_SERVER, ModelPath, RecipeName, Settings, err, out, print_tables, show_progress
+from saccade.cli.terminal import (
+    MODEL_OR_SERVER,
+    ModelPath,
+    RecipeName,
+    RunFolder,
+    Settings,
+    err,
+    out,
+    print_tables,
+    show_progress,
+)
 from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError
 from saccade.reporting.console import EpisodePrinter, print_text, show_progress_lines, summarize_usage
@@ -42,12 +53,12 @@ class CommandGroup(TyperGroup):
     """The root command, which turns errors into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; exit with 1 on a SaccadeError, with 130 on Ctrl-C."""
+        """Run a command; exit with 1 on a SaccadeError (3 if an alarm stopped the training), with 130 on Ctrl-C."""
         try:
             return super().invoke(ctx)
         except SaccadeError as error:
             err.print(escape(str(error)), style="red", soft_wrap=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             is_resumable = command is not None and any("--resume" in option.opts for option in command.params)
@@ -144,17 +155,33 @@ def build_train_command(stage: str, metric: str) -> Callable[..., None]:
         model: ModelPath = None,
         data: DataPath = None,
         resume: ResumeOption = False,
+        profile: Annotated[
+            int | None, typer.Option(help="A step to trace: writes profile/*.json for chrome://tracing.", min=1)
+        ] = None,
     ) -> None:
         from saccade.runs import api
 
         loaded = load_recipe(recipe, settings or ())
-        train_fn, steps = {"sft": (api.sft, loaded.sft.steps), "rl": (api.train, loaded.rl.steps)}[stage]
+        stages: dict[str, Callable[..., Path]] = {
+            "sft": functools.partial(api.sft, on_message=functools.partial(print_text, out)),
+            "rl": api.train,
+        }
+        train_fn = stages[stage]
+        steps = {"sft": loaded.sft.steps, "rl": loaded.rl.steps}[stage]
         with show_progress(stage, steps) as update_progress:
 
             def report_step(step: int, values: Mapping[str, float]) -> None:
                 update_progress(step, f"{metric} {values[metric]:.3f}")
 
-            weights = train_fn(loaded, out=folder, model=model, data=data, resume=resume, on_step=report_step)
+            weights = train_fn(
+                loaded,
+                out=folder,
+                model=model,
+                data=data,
+                resume=resume,
+                profile_step=profile or 0,
+                on_step=report_step,
+            )
         out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
 
     return run_stage
@@ -164,6 +191,19 @@ app.command("sft", help="Supervised fine-tuning on demonstrations: the cold star
 app.command("train", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
     build_train_command("rl", "reward")
 )
+
+
+@app.command()
+def report(
+    run: RunFolder,
+    page: Annotated[Path | None, typer.Option("--out", help="The page to write; RUN/report.html by default.")] = None,
+) -> None:
+    """Write one self-contained page about a run, finished or not: progress, alarms, validations, evaluations, curves,
+    episodes.
+    """
+    from saccade.runs.report import report_run
+
+    print_text(out, f"wrote {report_run(run, page)}")
 
 
 @app.command()

@@ -1,20 +1,29 @@
-"""`saccade data`: import datasets, unpack archives, rewrite media paths, validate datasets, and show rows."""
+"""`saccade data`: import datasets, build one from videos, unpack archives, rewrite media paths, validate, show rows."""
 
+import functools
+import os
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from saccade.cli.terminal import out, show_progress
+from saccade.cli.terminal import err, out, print_tables, show_progress
 from saccade.data.hub import DEFAULT_ENDPOINT, HUB_PREFIX, HubClient
 from saccade.errors import ConfigError, DataError
-from saccade.reporting.console import print_text
+from saccade.reporting.console import print_text, show_progress_lines
 from saccade.utils.files import convert_file_errors
 from saccade.utils.versions import find_package_version
 
+if TYPE_CHECKING:
+    from saccade.config.schema import Recipe
+    from saccade.runs.data_build.journal import StageUsage
+
+MAX_LISTED = 20  # refused videos
 data_app = typer.Typer(no_args_is_help=True, help="Generate, import, validate and show data.")
 
 
@@ -60,8 +69,8 @@ def _import(
 
     _register(answer_types)
     # An argument with an equals sign is a file if it exists.
-    pairs = [word.partition("=") for word in arguments if "=" in word and not Path(word).exists()]
-    files = [word for word in arguments if "=" not in word or Path(word).exists()]
+    pairs = [word.partition("=") for word in arguments if "=" in word and not os.path.exists(word)]
+    files = [word for word in arguments if "=" not in word or os.path.exists(word)]
     if not files:
         raise ConfigError("there is nothing to import; name at least one file of rows", key="FILE")
     settings = {key: parse_yaml(value, f"the setting {key}") for key, _, value in pairs}
@@ -93,6 +102,82 @@ def _import(
         for problem in report.bad_row_errors:
             print_text(out, problem, style="dim")
     out.print(f"wrote {escape(str(output_path))}: {sum(report.written for report in reports)} rows", soft_wrap=True)
+
+
+@data_app.command("build")
+def _build(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="VIDEO... [SETTING=VALUE]...", help="Videos or folders; settings of the recipe."),
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write; the same command continues a build.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="The URL of the teacher, a chat completions server; or set engine.settings.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="The recipe whose `data_build` and environment are used, that of the later SFT.")
+    ] = "paravt/sft",
+    on_bad: Annotated[
+        RowErrorAction, typer.Option(help="What to do with videos that can't be used.")
+    ] = RowErrorAction.ERROR,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Find the scenes and show the cost; ask nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without asking about the cost.")] = False,
+) -> None:
+    """Make tasks and demonstrations from videos: scenes, captions, questions, filters and episodes of a teacher."""
+    from saccade.config.load import load_recipe
+    from saccade.runs.data_build import build as data_build
+    from saccade.runs.pipeline import CHAT_ENGINE
+
+    # An argument with an equals sign is a file if it exists.
+    settings = [word for word in arguments if "=" in word and not os.path.exists(word)]
+    videos = [Path(word) for word in arguments if word not in settings]
+    if not videos:
+        raise ConfigError("there is no video to build from; name files or folders", key="VIDEO")
+    server = [f"engine.name={CHAT_ENGINE}", f"engine.settings.url={teacher}"] if teacher else []
+    loaded = load_recipe(recipe, [*server, *settings])
+    if not dry_run:
+        data_build.require_teacher(loaded)
+    with data_build.lock_folder(folder):
+        with show_progress_lines(out) as add_task:
+            build = data_build.prepare(
+                videos, folder, loaded, skip_bad=on_bad is RowErrorAction.SKIP, start_stage=add_task
+            )
+        for refusal in build.refusals[:MAX_LISTED]:
+            print_text(out, f"left out {refusal.item}: {refusal.reason} ({refusal.detail})", style="dim")
+        _print_usage(data_build.estimate(build), loaded, title="At most, without replies recorded earlier")
+        if dry_run:
+            return
+        if not yes and not (sys.stdin.isatty() and typer.confirm("Start?")):
+            raise ConfigError("the cost was not confirmed; give --yes to start", key="--yes", value=False)
+        with show_progress_lines(out) as add_task:
+            report = data_build.run_build(build, start_stage=add_task)
+    for name, count in report.counts.items():
+        reasons = ", ".join(f"{number} {reason}" for reason, number in report.refused.get(name, {}).items())
+        print_text(out, f"{name}: {count}" + (f"; dropped: {reasons}" if reasons else ""))
+    _print_usage(report.usage, loaded, title="Used, replies recorded earlier included")
+    out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
+    if report.num_failed:
+        print_text(err, f"{report.num_failed} items lack a reply; the same command requests them again", style="red")
+
+
+def _print_usage(usage: "Mapping[str, StageUsage]", recipe: "Recipe", *, title: str) -> None:
+    """Print requests, tokens and, with known prices, the cost of each stage and of all."""
+    from saccade.metrics.tables import Table
+    from saccade.runs.data_build.estimate import add_usage, compute_cost
+    from saccade.runs.data_build.journal import StageUsage
+
+    price = recipe.data_build.price
+    rows = {**usage, "all": functools.reduce(add_usage, usage.values(), StageUsage())}
+    cells = [
+        (
+            stage,
+            *(f"{count:,}" for count in (item.requests, item.prompt_tokens, item.completion_tokens)),
+            *([] if (cost := compute_cost(item, price)) is None else [f"{cost:,.2f}"]),
+        )
+        for stage, item in rows.items()
+    ]
+    header = ("stage", "requests", "prompt tokens", "completion tokens", "cost")[: len(cells[0])]
+    print_tables([Table(title=title, header=header, rows=tuple(cells))])
 
 
 @data_app.command("unpack")
@@ -164,9 +249,19 @@ def _check(
     open_media: Annotated[
         bool, typer.Option("--open/--no-open", help="Open every media file, and compare files by content.")
     ] = True,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="The recipe whose environment rehearses demonstrations; by default a published one."),
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="The checkpoint whose tokens count for limits of length.")] = None,
 ) -> None:
-    """Validate datasets: rows, files, times, answers, duplicates, and overlap between splits."""
+    """Validate datasets: rows, files, times, answers, duplicates, and overlap between splits.
+
+    Demonstrations are rehearsed: the recipe's environment runs their calls and code, and reports those that can't be
+    learned whole.
+    """
     from saccade.data.validate import FINDING_DESCRIPTIONS, NOTE_FINDINGS, validate_dataset
+    from saccade.runs.rehearsal import rehearse_file
 
     _register(answer_types)
     with show_progress("check") as update_progress:
@@ -188,6 +283,14 @@ def _check(
             print_text(out, f"  {level}: {count} {FINDING_DESCRIPTIONS[finding]}")
             for example in split.examples[finding]:
                 print_text(out, f"    {example}", style="dim")
+    for file in files if open_media else ():
+        with show_progress("rehearse") as update_progress:
+            report = rehearse_file(
+                file, recipe=recipe, model=model, media_root=root, on_progress=lambda done: update_progress(done, "")
+            )
+        if report is not None:
+            problems += len(report.reasons_by_row)
+            print_text(out, f"{file}: {report.summary}")
     if problems:
         raise DataError(f"{problems} problems were found in {len(splits)} files", key=str(files[0]), value=problems)
     out.print("no problem was found")

@@ -96,7 +96,9 @@ class SelectionConfig(Section):
     # groups started per group collected, ratio; the rest are cancelled
     over_provision: Annotated[float, Field(ge=1)] = 1.0
     rank_by: Literal["none", "reward_std"] = "none"  # order in which groups are chosen; reward_std = largest first
-    max_sampling_rounds: PositiveInt = 1  # rounds of rollouts while groups are missing
+    # rounds of rollouts while groups are missing; null = until none is missing, or as many prompts as there are tasks
+    # were drawn
+    max_sampling_rounds: PositiveInt | None = 1
     on_underfilled: Literal["continue", "stop"] = "continue"  # action if groups are still missing after the last round
     # groups beyond the number needed; requeue = their prompts come next
     surplus: Literal["discard", "requeue"] = "discard"
@@ -194,6 +196,85 @@ class SyntheticConfig(Section):
         return self
 
 
+class ScenesConfig(Section):
+    """How a video is cut into scenes, by how much its frames differ."""
+
+    fps: PositiveFloat = 4.0  # frames that are compared, per second
+    threshold: Fraction = 0.3  # smallest difference of two frames at a cut; see media/scenes.py
+    min_seconds: PositiveFloat = 1.0  # shortest scene, seconds; a cut that would make a shorter one is dropped
+    max_seconds: PositiveFloat = 30.0  # longest scene, seconds; a longer one is divided evenly
+
+
+class CaptionsConfig(Section):
+    """How the teacher describes the frames of a scene."""
+
+    fps: PositiveFloat = 1.0  # frames that the teacher sees, per second
+    frame_range: IntRange = (2, 16)  # minimum and maximum number of frames per scene
+    frame_pixels: IntRange = (784, 200704)  # minimum and maximum pixels per frame
+    temperature: NonNegativeFloat = 0.0  # sampling temperature; 0 = greedy
+    max_tokens: PositiveInt = 2048  # longest reply, tokens
+
+
+ConstructedAnswer = Literal["choice", "open", "number", "grounding"]
+
+
+class QuestionsConfig(Section):
+    """What the teacher asks about the captions of a scene, or of two scenes of one video."""
+
+    answer_types: Annotated[tuple[ConstructedAnswer, ...], Field(min_length=1)] = (
+        "choice",
+        "open",
+        "number",
+        "grounding",
+    )  # answer types, requested in turn
+    num_per_scene: NonNegativeInt = 2  # questions about each scene
+    num_per_pair: NonNegativeInt = 2  # questions about each pair of scenes
+    pairs_per_video: NonNegativeInt = 4  # pairs of scenes of a video, drawn at random
+    num_options: Annotated[int, Field(ge=2, le=10)] = 4  # options of a choice question
+    temperature: NonNegativeFloat = 0.7  # sampling temperature; 0 = greedy
+    max_tokens: PositiveInt = 2048  # longest reply, tokens
+
+
+class QuestionFiltersConfig(Section):
+    """Which questions are dropped. A vote is one answer of the teacher in one reply, without tools."""
+
+    no_video_votes: NonNegativeInt = 4  # votes without the video; 0 = no such filter
+    max_no_video_correct: NonNegativeInt = 1  # largest number of right votes without the video
+    few_frames: PositiveInt = 4  # frames of the whole video that the votes on easy questions see
+    few_frames_votes: NonNegativeInt = 2  # votes on few frames; all right = too easy; 0 = no such filter
+    agreement_votes: NonNegativeInt = 3  # votes on the question's scenes, which must all be right; 0 = no such filter
+    temperature: NonNegativeFloat = 0.7  # sampling temperature of the votes
+    max_tokens: PositiveInt = 1024  # longest vote, tokens
+
+
+class TeacherEpisodesConfig(Section):
+    """Which episodes of the teacher in the recipe's environment become demonstrations."""
+
+    attempts: NonNegativeInt = 2  # episodes per task, until one is right and well formed; 0 = no demonstrations
+    require_call: bool = True  # drop episodes that answer without a tool
+    merge_turns: bool = True  # merge calls of consecutive turns that don't depend on each other into one turn
+
+
+class PriceConfig(Section):
+    """What the teacher costs; null = unknown, and only requests and tokens are shown."""
+
+    prompt: NonNegativeFloat | None = None  # per million prompt tokens
+    completion: NonNegativeFloat | None = None  # per million sampled tokens
+
+
+class DataBuildConfig(Section):
+    """Tasks and demonstrations that a teacher makes from videos (`saccade data build`)."""
+
+    scenes: ScenesConfig = ScenesConfig()
+    captions: CaptionsConfig = CaptionsConfig()
+    questions: QuestionsConfig = QuestionsConfig()
+    filters: QuestionFiltersConfig = QuestionFiltersConfig()
+    demonstrations: TeacherEpisodesConfig = TeacherEpisodesConfig()
+    price: PriceConfig = PriceConfig()
+    max_concurrency: PositiveInt = 8  # videos, scenes or questions in progress; engine.settings has that of requests
+    max_failures: PositiveInt = 20  # requests that fail one after another before the build stops
+
+
 class ModelConfig(Section):
     """The checkpoint and how it is loaded."""
 
@@ -204,7 +285,10 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the weights and activations
     num_threads: PositiveInt = 2  # CPU threads of torch
     activation_checkpointing: bool = False  # recompute activations in the backward pass to save memory
-    lora_rank: NonNegativeInt = 0  # rank of LoRA adapters on the text model's linear layers; 0 = train all weights
+    lora_rank: NonNegativeInt = 0  # rank of LoRA adapters on the text model's linear layers; 0 = no adapters
+    # weights that training changes; language_model = all but the vision tower and its projector. Without effect on
+    # LoRA, whose adapters are in the text model
+    trained_weights: Literal["all", "language_model"] = "all"
 
 
 # A file, or files with their sampling weights; pydantic puts the tags into the location of an error.
@@ -218,7 +302,7 @@ class DataConfig(Section):
     """Files of tasks and demonstrations (JSONL or Parquet); relative paths start at the run folder."""
 
     train: DataMixture = ""  # file of tasks for RL, or a mapping of files to sampling weights
-    validation: str = ""  # file of tasks; no stage reads it, `saccade eval RUN --tasks FILE` evaluates on it
+    validation: str = ""  # file of tasks for the validation during SFT and RL (section `validation`)
     test: str = ""  # file of tasks for the final evaluation
     demonstrations: str = ""  # file of demonstrations for SFT
     media_root: str = ""  # folder of relative media paths in these files; "" = each file's own folder
@@ -266,30 +350,75 @@ class OptimizerConfig(Section):
     decay_start: Fraction = 0.0  # when cosine or linear decay begins, fraction of the steps
 
 
+class CheckpointConfig(Section):
+    """Which checkpoints of a stage stay on disk; the others are deleted after a newer one is written.
+
+    A checkpoint is kept if any of these keys selects it, or if its folder contains a file named `keep`, which RL writes
+    into the checkpoint that it starts from.
+    """
+
+    last: PositiveInt = 2  # number of newest checkpoints that are kept
+    # number of checkpoints with the best validation that are kept; above 0 every validated step is saved, and the link
+    # `best` beside the checkpoints names the best one
+    best: NonNegativeInt = 0
+    metric: str = "greedy/accuracy"  # metric of the validation that `best` compares
+    mode: Literal["max", "min"] = "max"  # whether the largest or the smallest value of `metric` is the best
+    every: NonNegativeInt = 0  # interval of further checkpoints that are saved and kept, steps; 0 = off
+    keep: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
+
+
 class SftConfig(Section):
     """Supervised fine-tuning on demonstrations."""
 
     steps: PositiveInt = 400  # optimizer steps
     tokens_per_step: PositiveInt = 4096  # batch size, packed tokens
+    # order of the demonstrations; shuffled_epochs = each once per epoch, in a new order for each epoch
+    order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
     pack_length: PositiveInt = 1024  # length of a packed row, tokens
     micro_batch_size: PositiveInt = 8  # packed rows per forward pass
     optim: OptimizerConfig = OptimizerConfig()  # optimizer
     save_every: PositiveInt = 100  # checkpoint interval, steps
+    checkpoints: CheckpointConfig = CheckpointConfig()  # which checkpoints are kept
     # maximum number of demonstrations with the same media and frame budget that are packed together
     samples_per_context: PositiveInt = 4
-    # fraction of the contexts that are drawn from auxiliary demonstrations (sub-agents, grid images), if there are any
+    # fraction of the contexts that are drawn from auxiliary demonstrations (sub-agents, grid images), if there are any;
+    # this and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
     auxiliary_warmup: Fraction = 0.0  # initial steps on auxiliary demonstrations only, fraction of the steps
+    # environment settings that replace those of RL, such as max_turns: a longer demonstration can't be learned
+    environment_settings: dict[str, Any] = Field(default_factory=dict)
+    # action for a demonstration that can't be replayed whole: refuse = stop before the first step, skip = leave it out
+    on_bad_demonstration: Literal["refuse", "skip"] = "refuse"
+    # demonstrations that are replayed before the first step, evenly spread; 0 = all. The others are when they are drawn
+    num_rehearsed: NonNegativeInt = 0
+    # learn demonstrations whose own recorded tool results are errors, as published; false = they can't be learned
+    accept_recorded_errors: bool = False
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "SftConfig":
+        for key in ("auxiliary_fraction", "auxiliary_warmup"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if self.order == "shuffled_epochs" and value != default:
+                raise ConfigError(
+                    f"sft.{key}={value:g} has no effect with sft.order=shuffled_epochs, which takes each demonstration "
+                    f"once per epoch: set sft.{key}={default:g}, its default, or sft.order=with_replacement",
+                    key=f"sft.{key}",
+                    value=value,
+                )
+        return self
 
 
 class AdvantageConfig(Section):
     """How advantages are computed from the rewards of a group."""
 
     # name or file of the estimator; grpo = divided by the group's standard deviation, dr_grpo = mean subtracted only,
-    # rloo = leave-one-out mean
+    # rloo = leave-one-out mean, accuracy_baseline = mean of the correctness, remax = reward of a greedy episode,
+    # reinforce_plus_plus = normalized over the batch's tokens
     estimator: str = "grpo"
     settings: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the estimator
-    whiten: bool = False  # normalize advantages over the batch's episodes to mean 0 and standard deviation 1
+    # normalize advantages to mean 0 and standard deviation 1: over the batch's episodes, or over its trained tokens
+    # after the KL penalty in the reward; filters and frac_correct_negative read the advantages before `tokens`
+    whiten: Literal["none", "episodes", "tokens"] = "none"
     sub_agent_credit: Literal["none", "shared"] = "shared"  # advantage of sub-agent episodes; shared = their parent's
     reward_scale: PositiveFloat = 1.0  # factor of the reward, applied after reward_bias
     reward_bias: float = 0.0  # added to the reward, applied first
@@ -309,6 +438,10 @@ class LossConfig(Section):
     sum_norm: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
     tis_cap: PositiveFloat | None = 2.0  # cap of the weight of tokens sampled with the current weights; null = off
     stale_tis_cap: PositiveFloat | None = 5.0  # cap of the weight of tokens sampled with older weights; null = off
+    # weight of tokens above tis_cap, and above stale_tis_cap; truncate = the cap, drop = 0: no loss, but the token
+    # counts in the average
+    above_tis_cap: Literal["truncate", "drop"] = "truncate"
+    above_stale_tis_cap: Literal["truncate", "drop"] = "truncate"
 
     @model_validator(mode="after")
     def _check_caps(self) -> "LossConfig":
@@ -319,6 +452,13 @@ class LossConfig(Section):
                 key="rl.loss.old_logprobs",
                 value=self.old_logprobs,
             )
+        for cap in ("tis_cap", "stale_tis_cap"):
+            if getattr(self, cap) is None and getattr(self, f"above_{cap}") == "drop":
+                raise ConfigError(
+                    f"rl.loss.above_{cap}=drop needs a cap, and rl.loss.{cap} is null: set one",
+                    key=f"rl.loss.above_{cap}",
+                    value="drop",
+                )
         return self
 
 
@@ -366,9 +506,13 @@ class RlConfig(Section):
     # filters by name or file, each with its settings, added to the default ones; null turns a filter off
     filters: dict[str, dict[str, Any] | None] = Field(default={"statuses": {}, "reward_std": {}})
     selection: SelectionConfig = SelectionConfig()  # how many groups are collected, and which are kept
+    # fraction of the prompts per step whose tasks hold a video; rounds of rollouts replace dropped groups by groups of
+    # the same kind. null = as the tasks come
+    video_share: Fraction | None = None
     loss: LossConfig = LossConfig()  # policy loss
     kl: KlConfig = KlConfig()  # KL penalty
     save_every: PositiveInt = 20  # checkpoint interval, steps
+    checkpoints: CheckpointConfig = CheckpointConfig()  # which checkpoints are kept
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -392,6 +536,23 @@ class RlConfig(Section):
             )
         return self
 
+    @property
+    def num_video_groups(self) -> int:
+        """Return how many of a step's groups hold videos by `video_share`; 0 without it."""
+        return round((self.video_share or 0.0) * self.prompts_per_step)
+
+    @model_validator(mode="after")
+    def _check_video_share(self) -> "RlConfig":
+        share, number = self.video_share, self.num_video_groups
+        if share and share < 1 and number in (0, self.prompts_per_step):
+            raise ConfigError(
+                f"rl.video_share={share:g} rounds to {number} of the {self.prompts_per_step} groups of a step, so one "
+                f"kind is never trained: change rl.prompts_per_step, or set rl.video_share={round(share)}",
+                key="rl.video_share",
+                value=share,
+            )
+        return self
+
 
 class EvaluationConfig(Section):
     """How a model is evaluated."""
@@ -409,13 +570,63 @@ class EvaluationConfig(Section):
     judge: dict[str, Any] = Field(default_factory=dict)
 
 
+class ValidationConfig(Section):
+    """Validation during SFT and RL, with the environments and rewards of training, on tasks of `data.validation`."""
+
+    every: NonNegativeInt = 0  # interval, steps; the first validation precedes the first step; 0 = no validation
+    num_tasks: NonNegativeInt = 64  # number of tasks, the same ones at every validation; 0 = all
+    # how episodes are sampled: greedy = at temperature 0, once per task; sampled = at `temperature`
+    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = ("greedy", "sampled")
+    temperature: PositiveFloat | None = None  # temperature of the mode sampled; null = sampling.temperature
+    num_samples: PositiveInt = 1  # episodes per task in the mode sampled
+    # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
+    frame_budgets: tuple[PositiveInt, ...] = ()
+    max_concurrency: PositiveInt = 512  # maximum number of episodes in progress
+
+
+class EpisodesConfig(Section):
+    """The episodes of RL and of validations, written to the folder `episodes` of the run."""
+
+    # disk space of the episodes, GiB; the oldest steps are deleted first; 0 = no episodes are written
+    keep: NonNegativeFloat = 2.0
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the disk space in bytes."""
+        return round(self.keep * 2**30)
+
+
+class AlarmConfig(Section):
+    """A rule on a metric of a training, by its mean over the newest steps that logged it."""
+
+    metric: str  # metric of the log; those of the validation have the prefix validation/
+    above: float | None = None  # the alarm is active while the mean is above this
+    below: float | None = None  # the alarm is active while the mean is below this
+    # the alarm is active while the mean is lower than the highest mean so far by more than this, in units of the metric
+    drop: PositiveFloat | None = None
+    window: PositiveInt = 10  # number of logged values in the mean
+    action: Literal["warn", "stop"] = "warn"  # stop = save a checkpoint and end the training with exit code 3
+
+    @model_validator(mode="after")
+    def _check_single_bound(self) -> "AlarmConfig":
+        bounds = {name: value for name in ("above", "below", "drop") if (value := getattr(self, name)) is not None}
+        if len(bounds) != 1:
+            raise ConfigError(
+                f"an alarm on {self.metric} needs exactly one of above, below and drop, not {len(bounds)}",
+                key="alarms",
+                value=tuple(bounds),
+            )
+        return self
+
+
 class Recipe(Section):
     """Every setting of a run."""
 
     seed: int = 0  # seed of all random draws
-    loggers: tuple[str, ...] = ()  # metric loggers besides metrics.jsonl, such as tensorboard and wandb
+    loggers: tuple[str, ...] = ()  # metric loggers besides metrics.jsonl, such as tensorboard, wandb and swanlab
     model: ModelConfig = ModelConfig()  # checkpoint
     synthetic: SyntheticConfig = SyntheticConfig()  # synthetic dataset
+    data_build: DataBuildConfig = DataBuildConfig()  # dataset made from videos by a teacher
     data: DataConfig = DataConfig()  # files of tasks and demonstrations
     environment: PluginConfig = PluginConfig(name="parallel_crop")  # default environment
     # environments by the name that tasks select with their `environment`; all other tasks use `environment`
@@ -428,4 +639,26 @@ class Recipe(Section):
     rewards: dict[str, RewardTerm] = Field(default={"accuracy": RewardTerm(correct=True)})
     sft: SftConfig = SftConfig()  # supervised fine-tuning
     rl: RlConfig = RlConfig()  # reinforcement learning
+    validation: ValidationConfig = ValidationConfig()  # validation during training
+    episodes: EpisodesConfig = EpisodesConfig()  # episodes that a training writes
+    alarms: dict[str, AlarmConfig] = Field(default_factory=dict)  # rules that warn or stop, by a name of your choice
     evaluation: EvaluationConfig = EvaluationConfig()  # evaluation
+
+    @model_validator(mode="after")
+    def _check_validation_is_on(self) -> "Recipe":
+        for name, alarm in self.alarms.items():
+            if alarm.metric.startswith("validation/") and not self.validation.every:
+                raise ConfigError(
+                    f"alarms.{name}.metric={alarm.metric} needs a validation: set validation.every or drop the alarm",
+                    key=f"alarms.{name}.metric",
+                    value=alarm.metric,
+                )
+        for stage, settings in (("sft", self.sft), ("rl", self.rl)):
+            if settings.checkpoints.best and not self.validation.every:
+                raise ConfigError(
+                    f"{stage}.checkpoints.best={settings.checkpoints.best} needs a validation: set validation.every, "
+                    f"or {stage}.checkpoints.best=0",
+                    key=f"{stage}.checkpoints.best",
+                    value=settings.checkpoints.best,
+                )
+        return self

@@ -1,6 +1,11 @@
-"""Constant-answer baselines: the score of the best answer that ignores the media."""
+"""Constant-answer baselines: the score of the best answer that ignores the media.
+
+A model that sees no media still reads the question: its best answer is constant per wording, not per question type.
+"How many flashes?" and "How many red flashes?" are one type, but not one wording.
+"""
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +17,11 @@ from saccade.types import Task
 
 MAX_BOUNDS_PER_AXIS = 24  # coordinates per axis that the search for the best constant box considers
 
+MIN_TASKS_PER_WORDING = 8  # the best answer to few questions would be right by chance
+OTHER_WORDINGS = "other wordings"
+MAX_WORDING_CHARS = 80
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+
 AnswerCounts = Counter[Any]
 
 
@@ -21,6 +31,44 @@ def compute_constant_baselines(tasks: Sequence[Task]) -> dict[str, float]:
     for task in tasks:
         counts_by_kind.setdefault(task.extras["question"], Counter())[_normalize_ground_truth(task)] += 1
     return {kind: _score_best_constant(counts) for kind, counts in sorted(counts_by_kind.items())}
+
+
+def assign_wordings(tasks: Sequence[Task]) -> dict[str, str]:
+    """Return the wording of each task by digest: question type, answer type, and the question without what varies.
+
+    Numbers and the question's `extras.target` vary. Wordings of fewer than MIN_TASKS_PER_WORDING tasks are one, per
+    question type and answer type. Tasks without a question type are left out.
+    """
+    wordings = {
+        task.digest: _normalize_question(task) for task in tasks if isinstance(task.extras.get("question"), str)
+    }
+    kinds = {task.digest: f"{task.extras['question']}, {task.answer_type}" for task in tasks if task.digest in wordings}
+    counts = Counter((kinds[digest], wording) for digest, wording in wordings.items())
+    return {
+        digest: f"{kinds[digest]}: "
+        + (wording if counts[kinds[digest], wording] >= MIN_TASKS_PER_WORDING else OTHER_WORDINGS)
+        for digest, wording in wordings.items()
+    }
+
+
+def compute_wording_baselines(tasks: Sequence[Task]) -> dict[str, float]:
+    """Return, by the digest of each task that has a wording, the score of the best constant answer to this wording."""
+    wordings, counts_by_wording = assign_wordings(tasks), dict[str, AnswerCounts]()
+    for task in tasks:
+        if task.digest in wordings:
+            counts = counts_by_wording.setdefault(wordings[task.digest], Counter())
+            counts[_normalize_ground_truth(task)] += 1
+    baselines = {wording: _score_best_constant(counts) for wording, counts in counts_by_wording.items()}
+    return {digest: baselines[wording] for digest, wording in wordings.items()}
+
+
+def _normalize_question(task: Task) -> str:
+    """Return a question without its numbers and its target: `How many … flashes?`."""
+    target, text = task.extras.get("target"), task.question
+    if isinstance(target, str) and target:
+        text = re.sub(rf"\b{re.escape(target)}\b", "…", text)
+    text = " ".join(_NUMBER.sub("#", text).split())
+    return text if len(text) <= MAX_WORDING_CHARS else text[:MAX_WORDING_CHARS] + "…"
 
 
 def _normalize_ground_truth(task: Task) -> Any:

@@ -3,20 +3,22 @@
 user ──> assistant (calls) ──> tool ──> assistant (answer) ──> user (another question) ──> ...
 └──────────────── one demonstration ────────────────┘        └── the next one
 
-A tool response becomes the reply of a sub-agent, call by call; the output of Python code is reproduced by running it.
+A tool response becomes the reply of a sub-agent, call by call; the output of Python code becomes a recorded result. An
+image belongs to the message whose placeholder shows it: a user's belongs to the task, a figure to the result.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
 
 from saccade.data.answer_normalization import build_task
 from saccade.data.source_row import RowModel, SourceRow, Text, decode_json, list_values, parse_media
 from saccade.rewards.answer_types.base import unwrap_answer
-from saccade.types import Demonstration, Media, MediaKind
+from saccade.types import Demonstration, Media, MediaKind, RecordedResult
 
 ROLE_ALIASES = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -27,6 +29,11 @@ ROLE_ALIASES = {
 MEDIA_PLACEHOLDER_PATTERN = re.compile(r"[ \t]*<(?:image|video)>[ \t]*\n?")
 _TOOL_RESPONSE_PATTERN = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 _TOOL_OUTPUT_PATTERN = re.compile(r"\s*<(?:interpreter|tool_response)>")
+_PLACEHOLDER_PATTERNS = {kind: re.compile(f"<{kind.value}>") for kind in MediaKind}
+# PyVision's names around an image, which its environment writes: <image_clue_0><image></image_clue_0>
+_IMAGE_NAME_PATTERN = re.compile(r"<image_clue_\d+>\s*</image_clue_\d+>[ \t]*\n{0,2}")
+_INTERPRETER_PATTERN = re.compile(r"\s*<interpreter>(.*?)(?:</interpreter>\s*|\Z)", re.DOTALL)
+_ERROR_PATTERN = re.compile(r"(?:Execution error|Tool error|Error):|Traceback \(most recent call last\)")
 
 
 def _parse_role(value: Any) -> str:
@@ -48,6 +55,8 @@ def _parse_part(part: Any, info: ValidationInfo) -> str | Media:
     if kind not in ("video", "image"):
         raise ValueError(f"a part of type {kind!r} is neither text nor image nor video")
     references = {key: reference for key, reference in part.items() if key != "type"}
+    if not any(references.values()):
+        return f"<{kind}>"  # it stands for the next file of the row
     return parse_media(references, info, kind=MediaKind(kind))
 
 
@@ -100,12 +109,52 @@ class SourceMessage(RowModel):
     @property
     def question(self) -> str:
         """The text without the placeholders of the message's media."""
-        return MEDIA_PLACEHOLDER_PATTERN.sub("", self.text).strip()
+        return _IMAGE_NAME_PATTERN.sub("", MEDIA_PLACEHOLDER_PATTERN.sub("", self.text)).strip()
 
     @property
     def media(self) -> tuple[Media, ...]:
         """The media files that the message shows."""
         return tuple(part for part in self.content if isinstance(part, Media))
+
+    def count_placeholders(self, kind: MediaKind) -> int:
+        """Return how many media files of the row the message shows."""
+        return len(_PLACEHOLDER_PATTERNS[kind].findall(self.text)) if self.role in ("user", "tool") else 0
+
+    def parse_result(self) -> RecordedResult:
+        """Return the result that a message of the interpreter shows, without the tags that the environment writes."""
+        body = _INTERPRETER_PATTERN.sub(r"\1", self.question).strip("\n")
+        text = body.removeprefix("Text Result:").strip("\n").removesuffix("Image Result:").rstrip()
+        images = tuple(media for media in self.media if media.kind is MediaKind.IMAGE)
+        is_error = _ERROR_PATTERN.match(text) is not None
+        return RecordedResult(text="" if is_error else text, images=images, error=text if is_error else None)
+
+
+def distribute_media(
+    messages: Sequence[SourceMessage], files: Sequence[Media]
+) -> tuple[tuple[SourceMessage, ...], tuple[Media, ...]]:
+    """Return the messages with the row's files that they show, and the files that no placeholder shows.
+
+    The placeholders of a kind take the files of that kind in order. Raises ValueError if tool responses have
+    placeholders, and their number isn't that of the files.
+    """
+    shown: list[list[Media]] = [[] for _ in messages]
+    rest: list[Media] = []
+    for kind in MediaKind:
+        own = [file for file in files if file.kind is kind]
+        counts = [message.count_placeholders(kind) for message in messages]
+        if sum(counts) == len(own):
+            queue = iter(own)
+            for parts, count in zip(shown, counts, strict=True):
+                parts += itertools.islice(queue, count)
+        elif any(count for count, message in zip(counts, messages, strict=True) if message.role == "tool"):
+            raise ValueError(f"it has {len(own)} files for {sum(counts)} <{kind.value}> placeholders")
+        else:
+            rest += own
+    filled = [
+        message.model_copy(update={"content": (*message.content, *parts)})
+        for message, parts in zip(messages, shown, strict=True)
+    ]
+    return tuple(filled), tuple(file for file in files if file in rest)
 
 
 def _require_user(messages: list[SourceMessage]) -> list[SourceMessage]:
@@ -125,13 +174,20 @@ def build_demonstrations(
     extras: Mapping[str, Any],
     wrap_answer: bool,
     field_name: str,
+    rerun_code: bool = False,
+    environment: str | None = None,
 ) -> Iterator[Demonstration]:
     """Yield a demonstration per question of a conversation; a later question includes the earlier exchanges.
 
-    `media` and `extras` belong to the whole row. `wrap_answer` puts a last reply without answer tags into answer tags.
-    Raises DataError if user, assistant and tools don't take turns.
+    `media` and `extras` belong to the whole row; placeholders in messages show the media in order. `wrap_answer` puts a
+    last reply without answer tags into answer tags; `rerun_code` drops the outputs of code, which then runs when the
+    demonstration is replayed. Raises DataError if user, assistant and tools don't take turns.
     """
     extras = add_system_prompt(extras, messages)
+    try:
+        messages, media = distribute_media(messages, media)
+    except ValueError as error:
+        raise row.build_field_error(field_name, str(error)) from None
     turns = [message for message in messages if message.role != "system"]
     starts = [index for index, message in enumerate(turns) if message.role == "user"]
     if starts[0] != 0:
@@ -143,13 +199,25 @@ def build_demonstrations(
         try:
             if not question:
                 raise ValueError("a question of it has no text")
-            replies, children = _parse_turns(turns[start + 1 : end])
+            replies, children, results = _parse_turns(turns[start + 1 : end])
             replies, answer = _find_answer(replies, wrap_answer)
         except ValueError as error:
             raise row.build_field_error(field_name, str(error)) from None
         task_id = row.id if len(starts) == 1 else f"{row.id}.{index}"
-        task = build_task(row, question, answer, media, field_name=field_name, extras=extras, id=task_id)
-        yield Demonstration(task=task, frame_budget=None, replies=replies, children=children)
+        task = build_task(
+            row,
+            question,
+            answer,
+            media,
+            field_name=field_name,
+            extras=extras,
+            id=task_id,
+            environment=environment,
+        )
+        has_results = any(results) and not rerun_code
+        yield Demonstration(
+            task=task, frame_budget=None, replies=replies, children=children, results=results if has_results else ()
+        )
         history += f"Asked before: {turns[start].question}\nAnswered: {task.ground_truth}\n"
 
 
@@ -168,36 +236,52 @@ def _find_answer(replies: tuple[str, ...], wrap_answer: bool) -> tuple[tuple[str
     return replies, answer
 
 
-def _parse_turns(responses: Sequence[SourceMessage]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+class _Turns(NamedTuple):
+    replies: tuple[str, ...]
+    children: tuple[tuple[str, ...], ...]  # per reply but the last: the answers of its calls
+    results: tuple[tuple[RecordedResult, ...], ...]  # per reply but the last: the output of its code
+
+
+def _parse_turns(responses: Sequence[SourceMessage]) -> _Turns:
     """Return the replies to one question, and the tool responses after each reply but the last."""
     replies: list[str] = []
-    tool_responses: list[list[str]] = []
+    tool_messages: list[list[SourceMessage]] = []
     for message in responses:
         if message.role == "tool":
             if not replies:
                 raise ValueError("a tool response comes before any tool call")
-            tagged = [text.strip() for text in _TOOL_RESPONSE_PATTERN.findall(message.text)]
-            tool_responses[-1] += tagged or [message.text.strip()]
-        elif replies and not tool_responses[-1]:
+            tool_messages[-1].append(message)
+        elif replies and not tool_messages[-1]:
             replies[-1] += message.text  # a reply that is split into two messages, such as a thought and its call
         else:
             replies.append(message.text)
-            tool_responses.append([])
-    if not replies or tool_responses[-1]:
+            tool_messages.append([])
+    if not replies or tool_messages[-1]:
         raise ValueError("it should end with the assistant's reply")
     if any(not reply.strip() for reply in replies):
         raise ValueError("a reply of the assistant is blank")
     # environments that prefill a reply end the tag with a line break
     normalized = tuple(re.sub(r"\A\s*<think>\s*", "<think>\n", reply) for reply in replies)
     children: list[tuple[str, ...]] = []
-    for reply, texts in zip(replies[:-1], tool_responses[:-1], strict=True):
+    results: list[tuple[RecordedResult, ...]] = []
+    for reply, messages in zip(replies[:-1], tool_messages[:-1], strict=True):
         num_calls = reply.count("<tool_call>") + reply.count("<tool_code>")
-        if num_calls and len(texts) != num_calls:
-            raise ValueError(f"a turn has {num_calls} calls and {len(texts)} tool responses")
-        if num_calls and not all(texts):
-            raise ValueError("a tool response has no text")
-        children.append(tuple(texts) if num_calls else ())  # the output of Python code is reproduced by running it
-    return normalized, tuple(children) if any(children) else ()
+        children.append(_parse_tool_responses(messages, num_calls) if num_calls else ())
+        results.append(() if num_calls else tuple(message.parse_result() for message in messages))
+    return _Turns(normalized, tuple(children) if any(children) else (), tuple(results))
+
+
+def _parse_tool_responses(messages: Sequence[SourceMessage], num_calls: int) -> tuple[str, ...]:
+    """Return the sub-agents' answers that follow a reply, one per call."""
+    texts: list[str] = []
+    for message in messages:
+        tagged = [text.strip() for text in _TOOL_RESPONSE_PATTERN.findall(message.text)]
+        texts += tagged or [message.text.strip()]
+    if len(texts) != num_calls:
+        raise ValueError(f"a turn has {num_calls} calls and {len(texts)} tool responses")
+    if not all(texts):
+        raise ValueError("a tool response has no text")
+    return tuple(texts)
 
 
 def add_system_prompt(extras: Mapping[str, Any], messages: Sequence[SourceMessage]) -> dict[str, Any]:

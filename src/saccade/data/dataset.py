@@ -2,7 +2,7 @@
 
 Parquet has the columns `id`, `question`, `answer_type`, `options` and `environment`, and as JSON `media`,
 `ground_truth` and `extras`, whose types differ between rows; demonstrations have also `frame_budget`, `replies`,
-`children` and `is_auxiliary`.
+`children`, `is_auxiliary` and, as JSON, `results`.
 """
 
 import dataclasses
@@ -38,8 +38,9 @@ DEMONSTRATION_COLUMNS = {
     "replies": "list of strings",
     "children": "list of lists of strings",
     "is_auxiliary": "boolean",
+    "results": "string",
 }
-JSON_COLUMNS = ("media", "ground_truth", "extras")
+JSON_COLUMNS = ("media", "ground_truth", "extras", "results")
 
 
 def load_recipe_data(
@@ -100,7 +101,7 @@ def _load_items(
     for item in itertools.islice(iterate_items(path, item_type), limit):
         items.append(resolve_media_paths(item, folder))
         task = get_task(items[-1])
-        for file in (media.path for media in task.media if not is_file(media.path)):
+        for file in (media.path for media in items[-1].media if not is_file(media.path)):
             raise DataError(f"{path}, task {task.id}: media file {file} is missing", key="media", value=file)
     return items
 
@@ -205,11 +206,13 @@ def _reject_unknown_fields(value: Any, item_type: type[Any], location: str) -> N
 def _build_parquet_row(item: Any) -> dict[str, Any]:
     value = to_jsonable(item)
     flat = {**value.pop("task", {}), **value}
-    return {**flat, **{name: json.dumps(flat[name]) for name in JSON_COLUMNS}}
+    return {**flat, **{name: json.dumps(flat[name]) for name in JSON_COLUMNS if name in flat}}
 
 
 def _parse_parquet_row(flat: dict[str, Any], item_type: type[Any], location: str) -> dict[str, Any]:
-    for name in JSON_COLUMNS:
+    if not flat.get("results"):  # the column is younger than the format
+        flat.pop("results", None)
+    for name in JSON_COLUMNS if "results" in flat else JSON_COLUMNS[:-1]:
         try:
             flat[name] = json.loads(flat.get(name) or "")
         except (ValueError, TypeError) as error:

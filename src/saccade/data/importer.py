@@ -184,7 +184,7 @@ class _ImportJob:
                     items, line["error"] = [], str(error)
                 for item in items:
                     task, folder = get_task(item), self.get_media_folder(file)
-                    paths = [media.path for media in task.media if not self.is_file(os.path.join(folder, media.path))]
+                    paths = [media.path for media in item.media if not self.is_file(os.path.join(folder, media.path))]
                     if paths:
                         entry = {"file": report.file, "row": report.rows + 1, "id": task.id, "paths": paths}
                         line["missing"].append(entry)

@@ -129,6 +129,8 @@ class _Validator:
             self.split.answer_letters[str(task.ground_truth)] += 1
         folder = self.media_root or row.file.parent
         media_infos = [self.check_media_file(str(folder / media.path), media, task) for media in task.media]
+        for media in item.media[len(task.media) :]:  # images that a published conversation shows
+            self.inspect(str(folder / media.path), media.kind, task)
         subtitles = find_subtitles(task)
         if subtitles is not None:
             self.inspect(str(folder / subtitles), None, task)

@@ -5,13 +5,24 @@ class SingleTurn(ConfiguredEnvironment):
 """
 
 import inspect
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from saccade.config.schema import IntRange, NonNegativeInt, PositiveInt, Section
+from pydantic import AfterValidator
+
+from saccade.config.schema import IntRange, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from saccade.protocols import Environment
 from saccade.types import Task
 
 THINK_PREFILL = "<think>\n"
+
+
+def _require_question(template: str) -> str:
+    if "{question}" not in template:
+        raise ValueError("it has no {question}")
+    return template
+
+
+QuestionTemplate = Annotated[str, AfterValidator(_require_question)]
 
 
 class EnvironmentSettings(Section):
@@ -24,9 +35,17 @@ class PromptSettings(EnvironmentSettings):
     """What the prompt shows of a task's media."""
 
     num_frames: PositiveInt = 64  # frames of all videos together, unless the task has a frame budget
+    # frame rate of the overview, frames per second, up to num_frames or the budget; null = that many at any length
+    overview_fps: PositiveFloat | None = None
     frame_pixels: IntRange = (784, 50176)  # minimum and maximum pixels per frame
     image_pixels: IntRange = (3136, 2000000)  # minimum and maximum pixels per image
     max_subtitle_tokens: NonNegativeInt = 2048  # maximum tokens of the subtitles beside the frames
+    # user's text, with {question}, and {width}, {height}, {num_frames}, {fps}, {duration} (seconds) and {file} (name)
+    # of the task's first image or video
+    question_template: QuestionTemplate = "{question}"
+    # row = the system turn of the task's row, if it has one, and its question without the template; environment = the
+    # environment's own
+    system_prompt: Literal["environment", "row"] = "environment"
 
 
 class ConfiguredEnvironment(Environment):

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import PurePath
 
 from saccade.environments.base import PromptSettings
 from saccade.errors import MediaError
 from saccade.ledger import ImageRef
-from saccade.media.frame_sampling import TIMESTAMP_FORMAT, sample_uniform_times
+from saccade.media.frame_sampling import TIMESTAMP_FORMAT, sample_uniform_times, sample_window_times
 from saccade.media.subtitles import Cue, find_subtitles, interleave_cues, read_cues, select_cues_at, subsample_cues
 from saccade.protocols import Context, PixelBudget
 from saccade.types import Media, MediaKind, Message, Task
 
+TEMPLATE_FACTS = ("width", "height", "num_frames", "fps", "duration", "file")
 # A video's path, its share of the frame budget, and the subtitles to show with it: what the prompt shows of it.
 LoadVideo = Callable[[str, int, tuple[Cue, ...]], Awaitable[list[str | ImageRef]]]
 
@@ -27,15 +29,50 @@ async def build_prompt(
     """Return the messages of the prompt; they show min(K, frames in the videos) video frames.
 
     Media are shown in order: of a video its overview, each frame after its timestamp; an image alone. Several videos
-    share the K frames. An empty `system` is left out. Raises MediaError if the media can't be shown.
+    share the K frames. An empty `system` is left out; the settings decide whether the task's own system turn replaces
+    it. Raises MediaError if the media can't be shown.
     """
 
     async def load_video(path: str, max_frames: int, cues: tuple[Cue, ...]) -> list[str | ImageRef]:
         return await load_overview(path, max_frames, ctx, settings, cues, timestamp_format)
 
     parts = await load_media(task, ctx, settings, load_video)
-    user = Message(role="user", parts=(*parts, format_question(task)), tags_as_tokens=tags_as_tokens)
-    return with_system(system, user, tags_as_tokens=tags_as_tokens)
+    user = Message(role="user", parts=(*parts, await fill_question(task, ctx, settings)), tags_as_tokens=tags_as_tokens)
+    own_system = find_row_system_prompt(task, settings)
+    return with_system(system if own_system is None else own_system, user, tags_as_tokens=tags_as_tokens)
+
+
+def find_row_system_prompt(task: Task, settings: PromptSettings) -> str | None:
+    """Return the system turn of the task's row, `extras.system`, which may be empty; None if the settings ignore it."""
+    own = task.extras.get("system") if settings.system_prompt == "row" else None
+    return own if isinstance(own, str) else None
+
+
+async def fill_question(task: Task, ctx: Context, settings: PromptSettings) -> str:
+    """Return the question in its template, or alone under the row's own system turn. Raises MediaError."""
+    if find_row_system_prompt(task, settings) is not None:
+        return format_question(task)
+    return await fill_question_template(settings.question_template, task, ctx)
+
+
+async def fill_question_template(template: str, task: Task, ctx: Context) -> str:
+    """Return the question in its template, with facts about the task's first image or video. Raises MediaError."""
+    names = [name for name in TEMPLATE_FACTS if f"{{{name}}}" in template]
+    facts: dict[str, str] = {}
+    if names and task.media:
+        media = task.media[0]
+        facts["file"] = PurePath(media.path).name
+        if media.kind is MediaKind.IMAGE:
+            width, height = await ctx.media.get_image_size(media.path)
+            facts |= {"width": str(width), "height": str(height)}
+        else:
+            info = await ctx.media.probe(media.path)
+            facts |= {"width": str(info.width), "height": str(info.height), "num_frames": str(info.num_frames)}
+            facts |= {"duration": f"{info.duration:.1f}", "fps": f"{info.num_frames / max(info.duration, 1e-9):.2f}"}
+    for name in names:
+        template = template.replace(f"{{{name}}}", facts.get(name, ""))
+    # The question comes last: braces in it are no placeholders.
+    return template.replace("{question}", format_question(task))
 
 
 def with_system(system: str, user: Message, *, tags_as_tokens: bool = False) -> tuple[Message, ...]:
@@ -78,10 +115,17 @@ async def load_overview(
     cues: tuple[Cue, ...] = (),
     timestamp_format: str = TIMESTAMP_FORMAT,
 ) -> list[str | ImageRef]:
-    """Return at most `max_frames` frames of a video, each after its timestamp, with the subtitles at them."""
+    """Return at most `max_frames` frames of a video, each after its timestamp, with the subtitles at them.
+
+    They are spread evenly, or have the rate `overview_fps` if that takes fewer of them.
+    """
     clip = await ctx.media.probe(path)
     # A short video has fewer frames than the budget. In a video of variable frame rate two times may share a frame.
-    times = sample_uniform_times(clip.duration, min(max_frames, clip.num_frames))
+    max_frames = min(max_frames, clip.num_frames)
+    if settings.overview_fps is None:
+        times = sample_uniform_times(clip.duration, max_frames)
+    else:
+        times = sample_window_times(0.0, clip.duration, fps=settings.overview_fps, max_frames=max_frames)
     budget = PixelBudget(min_pixels=settings.frame_pixels[0], max_pixels=settings.frame_pixels[1])
     frames = await ctx.media.load_frames(path, times, factor=ctx.renderer.factor, budget=budget)
     return interleave_subtitles(frames, cues, ctx, settings, timestamp_format)

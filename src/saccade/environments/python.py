@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.config.schema import NonNegativeInt, PositiveInt
-from saccade.environments.prompt import format_question, interleave_subtitles, load_media, load_overview, with_system
+from saccade.environments.prompt import (
+    fill_question,
+    find_row_system_prompt,
+    interleave_subtitles,
+    load_media,
+    load_overview,
+    with_system,
+)
 from saccade.environments.tool_environment import ToolEnvironment, ToolSettings
 from saccade.ledger import ImageRef
 from saccade.media.subtitles import Cue
@@ -36,6 +43,7 @@ class PythonSettings(ToolSettings):
 
     tools: Tools = DEFAULT_TOOLS  # tools by name; other tools than python are called with <tool_call>
     video_in_prompt: bool = False  # show an overview of a video's frames; otherwise only its size, length and rate
+    image_in_prompt: bool = True  # show the task's images; otherwise only their sizes, and code shows what it takes
     max_turns: NonNegativeInt = 4  # turns whose code is run; one more reply follows the last one
     max_calls: PositiveInt = 1  # code blocks per turn; further ones are refused
     num_frames: PositiveInt = 16  # frames of all videos together, unless the task has a frame budget
@@ -50,7 +58,8 @@ class Python(ToolEnvironment):
 
     The published environment runs the last block of a turn, or a fence outside of a block; here every further block is
     refused with an error result, and a fence alone is text. Images, and frames in the prompt, are named and bound as
-    variables. Subtitles are shown beside frames, or without frames all of them, subsampled to `max_subtitle_tokens`.
+    variables; with `image_in_prompt: false` the prompt has an image's name and size alone. Subtitles are shown beside
+    frames, or without frames all of them, subsampled to `max_subtitle_tokens`.
     """
 
     settings: PythonSettings
@@ -74,8 +83,19 @@ class Python(ToolEnvironment):
             return [facts, *interleave_subtitles([], cues, ctx, self.settings)]
 
         parts = await load_media(task, ctx, self.settings, load_video)
-        user = Message(role="user", parts=(*wrap_images_in_names(parts, 0), format_question(task)))
-        return with_system(self.settings.system, user)
+        if not self.settings.image_in_prompt:
+            self.runtime_images = tuple(part for part in parts if isinstance(part, ImageRef) and part.time is None)
+            facts = iter([await self.describe_image(index, ctx) for index in range(len(self.runtime_images))])
+            parts = [next(facts) if part in self.runtime_images else part for part in parts]
+        named_parts = wrap_images_in_names(parts, len(self.runtime_images))
+        user = Message(role="user", parts=(*named_parts, await fill_question(task, ctx, self.settings)))
+        own_system = find_row_system_prompt(task, self.settings)
+        return with_system(self.settings.system if own_system is None else own_system, user)
+
+    async def describe_image(self, index: int, ctx: Context) -> str:
+        """Return the facts about an image that the prompt doesn't show."""
+        width, height = await ctx.media.get_image_size(self.runtime_images[index].path)
+        return f"image_clue_{index}: {width}x{height} pixels\n"
 
     def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
         """See ToolEnvironment."""

@@ -11,27 +11,37 @@ raised: the runner ends the episode, which is then excluded from training instea
 """
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeInt, PositiveInt
 from saccade.environments.base import THINK_PREFILL, ConfiguredEnvironment, PromptSettings
-from saccade.environments.prompt import build_prompt, collect_images, count_frames, find_first_video, load_subtitles
+from saccade.environments.prompt import (
+    build_prompt,
+    collect_images,
+    count_frames,
+    find_first_video,
+    find_row_system_prompt,
+    load_subtitles,
+)
 from saccade.errors import EngineError, ToolError
 from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import interleave_timestamps
 from saccade.media.subtitles import Cue
-from saccade.protocols import Context, Done, Environment, Observation
+from saccade.protocols import Context, Done, Environment, Observation, PixelBudget
 from saccade.tools.base import EpisodeResources, FunctionTool, ToolContext, Tools, load_tool
 from saccade.types import (
     AnswerType,
     Call,
+    Demonstration,
     Episode,
     EpisodeStatus,
     FinishReason,
     MediaKind,
     Message,
+    RecordedResult,
     Reply,
     Task,
     ToolResult,
@@ -52,6 +62,8 @@ class ToolSettings(PromptSettings):
     force_think: bool = True  # start every reply with <think>
     system: str = ""  # system prompt; empty = none
     final_answer_prompt: str = ""  # user's message after the last tool turn; empty = none
+    # longest reply to final_answer_prompt, tokens; null = sampling.max_tokens
+    max_final_answer_tokens: PositiveInt | None = None
 
 
 class ToolEnvironment(ConfiguredEnvironment):
@@ -64,8 +76,9 @@ class ToolEnvironment(ConfiguredEnvironment):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.num_turns = self.num_children = 0
-        self.prompt_images: tuple[ImageRef, ...] = ()  # of the prompt, in order
-        self.shown_images: tuple[ImageRef, ...] = ()  # in the whole conversation, in order
+        self.runtime_images: tuple[ImageRef, ...] = ()  # of the task, which tools see and the prompt doesn't show
+        self.prompt_images: tuple[ImageRef, ...] = ()  # those, and the images of the prompt, in order
+        self.shown_images: tuple[ImageRef, ...] = ()  # those, and the images of the whole conversation, in order
         self.subtitles: tuple[Cue, ...] = ()  # of the task's first video
         self.resources = EpisodeResources()
 
@@ -74,10 +87,12 @@ class ToolEnvironment(ConfiguredEnvironment):
         self.task = task
         self.subtitles = await load_subtitles(task)
         messages = await self.build_prompt(task, ctx)
-        self.prompt_images = self.shown_images = collect_images(messages)
+        self.prompt_images = self.shown_images = (*self.runtime_images, *collect_images(messages))
+        # A published system turn lists its tools itself.
+        has_schemas = "<tools>" in (find_row_system_prompt(task, self.settings) or "")
         return Observation(
             messages=messages,
-            tool_schemas=self.tool_schemas,
+            tool_schemas=() if has_schemas else self.tool_schemas,
             prefill=self.prefill,
             num_frames=count_frames(self.prompt_images),
         )
@@ -95,7 +110,13 @@ class ToolEnvironment(ConfiguredEnvironment):
         results, children = await self.run_calls(turn, reply.calls, ctx)
         messages = self.build_result_messages(results)
         self.shown_images += collect_images(messages)
-        return Observation(messages=messages, results=results, children=children, prefill=self.prefill)
+        return Observation(
+            messages=messages,
+            results=results,
+            children=children,
+            prefill=self.prefill,
+            max_reply_tokens=self.settings.max_final_answer_tokens if self.is_answer_requested else None,
+        )
 
     async def close(self) -> None:
         """Close what the tools opened for the episode."""
@@ -205,14 +226,26 @@ class ToolEnvironment(ConfiguredEnvironment):
             task_images=tuple(image for image in self.prompt_images if image.time is None),
             shown_images=self.shown_images,
             video_paths=tuple(media.path for media in self.task.media if media.kind is MediaKind.VIDEO),
+            question=self.task.question,
             subtitles=self.subtitles,
             resources=self.resources,
             settings=tool_settings,
-            max_result_tokens=self.settings.max_tool_result_tokens,
+            # A demonstration's results are shown as they are written.
+            max_result_tokens=sys.maxsize if ctx.demonstration else self.settings.max_tool_result_tokens,
         )
-        result, child = await tool(call.arguments, ctx=tool_context)
+        recorded = find_recorded_result(ctx.demonstration, turn, index)
+        if recorded is None:
+            result, child = await tool(call.arguments, ctx=tool_context)
+        else:
+            pixels = tool_settings.get("image_pixels", self.settings.image_pixels)
+            result, child = await load_recorded_result(recorded, ctx, pixels), None
         ctx.emit_event("result", turn=turn, index=index, call=call, result=result, child=child)
         return result, child
+
+    @property
+    def is_answer_requested(self) -> bool:
+        """Whether the results of the last reply are followed by the prompt for the final answer."""
+        return self.num_turns >= self.max_turns and bool(self.settings.final_answer_prompt)
 
     def build_result_messages(self, results: Sequence[ToolResult]) -> tuple[Message, ...]:
         """Return one message per result, and after the last tool turn the prompt for the final answer."""
@@ -220,11 +253,36 @@ class ToolEnvironment(ConfiguredEnvironment):
         for result in results:
             contents.append((self.tool_result_role, self.format_result(result, image_index)))
             image_index += len(result.images)
-        if self.num_turns >= self.max_turns and self.settings.final_answer_prompt:
+        if self.is_answer_requested:
             contents.append(("user", (self.settings.final_answer_prompt,)))
         if self.tool_result_role == "user":  # consecutive messages of one role are one turn
             contents = [("user", tuple(part for _, parts in contents for part in parts))]
         return tuple(Message(role=role, parts=parts, tags_as_tokens=self.tags_as_tokens) for role, parts in contents)
+
+
+# ---- demonstrations -------------------------------------------------------------------------------------------------
+
+
+def find_recorded_result(demonstration: Demonstration | None, turn: int, index: int) -> RecordedResult | None:
+    """Return the result of a call that a demonstration records; None if its turn's calls are run."""
+    if demonstration is None or turn >= len(demonstration.results) or not demonstration.results[turn]:
+        return None
+    results = demonstration.results[turn]
+    return results[index] if index < len(results) else RecordedResult(error="the demonstration has no result of it")
+
+
+async def load_recorded_result(recorded: RecordedResult, ctx: Context, image_pixels: tuple[int, int]) -> ToolResult:
+    """Return a recorded result with its images; each has a number of pixels between the two given ones.
+
+    Raises MediaError.
+    """
+    budget = PixelBudget(min_pixels=image_pixels[0], max_pixels=image_pixels[1])
+    images = [
+        await ctx.media.load_image(image.path, factor=ctx.renderer.factor, budget=budget) for image in recorded.images
+    ]
+    return ToolResult(
+        text=recorded.text, images=tuple(images), error=recorded.error, was_executed=recorded.error is None
+    )
 
 
 # ---- sub-agents ----------------------------------------------------------------------------------------------------

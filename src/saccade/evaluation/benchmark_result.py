@@ -1,14 +1,13 @@
 """Compute the scorecard of a benchmark: its metrics with intervals, the cost per question, and example answers.
 
-Intervals are 95 % percentile bootstraps over the benchmark's clusters (`Benchmark.cluster_key`): questions about one
-video, or variants of one problem, are drawn together, so that dependent questions don't narrow the interval. Each
-resample recomputes the published metrics, so the intervals hold for every metric, not only for means.
+Intervals are 95 % intervals over the benchmark's clusters (`Benchmark.cluster_key`): questions about one video, or
+variants of one problem, form one cluster, so that dependent questions don't narrow the interval. The jackknife
+recomputes the published metrics without each cluster, so the intervals hold for every metric, not only for means.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -29,13 +28,14 @@ from saccade.evaluation.benchmarks.base import (
 )
 from saccade.evaluation.subset import StratifiedWeights
 from saccade.metrics.episode_metrics import average_behavior, estimate_at_k
-from saccade.metrics.statistics import BOOTSTRAP_SEED, Interval, bootstrap_mean
+from saccade.metrics.statistics import Interval, compute_interval, estimate_clustered_mean
 from saccade.rollouts.components import uses_chat_engine
 from saccade.types import ScoredEpisode
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import read_json, write_json
 
-NUM_RESAMPLES = 1000  # each recomputes every metric of the benchmark
+MAX_JACKKNIFE_GROUPS = 1000  # each recomputes every metric of the benchmark
+PERCENT_BOUNDS: Interval = (0.0, 100.0)
 NUM_EXAMPLES = 4  # answers per category
 ANSWER_CATEGORIES = ("error", "unparsed", "undecided", "wrong", "partly", "right")
 SCORECARD_SUFFIX = ".scorecard.json"
@@ -83,10 +83,10 @@ class Scorecard:
 
     If some answers are `undecided`, `metrics` is the lower bound and `upper_bounds` the upper (else both are equal).
     With several samples per task the metrics are means over samples, errors and the like are counted over all samples,
-    and `at_k` holds avg@k and pass@k of the tasks' values. `intervals` belong to `metrics`, `stratum_intervals` to
-    `strata`, all in percent. `conditions` describe the evaluation; `costs` are means per answer, failed episodes
-    included, where `text_tokens` are all tokens that are not visual. If a limit selected the questions, `full_set`
-    estimates the metrics over all of them.
+    and `at_k` holds avg@k and pass@k of the tasks' values. `intervals` belong to `metrics`, `stratum_intervals` and
+    the numbers of clusters `stratum_clusters` to `strata`, all metrics in percent. `conditions` describe the
+    evaluation; `costs` are means per answer, failed episodes included, where `text_tokens` are all tokens that are not
+    visual. If a limit selected the questions, `full_set` estimates the metrics over all of them.
     """
 
     benchmark: str
@@ -107,6 +107,7 @@ class Scorecard:
     conditions: Mapping[str, str] = field(default_factory=dict)
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     stratum_intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    stratum_clusters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     examples: tuple[AnswerExample, ...] = ()
     full_set: FullSetEstimate | None = None
@@ -172,6 +173,7 @@ def build_scorecard(
 ) -> Scorecard:
     """Build the whole scorecard; `conditions` describe the evaluation. Raises DataError without a result."""
     scorecard = build_plain_scorecard(benchmark, results, scoring=scoring, judge=judge)
+    rows_by_stratum = {name: group_by_label(results, fn) for name, fn in benchmark.strata.items()}
     clusters, full_set = [benchmark.cluster_key(result.task) for result in results], None
     if stratified_weights is not None:
         weighted = [replace(result, weight=stratified_weights.weights[result.task.id]) for result in results]
@@ -187,8 +189,12 @@ def build_scorecard(
         conditions=dict(conditions or {}),
         intervals=compute_intervals(results, clusters, benchmark.compute_metrics),
         stratum_intervals={
-            name: {label: _compute_row_interval(row, benchmark) for label, row in group_by_label(results, fn).items()}
-            for name, fn in benchmark.strata.items()
+            name: {label: _compute_row_interval(row, benchmark) for label, row in rows.items()}
+            for name, rows in rows_by_stratum.items()
+        },
+        stratum_clusters={
+            name: {label: len({benchmark.cluster_key(result.task) for result in row}) for label, row in rows.items()}
+            for name, rows in rows_by_stratum.items()
         },
         costs=compute_costs(scored),
         examples=select_examples(results),
@@ -243,17 +249,14 @@ def read_scorecard(path: Path) -> Scorecard:
     return read_json(path, Scorecard, hint="delete it and evaluate again")
 
 
-def average_over_samples(
-    metrics_fn: MetricsFn, results: Sequence[GradedAnswer], *, num_samples: int | None = None
-) -> dict[str, float]:
+def average_over_samples(metrics_fn: MetricsFn, results: Sequence[GradedAnswer]) -> dict[str, float]:
     """Compute the metrics over the first samples of all tasks, over the second ones and so on, and average them.
 
-    A rate, such as accuracy over answered questions, is then the mean of the rates of single evaluations. Sample
-    indices count modulo `num_samples`, if it is given.
+    A rate, such as accuracy over answered questions, is then the mean of the rates of single evaluations.
     """
     by_sample: defaultdict[int, list[GradedAnswer]] = defaultdict(list)
     for result in results:
-        by_sample[result.sample_index % num_samples if num_samples else result.sample_index].append(result)
+        by_sample[result.sample_index].append(result)
     values_by_metric: defaultdict[str, list[float]] = defaultdict(list)
     for sample in by_sample.values():
         for name, value in metrics_fn(sample).items():
@@ -266,39 +269,34 @@ def compute_intervals(
 ) -> dict[str, Interval]:
     """Return the 95 % interval of each number of `metrics_fn`; `clusters[i]` is the cluster of `results[i]`.
 
-    A cluster that is drawn twice counts as two distinct clusters. With several samples per task the metrics are
-    averaged over samples, as in a report.
+    `metrics.statistics.compute_interval` over the clusters' pseudo-values of the jackknife (Efron and Tibshirani 1993,
+    section 11.5): x_c = T + (C - 1) (mean of T_-c over c - T_-c), where T is the metric and T_-c the metric without
+    cluster c. For a mean over equally large clusters, x_c is the cluster's mean. More than MAX_JACKKNIFE_GROUPS
+    clusters are left out in groups. A metric that doesn't exist without one of them has this single cluster.
     """
-    members: defaultdict[str, list[GradedAnswer]] = defaultdict(list)
-    for cluster, result in zip(clusters, results, strict=True):
-        members[cluster].append(result)
-    results_by_cluster = [members[cluster] for cluster in sorted(members)]
-    num_samples = 1 + max(result.sample_index for result in results)
-
-    @cache  # resamples draw the same few copies repeatedly
-    def copy_cluster(cluster_index: int, copy_index: int) -> list[GradedAnswer]:
-        return [
-            replace(result, sample_index=result.sample_index + copy_index * num_samples)
-            for result in results_by_cluster[cluster_index]
-        ]
-
-    rng, values = np.random.default_rng(BOOTSTRAP_SEED), defaultdict[str, list[float]](list)
-    num_clusters = len(results_by_cluster)
-    for _ in range(NUM_RESAMPLES):
-        counts = Counter(rng.integers(0, num_clusters, num_clusters).tolist())
-        copies = (copy_cluster(index, copy) for index in sorted(counts) for copy in range(counts[index]))
-        sample = [result for copy in copies for result in copy]
-        for name, value in average_over_samples(metrics_fn, sample, num_samples=num_samples).items():
-            values[name].append(value)
-    # A resample may lack a number, such as a stratum of none of its clusters; the interval then skips that resample.
-    bounds = {name: np.percentile(values[name], [2.5, 97.5]) for name in average_over_samples(metrics_fn, results)}
-    return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
+    names, metrics = sorted({*clusters}), average_over_samples(metrics_fn, results)
+    num_groups = min(len(names), MAX_JACKKNIFE_GROUPS)
+    group_of = {name: index % num_groups for index, name in enumerate(names)}
+    metrics_without = [
+        average_over_samples(
+            metrics_fn, [result for result, name in zip(results, clusters, strict=True) if group_of[name] != group]
+        )
+        for group in range(num_groups if num_groups > 1 else 0)
+    ]
+    intervals = {}
+    for name, value in metrics.items():
+        pseudo_values = np.array([value])
+        if metrics_without and all(name in others for others in metrics_without):
+            left_out = np.array([others[name] for others in metrics_without])
+            pseudo_values = value + (num_groups - 1) * (left_out.mean() - left_out)
+        intervals[name] = compute_interval(pseudo_values, bounds=PERCENT_BOUNDS)
+    return intervals
 
 
 def _compute_row_interval(row: Sequence[GradedAnswer], benchmark: Benchmark) -> Interval:
     """Return the interval of a row of a stratum's table."""
     clusters = [benchmark.cluster_key(result.task) for result in row]
-    estimate = bootstrap_mean([100 * result.value for result in row], clusters, num_resamples=NUM_RESAMPLES)
+    estimate = estimate_clustered_mean([100 * result.value for result in row], clusters, bounds=PERCENT_BOUNDS)
     return estimate.low, estimate.high
 
 

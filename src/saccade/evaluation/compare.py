@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from saccade.data.constant_baseline import compute_constant_baselines
+from saccade.data.constant_baseline import assign_wordings, compute_wording_baselines
+from saccade.data.option_shuffle import restore_options
 from saccade.data.visibility import is_answerable
 from saccade.errors import DataError
 from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts, read_verdicts
@@ -25,13 +26,17 @@ from saccade.metrics.episode_metrics import (
     estimate_mean,
     get_accuracy,
     get_overview_times,
-    get_question_type,
     get_task_digest,
     group_by_task,
     has_run_tools,
     summarize,
 )
-from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
+from saccade.metrics.statistics import (
+    Estimate,
+    compute_sign_test_p_value,
+    estimate_clustered_mean,
+    get_media_key,
+)
 from saccade.types import ScoredEpisode, Task, UngradedEpisode
 
 ANSWER_SHOWN, ANSWER_NOT_SHOWN = "shown", "not shown"
@@ -79,23 +84,20 @@ class ToolEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Record one evaluation minus another over the tasks of both, with a paired bootstrap interval over clusters.
+    """Record one evaluation minus another over the tasks of both, with a paired interval over clusters.
 
     `visibility` names the subset of tasks it covers ("": all). `only_before` and `only_after` count the tasks solved in
-    one evaluation alone; `p_value` is McNemar's exact test of these two counts, which assumes independent tasks, while
-    tasks that belong together, such as those about one clip, form `num_clusters` clusters. `tool_effect` is None unless
-    exactly one of the two ran tools. `full_set_difference` estimates the difference over all tasks if a limit selected
-    some. `other_differences` names what else differs, such as weights.
+    one evaluation alone; `p_value` is McNemar's exact test of these two counts, which assumes independent tasks.
+    `tool_effect` is None unless exactly one of the two ran tools. `full_set_difference` estimates the difference over
+    all tasks if a limit selected some. `other_differences` names what else differs, such as weights.
     """
 
     before: str
     after: str
     difference: Difference
-    num_clusters: int
     only_before: int
     only_after: int
     p_value: float
-    is_significant: bool  # the interval excludes zero
     visibility: str = ""
     tool_effect: ToolEffect | None = None
     full_set_difference: Difference | None = None
@@ -160,11 +162,12 @@ def _summarize(name: str, evaluation: Evaluation, cluster_key: Callable[[Task], 
             f"the evaluation {name!r} holds no episode; run it first or leave it out", key="evaluations", value=name
         )
     clusters = assign_clusters(scored, cluster_key)
-    tasks = list({outcome.episode.task.digest: outcome.episode.task for outcome in scored}.values())
+    tasks = list({get_task_digest(outcome): restore_options(outcome.episode.task) for outcome in scored}.values())
+    wordings = assign_wordings(tasks)
     summary = summarize(
         scored,
-        constant_baselines=compute_constant_baselines(tasks) if all(map(get_question_type, tasks)) else {},
-        slices={"overview": classify_overview},
+        constant_baselines=compute_wording_baselines(tasks),
+        slices={"overview": classify_overview, "wording": lambda outcome: wordings.get(get_task_digest(outcome))},
         ungraded=evaluation.ungraded,
         clusters=clusters,
     )
@@ -196,27 +199,12 @@ def _compute_change(
         before=old_name,
         after=new_name,
         difference=difference,
-        num_clusters=len({clusters[task] for task in shared}),
         only_before=only_before,
         only_after=only_after,
-        p_value=compute_mcnemar_p_value(only_before, only_after),
-        is_significant=difference.low > 0 or difference.high < 0,
+        p_value=compute_sign_test_p_value(only_before, only_after),
         tool_effect=_compare_tools(before, after, clusters),
         full_set_difference=full_set_difference,
     )
-
-
-def compute_mcnemar_p_value(only_before: int, only_after: int) -> float:
-    """Return the p-value of McNemar's exact test: the two-sided binomial test, at one half, of one count in the sum of
-    both (the exact conditional test in Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91).
-
-    >>> compute_mcnemar_p_value(1, 9), compute_mcnemar_p_value(0, 0), compute_mcnemar_p_value(5, 5)
-    (0.021484375, 1.0, 1.0)
-    """
-    n, least = only_before + only_after, min(only_before, only_after)
-    # Integers until the division: neither factorials nor powers fit into a float. Each binomial follows from the last.
-    terms = itertools.accumulate(range(least), lambda term, k: term * (n - k) // (k + 1), initial=1)
-    return min(1.0, 2 * sum(terms) / 2**n)
 
 
 def _find_solved(scored: Sequence[ScoredEpisode]) -> dict[str, bool]:
@@ -238,8 +226,9 @@ def _compare_tools(
     ]
     if not called:
         return None
-    gain = bootstrap_mean([float(solved[task] and not control[task]) for task in called], called, clusters=clusters)
-    harm = bootstrap_mean([float(control[task] and not solved[task]) for task in called], called, clusters=clusters)
+    gained = [float(solved[task] and not control[task]) for task in called]
+    harmed = [float(control[task] and not solved[task]) for task in called]
+    gain, harm = (estimate_clustered_mean(values, called, clusters=clusters) for values in (gained, harmed))
     net = round(gain.mean - harm.mean, 12)
     return ToolEffect(with_tools=name, num_tasks_with_call=len(called), gain=gain, harm=harm, net=net)
 

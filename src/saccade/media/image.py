@@ -8,7 +8,7 @@ import secrets
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from saccade.errors import MediaError, convert_errors
 from saccade.media import hashing
@@ -55,6 +55,15 @@ def read_image(path: str) -> Image.Image:
             message = f"{path} has {file.width}x{file.height} pixels; scale it down below {MAX_PIXELS}"
             raise MediaError(message, key=path, value=(file.width, file.height))
         return _convert_to_rgb(ImageOps.exif_transpose(file))
+
+
+def read_image_size(path: str) -> tuple[int, int]:
+    """Return the upright width and height (pixels) from an image's header. Raises MediaError."""
+    hashing.get_file_identity(path)
+    message = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
+    with convert_errors(MediaError, message, key=path), _open_image(path) as file:
+        is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return (file.height, file.width) if is_turned else (file.width, file.height)
 
 
 def decode_image(content: bytes) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ def map_media_paths(item: ItemT, transform: Callable[[str], str]) -> ItemT:
     changed: Any = item
     if isinstance(item, Media | ImageRef):
         changed = dataclasses.replace(item, path=transform(item.path))
-    elif isinstance(item, tuple) and item and (dataclasses.is_dataclass(item[0]) or isinstance(item[0], str)):
+    elif isinstance(item, tuple) and item and (dataclasses.is_dataclass(item[0]) or isinstance(item[0], str | tuple)):
         changed = tuple(map_media_paths(member, transform) for member in item)
     elif dataclasses.is_dataclass(item) and not isinstance(item, type):
         parts = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}

@@ -14,7 +14,16 @@ import numpy as np
 
 from saccade.data.option_shuffle import restore_options
 from saccade.errors import DataError
-from saccade.metrics.statistics import Estimate, bootstrap_mean, get_media_key
+from saccade.metrics.statistics import (
+    DIFFERENCE_BOUNDS,
+    Estimate,
+    average_by_cluster,
+    count_signs,
+    estimate_clustered_mean,
+    find_objection,
+    get_media_key,
+)
+from saccade.metrics.tool_metrics import compute_tool_metrics
 from saccade.types import CallFormat, Episode, EpisodeStatus, Group, ScoredEpisode, Task
 
 SOLVED_THRESHOLD = 0.5  # an accuracy of this or more counts as solved
@@ -25,12 +34,19 @@ SliceFn = Callable[[ScoredEpisode], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Record after minus before over the tasks in both evaluations; `unpaired` counts tasks in only one."""
+    """Record after minus before over the `n` tasks in both evaluations, in `num_clusters` clusters.
+
+    `objection` is why the difference is not significant, "" if it is (`metrics.statistics.find_objection`); `unpaired`
+    counts tasks in only one evaluation.
+    """
 
     mean: float
     low: float
     high: float
     n: int
+    num_clusters: int
+    is_significant: bool
+    objection: str
     better: int
     worse: int
     unpaired: int
@@ -51,6 +67,7 @@ class Summary:
     """Summarize an evaluation; rates are per episode, `statuses` are fractions of the episodes."""
 
     num_tasks: int
+    num_clusters: int
     num_episodes: int
     accuracy: Estimate
     constant_baseline: float | None
@@ -134,10 +151,10 @@ def compute_paired_difference(
     weights: Mapping[str, float] | None = None,
     clusters: Mapping[str, str] | None = None,
 ) -> Difference:
-    """Return the difference in accuracy, after minus before, with a bootstrap over the clusters of the shared tasks.
+    """Return the difference in accuracy, after minus before, with an interval over the clusters of the shared tasks.
 
-    Samples of one task are averaged first; `weights` and `clusters` are those of `bootstrap_mean`; tasks about the same
-    files form a cluster by default. Raises DataError if no task is in both.
+    Samples of one task are averaged first; `weights` and `clusters` are those of `estimate_clustered_mean`; tasks about
+    the same files form a cluster by default. Raises DataError if no task is in both.
     """
     # Pairing removes the variance between tasks, which is most of it.
     old, new = average_by_task(before), average_by_task(after)
@@ -148,14 +165,20 @@ def compute_paired_difference(
             key="tasks",
         )
     deltas = [new[task] - old[task] for task in shared]
-    estimate = bootstrap_mean(deltas, shared, weights=weights, clusters=clusters or assign_clusters(before))
+    clusters = clusters or assign_clusters(before)
+    estimate = estimate_clustered_mean(deltas, shared, weights=weights, clusters=clusters, bounds=DIFFERENCE_BOUNDS)
+    deltas_C, _ = average_by_cluster(deltas, shared, weights=weights, clusters=clusters)
+    objection, (better, worse) = find_objection(deltas_C, (estimate.low, estimate.high)), count_signs(deltas)
     return Difference(
         mean=estimate.mean,
         low=estimate.low,
         high=estimate.high,
         n=estimate.n,
-        better=sum(delta > 1e-9 for delta in deltas),
-        worse=sum(delta < -1e-9 for delta in deltas),
+        num_clusters=estimate.num_clusters,
+        is_significant=not objection,
+        objection=objection,
+        better=better,
+        worse=worse,
         unpaired=len(old.keys() ^ new.keys()),
     )
 
@@ -188,7 +211,7 @@ def summarize(
     ungraded: int = 0,
     clusters: Mapping[str, str] | None = None,
 ) -> Summary:
-    """Summarize an evaluation. `constant_baselines` are by question type; `slices` adds tables to those by answer type,
+    """Summarize an evaluation. `constant_baselines` are by task digest; `slices` adds tables to those by answer type,
     question type and frame budget: a function returns the row of an episode, or None. `ungraded` episodes are counted
     but in none of the means; `clusters` are those of `assign_clusters` by default. Raises DataError without an episode.
     """
@@ -203,6 +226,7 @@ def summarize(
     }
     return Summary(
         num_tasks=len({*map(get_task_digest, scored)}),
+        num_clusters=len({clusters[get_task_digest(outcome)] for outcome in scored}),
         num_episodes=len(scored),
         accuracy=estimate_mean(scored, get_accuracy, clusters),
         constant_baseline=_average_constant_baseline(scored, baselines),
@@ -249,16 +273,16 @@ def estimate_mean(
     clusters: Mapping[str, str],
     weights: Mapping[str, float] | None = None,
 ) -> Estimate:
-    """Return the mean of a metric over episodes; `clusters` and `weights` are those of `bootstrap_mean`."""
+    """Return the mean of a metric in [0, 1] over episodes; see `estimate_clustered_mean`."""
     tasks = list(map(get_task_digest, scored))
-    return bootstrap_mean(list(map(metric, scored)), tasks, clusters=clusters, weights=weights)
+    return estimate_clustered_mean(list(map(metric, scored)), tasks, clusters=clusters, weights=weights)
 
 
 def _average_constant_baseline(
     scored: Sequence[ScoredEpisode], constant_baselines: Mapping[str, float]
 ) -> float | None:
     """Return the mean baseline of these episodes' questions; None unless it is known for each."""
-    baselines = [constant_baselines.get(get_question_type(outcome.episode.task) or "") for outcome in scored]
+    baselines = [constant_baselines.get(get_task_digest(outcome)) for outcome in scored]
     return None if None in baselines else fmean(value for value in baselines if value is not None)
 
 
@@ -316,6 +340,7 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(outcome.score.credits for outcome in scored):
         metrics["credit"] = fmean(sum(credit.value for credit in outcome.score.credits) for outcome in scored)
     metrics |= _compute_slice_metrics(scored)
+    metrics |= compute_tool_metrics(scored)
     metrics |= {
         "format_compliance": fmean(map(get_format_compliance, scored)),
         "calls/executed": behavior.pop("executed"),
@@ -342,6 +367,8 @@ def _compute_slice_metrics(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
     for outcome in scored:
         episode, accuracy, calls = outcome.episode, get_accuracy(outcome), count_calls(outcome.episode)
         metrics[f"accuracy/{episode.task.answer_type}"].append(accuracy)
+        if episode.task.source:
+            metrics[f"source/{episode.task.source}/accuracy"].append(accuracy)
         if (question_type := get_question_type(episode.task)) is not None:
             metrics[f"accuracy/question_type/{question_type}"].append(accuracy)
         if episode.frame_budget is not None:

@@ -48,6 +48,11 @@ def format_estimate(estimate: Estimate) -> str:
     return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
+def format_counts(estimate: Estimate | Difference) -> str:
+    """Return the numbers of tasks and of clusters behind an interval: 12 / 4."""
+    return f"{estimate.n} / {estimate.num_clusters}"
+
+
 def format_optional(value: float | None) -> str:
     """Return a number with two decimals; a dash for None."""
     return "–" if value is None else f"{value:.2f}"

@@ -136,8 +136,9 @@ class Backbone:
     """A loaded checkpoint with its renderer.
 
     `settings.lora_rank` > 0 freezes the model and adds trainable adapters to the linear layers of its text model (see
-    `lora`). `model` replaces the folder's weights by a model in memory, which keeps its dtype. Raises ModelError for a
-    folder that is not a supported model.
+    `lora`). `settings.trained_weights` = "language_model" freezes the vision tower and its projector, which merges the
+    patches of a visual token (deepstack layers have one each). `model` replaces the folder's weights by a model in
+    memory, which keeps its dtype. Raises ModelError for a folder that is not a supported model.
     """
 
     def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
@@ -162,6 +163,8 @@ class Backbone:
             self._base_folder = lora.restore_adapters(
                 self.model, Path(settings.path), functools.partial(_load_model, settings)
             )
+        if settings.trained_weights == "language_model":
+            self.model.model.visual.requires_grad_(False)
         self.language_model: Any = self.model.model.language_model
         self.image_token_id: int = self.model.config.image_token_id
         forbidden = torch.tensor(self.renderer.forbidden_ids, dtype=torch.long)

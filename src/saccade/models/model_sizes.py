@@ -7,12 +7,13 @@ parameters are those of transformers' own class, built on torch's meta device, w
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
+from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, ModelError, convert_errors
 from saccade.models.tiny import build_tiny_config
 from saccade.plugins import suggest
@@ -52,6 +53,17 @@ class ModelSizes:
         """Return the number of parameters that Muon updates: matrices of layers and blocks; see training.optimizer."""
         names = (name for name in self.shapes if ".layers." in name or ".blocks." in name)
         return sum(math.prod(self.shapes[name]) for name in names if len(self.shapes[name]) == 2)
+
+    def count_trained_parameters(self, model: ModelConfig) -> tuple[int, int]:
+        """Return how many parameters a recipe's model trains, and how many of them Muon would update."""
+        if model.lora_rank:  # all adapters are matrices of layers
+            num_trained = self.count_adapter_parameters(model.lora_rank)
+            return num_trained, num_trained
+        if model.trained_weights == "all":
+            return self.num_parameters, self.num_matrix_parameters
+        language_model = {name: shape for name, shape in self.shapes.items() if ".visual." not in name}
+        sizes = replace(self, shapes=language_model)
+        return sizes.num_parameters, sizes.num_matrix_parameters
 
     def count_adapter_parameters(self, rank: int) -> int:
         """Return the number of parameters of LoRA adapters of `rank` on every linear layer of the text model."""

@@ -14,10 +14,10 @@ from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import write_json
 
 READING_GUIDE = (
-    "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, by a "
-    "bootstrap over clusters: the questions of one video, or the variants of one problem; if all score the same, the "
-    "interval is a point, which means little for few clusters. A limited sample has equally many questions of every "
-    "stratum; the estimate of the full set weights each by its stratum's size. Dotted marks are published values."
+    "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, "
+    "over clusters: the questions of one video, or the variants of one problem. A limited sample has equally many "
+    "questions of every stratum; the estimate of the full set weights each by its stratum's size. Dotted marks are "
+    "published values."
 )
 COST_NOTE = (
     "Means over all episodes, sub-agents included; text tokens are all prompt and sampled tokens that aren't visual. "
@@ -200,11 +200,14 @@ def build_evaluation_tables(name: str, scorecard: Scorecard, references: Referen
         conditions = tuple(scorecard.conditions.items())
         tables.append(Table(title=f"{name}, conditions", header=("", ""), rows=conditions, is_folded=True))
     for stratum, cells in scorecard.strata.items():
-        intervals = scorecard.stratum_intervals[stratum]
+        intervals, clusters = scorecard.stratum_intervals[stratum], scorecard.stratum_clusters.get(stratum, {})
         cell_rows = tuple(
-            (row, str(cell.n), format_interval(cell.value, intervals[row])) for row, cell in cells.items()
+            (row, f"{cell.n} / {clusters.get(row, '–')}", format_interval(cell.value, intervals[row]))
+            for row, cell in cells.items()
         )
-        tables.append(Table(title=f"{name}, by {stratum}", header=("", "questions", "mean, %"), rows=cell_rows))
+        tables.append(
+            Table(title=f"{name}, by {stratum}", header=("", "questions / clusters", "mean, %"), rows=cell_rows)
+        )
     return tables
 
 
@@ -223,6 +226,7 @@ def _iterate_counts(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
     """Yield counts of questions, answers and failures, and the judge."""
     full_set = scorecard.full_set
     yield "questions", f"{scorecard.num_tasks}{f' of {full_set.num_questions}' if full_set else ''}"
+    yield "clusters (videos or problems)", str(scorecard.num_clusters)
     if full_set and full_set.uncovered:
         yield "in strata that the sample leaves out", f"{full_set.uncovered:.0%}, estimated from neighboring strata"
     if scorecard.num_answers != scorecard.num_tasks:

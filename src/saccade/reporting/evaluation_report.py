@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 from saccade.evaluation.compare import Change, Comparison
-from saccade.metrics.tables import Table, format_difference, format_estimate, format_optional
+from saccade.metrics.episode_metrics import Difference
+from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
 
-SIGNIFICANCE_LEVEL = 0.05  # a p-value of this or more is no evidence of a difference
 SLICE_TITLES = {
     "answer_type": "Answer type",
     "question_type": "Question type",
     "frame_budget": "Frames in the overview",
     "overview": "Whether the overview shows the answer",
+    "wording": "Question type, answer type and wording",
 }
 
 
@@ -19,7 +20,7 @@ def build_tables(comparison: Comparison) -> list[Table]:
     names = tuple(comparison.summaries)
     tables = [Table(title="Evaluation", header=("", *names), rows=tuple(_build_summary_rows(comparison)))]
     if comparison.changes:
-        header = ("", "accuracy", "tasks", "better / worse", "significant")
+        header = ("", "accuracy", "tasks / clusters", "better / worse", "significant")
         tables.append(Table(title="Changes", header=header, rows=tuple(map(_build_change_row, comparison.changes))))
     for key, title in SLICE_TITLES.items():
         if rows := tuple(_build_slice_rows(comparison, key)):
@@ -31,16 +32,16 @@ def build_pair_tables(comparison: Comparison) -> list[Table]:
     """Build the table of a comparison of two evaluations: its only change in detail."""
     (change,) = comparison.changes
     before, after = comparison.summaries[change.before], comparison.summaries[change.after]
-    difference, are_clustered = change.difference, change.num_clusters < change.difference.n
-    clusters = f" in {change.num_clusters} clusters (files or problems)" if are_clustered else ""
-    verdict = "no evidence of a difference" if change.p_value >= SIGNIFICANCE_LEVEL else "evidence of a difference"
-    assumption = " if tasks were independent" if are_clustered else ""
+    difference = change.difference
+    assumption = ", if tasks were independent" if difference.num_clusters < difference.n else ""
     rows = [
         (f"accuracy of {change.before}", format_estimate(before.accuracy)),
         (f"accuracy of {change.after}", format_estimate(after.accuracy)),
-        ("difference, paired", f"{format_difference(difference)} over {difference.n} tasks{clusters}"),
+        ("tasks / clusters (files or problems)", format_counts(difference)),
+        ("difference, paired", format_difference(difference)),
+        ("significant", format_significance(difference)),
         (f"solved only in {change.before} / only in {change.after}", f"{change.only_before} / {change.only_after}"),
-        ("McNemar's exact test", f"p = {change.p_value:.3g}, {verdict}{assumption}"),
+        ("McNemar's exact test", f"p = {change.p_value:.3g}{assumption}"),
     ]
     if change.full_set_difference is not None:
         size = before.full_set_size
@@ -57,7 +58,7 @@ def build_pair_tables(comparison: Comparison) -> list[Table]:
     if change.tool_effect is not None:
         effect = change.tool_effect
         rows += [
-            (f"tasks with a call in {effect.with_tools}", str(effect.num_tasks_with_call)),
+            (f"tasks with a call in {effect.with_tools} / clusters", format_counts(effect.gain)),
             ("tool gain (fraction of these solved only with tools)", format_estimate(effect.gain)),
             ("tool harm (fraction of these solved only without)", format_estimate(effect.harm)),
         ]
@@ -86,7 +87,7 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
             ),
         )
     yield "constant-answer baseline", *(format_optional(s.constant_baseline) for s in summaries)
-    yield "tasks / episodes", *(f"{s.num_tasks} / {s.num_episodes}" for s in summaries)
+    yield "tasks / clusters / episodes", *(f"{s.num_tasks} / {s.num_clusters} / {s.num_episodes}" for s in summaries)
     yield "format compliance", *(format_estimate(s.format_compliance) for s in summaries)
     yield "calls per episode", *(f"{s.calls:.2f}" for s in summaries)
     yield "… executed / succeeded", *(f"{s.executed:.2f} / {s.succeeded:.2f}" for s in summaries)
@@ -109,7 +110,9 @@ def _build_slice_rows(comparison: Comparison, key: str) -> Iterator[tuple[str, .
     slices = [{row.name: row for row in s.slices.get(key, ())} for s in comparison.summaries.values()]
     for name in dict.fromkeys(name for rows in slices for name in rows):
         rows = [rows.get(name) for rows in slices]
-        cells = ("–" if row is None else f"{format_estimate(row.accuracy)} n={row.accuracy.n}" for row in rows)
+        cells = (
+            "–" if row is None else f"{format_estimate(row.accuracy)} n={format_counts(row.accuracy)}" for row in rows
+        )
         yield name, *cells, format_optional(next(row.constant_baseline for row in rows if row is not None))
 
 
@@ -120,7 +123,12 @@ def _build_change_row(change: Change) -> tuple[str, ...]:
     return (
         f"{change.after} − {change.before}{visibility}",
         format_difference(difference),
-        f"{difference.n}{unpaired}",
+        f"{format_counts(difference)}{unpaired}",
         f"{difference.better} / {difference.worse}",
-        "yes" if change.is_significant else "no",
+        format_significance(difference),
     )
+
+
+def format_significance(difference: Difference) -> str:
+    """Return "yes", or "no" with the reason."""
+    return "yes" if difference.is_significant else f"no: {difference.objection}"

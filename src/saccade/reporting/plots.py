@@ -64,6 +64,7 @@ class Panel:
     keys: tuple[str, ...]
     is_log: bool = False
     axis_max: float | None = None  # of an axis that starts at 0
+    label_part: int = -1  # index of the part of a key, between slashes, that labels its series
 
 
 PANELS = (
@@ -92,8 +93,14 @@ PANELS = (
     Panel(title="Staleness", unit="versions", keys=("staleness_mean", "staleness_max")),
     Panel(title="KL", unit="nats per token", keys=("kl", "kl/*")),
     Panel(title="Seconds per step", unit="s", keys=("seconds/*",)),
-    Panel(title="Throughput", unit="tokens per second", keys=("tokens_per_second",)),
+    Panel(title="Throughput", unit="tokens per second", keys=("tokens_per_second", "tokens_per_second/train")),
+    Panel(title="Model FLOPs utilization", unit="fraction of the GPU's peak", keys=("mfu",), axis_max=1.0),
     Panel(title="Peak memory", unit="GiB", keys=("memory_gib", "memory_device_gib")),
+    Panel(title="Held-out accuracy", unit="mean", keys=("*/accuracy",), axis_max=1.0, label_part=0),
+    Panel(title="Held-out reward", unit="per episode", keys=("greedy/reward", "sampled/reward"), label_part=0),
+    Panel(title="Held-out format compliance", unit="share of episodes", keys=("*/format_compliance",), axis_max=1.0,
+          label_part=0),
+    Panel(title="Held-out tool calls", unit="per episode", keys=("*/calls",), label_part=0),
 )  # fmt: skip
 
 Series = dict[str, tuple[list[float], list[float]]]
@@ -119,7 +126,7 @@ def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
 def _format_label(key: str, panel: Panel) -> str:
     """Return a key's legend label, without the part that the title repeats."""
     is_total = len(panel.keys) > 1 and key == panel.keys[0] and "/" not in key and f"{key}/" in " ".join(panel.keys)
-    return "all" if is_total else key.rpartition("/")[2].replace("_", " ")
+    return "all" if is_total else key.split("/")[panel.label_part].replace("_", " ")
 
 
 def is_finite_number(value: Any) -> bool:
@@ -151,9 +158,25 @@ def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFor
         axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
         axes.grid(axis="y")
         _set_limits(axes, panel, [value for _, values in series.values() for value in values])
+        for step in find_alarm_steps(rows):
+            axes.axvline(step, color=TEXT_COLOR, linestyle=(0, (2, 2)), linewidth=0.9)
         if len(series) > 1:
             axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
         return encode_figure(figure, fmt)
+
+
+def find_alarm_steps(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the steps at which an alarm becomes active.
+
+    >>> find_alarm_steps([{"step": 1, "alarm/kl": 0.0}, {"step": 2, "alarm/kl": 1.0}, {"step": 3, "alarm/kl": 1.0}])
+    [2]
+    """
+    steps, active = list[int](), set[str]()
+    for row in rows:
+        marked = {key for key, value in row.items() if key.startswith("alarm/") and value}
+        steps += [row["step"]] if marked - active else []
+        active = marked
+    return steps
 
 
 def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
@@ -355,7 +378,7 @@ def _draw_estimates(axes: Axes, row: int, estimates: BeforeAndAfter, color: str)
         if estimate is None:
             continue
         y = row + shift if all(estimates) else row
-        for interval, width in ((estimate.seed_interval, 0.8), (estimate.task_interval, 2.6)):
+        for interval, width in ((estimate.seed_interval, 0.8), (estimate.clip_interval, 2.6)):
             if interval is not None:
                 axes.hlines(y, *interval, color=color, linewidth=width, alpha=0.5 if is_hollow else 0.9)
         face = "white" if is_hollow else color

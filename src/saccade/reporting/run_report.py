@@ -10,25 +10,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from saccade.config.load import load_recipe
+from saccade.config.schema import AlarmConfig
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
 from saccade.metrics.episode_metrics import has_run_tools
 from saccade.metrics.statistics import Estimate
-from saccade.metrics.tables import Bar, Table, format_estimate, format_optional
+from saccade.metrics.tables import Bar, Table, format_counts, format_estimate, format_optional
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
 from saccade.reporting.plots import PANELS, extract_series, plot_bars, plot_panel
 from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
+from saccade.training.alarms import ALARM_PREFIX, Alarm, prefix_validation
+from saccade.training.checkpoint import BEST_LINK, list_checkpoints
+from saccade.training.episode_log import RolloutRecord, list_recorded_steps, read_rollouts
 from saccade.types import ScoredEpisode
 from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_json, read_jsonl, write_json
 
 NUM_EXAMPLES = 12  # episodes on the page
-STAGE_TITLES = {"sft": "Supervised cold start", "rl": "Reinforcement learning"}
+NUM_REASONS = 20  # rows of the outcomes of a step's episodes: errors may all differ
+STAGE_TITLES = {
+    "sft": "Supervised cold start",
+    "sft_validation": "Validation during the supervised cold start",
+    "rl": "Reinforcement learning",
+    "rl_validation": "Validation during reinforcement learning",
+}
 RESULTS_NOTE = (
-    "Accuracy is in [0, 1]; intervals are 95 %, by a bootstrap over files: all questions about one together. The "
+    "Accuracy is in [0, 1]; intervals are 95 %, over clusters: all questions about one file together. The "
     "dotted mark is the constant-answer baseline: what the best constant answer scores. Calls are all that the model "
     "wrote, executed or not. Failed episodes count as wrong, and episodes without a score are in no mean. A change "
-    "whose interval includes zero is not significant."
+    "is significant if there are at least 6 clusters, its interval excludes zero, and a sign test over clusters agrees."
 )
 
 
@@ -40,47 +51,57 @@ def write_report(
     decode: DecodeFn | None = None,
     load_pixels: PixelLoader | None = None,
     metadata: Mapping[str, Any] | None = None,
+    page_path: Path | None = None,
 ) -> Path:
     """Write comparison.json, report.md and report.html into a run's folder; return the page's path.
 
     `evaluations` default to the run's, and `comparison` to theirs. `decode` (a renderer's) lets the page show replies
-    token by token, `load_pixels` (a media loader's) the frames. All three files contain the `metadata`.
+    token by token, `load_pixels` (a media loader's) the frames. All three files contain the `metadata`. With a
+    `page_path` only the page is written, there.
 
     Raises DataError for a damaged file of the run, and RunError if a file can't be written.
     """
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
     comparison = comparison or compare_evaluations(evaluations)
     values = {"summaries": comparison.summaries, "changes": comparison.changes, "metadata": dict(metadata or {})}
-    write_json(folder / "comparison.json", values)
-    recipe = folder / "recipe.yaml"
+    recipe, stages, rollouts = folder / "recipe.yaml", read_metrics(folder), read_newest_rollouts(folder)
     report = Report(
         kind="run",
         title=folder.resolve().name,
         metadata={**(metadata or {}), **collect_metadata(folder)},
-        sections=(*build_results(comparison), *build_curves(read_metrics(folder))),
+        sections=(
+            *build_training_tables(folder, stages),
+            *build_results(comparison),
+            *build_rollout_tables(rollouts),
+            *build_curves(stages),
+        ),
     )
-    write_text(folder / "report.md", format_markdown(report))
+    if page_path is None:
+        write_json(folder / "comparison.json", values)
+        write_text(folder / "report.md", format_markdown(report))
     page = render_run_page(
         report,
         evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
+        rollouts=[] if evaluations else rollouts,
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         decode=decode,
         load_pixels=load_pixels,
     )
-    return write_text(folder / "report.html", page)
+    return write_text(page_path or folder / "report.html", page)
 
 
 def render_run_page(
     report: Report,
     *,
     evaluations: Mapping[str, Sequence[ScoredEpisode]],
+    rollouts: Sequence[RolloutRecord] = (),
     recipe: str = "",
     decode: DecodeFn | None = None,
     load_pixels: PixelLoader | None = None,
 ) -> str:
-    """Render a run's report with example episodes, which come from the last evaluation that used tools."""
+    """Render a run's report with example episodes: of the last evaluation that used tools, or else of the rollouts."""
     viewer = EpisodeViewer(decode, load_pixels)
-    examples = _build_examples(evaluations, viewer)
+    examples = _build_examples(evaluations, viewer) or _build_rollout_examples(rollouts, viewer)
     return render_template("run.html.j2", report=report, recipe=recipe, examples=examples, viewer=viewer)
 
 
@@ -136,9 +157,14 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
         return []
     accuracy = Table(
         title="Accuracy",
-        header=("", "accuracy", "constant-answer baseline"),
+        header=("", "accuracy", "constant-answer baseline", "tasks / clusters"),
         rows=tuple(
-            (name, format_estimate(summary.accuracy), format_optional(summary.constant_baseline))
+            (
+                name,
+                format_estimate(summary.accuracy),
+                format_optional(summary.constant_baseline),
+                format_counts(summary.accuracy),
+            )
             for name, summary in summaries.items()
         ),
         bars=tuple(_build_bar(summary.accuracy, summary.constant_baseline) for summary in summaries.values()),
@@ -150,7 +176,8 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
         for name, summary in summaries.items():
             for row in summary.slices.get(key, ()):
                 bars[row.name][name] = _build_bar(row.accuracy, row.constant_baseline)
-        if len(bars) > 1:  # a single row repeats the overall accuracy
+        # A single row repeats the overall accuracy; wordings are too long for a plot.
+        if len(bars) > 1 and key != "wording":
             plots.append(Plot(title=title, draw=functools.partial(plot_bars, bars), numbers=tables.pop(title)))
     return [
         ReportSection(title="Results", notes=(RESULTS_NOTE,), tables=(accuracy, *tables.values()), plots=tuple(plots))
@@ -198,6 +225,120 @@ def _build_examples(evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: 
             answer = "no answer" if item.episode.answer is None else format_answer(item.episode.answer)
             others[item.episode.task.digest].append((other, answer, item.score.correct or 0.0))
     return [
-        {**viewer.build_view(item), "evaluation": name, "others": others[item.episode.task.digest][:4]}
+        {**viewer.build_view(item), "evaluation": name, "note": "", "others": others[item.episode.task.digest][:4]}
         for item in choose_examples(evaluations.get(name, ()), NUM_EXAMPLES)
     ]
+
+
+def _build_rollout_examples(records: Sequence[RolloutRecord], viewer: EpisodeViewer) -> list[dict[str, Any]]:
+    scored = {
+        id(record.episode): (record, ScoredEpisode(episode=record.episode, score=record.score))
+        for record in records
+        if record.score is not None
+    }
+    examples = choose_examples([item for _, item in scored.values()], NUM_EXAMPLES)
+    views = []
+    for item in examples:
+        record, _ = scored[id(item.episode)]
+        note = f"{record.outcome}: {record.reason}" if record.reason else record.outcome
+        name = f"{record.stage}, step {record.step}"
+        views.append({**viewer.build_view(item), "evaluation": name, "note": note, "others": []})
+    return views
+
+
+def read_newest_rollouts(folder: Path) -> list[RolloutRecord]:
+    """Return the records of the newest step whose episodes are on disk: of RL, else of a validation; [] without any."""
+    for stage in ("rl", "rl_validation", "sft_validation"):
+        if steps := list_recorded_steps(folder, stage):
+            return read_rollouts(folder, stage, steps[-1])
+    return []
+
+
+def build_rollout_tables(records: Sequence[RolloutRecord]) -> list[ReportSection]:
+    """Build a table of the outcomes of a step's episodes, with their most frequent reasons; [] without a record."""
+    if not records:
+        return []
+    counts = Counter((record.outcome, record.reason or record.episode.error or "") for record in records)
+    frequent = counts.most_common(NUM_REASONS)
+    rows: list[tuple[str, ...]] = [(outcome, str(count), reason) for (outcome, reason), count in sorted(frequent)]
+    if num_others := counts.total() - sum(count for _, count in frequent):
+        rows.append(("other reasons", str(num_others), f"{len(counts) - len(frequent)} of them"))
+    title = f"Episodes of {records[0].stage}, step {records[0].step}"
+    table = Table(title="Outcomes", header=("outcome", "episodes", "reason"), rows=tuple(rows))
+    return [ReportSection(title=title, tables=(table,))]
+
+
+def build_training_tables(folder: Path, stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[ReportSection]:
+    """Build tables of a run's progress, alarms and validations; [] for a run without a training."""
+    recipe_file = folder / "recipe.yaml"
+    trained = [stage for stage in ("sft", "rl") if stages.get(stage) or stages.get(f"{stage}_validation")]
+    if not trained or not recipe_file.is_file():
+        return []
+    recipe = load_recipe(str(recipe_file))
+    planned = {"sft": recipe.sft.steps, "rl": recipe.rl.steps}
+    progress, alarms, validations = list[tuple[str, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for stage in trained:
+        steps, validation_rows = stages.get(stage, ()), stages.get(f"{stage}_validation", ())
+        raised = find_alarms(recipe.alarms, steps, validation_rows)
+        alarms += [(stage, str(step), name, text, recipe.alarms[name].action) for step, name, text in raised]
+        validations += [(stage, *cells) for row in validation_rows for cells in _format_validation(row)]
+        is_finished = (folder / "status" / f"{stage}.json").is_file()
+        last = steps[-1]["step"] if steps else 0
+        # A validation beside the training may raise an alarm some steps later: its mark then begins in the last row.
+        marks = [{name for name in recipe.alarms if row.get(f"{ALARM_PREFIX}{name}")} for row in steps[-2:]]
+        begun = marks[-1].difference(*marks[:-1]) if marks else set[str]()
+        stops = [
+            name for step, name, _ in raised if (step == last or name in begun) and recipe.alarms[name].action == "stop"
+        ]
+        status = f"stopped by the alarm {stops[0]}" if stops else "unfinished"
+        best = folder / stage / BEST_LINK
+        kept = ", ".join(str(saved.step) for saved in list_checkpoints(folder / stage))
+        kept += f"; best: {best.resolve().name}" if best.is_symlink() and best.exists() else ""
+        done = f"{last} of {planned[stage]}"
+        progress.append((stage, done, "finished" if is_finished else status, kept or "none"))
+    tables = [Table(title="Progress", header=("stage", "steps", "status", "checkpoints"), rows=tuple(progress))]
+    if alarms:
+        columns = ("stage", "step", "alarm", "reason", "action")
+        tables.append(Table(title="Alarms", header=columns, rows=tuple(alarms)))
+    if validations:
+        names = ("stage", "step", "mode", "accuracy", "format compliance", "tasks / clusters")
+        tables.append(Table(title="Validations", header=names, rows=tuple(validations)))
+    return [ReportSection(title="Training", tables=tuple(tables))]
+
+
+def find_alarms(
+    rules: Mapping[str, AlarmConfig],
+    rows: Sequence[Mapping[str, Any]],
+    validation_rows: Sequence[Mapping[str, Any]] = (),
+) -> list[tuple[int, str, str]]:
+    """Return step, name and reason of each alarm that a stage's rows raise, in order of steps."""
+    # The validation of a step follows the step's own row.
+    ordered = [*((row["step"], 0, row) for row in rows)]
+    ordered += [(row["step"], 1, prefix_validation(row)) for row in validation_rows]
+    alarms = {name: Alarm(rule) for name, rule in rules.items()}
+    return [
+        (step, name, alarm.describe())
+        for step, _, row in sorted(ordered, key=lambda item: item[:2])
+        for name, alarm in alarms.items()
+        if alarm.update(row)
+    ]
+
+
+def _format_validation(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return step, mode, accuracy, format compliance, and tasks / clusters of each mode of a validation."""
+    modes = [name.partition("/")[0] for name in row if name.endswith("/episodes")]
+    return [
+        (
+            str(row["step"]),
+            mode,
+            _format_interval(row, f"{mode}/accuracy"),
+            _format_interval(row, f"{mode}/format_compliance"),
+            f"{row.get(f'{mode}/tasks', 0):g} / {row.get(f'{mode}/clusters', 0):g}",
+        )
+        for mode in modes
+    ]
+
+
+def _format_interval(row: Mapping[str, Any], name: str) -> str:
+    mean, low, high = (row.get(key) for key in (name, f"{name}/low", f"{name}/high"))
+    return "–" if mean is None or low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"

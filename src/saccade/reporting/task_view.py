@@ -51,6 +51,10 @@ def _iterate_turns(demonstration: Demonstration) -> Iterator[tuple[str, str]]:
         yield "reply", reply
         answers = demonstration.children[number] if number < len(demonstration.children) else ()
         yield from (("sub-agent", answer) for answer in answers)
+        results = demonstration.results[number] if number < len(demonstration.results) else ()
+        for result in results:
+            images = ", ".join(image.path for image in result.images)
+            yield "result", "\n".join(filter(None, (result.text, result.error, images)))
 
 
 def _describe_media(media: Media) -> str:

@@ -30,15 +30,15 @@ def format_reward(
 
     `anchored` = base + `anchor_weight` * anchor + balance; `anchor_weight` = 0 is the vanilla reward. The terms:
 
-      base     0.2 substantive think, 0.3 non-blank answer opened, 0.2 the same closed (without `answer_suffix` 0.3,
-               0.2 and 0.1), 0.3 think precedes a parseable call;
+      base     0.2 substantive think, 0.5 non-blank closed answer (without `answer_suffix` 0.3 each), 0.3 think precedes
+               a parseable call;
       anchor   `alpha` think closed and substantive, `beta` full flow, minus `gamma` think left open;
       balance  0.1 if balanced and the rest is above 0.
 
     The conditions, each evaluated over all turns of the episode:
 
       substantive  a THINK block, open or closed, of 10 or more characters without surrounding blanks;
-      answer       an ANSWER block whose body is not blank; its opening tag was seen, its closing tag if `closed`;
+      answer       a closed ANSWER block whose body is not blank; one that was opened and never closed earns nothing;
       precedes     in ONE turn a closed non-blank THINK block precedes a CALL block whose call parsed, in any call
                    format; whether the call ran makes no difference here;
       left open    a THINK block that is not closed, in any turn; then no think counts as closed for the anchor;
@@ -73,11 +73,9 @@ def format_reward(
 
 def _compute_base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
     blocks = [block for reply in replies for block in reply]
-    think, opened, closed = (0.2, 0.3, 0.2) if answer_suffix else (0.3, 0.2, 0.1)
-    answers = [block for block in blocks if block.kind is BlockKind.ANSWER and strip_invisible(block.body)]
+    think, answer = (0.2, 0.5) if answer_suffix else (0.3, 0.3)
     # Booleans act as 0 or 1.
-    total = think * any(_is_substantive(block) for block in blocks)
-    total += opened * bool(answers) + closed * any(block.is_closed for block in answers)
+    total = think * any(_is_substantive(block) for block in blocks) + answer * any(map(_is_closed_answer, blocks))
     return total + 0.3 * any(_has_think_before(reply, _is_parsed_call) for reply in replies)
 
 

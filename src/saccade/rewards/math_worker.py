@@ -33,6 +33,14 @@ def are_equal(ground_truth: str, answer: str) -> bool:
     return all(verify(expected, _parse_formula(side), timeout_seconds=None) for side in sides[1 if has_name else 0 :])
 
 
+def verify_texts(ground_truth: str, answer: str) -> bool:
+    """Return whether math-verify finds the same formula or number in two texts, as its default settings do."""
+    from math_verify import parse, verify
+
+    expected, predicted = (parse(text, parsing_timeout=None) for text in (ground_truth, answer))
+    return bool(verify(predicted, expected, timeout_seconds=None))
+
+
 def _parse_formula(formula: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
@@ -58,7 +66,8 @@ def _serve() -> None:
         # The processor time of this comparison; beyond it, the system ends the process with SIGXCPU.
         limit = math.ceil(used.ru_utime + used.ru_stime) + request["seconds"]
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        _write_response({"same": are_equal(request["ground_truth"], request["answer"])})
+        compare = verify_texts if request["is_text"] else are_equal
+        _write_response({"same": compare(request["ground_truth"], request["answer"])})
 
 
 def _write_response(value: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Compare formulas in worker processes, which may hang or crash without affecting the rest of the run.
 
-    are_equal(ground_truth, answer) ── thread ── {"ground_truth", "answer", "seconds"} ──> its process (`math_worker`)
+    are_equal(ground_truth, answer) ── thread ── {"ground_truth", "answer", ...} ──> its process (`math_worker`)
                                                    <────────── {"same"} ────────────
 
 Each thread owns one process and waits only for it; the event loop waits for the thread. The system kills a process that
@@ -55,8 +55,16 @@ class MathWorkerPool:
                 del self._cache[next(iter(self._cache))]
         return is_equal
 
-    def _compare(self, ground_truth: str, answer: str) -> bool:
-        request = json.dumps({"ground_truth": ground_truth, "answer": answer, "seconds": self._cpu_seconds}) + "\n"
+    def verify_texts(self, ground_truth: str, answer: str) -> bool:
+        """Return whether math-verify finds the same in two texts, with its default settings; blocks this thread.
+
+        False beyond time or memory. Raises MathWorkerError without a response.
+        """
+        return self._compare(ground_truth, answer, is_text=True)
+
+    def _compare(self, ground_truth: str, answer: str, is_text: bool = False) -> bool:
+        fields = {"ground_truth": ground_truth, "answer": answer, "seconds": self._cpu_seconds, "is_text": is_text}
+        request = json.dumps(fields) + "\n"
         # The worker limits processor time; this timeout covers a machine that grants it none.
         timeout = _RESPONSE_TIMEOUT[0] + _RESPONSE_TIMEOUT[1] * self._cpu_seconds
         for _ in range(2):  # retry once if the process was killed for another reason than its time limit

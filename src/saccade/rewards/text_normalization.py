@@ -9,6 +9,7 @@ _DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
+_ASCII_CONTROL = re.compile("[\\x00-\\x08\\x0e-\\x1b\\x7f]")  # without those that are blanks
 _QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # Matches casefolded text. The bounded repeat and unambiguous spaces keep every match linear in the answer's length.
@@ -26,6 +27,8 @@ def normalize_text(text: str) -> str:
     >>> normalize_text("Ｂ \u2212 ٥\u200b")
     'B - 5'
     """
+    if text.isascii():  # most answers, ten times faster
+        return _remove_invisible(text)
     plain = _DASHES.sub("-", unicodedata.normalize("NFKC", text)).translate(_QUOTES)
     return "".join(str(unicodedata.decimal(character, character)) for character in _remove_invisible(plain))
 
@@ -40,6 +43,8 @@ def strip_invisible(text: str) -> str:
 
 
 def _remove_invisible(text: str) -> str:
+    if text.isascii():
+        return _ASCII_CONTROL.sub("", text)
     visible = _INVISIBLE.sub("", text)
     return "".join(
         character for character in visible if character.isspace() or unicodedata.category(character) not in ("Cf", "Cc")
@@ -51,17 +56,18 @@ def normalize_and_casefold(text: str) -> str:
     return normalize_text(text).casefold()
 
 
-def extract_boxed(text: str) -> list[str] | None:
-    r"""Return the content of each `\boxed{...}`, outermost first; None if a box is not closed.
+def extract_boxed(text: str) -> list[str]:
+    r"""Return the content of each `\boxed{...}` outside of other boxes; a box that isn't closed ends with its line.
 
-    >>> extract_boxed(r"it is \boxed{\frac{1}{2}}"), extract_boxed(r"\boxed{1")
-    (['\\frac{1}{2}'], None)
+    >>> extract_boxed(r"it is \boxed{\frac{1}{2}}"), extract_boxed("$\\boxed{1$.\nSo it is.")
+    (['\\frac{1}{2}'], ['1'])
     """
-    contents, position = [], 0
+    contents: list[str] = []
+    position = 0
     while (box := _BOXED.search(text, position)) is not None:
         end = _find_closing_brace(text, box.end())
         if end is None:
-            return None
+            return [*contents, text[box.end() + 1 :].lstrip().partition("\n")[0].rstrip(" $.")]
         contents.append(text[box.end() + 1 : end])
         position = end + 1
     return contents

@@ -1,10 +1,13 @@
 """Reward tool use: graded (ParaVT, arXiv 2605.20342) or accumulative (PyVision-RL, arXiv 2602.20739)."""
 
-from typing import Literal
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeInt
 from saccade.rewards.text_normalization import strip_invisible
-from saccade.types import Episode
+from saccade.types import Call, Episode
 
 
 def tool_use(
@@ -24,7 +27,8 @@ def tool_use(
     refused, or was in the same turn as the answer, was never executed and can't have contributed. `accumulative`:
     `bonus` per call if the answer is correct, for at most `cap` calls (the turn budget); `count` selects the calls:
     `executed` (the published rule), `succeeded` without error, or `informative`: succeeded and returned visible
-    text or an image. `none`: 0.
+    text or an image. The last two count equal calls once: the same tool with the same arguments, ignoring case and
+    blanks of texts, how numbers are written, and comments of code. `none`: 0.
 
     The answer is correct if `correct`, the value of the recipe's correctness term, is at least `threshold`, by default
     0.5 for `graded` and 1.0 for `accumulative`. Calls of sub-agents are not counted.
@@ -34,17 +38,46 @@ def tool_use(
     minimum = threshold if threshold is not None else (0.5 if mode == "graded" else 1.0)
     is_correct = correct >= minimum
     if mode == "accumulative":
-        # The code `pass` runs and succeeds; it is not informative.
-        counted = [
-            result.was_executed
-            if count == "executed"
-            else result.ok and (count == "succeeded" or bool(strip_invisible(result.text) or result.images))
-            for result in episode.results
-        ]
-        return bonus * min(cap, sum(counted)) * is_correct
+        return bonus * min(cap, _count_calls(episode, count)) * is_correct
     if not any(call.ok for turn in episode.turns for call in turn.reply.calls):
         return 0.0
     # A failed call still earns 0.1, so that exploring is never worse than not calling.
     succeeded = any(result.ok for result in episode.results)
     contributed = is_correct and any(result.was_executed for result in episode.results)
     return (0.3 if succeeded else 0.1) + 0.5 * contributed
+
+
+def _count_calls(episode: Episode, count: str) -> int:
+    if count == "executed":
+        return sum(result.was_executed for result in episode.results)
+    # The code `pass` runs and succeeds; it is not informative.
+    counted = [
+        _identify_call(call)
+        for turn in episode.turns
+        for call, result in zip(turn.reply.calls, turn.results, strict=False)
+        if result.ok and (count == "succeeded" or strip_invisible(result.text) or result.images)
+    ]
+    return len({*counted})
+
+
+def _identify_call(call: Call) -> str:
+    """Return a text that equal calls share."""
+    return json.dumps([call.name, _normalize_argument(dict(call.arguments))], sort_keys=True, default=str)
+
+
+def _normalize_argument(value: Any, name: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _normalize_argument(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_normalize_argument(item) for item in value]
+    if not isinstance(value, str):
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if name == "code":
+        try:
+            return ast.unparse(ast.parse(value))  # without comments and blanks
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return value.strip()
+    try:
+        return float(value)
+    except ValueError:
+        return " ".join(strip_invisible(value).casefold().split())

@@ -18,10 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from saccade.protocols import Context, EnvironmentFactory, ScoreFn, SelectEnvironment
+from saccade.protocols import Context, EnvironmentFactory, ScoreFn, ScoreResult, SelectEnvironment
 from saccade.rewards.compose import build_group
 from saccade.rollouts.runner import RunEpisode, run_episode
-from saccade.types import Episode, Group, Task
+from saccade.types import Episode, Group, ScoredEpisode, Task, Ungraded
 from saccade.utils.async_utils import gather_or_cancel, run_until
 from saccade.utils.hashing import derive_seed
 
@@ -37,11 +37,15 @@ async def collect(
     frame_budgets: Sequence[int | None] | None = None,
     max_concurrency: int = 512,
     num_required: int | None = None,
+    with_baseline: bool = False,
     on_group_done: Callable[[int, Group], None] | None = None,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
 ) -> list[Group]:
     """Return a group of `group_size` scored episodes per task, in task order; `run_fn` runs each episode.
+
+    `with_baseline` adds a greedy episode (temperature 0) to each group, as its `baseline`. If that can't be graded,
+    neither are the group's episodes.
 
     An episode's seed is derived from `base_context.seed` (the run's), its task's epoch (or step), the whole task and
     the episode's index. `frame_budgets` holds each task's frame budget K (None: the context's). At most
@@ -53,7 +57,8 @@ async def collect(
     drop. Episodes that rewards could not grade are the group's `ungraded`. Raises DataError for a task whose
     environment isn't configured.
     """
-    semaphore, has_enough, num_done = asyncio.Semaphore(max(max_concurrency // group_size, 1)), asyncio.Event(), 0
+    num_episodes = group_size + with_baseline  # of a group
+    semaphore, has_enough, num_done = asyncio.Semaphore(max(max_concurrency // num_episodes, 1)), asyncio.Event(), 0
 
     def finish_group(index: int, group: Group) -> None:
         nonlocal num_done
@@ -73,11 +78,12 @@ async def collect(
                 build_group_contexts(
                     base_context,
                     task,
-                    group_size=group_size,
+                    group_size=num_episodes,
                     epoch=epochs[index],
                     frame_budget=frame_budgets[index] if frame_budgets else None,
                 ),
                 score_fn,
+                with_baseline=with_baseline,
                 semaphore=semaphore,
                 on_done=partial(finish_group, index),
                 on_discarded=on_discarded,
@@ -99,17 +105,28 @@ async def run_group(
     *,
     semaphore: AbstractAsyncContextManager[Any],
     on_done: Callable[[Group], None],
+    with_baseline: bool = False,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
 ) -> Group:
-    """Run one episode per context, started together, in order, and score them; see `collect`."""
+    """Run one episode per context, started together, in order, and score them; see `collect`.
+
+    The last context is the greedy episode's if `with_baseline`.
+    """
     episode_tasks: list[asyncio.Task[Episode]] = []
+    if with_baseline:
+        *contexts, last = contexts
+        contexts += [replace(last, sampling=replace(last.sampling, temperature=0.0))]
     try:
         async with semaphore:
             episode_tasks += [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
             episodes = await gather_or_cancel(episode_tasks)
         # Outside the semaphore: the next group starts while this one is scored.
+        baseline = episodes.pop() if with_baseline else None
         group = build_group(episodes, await score_fn(episodes))
+        if baseline is not None:  # scored alone: a group reward compares the others
+            [result] = await score_fn([baseline])
+            group = _add_baseline(group, episodes, baseline, result)
     except asyncio.CancelledError:
         for ended in episode_tasks:
             if not ended.cancelled() and ended.exception() is None:
@@ -117,6 +134,13 @@ async def run_group(
         raise
     on_done(group)
     return group
+
+
+def _add_baseline(group: Group, episodes: Sequence[Episode], baseline: Episode, result: ScoreResult) -> Group:
+    if isinstance(result, Ungraded):
+        reason = f"the group's greedy episode could not be graded: {result.reason}"
+        return build_group(episodes, [Ungraded(reason=reason)] * len(episodes))
+    return replace(group, baseline=ScoredEpisode(episode=baseline, score=result))
 
 
 def build_group_contexts(

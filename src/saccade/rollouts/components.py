@@ -172,6 +172,18 @@ def apply_evaluation_settings(recipe: Recipe) -> Recipe:
     return recipe.with_values({"environment.settings": settings})
 
 
+def apply_sft_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe with `sft.environment_settings` in effect, in named environments too if they have them."""
+    changes = recipe.sft.environment_settings
+    environments = {}
+    for name, config in recipe.environments.items():
+        parameters = inspect.signature(plugins.load("environments", config.name)).parameters
+        own = {key: value for key, value in changes.items() if key in parameters}
+        environments[name] = config.with_values({"settings": {**config.settings, **own}})
+    default = {**recipe.environment.settings, **changes}
+    return recipe.with_values({"environment.settings": default, "environments": environments})
+
+
 def require_trainable(recipe: Recipe) -> Recipe:
     """Return the recipe. Raises ConfigError if one of its environments or its engine can't be used for training.
 

@@ -105,6 +105,7 @@ class Rollout:
     turns: list[Turn] = field(default_factory=list)
     children: list[Episode] = field(default_factory=list)
     num_frames: int | None = None  # video frames in the prompt
+    max_reply_tokens: int | None = None  # longest next reply
     status: EpisodeStatus | None = None
     error: str | None = None
     start_time: float = field(default_factory=time.perf_counter)
@@ -120,7 +121,7 @@ class Rollout:
                 EpisodeStatus.CONTEXT_FULL, f"{len(ledger)} tokens leave no room for a reply in a context of {limit}"
             )
             return
-        self.ledger = ledger
+        self.ledger, self.max_reply_tokens = ledger, observation.max_reply_tokens
 
     async def take_turn(self) -> None:
         """Sample a reply and pass it to the environment."""
@@ -128,7 +129,8 @@ class Rollout:
         self.ctx.emit_event("turn", turn=turn)
         # A sub-agent's seed is the one of its call: demonstrations look replies up by it.
         is_call = self.ctx.is_sub_agent and turn == 0
-        max_tokens = min(self.ctx.sampling.max_tokens, self.environment.max_context_tokens - len(self.ledger))
+        reply_limit = min(self.ctx.sampling.max_tokens, self.max_reply_tokens or self.ctx.sampling.max_tokens)
+        max_tokens = min(reply_limit, self.environment.max_context_tokens - len(self.ledger))
         sampling = replace(
             self.ctx.sampling,
             seed=self.ctx.seed if is_call else derive_seed(self.ctx.seed, turn),
@@ -151,7 +153,7 @@ class Rollout:
         if completion.finish_reason is FinishReason.ABORTED:
             self.end(EpisodeStatus.ABORTED)
         elif completion.finish_reason is FinishReason.LENGTH and reply.answer is None:
-            is_context_limited = max_tokens < self.ctx.sampling.max_tokens
+            is_context_limited = max_tokens < reply_limit
             self.end(EpisodeStatus.CONTEXT_FULL if is_context_limited else EpisodeStatus.LENGTH)
         else:
             await self.step(turn, reply)

@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from saccade.checks.run_checks import open_media
 from saccade.config.load import load_recipe
@@ -26,6 +26,7 @@ from saccade.evaluation.runner import Progress
 from saccade.rollouts.runner import run_episode
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import Run
+from saccade.training.episode_log import RolloutRecord, read_rollouts
 from saccade.types import AnswerType, Episode, Media, MediaKind, ScoredEpisode, Task
 
 AnyPath = str | os.PathLike[str]  # a path; relative ones start at the working directory
@@ -54,14 +55,20 @@ def sft(
     model: AnyPath | None = None,
     data: AnyPath | None = None,
     resume: bool = False,
+    profile_step: int = 0,
     on_step: OnStep = lambda step, metrics: None,
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Fine-tune `model` on the demonstrations of `data` in the run folder `out`; return the last checkpoint.
 
     `model` and `data` default to what the recipe names, and with `resume` to what the run in `out` was started with.
-    `on_step(step, metrics)` is called after every step.
+    `on_step(step, metrics)` is called after every step, `on_message` with the counts of demonstrations at the start;
+    `profile_step` is a step to trace (0: none).
     """
-    return pipeline.sft(Path(out), _fill_paths(recipe, out, model, data, resume), resume=resume, on_step=on_step)
+    filled = _fill_paths(recipe, out, model, data, resume)
+    return pipeline.sft(
+        Path(out), filled, resume=resume, on_step=on_step, on_message=on_message, profile_step=profile_step
+    )
 
 
 def train(
@@ -71,14 +78,16 @@ def train(
     model: AnyPath | None = None,
     data: AnyPath | None = None,
     resume: bool = False,
+    profile_step: int = 0,
     on_step: OnStep = lambda step, metrics: None,
 ) -> Path:
     """Train with RL on the tasks of `data` in the run folder `out`; return the last checkpoint.
 
-    In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights. `model`, `data` and
-    `on_step` are as in `sft`.
+    In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights. `model`, `data`,
+    `profile_step` and `on_step` are as in `sft`. Raises AlarmError if an alarm of the recipe stops the training.
     """
-    return pipeline.rl(Path(out), _fill_paths(recipe, out, model, data, resume), resume=resume, on_step=on_step)
+    filled = _fill_paths(recipe, out, model, data, resume)
+    return pipeline.rl(Path(out), filled, resume=resume, on_step=on_step, profile_step=profile_step)
 
 
 def evaluate(
@@ -146,9 +155,26 @@ def _open_media(path: str, kind: MediaKind) -> Media:
     return media
 
 
-def read_episodes(path: AnyPath, *, name: str = "test") -> list[ScoredEpisode]:
-    """Read the scored episodes of an evaluation: of a results file, or of a run's evaluation `name`."""
+@overload
+def read_episodes(path: AnyPath, *, name: str = "test") -> list[ScoredEpisode]: ...
+
+
+@overload
+def read_episodes(path: AnyPath, *, step: int, stage: str = "rl") -> list[RolloutRecord]: ...
+
+
+def read_episodes(
+    path: AnyPath, *, name: str = "test", step: int | None = None, stage: str = "rl"
+) -> list[ScoredEpisode] | list[RolloutRecord]:
+    """Read the scored episodes of an evaluation: of a results file, or of a run's evaluation `name`.
+
+    With `step`, read instead what a run's training sampled for that step, dropped, failed and cancelled episodes
+    included; `stage` may also be "sft_validation" or "rl_validation", whose `step` is the number of finished steps.
+    Raises DataError for a step without episodes.
+    """
     source = Path(path)
+    if step is not None:
+        return read_rollouts(source, stage, step)
     return read_judged_episodes(source / "evaluations" / f"{name}.jsonl" if source.is_dir() else source)
 
 

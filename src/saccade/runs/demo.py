@@ -28,7 +28,7 @@ from saccade.evaluation.compare import (
 )
 from saccade.evaluation.runner import Progress, has_tools
 from saccade.media.cache import CachingMediaLoader
-from saccade.metrics.tables import Table, format_difference, format_estimate, format_optional
+from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
 from saccade.reporting.console import UpdateProgress
 from saccade.reporting.run_report import format_duration, write_report
 from saccade.runs import evaluation, pipeline
@@ -197,17 +197,15 @@ class DemoRunner:
 def build_headline_tables(comparison: Comparison) -> list[Table]:
     """Return accuracy before and after RL, the gain from tools, and accuracy by question type."""
     summaries = comparison.summaries
-    changes = {
-        (change.before, change.after, change.visibility): format_difference(change.difference)
-        for change in comparison.changes
-    }
+    differences = {(change.before, change.after, change.visibility): change.difference for change in comparison.changes}
     rows: list[tuple[str, ...]] = []
     for mode, label in MODES.items():
         names = [f"after_{stage}_{mode}" for stage in EVALUATED_STAGES]
         if names[-1] in summaries:
-            gain = changes.get((names[0], names[1], ""), "–")
+            gain = differences.get((names[0], names[1], ""))
             estimates = (format_estimate(summaries[name].accuracy) for name in names)
-            rows.append((label, *estimates, gain, str(summaries[names[-1]].num_tasks)))
+            gain_text = format_difference(gain) if gain else "–"
+            rows.append((label, *estimates, gain_text, format_counts(summaries[names[-1]].accuracy)))
     sampled, greedy = ([summaries[f"after_{stage}_{mode}"] for stage in EVALUATED_STAGES] for mode in (SAMPLED, GREEDY))
     rows += [
         ("constant-answer baseline", *[format_optional(greedy[-1].constant_baseline)] * 2, "", ""),
@@ -215,10 +213,16 @@ def build_headline_tables(comparison: Comparison) -> list[Table]:
         ("visual tokens, greedy", *(f"{summary.visual_tokens:.1f}" for summary in greedy), "", ""),
     ]
     tool_gains = [
-        (part or "all", *(changes.get((*pair, part), "–") for pair in COMPARED_PAIRS[-len(EVALUATED_STAGES) :]))
+        (
+            part or "all",
+            *(
+                f"{format_difference(gain)} n={format_counts(gain)}" if gain else "–"
+                for gain in (differences.get((*pair, part)) for pair in COMPARED_PAIRS[-len(EVALUATED_STAGES) :])
+            ),
+        )
         for part in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN)
     ]
-    header = ("", *EVALUATED_STAGES.values(), "gain by RL, paired", "n")
+    header = ("", *EVALUATED_STAGES.values(), "gain by RL, paired", "tasks / clips")
     tools = Table(
         title="Greedy with tools minus without, by whether the overview shows the answer",
         header=("", *EVALUATED_STAGES.values()),
@@ -239,5 +243,7 @@ def _build_question_table(comparison: Comparison) -> Table:
     rows: list[tuple[str, ...]] = []
     for question, last in tables[1].items():
         cells = [format_estimate(table[question].accuracy) if question in table else "–" for table in tables]
-        rows.append((question, *cells, format_optional(last.constant_baseline), str(last.accuracy.n)))
-    return Table(title="By question, greedy", header=("", *columns.values(), "baseline", "n"), rows=tuple(rows))
+        rows.append((question, *cells, format_optional(last.constant_baseline), format_counts(last.accuracy)))
+    return Table(
+        title="By question, greedy", header=("", *columns.values(), "baseline", "tasks / clips"), rows=tuple(rows)
+    )

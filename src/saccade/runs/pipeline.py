@@ -9,6 +9,7 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -24,7 +25,7 @@ from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, val
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
-from saccade.errors import DataError, ModelError, RunError, convert_errors
+from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
@@ -35,9 +36,15 @@ from saccade.rollouts.components import (
     uses_chat_engine,
 )
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
+from saccade.runs.validation import STAGE_SUFFIX, Validation, load_validation_tasks, require_checkpoint_metric
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
+from saccade.training.alarms import AlarmMonitor, prefix_validation
+from saccade.training.demonstrations import DemonstrationReport
+from saccade.training.episode_log import EpisodeWriter
+from saccade.training.step_trace import StepTrace
+from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
 from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import relativize_path
@@ -46,6 +53,7 @@ T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
 CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
 IMAGES_FOLDER = "images"  # of a run: the images that its tools made
+TRACES_FOLDER = "profile"  # of a run: the traces of single steps
 TINY_TOKEN_PIXELS = 16  # pixels per side of a visual token of the tiny models; published models have larger ones
 
 
@@ -274,25 +282,64 @@ def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phr
         )
 
 
-def sft(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
-    """Fine-tune on the recipe's demonstrations from the newest checkpoint; return the last. `run`: if it is open."""
+def sft(
+    folder: Path,
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    run: Run | None = None,
+    on_step: OnStep,
+    profile_step: int = 0,
+    on_message: Callable[[str], None] = lambda message: None,
+) -> Path:
+    """Fine-tune on the recipe's demonstrations from the newest checkpoint; return the last. `run`: if it is open.
+
+    `on_message` receives how many demonstrations can be learned; demonstrations.json in the run folder lists the rest.
+    """
     file = recipe.data.demonstrations
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
+    held_out = load_validation_tasks(folder, recipe, [demonstration.task for demonstration in demonstrations])
     run = run or start_run(folder, recipe, ["sft"], resume=resume)
-    train = functools.partial(sft_training.train, demonstrations=demonstrations)
-    return _train_stage("sft", remove_rewards(run.recipe), train, run, on_step)
+
+    def report_check(report: DemonstrationReport) -> None:
+        run.write_json("demonstrations.json", {"rows": report.num_rows, "refused": dict(report.reasons_by_row)})
+        on_message(f"{recipe.data.demonstrations}: {report.summary}")
+
+    train = functools.partial(sft_training.train, demonstrations=demonstrations, on_check=report_check)
+    used = run.recipe if held_out else remove_rewards(run.recipe)
+    return _train_stage("sft", used, train, run, on_step, held_out, profile_step)
 
 
-def rl(folder: Path, recipe: Recipe, *, resume: bool = False, run: Run | None = None, on_step: OnStep) -> Path:
+def rl(
+    folder: Path,
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    run: Run | None = None,
+    on_step: OnStep,
+    profile_step: int = 0,
+) -> Path:
     """Run RL on the recipe's training tasks, from the run's newest checkpoint; return the last checkpoint.
 
     In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights; else from the recipe's
-    model. `run` is the folder's run if it is already open. Raises RunError if the folder's SFT is unfinished.
+    model. `run` is the folder's run if it is already open; `profile_step` is the step to trace (0: none). Raises
+    RunError if the folder's SFT is unfinished, AlarmError if an alarm stops the training.
     """
     tasks = load_training_tasks(folder, recipe)
+    held_out = load_validation_tasks(folder, recipe, [*tasks[:], *_load_demonstrated_tasks(folder, recipe)])
     run = run or start_run(folder, recipe, ["rl"], resume=resume)
     require_finished_sft(run)
-    return _train_stage("rl", run.recipe, functools.partial(rl_training.train, tasks=tasks), run, on_step)
+    train = functools.partial(rl_training.train, tasks=tasks)
+    return _train_stage("rl", run.recipe, train, run, on_step, held_out, profile_step)
+
+
+def _load_demonstrated_tasks(folder: Path, recipe: Recipe) -> list[Task]:
+    """Return the tasks that the SFT in a run's folder learned from, if there was one and they are validated against."""
+    file = recipe.data.demonstrations
+    if not (recipe.validation.every and file and (folder / "sft").exists()):
+        return []
+    items = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
+    return [demonstration.task for demonstration in items]
 
 
 def require_finished_sft(run: Run) -> None:
@@ -315,32 +362,103 @@ def load_training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
 
 
 def _train_stage(
-    stage_name: str, recipe: Recipe, train: Callable[..., Coroutine[None, None, None]], run: Run, on_step: OnStep
+    stage_name: str,
+    recipe: Recipe,
+    train: Callable[..., Coroutine[None, None, None]],
+    run: Run,
+    on_step: OnStep,
+    validation_tasks: Sequence[Task],
+    profile_step: int,
 ) -> Path:
-    folder, resumed_from = run.path, find_newest_weights(run.path, stage_name)
-    weights = resumed_from or find_newest_weights(folder) or resolve_model_path(folder, recipe)
+    folder, last = run.path, checkpoint.find_newest_checkpoint(run.path / stage_name)
+    weights = (last and last.folder) or find_newest_weights(folder) or resolve_model_path(folder, recipe)
     try:
         components = load_training_components(recipe, weights)
     except ModelError as error:
-        if resumed_from is None:
+        if last is None:
             raise
         raise RunError(
-            f"the checkpoint {resumed_from} can't be read; delete it to resume from the one before: {error}",
-            key=str(resumed_from),
+            f"the checkpoint {last.folder} can't be read; delete it to resume from the one before: {error}",
+            key=str(last.folder),
         ) from error
 
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+    trace = _plan_trace(stage_name, recipe, run, last, profile_step)
     run.mark_begun(stage_name)
     with convert_file_errors(folder / stage_name):
         (folder / stage_name).mkdir(exist_ok=True)  # records that the stage was started
+    alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name, last)
+    alarms.replay(results.training)
+    alarms.replay(map(prefix_validation, results.validations.values()))
+    writer = EpisodeWriter(folder, run.recipe.episodes.max_bytes)
     with open_loggers(folder, run.recipe) as log_to_loggers:
 
+        def log(stage: str, values: Mapping[str, float]) -> None:
+            run.log(stage, int(values["step"]), values)
+            log_to_loggers(stage, int(values["step"]), values)
+
         def log_step(values: Mapping[str, float]) -> None:
-            run.log(stage_name, int(values["step"]), values)
-            log_to_loggers(stage_name, int(values["step"]), values)
+            log(stage_name, values)
             on_step(int(values["step"]), values)
 
-        run_and_close(components, train(components, folder=folder / stage_name, log_step=log_step))
+        validation = Validation(
+            components=components,
+            tasks=validation_tasks,
+            stage=stage_name,
+            on_rollouts=writer.write,
+        )
+
+        async def validate(step: int) -> Mapping[str, float]:
+            metrics = await validation.run(step)
+            log(f"{stage_name}{STAGE_SUFFIX}", {**metrics, **alarms.check(step, prefix_validation(metrics))})
+            require_checkpoint_metric(policy, stage_name, metrics)
+            return metrics
+
+        policy = recipe.sft.checkpoints if stage_name == "sft" else recipe.rl.checkpoints
+        interval = recipe.validation.every if validation_tasks else 0
+        work = train(
+            components,
+            folder=folder / stage_name,
+            log_step=log_step,
+            validation=ValidationSchedule(validate, interval, results.validations),
+            alarms=alarms,
+            trace=trace,
+            **({"on_rollouts": writer.write} if stage_name == "rl" else {}),
+        )
+        run_and_close(components, work)
     weights = checkpoint.list_checkpoints(folder / stage_name)[-1].folder
     run.mark_done(stage_name, {"checkpoint": weights.relative_to(folder).as_posix()})
     return weights
+
+
+def _plan_trace(
+    stage: str, recipe: Recipe, run: Run, last: checkpoint.Checkpoint | None, step: int
+) -> StepTrace | None:
+    """Return the trace of a step, None for step 0. Raises ConfigError for a step that the stage won't make."""
+    first, end = last.step + 1 if last else 1, recipe.sft.steps if stage == "sft" else recipe.rl.steps
+    if not step:
+        return None
+    if not first <= step <= end:
+        message = f"--profile {step} is none of the steps that {stage} makes now, {first} to {end}; choose one of these"
+        raise ConfigError(message, key="--profile", value=step)
+    return StepTrace(step, run.path / TRACES_FOLDER / f"{stage}-step-{step:06d}.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Log:
+    """The rows that a run logged up to its last checkpoint: of the training, and of its validations by step."""
+
+    training: Sequence[Mapping[str, float]] = ()
+    validations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+def _replay_log(run: Run, stage: str, last: checkpoint.Checkpoint | None) -> _Log:
+    if last is None:  # a new stage: rows of an invocation that was killed before its first checkpoint don't count
+        return _Log()
+
+    def read(name: str) -> list[dict[str, float]]:
+        rows = [row for row in run.read_metrics(name) if row["step"] <= last.step]
+        return [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
+
+    validations = {int(row["step"]): row for row in read(f"{stage}{STAGE_SUFFIX}")}
+    return _Log(training=read(stage), validations=validations)

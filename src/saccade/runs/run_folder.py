@@ -20,17 +20,24 @@ from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import append_jsonl, read_jsonl
 from saccade.utils.versions import collect_versions
 
-# Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, use of the machine, and how
-# many groups are sampled. Every other key changes what is trained: the filters and ranks choose what is
+# Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, alarms, use of the machine, and
+# how many groups are sampled. Every other key changes what is trained: the filters and ranks choose what is
 # trained on; `rl.max_staleness` and `rl.selection.over_provision` choose how stale groups may be and whether slow ones
-# are dropped.
+# are dropped. Other tasks or settings of the validation would give scores that can't be compared with earlier ones.
 RESUMABLE_KEYS = (
     "loggers",
     "engine",
     "evaluation",
+    *(f"validation.{key}" for key in ("every", "max_concurrency")),
+    "episodes",
+    "alarms",
     "model.num_threads",
     "model.activation_checkpointing",
-    *(f"{stage}.{key}" for stage in ("sft", "rl") for key in ("steps", "save_every", "micro_batch_size")),
+    *(
+        f"{stage}.{key}"
+        for stage in ("sft", "rl")
+        for key in ("steps", "save_every", "checkpoints", "micro_batch_size")
+    ),
     "rl.max_queued_tokens",
     *(f"rl.selection.{key}" for key in ("oversample", "max_sampling_rounds", "on_underfilled", "surplus")),
 )

@@ -6,6 +6,8 @@
     check_family(renderer)                      turns append, special tokens can't be forged, image lengths are exact
     await check_reward(reward)                  the reward is deterministic and finite for every episode status
     await check_answer_type(name)               its example is valid and right, any answer scores in [0, 1]
+    check_estimator(estimator)                  advantages are finite, and grow with the reward
+    check_loss(loss)                            tokens have finite losses, better actions become likelier
     await check_environment(factory, renderer)  every model gives an episode with exactly the engine's tokens
     check_importer(importer, row)               a row becomes valid tasks; a bad one raises an error with row and field
     check_benchmark(benchmark, tasks)           both rules accept any answer; failed episodes are counted, not graded
@@ -44,6 +46,7 @@ from saccade.protocols import (
 )
 from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.rollouts.runner import run_episode
+from saccade.testing.algorithm_contracts import check_estimator, check_loss
 from saccade.testing.data_contracts import check_benchmark, check_importer
 from saccade.tools.base import FunctionTool, ToolContext
 from saccade.types import (
@@ -79,8 +82,10 @@ __all__ = [
     "check_benchmark",
     "check_engine",
     "check_environment",
+    "check_estimator",
     "check_family",
     "check_importer",
+    "check_loss",
     "check_reward",
     "check_tool",
     "check_tool_format",
@@ -145,17 +150,19 @@ async def check_tool(tool: FunctionTool, renderer: Renderer) -> None:
         minimum = schema.get("minimum", 1)
         by_type = {"number": float(minimum), "integer": int(minimum), "string": "what?", "boolean": True}
         valid[name] = by_type[schema["type"]]
-    # One mistake at a time: too many arguments, too few, the wrong types, numbers that aren't finite.
-    invalid: list[Mapping[str, Any]] = [{**valid, "no_such_argument": 1}, {**valid, str(len(valid)): 1}]
+    # One mistake at a time: too many positional arguments, too few, the wrong types, numbers that aren't finite.
+    invalid: list[Mapping[str, Any]] = [{**valid, str(len(valid)): 1}]
     invalid += [{key: value for key, value in valid.items() if key != name} for name in parameters["required"]]
     wrong_types: tuple[Any, ...] = (None, [], {"a": 1})
     invalid += [{**valid, name: value} for name in valid for value in wrong_types]
     numbers = [name for name, schema in parameters["properties"].items() if schema["type"] == "number"]
-    invalid += [{**valid, name: value} for name in numbers for value in (math.nan, math.inf, True, "1")]
+    invalid += [{**valid, name: value} for name in numbers for value in (math.nan, math.inf, True, "one")]
     for arguments in invalid:
         result, _ = await tool(arguments, ctx=_build_tool_context(renderer, "clip.mp4"))
         assert result.error, f"{tool.name}: {dict(arguments)} must be an error result"
         assert not result.was_executed, f"{tool.name}: {dict(arguments)} must not be executed"
+    result, _ = await tool({**valid, "no_such_argument": 1}, ctx=_build_tool_context(renderer, "clip.mp4"))
+    assert result.error or "no_such_argument" in result.text, f"{tool.name}: a result must name ignored arguments"
     result, _ = await tool(valid, ctx=_build_tool_context(renderer, "missing.mp4"))
     assert result.ok or result.error, f"{tool.name}: an unreadable file must give an error result"
 

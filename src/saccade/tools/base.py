@@ -5,7 +5,8 @@
         \"\"\"Read the sign that is shown at one moment.\"\"\"
 
 The model's arguments come before the `*`, `ctx` and the tool's settings after it; a recipe sets those by the tool's
-name (`tools: {read_sign: {zoom: 2}}`). A mistake of the model becomes an error result that the model reads; failures
+name (`tools: {read_sign: {zoom: 2}}`). A number may be written as a text; an argument that the tool doesn't have is
+ignored, and the result names it. A mistake of the model becomes an error result that the model reads; failures
 that aren't the model's (of the engine, a cancelled episode) are raised.
 
 A tool's timeout covers only its own work: it is paused while the tool waits for a sub-agent, because that time depends
@@ -17,6 +18,7 @@ import contextlib
 import functools
 import inspect
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +35,20 @@ from saccade.types import Episode, Message, ToolResult
 from saccade.utils.async_utils import PausableClock
 
 T = TypeVar("T")
+_NUMBER_PATTERN = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?", re.ASCII)
 JSON_TYPES: Mapping[type, str] = {float: "number", int: "integer", str: "string", bool: "boolean"}
 TRUNCATION_MARK = " [cut]"
+_MAX_NAMED = 5  # unknown arguments that a result names
 
 ToolOutput = str | ToolResult | tuple[str | ToolResult, Episode]  # what a tool returns; the episode is a sub-agent's
 Ask = Callable[[Sequence[Message]], Awaitable[Episode]]  # runs a sub-agent on messages
+
+
+def parse_number(text: str) -> float:
+    """Parse a number that is written as a text, such as "12.5". Raises ValueError."""
+    if not _NUMBER_PATTERN.fullmatch(text.strip()):
+        raise ValueError(f"{text!r:.40} is not a number")
+    return float(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +57,18 @@ class Range:
 
     minimum: float = -math.inf  # smallest value
     maximum: float = math.inf  # largest value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentForm:
+    """Further forms in which calls may give an argument: `Annotated[float, "seconds", ArgumentForm(aliases=("t",))]`.
+
+    Published demonstrations, and models trained on them, write the arguments of other schemas.
+    """
+
+    aliases: tuple[str, ...] = ()  # other names of the argument
+    parse: Callable[[str], float] = parse_number  # converts a text to a number; raises ValueError
+    is_listed: bool = True  # whether the schema in the prompt lists the argument
 
 
 class EpisodeResources(contextlib.AsyncExitStack):
@@ -79,6 +102,7 @@ class ToolContext:
     task_images: tuple[ImageRef, ...] = ()  # the task's images as the prompt shows them
     shown_images: tuple[ImageRef, ...] = ()  # all images and frames that the model has seen so far, in order
     video_paths: tuple[str, ...] = ()  # all videos of the task
+    question: str = ""  # the task's, which may show a name of its video
     subtitles: tuple[Cue, ...] = ()  # of the first video: start and end in seconds, and text
     resources: EpisodeResources | None = None  # what the episode keeps open; None: a tool opens and closes its own
     settings: Mapping[str, Any] = field(default_factory=dict)  # the tool's settings
@@ -93,6 +117,7 @@ class ToolParameter:
     value_type: type
     description: str
     bounds: Range
+    form: ArgumentForm
     required: bool
 
     @property
@@ -106,6 +131,10 @@ class ToolParameter:
 
     def check(self, value: Any) -> Any:
         """Return the value, converted. Raises ToolError for the wrong type, NaN, or a number out of range."""
+        if isinstance(value, str) and self.value_type in (float, int):
+            with contextlib.suppress(ValueError):  # else the type is reported below
+                number = self.form.parse(value)
+                value = int(number) if number == int(number) else number
         # JSON has one number type: 3 is a valid float, but True (an int in Python) is not.
         if self.value_type is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
@@ -127,6 +156,11 @@ class FunctionTool:
         self.timeout = timeout
         self.__wrapped__ = function
         self._parameters, self._setting_names = _parse_signature(function)
+        self._listed = [name for name, parameter in self._parameters.items() if parameter.form.is_listed]
+        # names and aliases -> names
+        self._names = {
+            alias: name for name, parameter in self._parameters.items() for alias in (name, *parameter.form.aliases)
+        }
         self.__signature__ = inspect.signature(function, eval_str=True)  # plugins.resolve checks settings against it
 
     @property
@@ -134,7 +168,7 @@ class FunctionTool:
         """The function schema that goes into the prompt."""
         parameters = {
             "type": "object",
-            "properties": {parameter.name: parameter.schema for parameter in self._parameters.values()},
+            "properties": {name: self._parameters[name].schema for name in self._listed},
             "required": [parameter.name for parameter in self._parameters.values() if parameter.required],
         }
         function = {"name": self.name, "description": self.description, "parameters": parameters}
@@ -148,10 +182,13 @@ class FunctionTool:
         """
         started = time.perf_counter()
         try:
-            output = await self._run(self.check(arguments), ctx)
+            checked, unknown = self.check(arguments)
+            output = await self._run(checked, ctx)
             result, child = output if isinstance(output, tuple) else (output, None)
             if isinstance(result, str):
                 result = ToolResult(text=result, was_executed=True)
+            if unknown:  # the call is run without them, and the model reads that
+                result = replace(result, text=f"{self._describe_unknown(unknown)}\n{result.text}".rstrip("\n"))
         except (ToolError, MediaError, DataError, ModelError) as error:
             result, child = ToolResult(error=str(error)), None
         seconds = time.perf_counter() - started
@@ -159,25 +196,56 @@ class FunctionTool:
         error_text = result.error and truncate(result.error, ctx.renderer, ctx.max_result_tokens)
         return replace(result, text=text, error=error_text, seconds=seconds), child
 
-    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments by name, each checked. Raises ToolError with one sentence for the model."""
-        names, checked = list(self._parameters), {}
-        known = ", ".join(names)
-        for key, value in arguments.items():
-            name = key
-            if key.isdecimal() and len(key) < 4:  # a Python-style call's positional arguments have keys "0", "1", …
-                if int(key) >= len(names):
-                    raise ToolError(f"{self.name} takes {len(names)} arguments at most: {known}")
-                name = names[int(key)]
-            if name not in self._parameters:
-                raise ToolError(f"{self.name} has no argument {name!r:.40}; it takes {known}")
-            if name in checked:
+    def check(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return the arguments by name, each checked, and the names of those that the tool doesn't have.
+
+        Raises ToolError with one sentence for the model.
+        """
+        checked: dict[str, Any] = {}
+        unknown: list[str] = []
+        for key, value in self._name_positional(arguments).items():
+            name = self._names.get(key)
+            if name is None:
+                unknown.append(key)
+            elif name in checked:
                 raise ToolError(f"{self.name} was given {name} twice")
-            checked[name] = self._parameters[name].check(value)
+            else:
+                checked[name] = self._parameters[name].check(value)
         missing = [name for name, parameter in self._parameters.items() if parameter.required and name not in checked]
+        if missing and unknown:
+            raise ToolError(f"{self.name} has no argument {unknown[0]!r:.40}; it takes {', '.join(self._listed)}")
         if missing:
             raise ToolError(f"{self.name} needs {' and '.join(missing)}")
-        return checked
+        return checked, tuple(unknown)
+
+    def _name_positional(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments with names in place of the positions of a Python-style call, "0", "1", …
+
+        A text in first place that can't be the first argument is the unlisted one, such as a video's path.
+        """
+        positional = {key: value for key, value in arguments.items() if key.isdecimal() and len(key) < 4}
+        if not positional:
+            return arguments
+        names = self._listed
+        unlisted = [name for name, parameter in self._parameters.items() if not parameter.form.is_listed]
+        if unlisted and isinstance(value := positional.get("0"), str):
+            try:
+                self._parameters[names[0]].check(value)
+            except ToolError:
+                names = [*unlisted, *names]
+        named = {key: value for key, value in arguments.items() if key not in positional}
+        for key, value in positional.items():
+            if int(key) >= len(names):
+                raise ToolError(f"{self.name} takes {len(names)} arguments at most: {', '.join(names)}")
+            if self._names[names[int(key)]] in {self._names.get(other) for other in named}:
+                raise ToolError(f"{self.name} was given {names[int(key)]} twice")
+            named[names[int(key)]] = value
+        return named
+
+    def _describe_unknown(self, names: Sequence[str]) -> str:
+        listing = ", ".join(f"{name!r:.40}" for name in names[:_MAX_NAMED])
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        return f"{self.name} has no argument {listing}{more}: ignored"
 
     async def _run(self, arguments: Mapping[str, Any], ctx: ToolContext) -> ToolOutput:
         if unknown := set(ctx.settings) - self._setting_names:
@@ -268,6 +336,7 @@ def _parse_signature(function: Callable[..., Any]) -> tuple[dict[str, ToolParame
             value_type=value_type,
             description=next((note for note in notes if isinstance(note, str)), ""),
             bounds=next((note for note in notes if isinstance(note, Range)), Range()),
+            form=next((note for note in notes if isinstance(note, ArgumentForm)), ArgumentForm()),
             required=parameter.default is parameter.empty,
         )
     return parameters, frozenset(settings - {"ctx"})

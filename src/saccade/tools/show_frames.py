@@ -5,15 +5,23 @@ from typing import Annotated, Literal
 from saccade.config.schema import IntRange, NonNegativeInt, PositiveFloat, PositiveInt
 from saccade.errors import ToolError
 from saccade.tools.base import Range, ToolContext, tool
-from saccade.tools.video_window import load_window_frames, select_window_subtitles
+from saccade.tools.video_window import (
+    EndTime,
+    StartTime,
+    VideoPath,
+    load_window_frames,
+    select_video,
+    select_window_subtitles,
+)
 from saccade.types import ToolResult
 
 
 @tool
 async def show_frames(
-    start_time: Annotated[float, "where the window begins, in seconds"],
-    end_time: Annotated[float, "where the window ends, in seconds"],
+    start_time: StartTime,
+    end_time: EndTime,
     fps: Annotated[float, "frames per second; 0 is the usual rate", Range(minimum=0, maximum=120)] = 0.0,
+    video_path: VideoPath = "",
     *,
     ctx: ToolContext,
     default_fps: PositiveFloat = 1.0,  # sampling rate of a call without `fps`, frames per second
@@ -25,11 +33,12 @@ async def show_frames(
 ) -> ToolResult:
     """Show frames of a window of the video, each after its time.
 
-    The window is in the task's first video, and is clamped to it. It is sampled at `fps` (`default_fps` if 0), with the
-    pixels of each frame within `frame_pixels`. If there would be more than `max_frames`, `on_overflow` decides: spread
-    that many evenly, or refuse the call. The result's text is the window's subtitles, at most `max_subtitle_tokens`.
+    The window is in the task's first video, or in the one that `video_path` names, and is clamped to it. It is sampled
+    at `fps` (`default_fps` if 0), with the pixels of each frame within `frame_pixels`. If there would be more than
+    `max_frames`, `on_overflow` decides: spread that many evenly, or refuse the call. The result's text is the window's
+    subtitles, at most `max_subtitle_tokens`.
     """
-    fps = fps or default_fps
+    ctx, fps = select_video(video_path, ctx=ctx), fps or default_fps
     num_frames = (end_time - start_time) * fps
     if on_overflow == "refuse" and num_frames >= max_frames + 1:
         problem = f"{num_frames:.0f} frames are asked for, and {max_frames} can be shown"

@@ -1,11 +1,55 @@
-"""The frames and subtitles of a window of the task's first video, for tools."""
+"""The frames and subtitles of a window of one of the task's videos, for tools."""
 
+import itertools
+import re
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Annotated
+
+from saccade.chat.tool_formats.base import parse_seconds
 from saccade.errors import ToolError
 from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import sample_window_times
 from saccade.media.subtitles import Cue, select_cues_between, subsample_cues
 from saccade.protocols import PixelBudget
-from saccade.tools.base import ToolContext
+from saccade.tools.base import ArgumentForm, ToolContext
+
+StartTime = Annotated[
+    float, "where the window begins, in seconds", ArgumentForm(aliases=("start",), parse=parse_seconds)
+]
+EndTime = Annotated[float, "where the window ends, in seconds", ArgumentForm(aliases=("end",), parse=parse_seconds)]
+# ParaVT's and LongVT's calls name the video, and their prompts end with its path.
+VideoPath = Annotated[str, "the video", ArgumentForm(aliases=("video",), is_listed=False)]
+_SHOWN_PATH_PATTERN = re.compile(r"\bvideo path\b[^:\n]*:\s*[\"'`]?([^\s\"'`]+)", re.IGNORECASE)
+
+
+def select_video(video_path: str, *, ctx: ToolContext) -> ToolContext:
+    """Return the context with the video that a call names as its first; an empty name is the first one.
+
+    A name is a path, a file name, the path that the question shows, or `video_clue_k`. Raises ToolError, which names
+    the videos that there are.
+    """
+    name = video_path.strip().removeprefix("file://")
+    paths = ctx.video_paths or tuple(filter(None, [ctx.video_path]))
+    if not name or not paths:
+        return ctx
+    exact = [path for index, path in enumerate(paths) if name in (path, f"video_clue_{index}")]
+    # Folders differ between machines; files of one name are distinguished by the folders that they share with the call.
+    path = exact[0] if exact else max(paths, key=lambda path: _count_common_parts(name, path))
+    if exact or _count_common_parts(name, path):
+        # The subtitles belong to the first video.
+        return replace(ctx, video_path=path, subtitles=ctx.subtitles if path == ctx.video_path else ())
+    shown = [match.rstrip(".,;") for match in _SHOWN_PATH_PATTERN.findall(ctx.question)]
+    if any(PurePath(name).name == PurePath(path).name for path in shown):
+        return ctx
+    names = ", ".join(PurePath(path).name for path in paths)
+    raise ToolError(f"there is no video {name!r:.80}; there is {names}")
+
+
+def _count_common_parts(name: str, path: str) -> int:
+    """Return how many parts two paths have in common at their ends: 0 if the files' names differ."""
+    pairs = zip(reversed(PurePath(name).parts), reversed(PurePath(path).parts), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 async def load_window_frames(

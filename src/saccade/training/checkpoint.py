@@ -1,12 +1,18 @@
 """Checkpoints of a stage: the model as a Hugging Face folder, the optimizer, and the state of the trainer.
 
-A checkpoint is written to a temporary folder and then renamed, so it is never partial. A resumed run loads the newest.
+    save_checkpoint ──> .step-000020.part ──rename──> step-000020 ──> link `best` ──> delete what the policy drops
+                                                                                          └─ rename, then remove
+
+A checkpoint is written to a temporary folder and then renamed, so it is never partial; one that is deleted is renamed
+first, so a crash leaves no partial one either. A resumed run loads the newest.
 """
 
+import contextlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +20,13 @@ from typing import Any
 
 import torch
 
+from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
 from saccade.errors import RunError, convert_errors
 from saccade.models.backbone import Backbone
 from saccade.training.optimizer import Optimizer
+
+KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
+BEST_LINK = "best"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,24 @@ def read_boundary(folder: Path) -> AbstractContextManager[None]:
     return convert_errors(RunError, message, key=str(folder))
 
 
+def is_saved(step: int, settings: SftConfig | RlConfig, *, is_validated: bool = False) -> bool:
+    """Return whether a stage saves a checkpoint after `step` finished steps."""
+    policy = settings.checkpoints
+    return (
+        step % settings.save_every == 0
+        or step in (settings.steps, *policy.keep)
+        or (policy.every > 0 and step % policy.every == 0)
+        or (policy.best > 0 and is_validated)
+    )
+
+
+def count_kept_checkpoints(settings: SftConfig | RlConfig) -> int:
+    """Return how many checkpoints of a finished stage its policy keeps, at most."""
+    policy = settings.checkpoints
+    regular = settings.steps // policy.every if policy.every else 0
+    return policy.last + policy.best + regular + len(policy.keep)
+
+
 def save_checkpoint(
     folder: Path,
     *,
@@ -48,8 +76,13 @@ def save_checkpoint(
     optimizer: Optimizer,
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
+    policy: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
+    scores: Mapping[int, float] | None = None,
 ) -> Checkpoint:
-    """Write checkpoint `step`, with `write_extra_files`, and delete all but the two newest. Raises RunError."""
+    """Write checkpoint `step`, with `write_extra_files`, and delete those that the policy drops. Raises RunError.
+
+    `scores` maps validated steps to the metric by which the policy finds the best ones.
+    """
     target = folder / f"step-{step:06d}"
     part_folder = folder / f".step-{step:06d}.part"
     message = f"the checkpoint {target} can't be written; free space or choose another run folder"
@@ -60,11 +93,74 @@ def save_checkpoint(
         torch.save(optimizer.state_dict(), part_folder / "optimizer.pt")
         (part_folder / "trainer_state.json").write_text(json.dumps(dict(trainer_state)))
         write_extra_files(part_folder)
-        shutil.rmtree(target, ignore_errors=True)
+        if (target / KEEP_FILE).exists():
+            (part_folder / KEEP_FILE).touch()
+        _delete_folder(target)
         os.replace(part_folder, target)
-        for old in list_checkpoints(folder)[:-2]:
-            shutil.rmtree(old.folder)
+        prune_checkpoints(folder, policy, scores or {})
     return Checkpoint(step=step, folder=target)
+
+
+def prune_checkpoints(folder: Path, policy: CheckpointConfig, scores: Mapping[int, float]) -> None:
+    """Link the best checkpoint of a stage, and delete those that the policy drops. Raises RunError."""
+    for leftover in folder.glob(".step-*.deleted"):  # of a deletion that was interrupted
+        shutil.rmtree(leftover, ignore_errors=True)
+    checkpoints = {saved.step: saved for saved in list_checkpoints(folder)}
+    kept = select_kept_steps(checkpoints, policy, scores)
+    with convert_errors(RunError, f"the checkpoints in {folder} can't be deleted or linked", key=str(folder)):
+        if policy.best and (best := rank_steps(checkpoints, policy, scores)):
+            _link_best(folder, checkpoints[best[0]].folder)
+        for step, saved in checkpoints.items():
+            if step not in kept and not (saved.folder / KEEP_FILE).exists():
+                _delete_folder(saved.folder)
+
+
+def rank_steps(steps: Collection[int], policy: CheckpointConfig, scores: Mapping[int, float]) -> list[int]:
+    """Return the validated ones of the steps, the best first; of equal scores, the earlier step.
+
+    >>> rank_steps([1, 2, 3, 4], CheckpointConfig(best=1), {1: 0.5, 2: 0.75, 4: 0.75})
+    [2, 4, 1]
+    """
+    sign = -1.0 if policy.mode == "max" else 1.0
+    validated = [step for step in steps if step in scores and math.isfinite(scores[step])]
+    return sorted(validated, key=lambda step: (sign * scores[step], step))
+
+
+def select_kept_steps(steps: Collection[int], policy: CheckpointConfig, scores: Mapping[int, float]) -> set[int]:
+    """Return the steps whose checkpoints the policy keeps.
+
+    >>> policy = CheckpointConfig(last=1, best=1, every=4, keep=(5,))
+    >>> sorted(select_kept_steps(range(1, 11), policy, {2: 0.5, 3: 0.75}))
+    [3, 4, 5, 8, 10]
+    """
+    regular = {step for step in steps if policy.every and step % policy.every == 0}
+    best = rank_steps(steps, policy, scores)[: policy.best]
+    return {*sorted(steps)[-policy.last :], *best, *regular, *(step for step in steps if step in policy.keep)}
+
+
+def protect_checkpoint(folder: Path) -> None:
+    """Keep a checkpoint forever, since a training starts from it; a folder without a trainer's state stays as it is."""
+    if (folder / "trainer_state.json").exists():
+        with contextlib.suppress(OSError):  # a folder that can't be written can't be pruned either
+            (folder / KEEP_FILE).touch()
+
+
+def _link_best(folder: Path, target: Path) -> None:
+    """Point the link at a checkpoint, atomically; a folder of the user's with the link's name stays as it is."""
+    link, new_link = folder / BEST_LINK, folder / f".{BEST_LINK}.part"
+    if link.is_symlink() or not link.exists():
+        new_link.unlink(missing_ok=True)
+        new_link.symlink_to(target.name)
+        os.replace(new_link, link)
+
+
+def _delete_folder(folder: Path) -> None:
+    """Delete a checkpoint; if that is interrupted, the rest no longer looks like one."""
+    if folder.exists():
+        trash = folder.with_name(f".{folder.name}.deleted")
+        shutil.rmtree(trash, ignore_errors=True)
+        os.replace(folder, trash)
+        shutil.rmtree(trash)
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

@@ -2,20 +2,55 @@
 
 The environment runs as in RL; its engine replays the written replies. So the prompts, frames, tool results, prefills
 and sub-agent conversations of SFT equal those of RL and evaluation, token for token, and the loss mask comes from the
-ledger.
+ledger. Results that a demonstration records (the output of published code) stand where the environment would run calls.
+
+    demonstration ──run_episode──> episode ──find_problem──> learned whole, or refused with a reason
+
+A demonstration is refused if a call of it has an error result or no result, or if a reply of it is not reached: its
+next reply was not written for what the model would read.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from saccade.chat.message_renderer import MessageRenderer
 from saccade.errors import DataError, EngineError
-from saccade.ledger import Origin
+from saccade.ledger import Box, ImageRef, Origin
+from saccade.media.image import fit_size, read_image_size
 from saccade.metrics.episode_metrics import ERROR_STATUSES
-from saccade.protocols import Context, EnvironmentFactory, Renderer, WeightSource
+from saccade.protocols import (
+    Context,
+    EnvironmentFactory,
+    MediaLoader,
+    PixelBudget,
+    Renderer,
+    SelectEnvironment,
+    VideoInfo,
+    WeightSource,
+)
 from saccade.rollouts.runner import run_episode
 from saccade.training.training_samples import build_sample
-from saccade.types import Completion, Demonstration, FinishReason, GenerationRequest, TrainingSample
+from saccade.types import (
+    Completion,
+    Demonstration,
+    Episode,
+    EpisodeStatus,
+    FinishReason,
+    GenerationRequest,
+    RecordedResult,
+    TrainingSample,
+)
+from saccade.utils.async_utils import gather_or_cancel
 from saccade.utils.hashing import derive_seed
+
+MAX_CONCURRENT_CHECKS = 64
+MAX_CAUSE_CHARS = 300  # of an error result in a reason
+MAX_EXAMPLES = 5  # of refused demonstrations in a message
+NO_LIMIT = 2**31  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,16 +59,22 @@ class ReplayEngine:
 
     renderer: Renderer
     replies_by_seed: Mapping[int, str]
+    used_seeds: set[int] = field(default_factory=set)  # of the replies that were returned
     version: int = 0
     has_separate_weights: bool = True  # it has none, so the trainer may update concurrently
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return the reply of this request's seed, without a prefilled beginning, and the family's first stop id."""
-        if request.sampling.seed not in self.replies_by_seed:
+        seed = request.sampling.seed
+        if seed not in self.replies_by_seed:
             raise EngineError("it has fewer replies than turns, or a call without a sub-agent's reply")
-        last_segment, text = request.ledger.segments[-1], self.replies_by_seed[request.sampling.seed]
+        self.used_seeds.add(seed)
+        last_segment, text = request.ledger.segments[-1], self.replies_by_seed[seed]
         if last_segment.origin is Origin.PREFILL:
-            text = text.removeprefix(self.renderer.decode(last_segment.tokens))
+            prefill = "".join(message.text for message in last_segment.messages or ())
+            text = text.removeprefix(prefill or self.renderer.decode(last_segment.tokens))
+        if isinstance(self.renderer, MessageRenderer):
+            return Completion(tokens=(), logprobs=(), version=None, finish_reason=FinishReason.STOP, text=text)
         tokens = (*self.renderer.encode(text), self.renderer.stop_ids[0])
         return Completion(
             tokens=tokens, logprobs=(0.0,) * len(tokens), version=self.version, finish_reason=FinishReason.STOP
@@ -47,26 +88,202 @@ class ReplayEngine:
 
 
 async def replay_demonstration(
-    demonstration: Demonstration, make_environment: EnvironmentFactory, ctx: Context
+    demonstration: Demonstration,
+    make_environment: EnvironmentFactory,
+    ctx: Context,
+    *,
+    accept_recorded_errors: bool = False,
 ) -> list[TrainingSample]:
     """Return the conversations of a demonstration (both roles) as samples with advantage 1 on every trained token.
 
-    Raises DataError for a demonstration that lacks a reply the environment needs, or that has nothing to train.
+    Raises DataError for a demonstration that can't be learned whole (see `find_problem`), or has nothing to train.
     """
-    seed = derive_seed("demo", demonstration.task.digest, demonstration.frame_budget)
-    replies = {derive_seed(seed, turn): text for turn, text in enumerate(demonstration.replies)}
-    for turn, texts in enumerate(demonstration.children):
-        replies.update({derive_seed(seed, "child", turn, index): text for index, text in enumerate(texts)})
-    engine = ReplayEngine(renderer=ctx.renderer, replies_by_seed=replies)
-    replay_ctx = replace(ctx, engine=engine, seed=seed, frame_budget=demonstration.frame_budget, episode_timeout=None)
-    episode = await run_episode(demonstration.task, make_environment, replay_ctx)
+    episode, problem = await rehearse(
+        demonstration, make_environment, ctx, accept_recorded_errors=accept_recorded_errors
+    )
     conversations = list(episode.walk())
     if demonstration.children and demonstration.is_auxiliary:  # train the sub-agents' conversations only
         conversations = conversations[1:]
     trained = [conversation for conversation in conversations if conversation.ledger.sampled_tokens()]
-    if episode.status in ERROR_STATUSES or not trained:
+    if problem is not None or not trained:
         task, budget = demonstration.task, demonstration.frame_budget
-        reason = episode.error or "its calls reach no sub-agent"
-        message = f"the demonstration of task {task.id} with {budget} frames can't be replayed: {reason}"
+        frames = "" if budget is None else f" with {budget} frames"
+        reason = problem or "its calls reach no sub-agent"
+        message = f"the demonstration of task {task.id}{frames} can't be replayed: {reason}"
         raise DataError(message, key="replies", value=task.id)
     return [build_sample(conversation, 1.0) for conversation in trained]
+
+
+async def rehearse(
+    demonstration: Demonstration,
+    make_environment: EnvironmentFactory,
+    ctx: Context,
+    *,
+    accept_recorded_errors: bool = False,
+) -> tuple[Episode, str | None]:
+    """Run the environment on a demonstration's replies; return the episode, and why it can't be learned, if so."""
+    seed = derive_seed("demo", demonstration.task.digest, demonstration.frame_budget)
+    replies = {derive_seed(seed, turn): text for turn, text in enumerate(demonstration.replies)}
+    children = {
+        derive_seed(seed, "child", turn, index): text
+        for turn, texts in enumerate(demonstration.children)
+        for index, text in enumerate(texts)
+    }
+    engine = ReplayEngine(renderer=ctx.renderer, replies_by_seed=replies | children)
+    replay_ctx = replace(
+        ctx,
+        engine=engine,
+        seed=seed,
+        frame_budget=demonstration.frame_budget,
+        episode_timeout=None,
+        demonstration=demonstration,
+    )
+    episode = await run_episode(demonstration.task, make_environment, replay_ctx)
+    problem = find_problem(demonstration, episode, accept_recorded_errors=accept_recorded_errors)
+    num_unused = len(children.keys() - engine.used_seeds)
+    if problem is None and num_unused:
+        problem = f"{num_unused} of its {len(children)} sub-agents' replies belong to no call"
+    return episode, problem
+
+
+def find_problem(demonstration: Demonstration, episode: Episode, *, accept_recorded_errors: bool = False) -> str | None:
+    """Return why a replayed demonstration can't be learned, or None.
+
+    The reasons are a failed episode, an error result (a recorded one too, unless `accept_recorded_errors`), a call
+    without a result, and a reply that is not reached. Turns and calls are counted from 1.
+    """
+    if episode.status in ERROR_STATUSES:
+        return episode.error or f"the episode ended with the status {episode.status.value}"
+    for number, turn in enumerate(episode.turns, start=1):
+        recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
+        if len(recorded) > len(turn.reply.calls):
+            return f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
+        for index, result in enumerate(turn.results):
+            is_accepted = accept_recorded_errors and index < len(recorded) and recorded[index].error is not None
+            if result.error is not None and not is_accepted:
+                # A traceback ends with its cause.
+                cause = (result.error.strip().splitlines() or [""])[-1].strip()[:MAX_CAUSE_CHARS]
+                return f"call {index + 1} of turn {number} has an error result: {cause}"
+    for child in episode.children:
+        if child.status is not EpisodeStatus.ANSWERED:
+            return f"a sub-agent's episode ended with the status {child.status.value}"
+    num_turns, num_replies = len(episode.turns), len(demonstration.replies)
+    last_calls = episode.turns[-1].reply.calls if episode.turns else ()
+    if last_calls and not episode.turns[-1].results:
+        reason = f"the calls of its reply {num_turns} of {num_replies} are not answered"
+        return f"{reason}, since the episode ended with the status {episode.status.value} ({num_turns - 1} tool turns)"
+    if num_turns < num_replies:
+        ending = f": {episode.error}" if episode.error else ""
+        reason = f"its reply {num_turns + 1} of {num_replies} is not reached"
+        return f"{reason}, since the episode ended with the status {episode.status.value}{ending}"
+    return None
+
+
+# ---- many demonstrations -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstrationReport:
+    """How many demonstrations can be learned, and why the others can't."""
+
+    num_rows: int  # of demonstrations that were rehearsed
+    reasons_by_row: Mapping[int, str]  # by row, from 1: task and reason
+
+    @property
+    def summary(self) -> str:
+        """The counts and the first reasons in one sentence."""
+        num_bad = len(self.reasons_by_row)
+        counts = f"{self.num_rows - num_bad:,} of {self.num_rows:,} demonstrations can be learned whole"
+        rows = [f"row {row}, {reason}" for row, reason in [*self.reasons_by_row.items()][:MAX_EXAMPLES]]
+        more = f"; and {num_bad - MAX_EXAMPLES:,} more" if num_bad > MAX_EXAMPLES else ""
+        return f"{counts}; {num_bad:,} can't: {'; '.join(rows)}{more}" if rows else counts
+
+
+async def check_demonstrations(
+    demonstrations: Mapping[int, Demonstration],
+    select_environment: SelectEnvironment,
+    ctx: Context,
+    *,
+    accept_recorded_errors: bool = False,
+    run_code: bool = False,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> DemonstrationReport:
+    """Rehearse demonstrations, given by row, without decoding frames, and without running code unless `run_code`.
+
+    Sizes and lengths come from the files' headers. A context with a `MessageRenderer` can't count tokens, so its
+    rehearsals have no limit of them.
+    """
+    check_ctx = replace(ctx, media=HeaderLoader(ctx.media))
+
+    async def check(demonstration: Demonstration) -> str | None:
+        try:
+            make_environment = select_environment(demonstration.task)
+        except DataError as error:
+            return str(error)
+        if isinstance(ctx.renderer, MessageRenderer):
+            make_environment = replace_settings(make_environment, max_context_tokens=NO_LIMIT)
+        rehearsed = demonstration if run_code else replace(demonstration, results=add_code_results(demonstration))
+        _, problem = await rehearse(
+            rehearsed, make_environment, check_ctx, accept_recorded_errors=accept_recorded_errors
+        )
+        return problem and f"task {demonstration.task.id}: {problem}"
+
+    reasons: dict[int, str] = {}
+    rows = list(demonstrations)
+    for start in range(0, len(rows), MAX_CONCURRENT_CHECKS):
+        chunk = rows[start : start + MAX_CONCURRENT_CHECKS]
+        problems = await gather_or_cancel([check(demonstrations[row]) for row in chunk])
+        reasons |= {row: problem for row, problem in zip(chunk, problems, strict=True) if problem}
+        on_progress(start + len(chunk))
+    return DemonstrationReport(num_rows=len(rows), reasons_by_row=reasons)
+
+
+def add_code_results(demonstration: Demonstration) -> tuple[tuple[RecordedResult, ...], ...]:
+    """Return the recorded results, with an empty result for each block of code that has none."""
+    return tuple(
+        results or (RecordedResult(),) * (reply or "").count("<code>")
+        for reply, results in itertools.zip_longest(demonstration.replies, demonstration.results)
+    )
+
+
+def replace_settings(make_environment: EnvironmentFactory, **values: Any) -> EnvironmentFactory:
+    """Return the environment with other values of those settings that it has."""
+    parameters = inspect.signature(make_environment).parameters
+    return functools.partial(make_environment, **{name: value for name, value in values.items() if name in parameters})
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderLoader:
+    """A media loader that reads sizes and lengths, and decodes nothing."""
+
+    loader: MediaLoader
+
+    async def probe(self, path: str) -> VideoInfo:
+        """See MediaLoader."""
+        return await self.loader.probe(path)
+
+    async def load_frames(
+        self, path: str, times: Sequence[float], *, factor: int, budget: PixelBudget
+    ) -> list[ImageRef]:
+        """Return references to frames at exactly the times given."""
+        info = await self.loader.probe(path)
+        width, height = fit_size(info.width, info.height, factor, budget)
+        return [ImageRef(path=path, digest=info.digest, time=time, width=width, height=height) for time in times]
+
+    async def get_image_size(self, path: str) -> tuple[int, int]:
+        """See MediaLoader."""
+        return read_image_size(path)
+
+    async def load_image(self, path: str, *, factor: int, budget: PixelBudget, box: Box | None = None) -> ImageRef:
+        """Return a reference to an image of the right size, identified by its path."""
+        size = read_image_size(path) if box is None else (box[2] - box[0], box[3] - box[1])
+        width, height = fit_size(*size, factor, budget)
+        return ImageRef(path=path, digest=path, time=None, width=width, height=height, box=box)
+
+    async def save_image(self, pixels: Any, *, factor: int, budget: PixelBudget) -> ImageRef:
+        """See MediaLoader."""
+        return await self.loader.save_image(pixels, factor=factor, budget=budget)
+
+    def load_pixels(self, image: ImageRef) -> Any:
+        """See MediaLoader."""
+        return self.loader.load_pixels(image)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.algorithms.group_advantages import whiten_tokens
 from saccade.algorithms.policy_loss import (
     compute_policy_loss,
     compute_reward_to_go,
@@ -56,6 +57,8 @@ def update_policy(
     proximal_logps = (
         [*_compute_logprobs(components, batches, check_cancelled)] if needs_proximal else [None] * len(batches)
     )
+    if settings.advantage.whiten == "tokens":
+        batches = _whiten_advantages(batches)
     weight_N = compute_token_weights(
         torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
         aggregation=settings.loss.aggregation,
@@ -114,6 +117,13 @@ def _apply_kl_penalty(batch: Batch, ref_logp_N: Tensor | None, settings: KlConfi
     kl_N = estimate_kl(torch.from_numpy(batch.rollout_logp_N), ref_logp_N.cpu())
     penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(batch.sample_N))
     return replace(batch, advantage_N=batch.advantage_N - penalty_N.numpy())
+
+
+def _whiten_advantages(batches: Sequence[Batch]) -> list[Batch]:
+    """Normalize the advantages over the trained tokens of all micro-batches."""
+    white_N = whiten_tokens(np.concatenate([batch.advantage_N for batch in batches])).astype(np.float32)
+    ends = np.cumsum([len(batch.advantage_N) for batch in batches])[:-1]
+    return [replace(batch, advantage_N=part_N) for batch, part_N in zip(batches, np.split(white_N, ends), strict=True)]
 
 
 def _compute_staleness(batches: Sequence[Batch], version: int) -> dict[str, float]:

@@ -28,9 +28,9 @@ from functools import partial
 from pathlib import Path
 
 from saccade.algorithms.group_advantages import (
+    check_estimator_settings,
     compute_frac_correct_negative,
     compute_group_advantages,
-    resolve_estimator,
 )
 from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters
 from saccade.algorithms.policy_loss import resolve_loss
@@ -42,17 +42,20 @@ from saccade.rollouts.components import TrainingComponents
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
+from saccade.training.alarms import AlarmMonitor
 from saccade.training.background import CheckCancelled, defer_interrupt, run_in_thread
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.policy_update import update_policy
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
-from saccade.training.rollout_batch import OnGroups, RolloutBatch, collect_batch, compute_filter_metrics
+from saccade.training.rollout_batch import OnGroups, OnRollouts, RolloutBatch, collect_batch, compute_filter_metrics
 from saccade.training.rollout_queue import RolloutQueue
-from saccade.training.step_timer import StepTimer
+from saccade.training.step_timer import StepTimer, compute_update_speed
+from saccade.training.step_trace import StepTrace
 from saccade.training.train_step import StepReport
 from saccade.training.training_samples import build_samples
+from saccade.training.validation import ValidationSchedule
 from saccade.types import Task, TrainingSample
 from saccade.utils.async_utils import cancel_on_exit
 from saccade.utils.jsonl import read_jsonl, relativize_path, write_jsonl
@@ -78,16 +81,24 @@ async def train(
     folder: Path,
     log_step: LogStep,
     on_groups: OnGroups | None = None,
+    on_rollouts: OnRollouts | None = None,
+    validation: ValidationSchedule | None = None,
+    alarms: AlarmMonitor | None = None,
+    trace: StepTrace | None = None,
 ) -> None:
     """Train `components.backbone` in place for the recipe's steps; write checkpoints below `folder`.
 
-    `log_step` receives one row of metrics per step, `on_groups` every step's groups when they are collected. A step
-    that keeps no group makes no update: its `updates` is 0, and it has no loss. Resumes from the newest checkpoint in
-    `folder` (the components must have been loaded from it). Raises DataError without tasks, EngineError if engine and
-    trainer disagree about a token, RunError if groups are missing and `rl.selection.on_underfilled` is "stop",
-    ConfigError if `rl.max_staleness` needs an engine with separate weights.
+    `log_step` receives one row of metrics per step, `on_groups` every step's groups when they are collected, and
+    `on_rollouts` the records of all its episodes. `validation`, `alarms` and `trace` observe the training without
+    changing a number of it. A step that keeps no group makes no update: its `updates` is 0, and it has no loss. Resumes
+    from the newest checkpoint in `folder` (the components must have been loaded from it). Raises DataError without
+    tasks, EngineError if engine and trainer disagree about a token, RunError if groups are missing and
+    `rl.selection.on_underfilled` is "stop", ConfigError if `rl.max_staleness` needs an engine with separate weights,
+    AlarmError if an alarm stops the training.
     """
+    validation, alarms = validation or ValidationSchedule(), alarms or AlarmMonitor()
     settings = components.recipe.rl
+    policy = settings.checkpoints
     if not tasks:
         files = components.recipe.data.train
         raise DataError(f"data.train={files} holds no tasks, and RL needs at least one", key="data.train", value=files)
@@ -95,46 +106,63 @@ async def train(
     check_algorithms(settings)
     optimizer = Optimizer(components.backbone.model, settings.optim, settings.steps)
     state = load_trainer_state(components, checkpoint.find_newest_checkpoint(folder), optimizer)
+    checkpoint.protect_checkpoint(Path(state.initial_weights_folder))
     reference = load_reference(components, state)
     # The weight version is the number of finished steps, including those without an update.
     await components.engine.sync_weights(components.backbone, state.num_finished_steps)
     timer = StepTimer(components.score_fn, is_overlapped=settings.max_staleness > 0)
     restart_on_update = RestartOnUpdate()
     timed_components = replace(components, score_fn=timer.score_fn)
-    queue = build_rollout_queue(timed_components, tasks, state, on_groups, restart_on_update)
-    async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
+    queue = build_rollout_queue(timed_components, tasks, state, on_groups, on_rollouts, restart_on_update)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(validation.cancel)
+        await validation.start(state.num_finished_steps, components.engine, components.backbone)
+        await stack.enter_async_context(cancel_on_exit(asyncio.create_task(queue.collect_batches())))
         while state.num_finished_steps < settings.steps:
             step = state.num_finished_steps + 1
             optimizer.start_step(state.num_finished_steps)
             num_tokens_before = queue.num_sampled_tokens
             timer.start_step()
-            with save_on_error(folder, components, optimizer, state):
-                batch = await queue.get()
-            timer.end_phase("rollout")
-            samples, metrics = build_training_samples(batch, components)
-            report = await run_policy_update(components, samples, optimizer, reference) if samples else None
-            timer.end_phase("train")
-            row = {
-                **{"step": step, **batch.metrics, **metrics},
-                "lr": compute_learning_rate(settings.optim, batch.step, settings.steps),
-                "updates": settings.updates_per_batch if report else 0,
-                **(report.as_metrics() if report else {}),
-            }
-            log_row = partial(log_step, row)
-            with save_on_error(folder, components, optimizer, state, rollout_queue=queue, log_step=log_row):
-                await update_engine_weights(components, step, restart_on_update)
-            queue.set_version(step)
-            timer.end_phase("weight_sync")
-            state = advance_trainer_state(state, queue)
-            log_step(
-                {
-                    **row,
-                    **restart_on_update.pop_metrics(),
-                    **timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before),
+            with trace.record(step) if trace else contextlib.nullcontext():
+                with save_on_error(folder, components, optimizer, state, validation):
+                    batch = await queue.get()
+                timer.end_phase("rollout")
+                samples, metrics = build_training_samples(batch, components)
+                report = await run_policy_update(components, samples, optimizer, reference) if samples else None
+                timer.end_phase("train")
+                row = {
+                    **{"step": step, **batch.metrics, **metrics},
+                    "lr": compute_learning_rate(settings.optim, batch.step, settings.steps),
+                    "updates": settings.updates_per_batch if report else 0,
+                    **(report.as_metrics() if report else {}),
                 }
-            )
-            if step % settings.save_every == 0 or step == settings.steps:
-                save_trainer_state(folder, components, optimizer, state)
+                log_row = partial(log_step, row)
+                with save_on_error(
+                    folder, components, optimizer, state, validation, rollout_queue=queue, log_step=log_row
+                ):
+                    if validation.is_running:  # it samples from the weights that the sync replaces
+                        await validation.finish()
+                        timer.end_phase("validation_wait")
+                    await update_engine_weights(components, step, restart_on_update)
+            timer.end_phase("weight_sync")
+            row |= restart_on_update.pop_metrics()
+            row |= timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before)
+            row |= compute_update_speed(components.backbone, report, settings.updates_per_batch, timer.train_seconds)
+            row |= alarms.check(step, row)
+            state = advance_trainer_state(state, queue)
+            log_step(row)
+            # Before the validation, which may take long, and during which a kill would lose the steps before it.
+            if checkpoint.is_saved(step, settings, is_validated=validation.is_due(step)):
+                save_trainer_state(folder, components, optimizer, state, validation)
+            with save_on_error(folder, components, optimizer, state, validation):
+                await validation.start(step, components.engine, components.backbone)
+                if validation.is_due(step):
+                    checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+                alarms.raise_stop()
+            queue.set_version(step)
+        await validation.finish()
+        checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+        alarms.raise_stop()
 
 
 async def run_policy_update(
@@ -174,7 +202,7 @@ def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:
 
 def check_algorithms(settings: RlConfig) -> None:
     """Raise ConfigError if the estimator, the loss or a filter is unknown or has an invalid setting."""
-    resolve_estimator(settings.advantage.estimator, settings.advantage.settings)
+    check_estimator_settings(settings.advantage)
     resolve_loss(settings.loss)
     resolve_filters(settings.active_filters)
 
@@ -184,6 +212,7 @@ def build_rollout_queue(
     tasks: Sequence[Task],
     state: TrainerState,
     on_groups: OnGroups | None,
+    on_rollouts: OnRollouts | None,
     restart_on_update: RestartOnUpdate,
 ) -> RolloutQueue:
     """Build the queue that collects the batches of the remaining steps."""
@@ -191,7 +220,7 @@ def build_rollout_queue(
     run_fn = restart_on_update.run_episode if settings.on_weight_update == "restart" else run_episode
     return RolloutQueue(
         lambda prompt_sampler, step: collect_batch(
-            components, tasks, prompt_sampler, step, on_groups=on_groups, run_fn=run_fn
+            components, tasks, prompt_sampler, step, on_groups=on_groups, on_rollouts=on_rollouts, run_fn=run_fn
         ),
         state.prompt_sampler,
         state.pending_batches,
@@ -238,9 +267,7 @@ def load_trainer_state(
         initial_weights = (folder.parent / str(saved["initial_weights_folder"])).resolve()
         return TrainerState(
             num_finished_steps=last_checkpoint.step,
-            prompt_sampler=PromptSampler(
-                next_position=int(saved["next_position"]), requeued_positions=tuple(saved["requeued_positions"])
-            ),
+            prompt_sampler=PromptSampler.from_state(saved),
             pending_batches=tuple(
                 map_media_paths(batch, lambda file: os.path.normpath(folder / file)) for batch in batches
             ),
@@ -260,6 +287,7 @@ def save_on_error(
     components: TrainingComponents,
     optimizer: Optimizer,
     state: TrainerState,
+    validation: ValidationSchedule,
     *,
     rollout_queue: RolloutQueue | None = None,
     log_step: Callable[[], None] = lambda: None,
@@ -273,16 +301,25 @@ def save_on_error(
     except SaccadeError:
         if rollout_queue:
             log_step()
-            save_trainer_state(folder, components, optimizer, advance_trainer_state(state, rollout_queue))
-        elif state.num_finished_steps % components.recipe.rl.save_every:  # else this state is already saved, or empty
-            save_trainer_state(folder, components, optimizer, state)
+            save_trainer_state(folder, components, optimizer, advance_trainer_state(state, rollout_queue), validation)
+        else:
+            last = checkpoint.find_newest_checkpoint(folder)
+            if state.num_finished_steps > (last.step if last else 0):  # else this state is already saved, or empty
+                save_trainer_state(folder, components, optimizer, state, validation)
         raise
 
 
-def save_trainer_state(folder: Path, components: TrainingComponents, optimizer: Optimizer, state: TrainerState) -> None:
+def save_trainer_state(
+    folder: Path,
+    components: TrainingComponents,
+    optimizer: Optimizer,
+    state: TrainerState,
+    validation: ValidationSchedule,
+) -> None:
     """Write a checkpoint of the run; the episodes' clock is paused meanwhile, because writing blocks the event loop."""
     run = folder.resolve().parent  # paths inside it are stored relative, so that the run can be moved
     initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
+    policy = components.recipe.rl.checkpoints
     with components.clock.pause():
         checkpoint.save_checkpoint(
             folder,
@@ -298,6 +335,8 @@ def save_trainer_state(folder: Path, components: TrainingComponents, optimizer: 
                     for batch in state.pending_batches
                 ],
             ),
+            policy=policy,
+            scores=validation.get_scores(policy.metric),
         )
 
 

@@ -3,7 +3,8 @@
     demonstrations ──draw──> replay in the environment ──> samples ──> pack ──> forward, backward, optimizer step
 
 A step's samples depend only on the seed and the step's number (and, with `auxiliary_warmup`, on the number of steps),
-so a resumed run equals an uninterrupted one.
+or, with `order: shuffled_epochs`, on the seed and the number of units drawn before, which a checkpoint holds. So a
+resumed run equals an uninterrupted one.
 """
 
 import asyncio
@@ -11,34 +12,58 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from saccade.config.schema import SftConfig
-from saccade.errors import DataError
-from saccade.rollouts.components import TrainingComponents
+from saccade.environments.task_environments import TaskEnvironments
+from saccade.errors import DataError, SaccadeError
+from saccade.protocols import Context
+from saccade.rollouts.components import TrainingComponents, apply_sft_settings
 from saccade.training import checkpoint
-from saccade.training.demonstrations import replay_demonstration
+from saccade.training.alarms import AlarmMonitor
+from saccade.training.demonstrations import (
+    DemonstrationReport,
+    check_demonstrations,
+    replay_demonstration,
+)
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.packing import Batch, build_prefix_trees
+from saccade.training.step_timer import compute_update_speed
+from saccade.training.step_trace import StepTrace
 from saccade.training.train_step import StepReport, pack_samples, train_step
+from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, TrainingSample
 from saccade.utils.hashing import derive_seed
 
 LogStep = Callable[[Mapping[str, float]], None]
+MAX_EMPTY_DRAWS = 1000  # in a row
 
 
 async def train(
-    components: TrainingComponents, demonstrations: Sequence[Demonstration], *, folder: Path, log_step: LogStep
+    components: TrainingComponents,
+    demonstrations: Sequence[Demonstration],
+    *,
+    folder: Path,
+    log_step: LogStep,
+    validation: ValidationSchedule | None = None,
+    alarms: AlarmMonitor | None = None,
+    trace: StepTrace | None = None,
+    on_check: Callable[[DemonstrationReport], None] = lambda report: None,
 ) -> None:
     """Train `components.backbone` in place for the recipe's steps; write checkpoints below `folder`.
 
-    Resumes from the newest checkpoint there (the components must have been loaded from it). Raises DataError without
-    demonstrations.
+    `validation`, `alarms` and `trace` observe the training without changing a number of it. Resumes from the newest
+    checkpoint there (the components must have been loaded from it). `on_check` receives the counts of demonstrations
+    that can and that can't be learned. Raises DataError without demonstrations, and for one that can't be learned
+    unless `sft.on_bad_demonstration` is skip; AlarmError if an alarm stops the training.
     """
     settings = components.recipe.sft
+    policy = settings.checkpoints
+    validation, alarms = validation or ValidationSchedule(), alarms or AlarmMonitor()
     if not demonstrations:
         path = components.recipe.data.demonstrations
         raise DataError(
@@ -47,33 +72,118 @@ async def train(
             key="data.demonstrations",
             value=path,
         )
+    environments = TaskEnvironments.from_recipe(apply_sft_settings(components.recipe))
+    components = replace(components, environments=environments)
+    demonstrations = await select_demonstrations(components, demonstrations, on_check)
     optimizer = Optimizer(components.backbone.model, settings.optim, settings.steps)
     last = checkpoint.find_newest_checkpoint(folder)
-    if last is not None:
-        last.restore(optimizer)
-    first_step, draw_start = last.step if last else 0, time.perf_counter()
-    by_context = group_by_context(demonstrations)
-    async with contextlib.aclosing(iterate_batches(components, by_context, first_step)) as batches:
-        async for step, samples in batches:
+    state = last.restore(optimizer) if last is not None else {}
+    first_step = last.step if last else 0
+    by_context, position = group_by_context(demonstrations), int(state.get("next_position", 0))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(validation.cancel)
+        await start_validation(components, validation, first_step)
+        batches = await stack.enter_async_context(
+            contextlib.aclosing(iterate_batches(components, by_context, first_step, position))
+        )
+        draw_start = time.perf_counter()
+        async for step, samples, next_position in batches:
             train_start = time.perf_counter()
             optimizer.start_step(step)
-            report = await asyncio.to_thread(update_model, components, samples, settings, optimizer)
+            with trace.record(step + 1) if trace else contextlib.nullcontext():
+                report = await asyncio.to_thread(update_model, components, samples, settings, optimizer)
             train_end = time.perf_counter()
-            log_step(
-                {
-                    "step": step + 1,
-                    **report.as_metrics(),
-                    "lr": compute_learning_rate(settings.optim, step, settings.steps),
-                    "tokens_per_second": report.packed_tokens / (train_end - draw_start),
-                    "seconds/draw": train_start - draw_start,
-                    "seconds/train": train_end - train_start,
-                }
-            )
-            if (step + 1) % settings.save_every == 0 or step + 1 == settings.steps:
-                checkpoint.save_checkpoint(
-                    folder, step=step + 1, backbone=components.backbone, optimizer=optimizer, trainer_state={}
-                )
+            row = {
+                "step": step + 1,
+                **report.as_metrics(),
+                "lr": compute_learning_rate(settings.optim, step, settings.steps),
+                "tokens_per_second": report.packed_tokens / (train_end - draw_start),
+                "seconds/draw": train_start - draw_start,
+                "seconds/train": train_end - train_start,
+                **compute_update_speed(components.backbone, report, 1, train_end - train_start),
+            }
+            row |= alarms.check(step + 1, row)
+            log_step(row)
+            is_due = validation.is_due(step + 1)
+            try:
+                # Before the validation, which may take long, and during which a kill would lose the steps before it;
+                # but after earlier ones, whose checkpoints the policy can't compare yet.
+                if checkpoint.is_saved(step + 1, settings, is_validated=is_due):
+                    await validation.finish()
+                    save_trainer_state(folder, components, optimizer, validation, step + 1, next_position)
+                await start_validation(components, validation, step + 1)
+                if is_due:
+                    checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+                alarms.raise_stop()
+            except SaccadeError:
+                newest = checkpoint.find_newest_checkpoint(folder)
+                if newest is None or newest.step <= step:
+                    save_trainer_state(folder, components, optimizer, validation, step + 1, next_position)
+                raise
             draw_start = time.perf_counter()
+        await validation.finish()
+        checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+        alarms.raise_stop()
+
+
+def save_trainer_state(
+    folder: Path,
+    components: TrainingComponents,
+    optimizer: Optimizer,
+    validation: ValidationSchedule,
+    step: int,
+    next_position: int,
+) -> None:
+    """Write checkpoint `step`; the clock of a validation's episodes is paused: writing blocks the event loop."""
+    policy = components.recipe.sft.checkpoints
+    with components.clock.pause():
+        checkpoint.save_checkpoint(
+            folder,
+            step=step,
+            backbone=components.backbone,
+            optimizer=optimizer,
+            trainer_state={"next_position": next_position},
+            policy=policy,
+            scores=validation.get_scores(policy.metric),
+        )
+
+
+async def start_validation(components: TrainingComponents, validation: ValidationSchedule, step: int) -> None:
+    """Sync the weights of `step` to the engine and validate them, if that is due."""
+    if validation.is_due(step) and step not in validation.results:
+        await validation.finish()
+        await components.engine.sync_weights(components.backbone, step)
+        await validation.start(step, components.engine, components.backbone)
+
+
+async def select_demonstrations(
+    components: TrainingComponents,
+    demonstrations: Sequence[Demonstration],
+    on_check: Callable[[DemonstrationReport], None],
+) -> list[Demonstration]:
+    """Return the demonstrations that can be learned whole.
+
+    Raises DataError for others if `sft.on_bad_demonstration` is refuse, and if there are no others.
+    """
+    recipe, num_rows = components.recipe, len(demonstrations)
+    num_rehearsed = min(recipe.sft.num_rehearsed or num_rows, num_rows)
+    rows = [index * num_rows // num_rehearsed + 1 for index in range(num_rehearsed)]
+    report = await check_demonstrations(
+        {row: demonstrations[row - 1] for row in rows},
+        components.environments,
+        components.build_context(seed=recipe.seed),
+        accept_recorded_errors=recipe.sft.accept_recorded_errors,
+    )
+    on_check(report)
+    reasons = report.reasons_by_row
+    if reasons and (recipe.sft.on_bad_demonstration == "refuse" or len(reasons) == num_rehearsed):
+        raise DataError(
+            f"{recipe.data.demonstrations}: {report.summary}; correct or remove them, or leave them out with "
+            "sft.on_bad_demonstration=skip",
+            key="sft.on_bad_demonstration",
+            value=recipe.sft.on_bad_demonstration,
+        )
+    return [demonstration for row, demonstration in enumerate(demonstrations, start=1) if row not in reasons]
 
 
 DemonstrationsByContext = Mapping[tuple[object, ...], Sequence[Demonstration]]
@@ -89,28 +199,80 @@ def group_by_context(demonstrations: Sequence[Demonstration]) -> DemonstrationsB
 
 
 async def iterate_batches(
-    components: TrainingComponents, demonstrations_by_context: DemonstrationsByContext, first_step: int
-) -> AsyncGenerator[tuple[int, list[TrainingSample]], None]:
-    """Yield each step's number (from 0) and samples; the next samples are drawn while the current ones are trained."""
+    components: TrainingComponents,
+    demonstrations_by_context: DemonstrationsByContext,
+    first_step: int,
+    first_position: int = 0,
+) -> AsyncGenerator[tuple[int, list[TrainingSample], int], None]:
+    """Yield each step's number (from 0), its samples, and the position after them in the order of shuffled epochs.
+
+    The next samples are drawn while the current ones are trained. The position stays 0 with `order: with_replacement`.
+    """
     settings = components.recipe.sft
 
-    def start_drawing(step: int) -> "asyncio.Task[list[TrainingSample]]":
+    async def draw(step: int, position: int) -> tuple[list[TrainingSample], int]:
+        if settings.order == "shuffled_epochs":
+            return await draw_in_epochs(components, demonstrations_by_context, settings, position)
         is_warmup, seed = step < round(settings.auxiliary_warmup * settings.steps), components.recipe.seed
         fraction = 1.0 if is_warmup else settings.auxiliary_fraction
         seed = derive_seed(seed, "sft", step)
-        return asyncio.create_task(
-            draw_samples(components, demonstrations_by_context, settings, seed, auxiliary_fraction=fraction)
-        )
+        return await draw_samples(components, demonstrations_by_context, settings, seed, auxiliary_fraction=fraction), 0
 
-    next_samples = start_drawing(first_step)
+    next_draw = asyncio.create_task(draw(first_step, first_position))
     try:
         for step in range(first_step, settings.steps):
-            samples = await next_samples
+            samples, position = await next_draw
             if step + 1 < settings.steps:
-                next_samples = start_drawing(step + 1)
-            yield step, samples
+                next_draw = asyncio.create_task(draw(step + 1, position))
+            yield step, samples, position
     finally:
-        next_samples.cancel()
+        next_draw.cancel()
+
+
+async def draw_in_epochs(
+    components: TrainingComponents,
+    demonstrations_by_context: DemonstrationsByContext,
+    settings: SftConfig,
+    position: int,
+) -> tuple[list[TrainingSample], int]:
+    """Return the samples of one step from `position` on, and the position after them.
+
+    A position counts units of up to `settings.samples_per_context` demonstrations of one context, which are packed
+    together. Every epoch holds each demonstration once, in units and an order of its own.
+    """
+    seed, samples, num_tokens, num_empty_draws = components.recipe.seed, list[TrainingSample](), 0, 0
+    rollout_context = components.build_context(seed=seed)
+    epoch, units = -1, list[Sequence[Demonstration]]()
+    while num_tokens < settings.tokens_per_step:
+        if not units or position // len(units) != epoch:
+            num_units = count_units(demonstrations_by_context, settings.samples_per_context)
+            epoch = position // num_units
+            units = shuffle_units(demonstrations_by_context, settings.samples_per_context, seed=seed, epoch=epoch)
+        new_samples = await _replay(components, units[position % len(units)], rollout_context)
+        num_empty_draws = 0 if new_samples else num_empty_draws + 1
+        require_samples(num_empty_draws)
+        num_tokens += sum(tree.num_tokens for tree in build_prefix_trees(new_samples, settings.pack_length))
+        samples += new_samples
+        position += 1
+    return samples, position
+
+
+def count_units(demonstrations_by_context: DemonstrationsByContext, unit_size: int) -> int:
+    """Return the number of units of an epoch."""
+    return sum(-(-len(group) // unit_size) for group in demonstrations_by_context.values())
+
+
+def shuffle_units(
+    demonstrations_by_context: DemonstrationsByContext, unit_size: int, *, seed: int, epoch: int
+) -> list[Sequence[Demonstration]]:
+    """Return the units of an epoch: the shuffled demonstrations of each context, `unit_size` at a time, shuffled."""
+    rng = random.Random(derive_seed(seed, "sft epoch", epoch))
+    units: list[Sequence[Demonstration]] = []
+    for group in demonstrations_by_context.values():
+        shuffled = rng.sample(group, len(group))
+        units += [shuffled[start : start + unit_size] for start in range(0, len(shuffled), unit_size)]
+    rng.shuffle(units)
+    return units
 
 
 async def draw_samples(
@@ -129,18 +291,47 @@ async def draw_samples(
     rng, rollout_context = random.Random(seed), components.build_context(seed=seed)
     main = [key for key, group in demonstrations_by_context.items() if not group[0].is_auxiliary]
     auxiliary = [key for key, group in demonstrations_by_context.items() if group[0].is_auxiliary]
-    samples, num_tokens = list[TrainingSample](), 0
+    samples, num_tokens, num_empty_draws = list[TrainingSample](), 0, 0
     while num_tokens < settings.tokens_per_step:
         is_auxiliary = not main or (auxiliary and rng.random() < auxiliary_fraction)
         group = demonstrations_by_context[rng.choice(auxiliary if is_auxiliary else main)]
-        new_samples: list[TrainingSample] = []
-        for demonstration in rng.sample(group, min(len(group), settings.samples_per_context)):
-            new_samples += await replay_demonstration(
-                demonstration, components.environments(demonstration.task), rollout_context
-            )
+        chosen = rng.sample(group, min(len(group), settings.samples_per_context))
+        new_samples = await _replay(components, chosen, rollout_context)
+        num_empty_draws = 0 if new_samples else num_empty_draws + 1
+        require_samples(num_empty_draws)
         num_tokens += sum(tree.num_tokens for tree in build_prefix_trees(new_samples, settings.pack_length))
         samples += new_samples
     return samples
+
+
+async def _replay(
+    components: TrainingComponents, demonstrations: Sequence[Demonstration], ctx: Context
+) -> list[TrainingSample]:
+    """Return the samples of demonstrations; those that can't be learned are left out if the recipe skips them."""
+    settings, samples = components.recipe.sft, list[TrainingSample]()
+    for demonstration in demonstrations:
+        try:
+            samples += await replay_demonstration(
+                demonstration,
+                components.environments(demonstration.task),
+                ctx,
+                accept_recorded_errors=settings.accept_recorded_errors,
+            )
+        except DataError:  # the check before the first step decodes no frame and runs no code
+            if settings.on_bad_demonstration == "refuse":
+                raise
+    return samples
+
+
+def require_samples(num_empty_draws: int) -> None:
+    """Raise DataError after MAX_EMPTY_DRAWS draws in a row without a sample."""
+    if num_empty_draws > MAX_EMPTY_DRAWS:
+        raise DataError(
+            f"{num_empty_draws} draws in a row had no demonstration that can be learned; "
+            "find the reasons with `saccade data check`",
+            key="sft.on_bad_demonstration",
+            value="skip",
+        )
 
 
 def update_model(

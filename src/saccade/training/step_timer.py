@@ -1,4 +1,4 @@
-"""Measure the cost of a step: seconds per phase, tokens per second, memory."""
+"""Measure the cost of a step: seconds per phase, tokens per second, model FLOPs utilization (MFU), memory."""
 
 import resource
 import sys
@@ -7,8 +7,30 @@ from collections.abc import Sequence
 
 import torch
 
+from saccade.models.backbone import Backbone
 from saccade.protocols import ScoreFn, ScoreResult
+from saccade.training.train_step import StepReport
 from saccade.types import Episode
+
+# Dense bfloat16 FLOP per second of a GPU by a part of its name, from NVIDIA's data sheets; the first match counts.
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A40": 150e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
 
 
 class StepTimer:
@@ -37,6 +59,11 @@ class StepTimer:
             self._phase_seconds["seconds/rollout"] -= 0.0 if self._is_overlapped else self._reward_seconds
             self._reward_seconds = 0.0
         self._phase_start = now
+
+    @property
+    def train_seconds(self) -> float:
+        """Return the seconds of the policy update."""
+        return self._phase_seconds.get("seconds/train", 0.0)
 
     async def score_fn(self, episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
         """Score episodes and sum the seconds in which callers wait; overlapping waits count once."""
@@ -71,3 +98,47 @@ def measure_peak_memory(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         metrics["memory_device_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return metrics
+
+
+def compute_update_speed(
+    backbone: Backbone, report: StepReport | None, num_updates: int, seconds: float
+) -> dict[str, float]:
+    """Return the packed tokens per second of an update, and `mfu` if the GPU's peak is known; {} without an update."""
+    if report is None or seconds <= 0:
+        return {}
+    metrics = {"tokens_per_second/train": num_updates * report.packed_tokens / seconds}
+    peak = find_peak_flops(torch.cuda.get_device_name(backbone.device)) if backbone.device.type == "cuda" else None
+    if peak is not None and backbone.dtype == "bfloat16":
+        flops = num_updates * estimate_flops(backbone, report.packed_tokens, report.trained_tokens)
+        metrics["mfu"] = flops / seconds / peak
+    return metrics
+
+
+def find_peak_flops(device_name: str) -> float | None:
+    """Return the dense bfloat16 FLOP per second of a GPU, None if it isn't in the table.
+
+    >>> find_peak_flops("NVIDIA H100 80GB HBM3"), find_peak_flops("NVIDIA L4"), find_peak_flops("Quadro T400")
+    (989000000000000.0, 121000000000000.0, None)
+    """
+    words = f"{device_name.replace('-', ' ')} "
+    return next((flops for name, flops in PEAK_FLOPS.items() if f"{name} " in words), None)
+
+
+def estimate_flops(backbone: Backbone, packed_tokens: int, trained_tokens: int) -> float:
+    """Return the model FLOPs of a training pass: 4 N + 2 N_t per packed token, 4 H + 2 H_t per trained token.
+
+    N are the weights of the text layers, H those of the output layer, N_t and H_t the trained ones of each: a forward
+    pass takes 2 FLOPs per weight and token, the gradient of the activations 2, and that of the weights 2 (Kaplan et al.
+    2020, arXiv 2001.08361, table 1: 6 N). Attention scores, the vision tower, recomputed activations and passes without
+    a gradient are left out, so the utilization is a lower bound.
+    """
+    layers, layers_trained = _count_weights(backbone.language_model.layers)
+    head, head_trained = _count_weights(backbone.model.lm_head)
+    per_packed, per_trained = 4 * layers + 2 * layers_trained, 4 * head + 2 * head_trained
+    return float(per_packed * packed_tokens + per_trained * trained_tokens)
+
+
+def _count_weights(module: torch.nn.Module) -> tuple[int, int]:
+    """Return how many weights a module has, and how many of them are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)

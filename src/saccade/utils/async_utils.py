@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 
 async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
-    """Await all concurrently; return results in order. The first failure cancels the others, then is raised."""
+    """Await all concurrently; return results in order. The first failure cancels the others and is raised
+    when all have ended.
+    """
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         return await asyncio.gather(*tasks)

@@ -252,6 +252,17 @@ def test_wemath_reads_after_the_last_answer(reply, expected, why, tmp_path):
     ("reply", "expected", "why"),
     [
         ("C is right since the light falls on it", None, "the letter is not among the last four words"),
+        ("the Answer  is **c** since B and A are dark", 1, "asterisks and any case after 'answer is'"),
+        ("the answer is because of it", 0, "a letter inside a word counts: b"),
+        ("The answer is: C or A", None, "no colon after 'answer is', and two letters"),
+        ("The answer is (C) or A", None, "nor a bracket"),
+        ("Cannot determine the answer, C", 0, "a refusal is wrong whatever follows"),
+        ("I'm sorry, but without the image provided I say C", 0, "a refusal"),
+        ("cannot determine the answer, C", 1, "refusals have their own case"),
+        ("Failed to obtain answer via API C", None, "no letter is read from a failure, and no option occurs"),
+        ("Failed to obtain answer via API: a green hat", 1, "but the text of an option is"),
+        ("Z", 0, "the published letter for no option"),
+        ("Z, a green hat", 0, "the same"),
         ("The correct answer is C since B is dark and A is far away", 1, "what follows 'answer is'"),
         ("a green hat or a dog", None, "two options occur"),
         ("x" * 90 + " a green hat", None, "the response is longer than twice the options"),
@@ -267,6 +278,34 @@ def test_longvideobench_random_fallback(tmp_path):
     first, second = (grade(drawing, [task], {task.id: Answer(text="none")})[0].grade for _ in range(2))
     assert first == second
     assert first.extracted in "ABCD"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(
+            "Not C.",
+            "it can't be (C)",
+            "rule out C",
+            "C is wrong",
+            "neither B nor C",
+            "C isn't right",
+            "anything but C",
+        ),
+        *(
+            "C, not B",
+            "The answer is not C",
+            "I doubt it is C",
+            "C\nA is wrong",
+            "C can hardly be wrong",
+            "not a green hat",
+        ),
+        *("It is not, as far as I can see, C", "C? No.", "all but C", r"not \boxed{C}", "C is ruled out"),
+    ],
+)
+def test_mmvu_strict_never_decides_an_answer_that_denies(reply, tmp_path):
+    benchmark, task = choice_task("mmvu", tmp_path)
+    assert benchmark.grade_strict(reply, task).value is None
 
 
 def test_mmvu_answer_without_a_letter_is_undecided(tmp_path):

@@ -12,10 +12,10 @@ from toy_rows import MAKERS, write_copy
 from saccade import plugins
 from saccade.config.load import load_recipe
 from saccade.errors import DataError
+from saccade.evaluation import benchmark_result
 from saccade.evaluation.benchmark_result import (
     ANSWER_CATEGORIES,
     NUM_EXAMPLES,
-    NUM_RESAMPLES,
     build_scorecard,
     compute_costs,
     compute_intervals,
@@ -25,7 +25,7 @@ from saccade.evaluation.benchmark_result import (
     write_scorecard,
 )
 from saccade.evaluation.benchmarks.base import Answer, Grade, GradedAnswer, compute_accuracy, grade, grade_episodes
-from saccade.metrics.statistics import bootstrap_mean
+from saccade.metrics.statistics import compute_interval, estimate_clustered_mean
 from saccade.types import (
     AnswerType,
     Block,
@@ -83,11 +83,11 @@ def question(name, value):
 # ---- intervals -----------------------------------------------------------------------------------------------------
 
 
-def test_interval_of_a_mean_equals_bootstrap_mean():
+def test_interval_of_a_mean_is_that_over_clusters():
     draw = random.Random(0)
     results = [question(str(i), float(draw.random() < 0.4)) for i in range(60)]
     units = [f"v{i // 3:02}" for i in range(60)]
-    plain = bootstrap_mean([100 * result.value for result in results], units, num_resamples=NUM_RESAMPLES)
+    plain = estimate_clustered_mean([100 * result.value for result in results], units, bounds=(0.0, 100.0))
     assert compute_intervals(results, units, compute_accuracy)["accuracy"] == pytest.approx((plain.low, plain.high))
 
 
@@ -107,41 +107,46 @@ def test_questions_of_one_video_form_one_cluster():
 @pytest.mark.parametrize(
     ("name", "metric", "rows"), [("dynamath", "worst_case", 5010), ("wemath", "score_strict", 1740)]
 )
-def test_cluster_drawn_twice_counts_twice(name, metric, rows, tmp_path):
+def test_interval_of_a_metric_over_clusters(name, metric, rows, tmp_path):
     benchmark, tasks = some(name, tmp_path, rows)
     chosen = sorted({benchmark.cluster_key(task) for task in tasks})[:3]
     tasks = [task for task in tasks if benchmark.cluster_key(task) in chosen]
-    # One of three problems is all wrong, so the metric is a multiple of a third in every resample.
+    # One of three problems is all wrong; the metric counts whole problems.
     answers = {
         task.id: Answer(text="no" if benchmark.cluster_key(task) == chosen[0] else str(task.ground_truth))
         for task in tasks
     }
     results = grade(benchmark, tasks, answers, scoring="lenient")
-    seen = set()
-
-    def record_metric(sample):
-        found = benchmark.compute_metrics(sample)
-        seen.add(round(found[metric], 6))
-        return found
-
-    assert compute_intervals(results, [benchmark.cluster_key(result.task) for result in results], record_metric)[
-        metric
-    ] == (
-        0,
-        100,
+    found = compute_intervals(
+        results, [benchmark.cluster_key(result.task) for result in results], benchmark.compute_metrics
     )
-    assert seen == {0, round(100 / 3, 6), round(200 / 3, 6), 100}
+    assert found[metric] == pytest.approx(compute_interval([0, 100, 100], bounds=(0, 100)))
 
 
-def test_rare_metric_skips_resamples_without_it():
+def test_metric_of_one_cluster_has_one_cluster():
     def statistic(sample):
         b = [100 * graded.value for graded in sample if graded.task.id.startswith("b")]
         return {**compute_accuracy(sample), **({"b": sum(b) / len(b)} if b else {})}
 
     results = [*(question(f"a{i}", 0.0) for i in range(9)), question("b", 1.0)]
     found = compute_intervals(results, [result.task.id for result in results], statistic)
-    assert found["b"] == (100, 100)
-    assert found["accuracy"][0] == 0 < found["accuracy"][1]
+    assert found["b"] == (0, 100)
+    assert found["accuracy"][0] == 0 < found["accuracy"][1] < 50
+
+
+def test_many_clusters_are_left_out_in_groups(monkeypatch):
+    draw = random.Random(0)
+    results = [question(f"{i:03}", float(draw.random() < 0.4)) for i in range(300)]
+    clusters, calls = [result.task.id for result in results], []
+
+    def count(sample):
+        calls.append(len(sample))
+        return compute_accuracy(sample)
+
+    whole = compute_intervals(results, clusters, compute_accuracy)["accuracy"]
+    monkeypatch.setattr(benchmark_result, "MAX_JACKKNIFE_GROUPS", 100)
+    assert compute_intervals(results, clusters, count)["accuracy"] == pytest.approx(whole, abs=1.5)
+    assert len(calls) == 101
 
 
 def test_no_complete_problem_is_no_mastery(tmp_path):
@@ -149,8 +154,8 @@ def test_no_complete_problem_is_no_mastery(tmp_path):
     assert card_of(benchmark, [build_scored(task, "C") for task in tasks]).score == 0
 
 
-def test_one_question_is_a_point():
-    assert compute_intervals([question("a", 1.0)], ["a"], compute_accuracy) == {"accuracy": (100, 100)}
+def test_one_question_shows_nothing():
+    assert compute_intervals([question("a", 1.0)], ["a"], compute_accuracy) == {"accuracy": (0, 100)}
 
 
 # ---- samples -------------------------------------------------------------------------------------------------------
@@ -185,11 +190,6 @@ def test_rates_are_averaged_over_samples(tmp_path):
     card = card_of(benchmark, [*first, *second])
     assert card.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
     assert card.metrics["accuracy"] == pytest.approx(100 * 5 / 16)
-    # A resample averages the same way: with one cluster each resample is the full set.
-    both = grade_episodes(benchmark, [*first, *second])
-    assert compute_intervals(both, ["v"] * 16, benchmark.compute_metrics)["accuracy_of_answered"] == pytest.approx(
-        (75, 75)
-    )
 
 
 # ---- contents ------------------------------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ def test_missing_package_is_one_error(tmp_path, monkeypatch):
 
 def test_every_logger_names_its_package():
     assert {plugins.load("reporting.loggers", name).package for name in plugins.list_plugins("reporting.loggers")} == {
+        "swanlab",
         "tensorboard",
         "wandb",
     }
@@ -163,6 +164,22 @@ def test_wandb_resumes_its_run(tmp_path, monkeypatch, caplog):
     names = sorted(path.name for path in (run.path / "wandb").glob("offline-run-*"))
     assert len(names) >= 1
     assert all(name.endswith(run_id) for name in names)
+
+
+@needs("swanlab")
+def test_swanlab_resumes_its_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    run = create_run(tmp_path / "run", "swanlab")
+    for steps in ((1, 2), (2, 3)):
+        with caplog.at_level(logging.WARNING, logger="saccade"), open_loggers(run.path, run.recipe) as log_step:
+            for step in steps:
+                log_step("rl", step, {"reward": 0.5})
+                log_step("rl_validation", step, {"greedy/accuracy": 0.25})
+    assert caplog.text == ""
+    run_id = run.read_json("swanlab.json")["id"]
+    files = list((run.path / "swanlab").glob("run-*/*.swanlab"))
+    assert files
+    assert all(run_id in path.name for path in files)
 
 
 @pytest.mark.slow

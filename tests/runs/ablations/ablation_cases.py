@@ -48,4 +48,5 @@ def build_columns(**columns):
     count = len(next(iter(columns.values())))
     slices = {"task": [f"t{i}" for i in range(count)], "frame_budget": [4] * count, "question_type": ["at"] * count}
     metrics = dict.fromkeys(("accuracy", "format_compliance", "calls", "seconds"), [0.0] * count)
-    return {**slices, "overview": ["shown"] * count, **metrics, **columns}
+    own = {**slices, "overview": ["shown"] * count, **metrics, **columns}
+    return {"clip": own["task"], **own}

@@ -190,7 +190,8 @@ def workers(out):
     return found
 
 
-@pytest.mark.parametrize("is_interrupted", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("is_interrupted", [False, True])
 def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, folder, tmp_path, is_interrupted):
     """A run that is killed, or first interrupted and then killed."""
     out, more = tmp_path / "out", ["--condition", "one"]

@@ -17,10 +17,12 @@ class _LlavaRow(RowModel):
     videos: Videos = ()
 
 
-def llava(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstration]:
+def llava(row: SourceRow, *, wrap_answer: bool = True, rerun_code: bool = False) -> Iterator[Demonstration]:
     """Yield a demonstration per question of `conversations` (or `messages`), with the row's images and videos.
 
-    Messages of the role `observation`, and a user's that begin with `<interpreter>`, are tool responses.
+    Messages of the role `observation`, and a user's that begin with `<interpreter>`, are tool responses. Placeholders
+    show the row's files in order. With `rerun_code`, code runs when the demonstration is replayed; otherwise its output
+    is the row's.
     """
     values, name = row.parse(_LlavaRow), "conversations" if row.has("conversations") else "messages"
     yield from build_demonstrations(
@@ -30,4 +32,5 @@ def llava(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstration
         extras=collect_extras(row, name, "image", "images", "video", "videos"),
         wrap_answer=wrap_answer,
         field_name=name,
+        rerun_code=rerun_code,
     )

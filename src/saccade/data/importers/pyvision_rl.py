@@ -33,25 +33,50 @@ class _PyVisionRlRow(RowModel):
     env_name: Text | None = None
 
 
-def pyvision_rl(row: SourceRow, *, use_env_name: bool = False) -> Iterator[Task]:
+def pyvision_rl(
+    row: SourceRow,
+    *,
+    use_prompt: bool = False,
+    use_env_name: bool = False,
+    environments: dict[str, str] | None = None,
+) -> Iterator[Task]:
     """Yield one task: the question of `extra_info` (or the prompt's text), the media of `mm_hint`, the ground truth.
 
-    With `use_env_name`, `env_name` selects the recipe's environment of that name.
+    With `use_prompt`, the question is the prompt's text, published instructions included, which `system_prompt: row` of
+    an environment shows as it stands. With `use_env_name`,
+    `env_name` selects the recipe's environment of that name; `environments` maps the row's names to the recipe's.
     """
     values = row.parse(_PyVisionRlRow)
     prompt = "\n".join(message.question for message in values.prompt if message.role == "user")
     info = row.get_mapping("extra_info") if row.has("extra_info") else {}
     origin = {name: row.values[name] for name in ("data_source", "ability", "env_name") if row.has(name)}
+    system = "\n".join(message.text for message in values.prompt if message.role == "system")
+    own_prompt = {"system": system} if use_prompt else {}
     yield build_task(
         row,
-        row.convert(values.extra_info.question or prompt, Text, "extra_info.question"),
+        row.convert((not use_prompt and values.extra_info.question) or prompt, Text, "extra_info.question"),
         values.reward_model.ground_truth,
         tuple(replace(media, kind=values.mm_hint.hint_type) for media in values.mm_hint.hint_path),
         field_name="reward_model.ground_truth",
         declared_type=find_declared_type(values.data_source, values.ability),
-        extras={**origin, **{name: value for name, value in info.items() if name not in ("question", "answer")}},
-        environment=values.env_name if use_env_name else None,
+        extras={**own_prompt, **origin, **{name: info[name] for name in info if name not in ("question", "answer")}},
+        environment=select_environment(row, values.env_name, use_env_name, environments),
     )
+
+
+def select_environment(
+    row: SourceRow, env_name: str | None, use_env_name: bool, environments: dict[str, str] | None
+) -> str | None:
+    """Return the recipe's environment for a row's `env_name`; None for the recipe's default.
+
+    Raises DataError if `environments` lacks the name.
+    """
+    if environments is None or env_name is None:
+        return env_name if use_env_name else None
+    if env_name not in environments:
+        problem = f"{env_name!r} isn't in the setting environments, which has {', '.join(environments) or 'no name'}"
+        raise row.build_field_error("env_name", problem, value=env_name)
+    return environments[env_name]
 
 
 def find_declared_type(data_source: str, ability: str) -> str | None:

@@ -143,10 +143,10 @@ class RemoteEngine:
             filters=self._filters,
         )
         group, started = ledger.prefix(1).prefix_hashes()[0], time.perf_counter()
-        num_failures = 0
+        num_failures, failed_at = 0, set[Server]()
         while True:
             try:
-                async with self._pool.acquire(group) as server:
+                async with self._pool.acquire(group, failed_at) as server:
                     server.check_context_length(len(ledger) + sampling.max_tokens)
                     completion, _ = await server.generate(server_request)
                     return replace(completion, seconds=time.perf_counter() - started)
@@ -154,6 +154,8 @@ class RemoteEngine:
                 continue
             except ServerError as error:
                 num_failures += 1
+                if not isinstance(error, ServerBusy):
+                    failed_at.add(server)  # it may pass the next handshake and fail again
                 # A proxy without a server behind it reports that it is busy, too.
                 if num_failures > self._retries and (
                     not isinstance(error, ServerBusy) or await self._pool.check_health(server)

@@ -21,7 +21,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
 from saccade.engines.remote.server import (
     SERVERS_KEY,
@@ -85,13 +85,15 @@ class Pool:
         return self._down_timeout
 
     @contextlib.asynccontextmanager
-    async def acquire(self, group_key: str) -> AsyncIterator[Server]:
+    async def acquire(self, group_key: str, avoid: Collection[Server] = ()) -> AsyncIterator[Server]:
         """Choose a server for a request of the group and count it in the server's load; a ServerError marks it down.
+
+        The servers `avoid`, at which the request has failed before, are chosen only if no other is up.
 
         A failure of a request that started before the server's last handshake is ignored. Raises BrokenEngineError if
         no server was up for `down_timeout` seconds or one is unusable; RequestAborted if a weight sync aborts it.
         """
-        server = await self._choose_server(group_key)
+        server = await self._choose_server(group_key, avoid)
         server.num_in_flight += 1
         generation = server.generation
         try:
@@ -194,14 +196,15 @@ class Pool:
                 return up
             await self._wait_for_state_change()
 
-    async def _choose_server(self, group_key: str) -> Server:
+    async def _choose_server(self, group_key: str, avoid: Collection[Server]) -> Server:
         up = await self.wait_for_servers()
         while not self._accepting_requests.is_set():  # the next pause may begin before this task resumes
             await self._accepting_requests.wait()
             up = await self.wait_for_servers()
         sticky = self._sticky_servers.get(group_key)
-        if sticky is None or not sticky.is_up:  # the group's prefix cache is lost with its server
-            sticky = min(up, key=lambda server: server.num_in_flight)
+        candidates = [server for server in up if server not in avoid] or up
+        if sticky not in candidates:  # the group's prefix cache is lost with its server
+            sticky = min(candidates, key=lambda server: server.num_in_flight)
             self._sticky_servers.put(group_key, sticky)
         return sticky
 

@@ -16,12 +16,13 @@ from typing import Literal
 
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.errors import DataError
-from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer, extract_letter
+from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow, iterate_rows
 from saccade.media.subtitles import find_subtitles
 from saccade.metrics.episode_metrics import has_failed
 from saccade.metrics.statistics import get_media_key
 from saccade.protocols import ScoreFn
+from saccade.rewards.answer_types.reader import read_letter
 from saccade.rewards.compose import score_each
 from saccade.rewards.text_normalization import format_question
 from saccade.types import Episode, Reply, Score, ScoredEpisode, Task
@@ -86,8 +87,8 @@ def grade_choice(letter: str | None, task: Task, without_letter: Grade = UNPARSE
 
 
 def grade_choice_lenient(text: str, task: Task, without_letter: Grade = UNPARSED) -> Grade:
-    """Grade a multiple-choice answer leniently; see `extract_letter`."""
-    letter = extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
+    """Grade a multiple-choice answer leniently; see `reader.read_letter`."""
+    letter = read_letter(text, OPTION_LETTERS[: len(task.options)], task.options, in_prose=True)
     return grade_choice(letter, task, without_letter)
 
 

@@ -4,28 +4,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from saccade.evaluation.benchmarks.answer_extraction import extract_plain_answer
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, GradedAnswer, compute_weighted_mean
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.answer_types.reader import read_span
 from saccade.types import AnswerType, Task
 
 _LINE = re.compile(r"(\S+) ([\d.]+) ([\d.]+)##(.+)")
 _CLOCK = r"(?:\d{1,2}:)?\d{1,2}:\d{2}"
 _KEYWORDS = ("start", "end", "happen")
 _NUMBER = re.compile(r"\b(\d+\.\d+\b|\b\d+)\b")
-
-_TIME = r"(?:\d{1,2}:)?\d{1,3}:[0-5]\d(?:\.\d+)?|\d{1,6}(?:\.\d+)?"
-_UNIT = r"(?:\s*(?:s|secs?|seconds?)\b\.?)?"
-_SEPARATOR = r"\s*(?:-{1,3}>?|~|→|\.\.+|\bto\b|\band\b|\buntil\b|\btill\b|\bthrough\b|至|到)\s*"
-_END_LABEL = (
-    r"(?:(?:the|it|which|and)\s+)*['\"]?(?:end|stop|finish)(?:s|es|ing)?(?:[_ ]?time)?['\"]?\s*(?:is|at|by|:|=)*\s*"
-)
-_TIME_PREFIX = r"(?:(?:about|around|at|second|time)\s+)*"
-# No number may touch a span: 2019-12-03 is a date, and a video has no time -3.
-_SPAN = re.compile(
-    rf"(?<![\w.:,-])(?P<start>{_TIME}){_UNIT}(?:{_SEPARATOR}(?:{_END_LABEL})?|[\s,;.]*(?:and\s+)?{_END_LABEL}){_TIME_PREFIX}(?P<end>{_TIME})(?![\d:])"
-)
-_PAIR = re.compile(rf"(?:^|[\[(])\s*(?P<start>{_TIME}){_UNIT}\s*[,;]\s*(?P<end>{_TIME}){_UNIT}\s*(?:$|[\])])")
 
 
 def charades_sta() -> Benchmark:
@@ -42,7 +29,7 @@ def charades_sta() -> Benchmark:
         num_tasks=3720,
         parse_row=_parse_row,
         grade_strict=lambda text, task: _grade_span(_extract_span_strict(text), task),
-        grade_lenient=lambda text, task: _grade_span(extract_time_span(text), task),
+        grade_lenient=lambda text, task: _grade_span(read_span(text), task),
         primary_metric="miou",
         compute_metrics=_compute_metrics,
     )
@@ -110,20 +97,6 @@ def _extract_span_strict(text: str) -> tuple[float, float] | None:
 def _find_range(text: str) -> tuple[float, float] | None:
     match = re.search(r"(?<!\d)(\d+(?:\.\d*)?)\s*[-–]\s*(\d+\.?\d*)", text)
     return (float(match[1]), float(match[2])) if match else None
-
-
-def extract_time_span(text: str) -> tuple[float, float] | None:
-    """Return the first span of an answer in seconds, or None; a time may be a clock time, with a fraction.
-
-    Accepted: two times with any dash or `to`, `and`, `until` between them; with the word `end` between them; and a pair
-    in brackets. A minus before the first time invalidates the span.
-
-    >>> extract_time_span("from 00:12.5 to 0:20"), extract_time_span("[3.5, 8]"), extract_time_span("-3 - 8")
-    ((12.5, 20.0), (3.5, 8.0), None)
-    """
-    plain = extract_plain_answer(text).casefold()
-    match = _PAIR.search(plain) or _SPAN.search(plain)
-    return (parse_seconds(match["start"]), parse_seconds(match["end"])) if match else None
 
 
 def parse_seconds(clock: str) -> float:

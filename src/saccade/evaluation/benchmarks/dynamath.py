@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter, parse_float
+from saccade.evaluation.benchmarks.answer_extraction import parse_float
 from saccade.evaluation.benchmarks.base import (
     UNPARSED,
     Benchmark,
@@ -20,6 +20,7 @@ from saccade.evaluation.benchmarks.base import (
 )
 from saccade.evaluation.benchmarks.formulas import are_formulas_equal, evaluate_formula, extract_formula
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.answer_types.reader import names_text, read_letter
 from saccade.types import AnswerType, Task
 
 TOLERANCE = 0.001
@@ -85,7 +86,7 @@ def _grade_lenient(text: str, task: Task) -> Grade:
     strict = _grade_strict(braces[0], task) if braces else UNPARSED
     answer = text if strict.extracted is None else strict.extracted
     if task.extras["answer_type"] == "multiple choice":
-        return grade_choice(extract_letter(answer, OPTION_LETTERS[:6]), task)
+        return grade_choice(read_letter(answer, OPTION_LETTERS[:6], in_prose=True), task)
     formula, expected = extract_formula(answer), str(task.ground_truth)
     if formula is None:
         return UNPARSED
@@ -93,7 +94,7 @@ def _grade_lenient(text: str, task: Task) -> Grade:
         value = evaluate_formula(formula.rpartition("=")[2])
         is_correct = value is not None and abs(value - float(expected)) <= TOLERANCE
     else:
-        is_correct = are_formulas_equal(formula, expected) or expected in answer
+        is_correct = are_formulas_equal(formula, expected) or names_text(answer, expected)
     return Grade(extracted=formula, value=float(is_correct))
 
 

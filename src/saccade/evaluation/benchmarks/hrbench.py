@@ -27,15 +27,26 @@ JUDGE_INSTRUCTIONS = (
 )
 _LETTERS = "ABCD"
 _MAX_TOKENS_FROM_END = 4  # the one letter must be among this many tokens at the end
+_API_FAILURE = "Failed to obtain answer via API"
+_REFUSALS = (
+    "Sorry, I can't help with images of people yet.",
+    "I can't process this file.",
+    "I'm sorry, but without the image provided",
+    "Cannot determine the answer",
+)
+_NO_OPTION = "Z"  # as the published code calls it
+# Neither a colon nor a bracket is allowed before the letter, and it may begin a word.
+_ANNOUNCED_LETTER = re.compile(r"answer\s+is\s+\**([a-d])", re.IGNORECASE)
 _MAX_POINTER_CHARS = 64  # characters up to which an image's field is the index of the row that holds the image
 
 
 def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
     """Define HR-Bench (Wang et al. 2024, arXiv 2408.15556), 800 rows of either `size`; the mean of its four rotations.
 
-    The published rule samples a language model; `strict` is the one its authors refer to (VLMEvalKit): the only option
-    letter among the words if it is one of the last four, else `answer is X`, else the only option whose text occurs in
-    a response that isn't too long, else a judge. Without a judge such answers count as wrong, as in its exact mode, and
+    The published rule samples a language model; `strict` is the one its authors refer to (VLMEvalKit): one of four
+    refusals is wrong, else the only capital option letter among the words if it is one of the last four, else the
+    letter after `answer is` and asterisks in any case, even inside a word, else the only option whose text occurs in a
+    response that isn't too long, else a judge. Without a judge such answers count as wrong, as in its exact mode, and
     are reported as undecided.
     """
     images: dict[str, Media] = {}  # by the index of the row that contains them
@@ -76,15 +87,24 @@ def hrbench(*, size: Literal["4k", "8k"] = "4k") -> Benchmark:
 
 
 def _grade_strict(text: str, task: Task) -> Grade:
-    words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
-    present = [letter for letter in _LETTERS if letter in words]
-    if len(present) == 1 and words.index(present[0]) >= len(words) - _MAX_TOKENS_FROM_END:
-        return grade_choice(present[0], task)
-    if match := re.search(r"(?i:answer\s+is):?\s*[(\[]?([A-D])\b", text):
-        return grade_choice(match[1], task)
+    if _API_FAILURE not in text and (letter := _find_letter(text)):
+        return grade_choice(letter, task)
     quoted = [letter for letter, option in zip(_LETTERS, task.options, strict=True) if option.lower() in text.lower()]
     is_short = len(text) <= 2 * sum(map(len, task.options))
     return grade_choice(quoted[0] if is_short and len(quoted) == 1 else None, task, UNDECIDED)
+
+
+def _find_letter(text: str) -> str | None:
+    if any(refusal in text for refusal in _REFUSALS):
+        return _NO_OPTION
+    words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
+    present = [letter for letter in _LETTERS if letter in words]
+    if len(present) == 1 and words.index(present[0]) >= len(words) - _MAX_TOKENS_FROM_END:
+        return present[0]
+    if not present and _NO_OPTION in words:
+        return _NO_OPTION
+    announced = _ANNOUNCED_LETTER.search(text)
+    return announced[1].upper() if announced else None
 
 
 def _compute_metrics(results: Sequence[GradedAnswer]) -> dict[str, float]:

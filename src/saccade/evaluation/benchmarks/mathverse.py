@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter
 from saccade.evaluation.benchmarks.base import (
     UNDECIDED,
     Benchmark,
@@ -15,6 +14,7 @@ from saccade.evaluation.benchmarks.base import (
 )
 from saccade.evaluation.benchmarks.formulas import are_formulas_equal, extract_formula
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.answer_types.reader import read_letter
 from saccade.types import AnswerType, Task
 
 JUDGE_INSTRUCTIONS = (
@@ -79,7 +79,7 @@ def mathverse() -> Benchmark:
 
 def _grade_lenient(text: str, task: Task) -> Grade:
     if task.extras["question_type"] == "multi-choice":
-        return grade_choice(extract_letter(text, OPTION_LETTERS[:6]), task, UNDECIDED)
+        return grade_choice(read_letter(text, OPTION_LETTERS[:6], in_prose=True), task, UNDECIDED)
     formula = extract_formula(text)
     is_correct = formula and are_formulas_equal(formula, str(task.ground_truth))
     return Grade(extracted=formula, value=1.0 if is_correct else None)

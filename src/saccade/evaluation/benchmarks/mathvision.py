@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter, parse_float
+from saccade.evaluation.benchmarks.answer_extraction import parse_float
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, grade_choice, group_by_extras
 from saccade.evaluation.benchmarks.formulas import (
     are_formulas_equal,
@@ -13,6 +13,7 @@ from saccade.evaluation.benchmarks.formulas import (
     have_equal_values,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.answer_types.reader import read_letter
 from saccade.types import AnswerType, Task
 
 _ANSWER_LEADS = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
@@ -47,7 +48,7 @@ def _grade_strict(text: str, task: Task) -> Grade:
 
 def _grade_lenient(text: str, task: Task) -> Grade:
     if task.options:
-        letter = extract_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
+        letter = read_letter(text, OPTION_LETTERS[: len(task.options)], task.options, in_prose=True)
         if letter:
             return grade_choice(letter, task)
     formula, expected = extract_formula(text), _get_ground_truth_option(task) or str(task.ground_truth)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 
-from saccade.evaluation.benchmarks.answer_extraction import extract_number
 from saccade.evaluation.benchmarks.base import (
     UNDECIDED,
     Benchmark,
@@ -13,7 +12,8 @@ from saccade.evaluation.benchmarks.base import (
     group_by_extras,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
-from saccade.rewards.text_normalization import normalize_and_casefold
+from saccade.rewards.answer_types.reader import has_denial, names_text, read_number
+from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
 from saccade.types import AnswerType, Task
 
 DISCIPLINES = {
@@ -42,9 +42,9 @@ def mmvu() -> Benchmark:
     """Define MMVU (Zhao et al. 2025, arXiv 2501.12380), the 1,000 validation questions.
 
     The published rule is a judge for both kinds of question (correct, true or false), so `strict` decides only clear
-    cases: a single named letter, and an open answer that equals the ground truth ignoring case. Everything else is
-    undecided. The lenient rule accepts an open answer that contains the ground truth as whole words, or its number with
-    the same unit.
+    cases: a single named letter in an answer that denies nothing, and an open answer that equals the ground truth
+    ignoring case. Everything else is undecided. The lenient rule accepts an open answer that contains the ground truth
+    as whole words, or its number with the same unit, and denies nothing.
     """
     return Benchmark(
         name="mmvu",
@@ -65,7 +65,7 @@ def mmvu() -> Benchmark:
 
 def _grade_strict(text: str, task: Task) -> Grade:
     if task.options:
-        return grade_choice_lenient(text, task, UNDECIDED)
+        return UNDECIDED if has_denial(normalize_text(text)) else grade_choice_lenient(text, task, UNDECIDED)
     is_correct = _normalize_text(text) == _normalize_text(str(task.ground_truth))
     return Grade(extracted=text or None, value=1.0 if is_correct else None)
 
@@ -74,12 +74,11 @@ def _grade_lenient(text: str, task: Task) -> Grade:
     if task.options:
         return grade_choice_lenient(text, task, UNDECIDED)
     answer, expected = _normalize_text(text), _normalize_text(str(task.ground_truth))
-    contains = expected and re.search(rf"(?<![\w.-]){re.escape(expected)}(?![\w-]|\.\d)", answer)
-    number = extract_number(expected) if re.match(r"-?[\d.]", expected) else None
+    number = read_number(expected) if re.match(r"-?[\d.]", expected) else None
     unit = expected.lstrip("-0123456789., ")
-    has_value = number is not None and extract_number(answer) == number and unit in answer
-    is_hedged = re.search(r"\b(?:not|neither|nor|or)\b|n't\b", answer)
-    return Grade(extracted=text or None, value=1.0 if (contains or has_value) and not is_hedged else None)
+    has_unit = re.search(rf"(?<![^\W\d_]){re.escape(unit)}(?!\w)", answer)
+    has_value = number is not None and read_number(answer, in_prose=True) == number and has_unit
+    return Grade(extracted=text or None, value=1.0 if names_text(answer, expected) or has_value else None)
 
 
 def _normalize_text(text: str) -> str:

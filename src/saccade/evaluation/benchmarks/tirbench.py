@@ -1,12 +1,15 @@
 """TIR-Bench: thirteen tasks that require image operations; letters, numbers, lists and words."""
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
 from saccade.data.source_row import OPTION_LETTERS
-from saccade.evaluation.benchmarks.answer_extraction import extract_letter, extract_number, strip_formatting
+from saccade.evaluation.benchmarks.answer_extraction import strip_formatting
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, JudgePrompt, group_by_extras
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.answer_types.reader import names_text, read_letter, read_number
+from saccade.rewards.math_worker_pool import MathWorkerError, MathWorkerPool
 from saccade.rewards.text_normalization import extract_boxed, normalize_and_casefold, normalize_text
 from saccade.types import AnswerType, Task
 
@@ -33,8 +36,9 @@ def tirbench() -> Benchmark:
 
     In the published code a language model extracts the answer first, except for OCR. Here a judge does; without one a
     rule extracts it in both scoring modes: the content of the last box, else the final answer. `strict` then applies
-    the published rule, quirks included (an unknown text is the nearest letter, `7 2` is 72), except for math-verify's
-    final check of numbers, which is replaced by the last number.
+    the published rule, quirks included (an unknown text is the nearest letter, `7 2` is 72). Its last resort for
+    numbers is math-verify: `1,200`, `2,5` and `10^3` have their values, number words none. Without that package such
+    answers are undecided.
     """
     return Benchmark(
         name="tirbench",
@@ -42,13 +46,20 @@ def tirbench() -> Benchmark:
         file_patterns=("TIR-Bench.json", "data/test-*.parquet", "*.jsonl"),
         num_tasks=1215,
         parse_row=_parse_row,
-        grade_strict=lambda text, task: _build_grade(text, score_strict(extract_boxed_answer(text, task), task)),
+        grade_strict=_grade_strict,
         grade_lenient=lambda text, task: _build_grade(text, score_lenient(extract_boxed_answer(text, task), task)),
         strata=group_by_extras("task"),
         stratum_sizes={"task": TASK_COUNTS},
         fixed_order_reason="its options are written into the questions and images",
         judge_prompt=JudgePrompt(extraction_prompt=build_extraction_prompt, extract_always=True),
     )
+
+
+def _grade_strict(text: str, task: Task) -> Grade:
+    try:
+        return _build_grade(text, score_strict(extract_boxed_answer(text, task), task))
+    except MathWorkerError:  # math-verify isn't installed
+        return Grade(extracted=text.strip() or None, value=None)
 
 
 def _build_grade(text: str, value: float | None) -> Grade:
@@ -95,7 +106,7 @@ def extract_boxed_answer(text: str, task: Task) -> str:
 
 
 def score_strict(text: str, task: Task) -> float | None:
-    """Apply the published rule; None if a number or list can't be parsed."""
+    """Apply the published rule; None if a list can't be parsed. Raises MathWorkerError without math-verify."""
     name, expected = task.extras["task"], str(task.ground_truth)
     if name == "ocr":
         overrides = (word for file, word in _OCR_OVERRIDES.items() if file in str(task.extras["image_1"]))
@@ -115,16 +126,16 @@ def score_lenient(text: str, task: Task) -> float | None:
     """Score the same tasks by the letter, the last number or the word of the answer, ignoring case and formatting."""
     name, expected = task.extras["task"], str(task.ground_truth)
     if name == "ocr":
-        return float(normalize_and_casefold(expected) in normalize_and_casefold(text))
+        return float(names_text(text, expected))
     plain = strip_formatting(normalize_text(text)).strip()
     if name == "jigsaw" or (name in _LIST_SCORERS and not _parses_as(int, expected)):
         return score_strict(plain, task)
     if len(expected) == 1 and expected.isalpha():
-        letter = extract_letter(plain, OPTION_LETTERS)
+        letter = read_letter(plain, OPTION_LETTERS, in_prose=True)
         return None if letter is None else float(letter == expected)
     if expected.isalpha():
         return float(sorted(re.findall("[A-Za-z]", plain)) == sorted(expected))
-    number = extract_number(plain)
+    number = read_number(text, in_prose=True)
     if _parses_as(float, expected):
         return None if number is None else float(number == float(expected))
     return float(normalize_and_casefold(plain).rstrip(".") == normalize_and_casefold(expected))
@@ -139,16 +150,26 @@ def _parses_as(parser: Callable[[str], object], text: str) -> bool:
 
 
 def _score_number(text: str, ground_truth: str) -> float | None:
-    """Compare numbers without letters, colons and blanks (`7 2` is 72); a ground truth that is none never matches."""
+    """Compare numbers without letters, colons and blanks (`7 2` is 72), else let math-verify find and compare them.
+
+    A ground truth that is no number never matches. None for a text without numbers.
+    """
     number_type = int if _parses_as(int, ground_truth) else float
     if not _parses_as(number_type, ground_truth):
         return 0.0
     plain = re.sub(r"[A-Za-z*:\s]+", "", text.replace("Extracted answer:", "")).strip()
-    candidates = [number_type(plain)] if _parses_as(number_type, plain) else []
-    comma = re.fullmatch(r"-?\d+,\d+", plain)  # which math-verify reads as a decimal
-    last = float(plain.replace(",", ".")) if comma else extract_number(text)
-    candidates += [] if last is None else [last]
-    return float(float(ground_truth) in candidates) if candidates else None
+    if _parses_as(number_type, plain) and number_type(plain) == number_type(ground_truth):
+        return 1.0
+    if not re.search(r"\d|\\|\$", text):  # no digit, no formula: math-verify finds nothing
+        return None
+    if number_type is int and re.fullmatch(r"-?\d{1,15}", text):  # another integer for math-verify, too
+        return 0.0
+    return float(_get_math_workers().verify_texts(ground_truth, text))
+
+
+@functools.cache
+def _get_math_workers() -> MathWorkerPool:
+    return MathWorkerPool(cpu_seconds=3, num_workers=1)
 
 
 def _score_letters(text: str, ground_truth: str, task: Task) -> float:

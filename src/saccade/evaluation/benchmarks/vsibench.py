@@ -5,7 +5,7 @@ from statistics import fmean
 
 import numpy as np
 
-from saccade.evaluation.benchmarks.answer_extraction import extract_number, parse_float, strip_option_labels
+from saccade.evaluation.benchmarks.answer_extraction import parse_float, strip_option_labels
 from saccade.evaluation.benchmarks.base import (
     UNPARSED,
     Benchmark,
@@ -19,6 +19,7 @@ from saccade.evaluation.benchmarks.base import (
     tabulate,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
+from saccade.rewards.answer_types.reader import read_number
 from saccade.types import AnswerType, Task
 
 NUMERIC_TASKS = ("object_counting", "object_abs_distance", "object_size_estimation", "room_size_estimation")
@@ -32,7 +33,7 @@ def vsibench() -> Benchmark:
 
     Strict: the first space-separated token without its periods is the answer, a letter in any case or a number. Numbers
     earn their mean relative accuracy, |p - t| / t <= 1 - theta over ten theta from 0.50 to 0.95. The three levels of
-    relative direction are averaged into one task first. The lenient rule takes the last number, which may be a word.
+    relative direction are averaged into one task first. The lenient rule takes the last number (`reader.read_number`).
     """
     return Benchmark(
         name="vsibench",
@@ -69,7 +70,7 @@ def _grade_strict(text: str, task: Task) -> Grade:
 def _grade_lenient(text: str, task: Task) -> Grade:
     if task.answer_type == AnswerType.CHOICE:
         return grade_choice_lenient(text, task)
-    return _grade_number(extract_number(text), task)
+    return _grade_number(read_number(text, in_prose=True), task)
 
 
 def _grade_number(predicted: float | None, task: Task) -> Grade:

@@ -48,8 +48,7 @@ def check_loggers(names: Sequence[str]) -> None:
         package = plugin.package if hasattr(plugin, "package") else ""
         if package and importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"the logger {name} needs the package {package}; pip install 'saccade[track]', or remove it from "
-                "loggers",
+                f"the logger {name} needs the package {package}; pip install {package}, or remove it from loggers",
                 key="loggers",
                 value=name,
             )

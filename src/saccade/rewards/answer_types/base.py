@@ -16,6 +16,7 @@ from saccade.types import Episode, Task
 GroundTruth = str | float | tuple[float, ...]
 FOLDER = "rewards.answer_types"
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MAX_NUMBER = 1e308  # a JSON integer may have any number of digits
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
 
 
@@ -143,5 +144,9 @@ def parse_numbers(value: Any) -> tuple[float, ...]:
         numbers = [float(number.rstrip("%").replace(",", "")) for number in _NUMBER.findall(text)]
     else:
         values = value if isinstance(value, list | tuple) else [value]
-        numbers = [float(item) for item in values if isinstance(item, int | float) and not isinstance(item, bool)]
+        numbers = [
+            float(item)
+            for item in values
+            if isinstance(item, int | float) and not isinstance(item, bool) and abs(item) < _MAX_NUMBER
+        ]
     return tuple(number for number in numbers if math.isfinite(number))

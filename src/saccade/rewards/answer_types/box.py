@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from saccade.errors import DataError
 from saccade.rewards.answer_types.base import AnswerFormat, GroundTruth, parse_numbers
+from saccade.rewards.answer_types.reader import is_denied
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode, Task
 
@@ -13,10 +14,12 @@ Sides = tuple[float, ...]
 Coordinates = Literal["auto", "pixel", "shown", "unit", "percent", "thousand"]
 
 _NUMBER = r"-?(?:\d{1,9}(?:\.\d{1,18})?|\.\d{1,18})(?:[eE][+-]?\d{1,3})?"
-# Matches [x1, y1, x2, y2] or (x, y) in any brackets; the next pattern matches (x1, y1), (x2, y2).
+# Matches [x1, y1, x2, y2] or (x, y) in any brackets; the next pattern matches an answer that is (x1, y1), (x2, y2).
 _COORDINATE_LIST = re.compile(rf"[\[(<{{]\s*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\s*[\])>}}]")
+_LABEL = r"(?:\W|\b(?:the|final|answer|is|bounding|box|bbox|boxed|box_start|box_end|left|right)\b)*?"
 _CORNER_PAIR = re.compile(
-    rf"[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]\s*,?\s*[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]"
+    rf"{_LABEL}[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]\s*,?\s*[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]{_LABEL}",
+    re.IGNORECASE,
 )
 # Matches an answer whose only numbers are one unbracketed list.
 _UNBRACKETED_NUMBERS = re.compile(rf"[^\d.,+-]*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\.?(?!\d)[^\d%]*")
@@ -32,8 +35,9 @@ class BoxAnswer(AnswerFormat):
     `pixel` of the file, pixels of the image as first `shown` to the model, fractions of 1 (`unit`), 100 (`percent`) or
     1000 (`thousand`); `auto` means unit if no number is above 1, else pixel.
 
-    Accepted boxes: `[x1, y1, x2, y2]`, `(x1, y1), (x2, y2)`, JSON (`{"bbox_2d": [...]}`). Boxes are clipped to the
-    image. An answer with two different boxes, an inverted or empty box, a point, or anything else scores 0.
+    Accepted boxes: `[x1, y1, x2, y2]`, JSON (`{"bbox_2d": [...]}`), and `(x1, y1), (x2, y2)` if that is all of the
+    answer: two points in a sentence are no box. Boxes are clipped to the image. An answer with two different boxes, a
+    denied, inverted or empty box, a point, or anything else scores 0.
     """
 
     names: ClassVar[tuple[str, ...]] = ("box", "bbox")
@@ -50,7 +54,7 @@ class BoxAnswer(AnswerFormat):
     def __call__(self, episode: Episode) -> float:
         """Return the score. Raises DataError for an invalid box, and for pixels if the image's size is unknown."""
         expected = _parse_ground_truth_box(episode.task)
-        raw = _parse_box_or_point(episode.answer or "")
+        raw = _parse_box_or_point(episode.answer or "", joins_corners=2 not in self.accepted_lengths)
         if raw is None or len(raw) not in self.accepted_lengths:
             return 0.0
         scale = _resolve_scale(raw, episode, self._coordinates)
@@ -131,15 +135,20 @@ def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tupl
     return size or shown_sizes[0]
 
 
-def _parse_box_or_point(answer: str) -> Sides | None:
-    """Return the only box (4 numbers) or point (2 numbers) of an answer, or None."""
+def _parse_box_or_point(answer: str, *, joins_corners: bool) -> Sides | None:
+    """Return the only box (4 numbers) or point (2 numbers) of an answer, or None if it has none, several or denies it.
+
+    With `joins_corners` an answer that is nothing but two points is a box.
+    """
     text = normalize_text(answer).strip()
     boxes = _parse_json_boxes(text)
     if not boxes:
-        text = _CORNER_PAIR.sub(lambda match: f"[{match[1]},{match[2]}]", text)
-        lists = [match[1] for match in _COORDINATE_LIST.finditer(text)] or [
-            ",".join(match.groups()) for match in _POINT_TAG.finditer(text)
-        ]
+        if joins_corners and (corners := _CORNER_PAIR.fullmatch(text)):
+            text = f"[{corners[1]},{corners[2]}]"
+        matches = list(_COORDINATE_LIST.finditer(text)) or list(_POINT_TAG.finditer(text))
+        if any(is_denied(text, match.start(), match.end()) for match in matches):
+            return None
+        lists = [",".join(match.groups()) for match in matches]
         if not lists and (unbracketed := _UNBRACKETED_NUMBERS.fullmatch(text)):
             lists = [unbracketed[1]]
         boxes = {tuple(float(number) for number in numbers.split(",")) for numbers in lists}

@@ -5,26 +5,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, unwrap_answer
-from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
+from saccade.rewards.answer_types.reader import read_span
+from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode
 
-_TIME = r"(?:\d{1,3}:[0-5]\d:[0-5]\d(?:,\d{3})?|\d{1,4}:[0-5]\d|\d{1,7})(?:\.\d{1,9})?"
-_UNIT = r"(?:\s*(?:(?:s|secs?|seconds?)\b\.?|秒))?"
-_RANGE_SEPARATOR = r"\s*(?:-{1,3}>?|~|\u301c|\u2192|\.\.+|(?:up )?to\b|and\b|until\b|till\b|through\b|[,;]|到|至)\s*"
-_MARKUP = r"(?:\s*[\"'`<>()\[\]*$]{1,4})?"  # around a time: `<4 seconds>` as in prompts, quotes, bold, math
-# The second time may be labeled: `end: 8`, `"end_time": 8`, `it ends at 8`, `second 8`. Then a blank suffices.
-_END_LABEL = r"(?:it\s+)?['\"]?end(?:s|ing)?(?:[_ ]?time)?['\"]?\s*(?:at|[:=])?\s*"
-_LABELED_SEPARATOR = rf"(?:{_RANGE_SEPARATOR}(?:(?:{_END_LABEL})|(?:second|at|t\s*=)\s*)?|\s+{_END_LABEL})"
-# The surrounding text decides whether it is a span at all: no sign, digit, letter or other unit may touch it, and no
-# third number may follow.
-_OTHER_UNIT = r"(?:m|min(?:ute)?s?|h|hrs?|hours?|ms|msecs?|milliseconds?|days?|frames?|scenes?|pages?|percent)"
-_SPAN = re.compile(
-    rf"(?<![\w.:,-])({_TIME}){_UNIT}{_MARKUP}{_LABELED_SEPARATOR}{_MARKUP}\s*({_TIME})(?!\d)"
-    rf"{_UNIT}(?![0-9a-z_:%]|\.\d|\s*(?:-|to\b)\s*\d)(?!\s*(?:%|{_OTHER_UNIT}(?![a-z])))"
-)
-# `frames 4-8`, `minutes: 4 to 8`, `frame numbers 4-8`
 _PUBLISHED_TIME = re.compile(r"\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
-_PRECEDING_OTHER_UNIT = re.compile(rf"\b{_OTHER_UNIT}\W{{0,3}}(?:(?:numbers?|nos?|ind(?:ex|ices)|from)\W{{1,3}})?$")
 
 
 class GroundingAnswer(AnswerFormat):
@@ -32,7 +17,7 @@ class GroundingAnswer(AnswerFormat):
 
     A span is two times with `-`, `to`, `and`, `until`, a comma or `, end:` between them; a time is seconds (`12.5`,
     `12.5s`), `mm:ss` or `hh:mm:ss`, with an optional fraction. Later spans are ignored, so that listing several gains
-    nothing. An empty or inverted span, a negative time, other units and a missing span score 0.
+    nothing. An empty or inverted span, a negative time, other units, a denial and a missing span score 0.
     """
 
     names = ("grounding", "tvg", "temporal_grounding", "temporal-grounding")
@@ -43,13 +28,7 @@ class GroundingAnswer(AnswerFormat):
         """Return the score of an episode. Raises DataError if the ground truth is not a pair of seconds in order."""
         self.require_valid(episode.task)
         true_start, true_end = cast(tuple[float, float], episode.task.ground_truth)
-        answer = " ".join(normalize_and_casefold(episode.answer or "").split())
-        for span in _SPAN.finditer(answer):
-            if not _PRECEDING_OTHER_UNIT.search(answer[max(0, span.start() - 40) : span.start()]):
-                break
-        else:
-            return 0.0
-        start, end = _parse_seconds(span[1]), _parse_seconds(span[2])
+        start, end = read_span(episode.answer or "") or (0.0, 0.0)
         if start >= end:
             return 0.0
         return max(0.0, min(end, true_end) - max(start, true_start)) / (max(end, true_end) - min(start, true_start))

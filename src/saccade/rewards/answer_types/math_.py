@@ -8,6 +8,7 @@ from typing import Any
 from saccade.config.schema import PositiveInt
 from saccade.errors import ConfigError
 from saccade.rewards.answer_types.base import AnswerFormat, parse_text
+from saccade.rewards.answer_types.reader import find_answers
 from saccade.rewards.math_worker_pool import MathWorkerError, MathWorkerPool
 from saccade.rewards.text_normalization import ANSWER_LEAD_IN, extract_boxed, normalize_text
 from saccade.types import Episode, Ungraded
@@ -23,6 +24,7 @@ _PLAIN_TO_LATEX |= {"°": r"^\circ ", "∅": r"\emptyset ", r"\varnothing": r"\e
 _FUNCTION = re.compile(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|exp|ln|log)(?![a-zA-Z])")
 _SCIENTIFIC_NOTATION = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])")  # 1.5e3
 _MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d+) +(\d+)/(\d+)(?![\d/])")  # 1 1/2
+_APPROXIMATION = r"(?:[^=]*?[=\s])?(?:[a-zA-Z]\s*)?\\approx[^=]*"  # x \approx 3.14
 _TEXT_COMMAND = re.compile(r"\\(?:text\w*|mbox|mathrm|mathbf|hbox)\s*\{([^{}]*)\}")
 # Text after a word in a formula may only be the rest of a unit or a list separator: math-verify drops anything else.
 _UNIT_SUFFIX = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
@@ -93,9 +95,10 @@ def extract_formula(text: str) -> str | None:
     ['\\frac{1}{2}', 'x^{2}', None]
     """
     boxes = extract_boxed(text)
-    if boxes is None or len({"".join(body.split()) for body in boxes}) > 1:
+    if len({"".join(body.split()) for body in boxes}) > 1 or not find_answers(text):
         return None
     text = boxes[-1] if boxes else _ANSWER_LEAD_IN.sub("", " ".join(text.split()))
+    text = text.rpartition(r"\approx")[2] if re.fullmatch(_APPROXIMATION, text) else text
     text = (bold[2] if (bold := _BOLD.match(text.strip())) else text).strip()
     text = normalize_text(_SUPERSCRIPT.sub(lambda match: f"^{{{normalize_text(match[0])}}}", text))
     for plain, latex in _PLAIN_TO_LATEX.items():

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from saccade.rewards.answer_types.base import AnswerFormat, parse_text
-from saccade.rewards.text_normalization import normalize_and_casefold
+from saccade.rewards.answer_types.reader import find_answers, has_denial
+from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
 from saccade.types import Episode
 
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -25,16 +26,18 @@ _TOKEN = re.compile(r"(?<![\w.)])-?(?:\d+(?:\.\d+)?|\.\d+)|\w+(?:'\w+)*")
 class OpenAnswer(AnswerFormat):
     """Open answers: how well the words of the final answer agree with those of the ground truth, in [0, 1].
 
-    `f1` is 2PR / (P + R) of the two multisets of tokens (the SQuAD metric); `exact` requires the same tokens in the
-    same order. Case and width are folded; punctuation and the articles a, an, the are dropped; digits, minus signs and
-    decimal points stay (`-5`, `5` and `0.5` are three different tokens; `minus 5` is `-5` and `1,000` is `1000`). If
-    the ground truth is one word with an opposite (yes and no, true and false), an answer that contains the opposite
-    scores 0. A missing answer, or one of articles alone, scores 0; if the ground truth itself is an article, such as
-    the blood type `A`, articles are kept on both sides.
+    `f1` is 2PR / (P + R) of the two multisets of tokens (the SQuAD metric) times their precision P, so that naming
+    several candidates earns less than naming one of them: k words that hold the one right word score 2 / (k (k + 1)).
+    `exact` requires the same tokens in the same order. The answer is the content of its box, what follows "the answer
+    is", or all of it (`reader.find_answers`). Case and width are folded; punctuation and the articles a, an, the are
+    dropped; digits, minus signs and decimal points stay (`-5`, `5` and `0.5` are three different tokens; `minus 5` is
+    `-5` and `1,000` is `1000`). If the ground truth is one word with an opposite (yes and no, true and false), an
+    answer that contains the opposite scores 0, and so does an answer that denies something if the ground truth doesn't.
+    A missing answer, or one of articles alone, scores 0; if the ground truth itself is an article, such as the blood
+    type `A`, articles are kept on both sides.
 
     Several answers separated by `or`, a slash or a bar score as the worst of them, unless the ground truth has such a
-    separator. Without a separator (`red blue`) they are ordinary words, and F1 gives credit for each: for single-word
-    ground truths `exact` is the stricter metric.
+    separator.
     """
 
     names = ("open", "open_ended", "open-ended")
@@ -44,13 +47,18 @@ class OpenAnswer(AnswerFormat):
     def __init__(
         self,
         *,
-        mode: Literal["f1", "exact"] = "f1",  # f1 of the words, or exact: the same words in order
+        mode: Literal["f1", "exact"] = "f1",  # f1 of the words times precision, or exact: the same words in order
     ) -> None:
         self._mode = mode
 
     def __call__(self, episode: Episode) -> float:
         """Return the score of an episode."""
         ground_truth, answer = str(episode.task.ground_truth), episode.answer or ""
+        if _tokenize(answer) == _tokenize(ground_truth) != []:
+            return 1.0
+        return min((self._score(part, ground_truth) for part in find_answers(answer)), default=0.0)
+
+    def _score(self, answer: str, ground_truth: str) -> float:
         reference = _tokenize(ground_truth)
         dropped = _ARTICLES if set(reference) - _ARTICLES else frozenset[str]()
 
@@ -64,13 +72,15 @@ class OpenAnswer(AnswerFormat):
             return 0.0
         if self._mode == "exact":
             return float(predicted == expected)
+        if has_denial(normalize_text(answer)) and not has_denial(" ".join(reference)):
+            return 0.0
         candidates = [predicted]
         # Words of the ground truth alone hold no alternative, however they are separated (AC/DC).
         has_alternatives = _ALTERNATIVE_SEPARATOR.search(normalize_and_casefold(ground_truth))
         if Counter(predicted) - Counter(expected) and not has_alternatives:
             parts = _ALTERNATIVE_SEPARATOR.split(normalize_and_casefold(answer))
             candidates += filter(None, map(tokenize_without_articles, parts))
-        return min(_compute_f1(candidate, expected) for candidate in candidates)
+        return min(_compute_value(candidate, expected) for candidate in candidates)
 
     @classmethod
     def is_valid(cls, ground_truth: object) -> bool:
@@ -86,8 +96,10 @@ class OpenAnswer(AnswerFormat):
 open_ = OpenAnswer
 
 
-def _compute_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    return 2 * (Counter(predicted) & Counter(expected)).total() / (len(predicted) + len(expected))
+def _compute_value(predicted: Sequence[str], expected: Sequence[str]) -> float:
+    """Return F1 times precision."""
+    num_shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * num_shared / (len(predicted) + len(expected)) * num_shared / len(predicted)
 
 
 def _tokenize(text: str) -> list[str]:

@@ -4,7 +4,7 @@ results.json   the numbers of every table, with each seed's mean
 report.md      claim, metadata, tables, plots (plots/*.png)
 report.html    the same as one self-contained page
 
-A number is written as `0.55 [0.50, 0.60] {0.41, 0.69}`: the mean over seeds, in brackets the interval over tasks, in
+A number is written as `0.55 [0.50, 0.60] {0.41, 0.69}`: the mean over seeds, in brackets the interval over clips, in
 braces the one over seeds (see `metrics.statistics`).
 """
 
@@ -34,14 +34,15 @@ from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.jsonl import read_jsonl
 
 INTERVAL_NOTE = (
-    "A number is the mean over seeds. In [brackets] is its 95 % interval over tasks (same seeds, other questions: a "
-    "bootstrap over each seed's tasks), in {braces} the one over seeds (other data, weights and training: Student's t "
-    "over the seeds' means). A claim about a method needs the second; with few seeds it is wide."
+    "A number is the mean over seeds. In [brackets] is its 95 % interval over clips (same seeds, other clips: "
+    "Student's t over the clips of all seeds; questions about one clip are not independent), in {braces} the one over "
+    "seeds (other data, weights and training: Student's t over the seeds' means, at least as wide). "
+    "A claim about a method needs the second; with few seeds it is wide."
 )
 HOW_TO_READ = (
     "One column per condition. Curves are means over seeds of running means over about a tenth of the steps; bands "
     "reach from the lowest to the highest seed. Points are hollow before RL and filled after it; thick lines are "
-    "intervals over tasks, thin lines intervals over seeds."
+    "intervals over clips, thin lines intervals over seeds."
 )
 CURVE_TITLES = {
     "accuracy": "Accuracy of training rollouts",
@@ -201,11 +202,11 @@ def build_tables(ablation: Ablation, rows: Sequence[ResultRow]) -> list[Table]:
             if columns:
                 header = ("", *columns)
                 cells = [
-                    (variant, *(format_estimate(slices[name]["after"], show_sign=title in signed) for name in columns))
+                    (variant, *(_format_slice(slices[name]["after"], title in signed) for name in columns))
                     for variant, slices in finished.items()
                 ]
             else:
-                header = ("", "before RL", "after RL", "after − before", baseline, "tasks / seeds")
+                header = ("", "before RL", "after RL", "after − before", baseline, "tasks / clips / seeds")
                 cells = [_format_change(variant, slices[None]) for variant, slices in finished.items()]
             name = "Training rollouts, mean over the last third of the steps" if title == FINAL_STEPS else title
             tables.append(Table(title=f"{name}: {condition}", header=header, rows=tuple(cells)))
@@ -220,25 +221,38 @@ def _format_change(variant: str, estimates: Mapping[str, SeedEstimate | None]) -
         format_estimate(after),
         format_estimate(estimates["gain"], show_sign=True),
         format_estimate(estimates[against], show_sign=True) if against in estimates else "",
-        f"{after.num_tasks} / {len(after.seed_means)}" if after else "–",
+        format_counts(after) if after else "–",
     )
 
 
 def format_estimate(estimate: SeedEstimate | None, *, show_sign: bool = False) -> str:
     """Format a number with its intervals.
 
-    >>> format_estimate(SeedEstimate(mean=0.5, task_interval=(0.4, 0.6), seed_interval=(0.1, 0.9), seed_means=()))
+    >>> format_estimate(SeedEstimate(mean=0.5, clip_interval=(0.4, 0.6), seed_interval=(0.1, 0.9), seed_means=()))
     '0.50 [0.40, 0.60] {0.10, 0.90}'
     """
     if estimate is None:
         return "–"
-    intervals = {("[", "]"): estimate.task_interval, ("{", "}"): estimate.seed_interval}
+    intervals = {("[", "]"): estimate.clip_interval, ("{", "}"): estimate.seed_interval}
     largest = max(map(abs, (estimate.mean, *(bound for interval in intervals.values() for bound in interval or ()))))
     style = f"{'+' if show_sign else ''}.{0 if largest >= 100 else 1 if largest >= 10 else 2}f"
     text = f"{estimate.mean:{style}}"
     for (left, right), interval in intervals.items():
         text += f" {left}{interval[0]:{style}}, {interval[1]:{style}}{right}" if interval else ""
     return text
+
+
+def format_counts(estimate: SeedEstimate) -> str:
+    """Return the numbers of tasks, clips and seeds behind an estimate: 576 / 72 / 3."""
+    return f"{estimate.num_tasks} / {estimate.num_clips} / {len(estimate.seed_means)}"
+
+
+def _format_slice(estimate: SeedEstimate | None, show_sign: bool) -> str:
+    if estimate is None:
+        return format_estimate(None)
+    # A metric of training steps has no tasks.
+    counts = format_counts(estimate) if estimate.num_tasks else f"{len(estimate.seed_means)} seeds"
+    return f"{format_estimate(estimate, show_sign=show_sign)} n={counts}"
 
 
 def build_plots(ablation: Ablation, results: Sequence[VariantResult], rows: Sequence[ResultRow]) -> list[Plot]:

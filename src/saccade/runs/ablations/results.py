@@ -7,7 +7,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from saccade.metrics.statistics import SeedEstimate, compute_seed_interval, estimate_over_seeds
+from saccade.errors import RunError
+from saccade.metrics.statistics import (
+    DIFFERENCE_BOUNDS,
+    FRACTION_BOUNDS,
+    Interval,
+    SeedEstimate,
+    compute_seed_interval,
+    estimate_over_seeds,
+)
 from saccade.runs.ablations.schedule import Ablation
 from saccade.runs.ablations.spec import EvaluationMode, Metric, TableSpec
 from saccade.runs.run_folder import Run
@@ -15,6 +23,7 @@ from saccade.runs.run_folder import Run
 EpisodeColumns = Mapping[str, list[Any]]  # of one evaluation; see worker.tabulate_episodes
 EvaluationsBySeed = Mapping[int, Mapping[EvaluationMode, EpisodeColumns]]
 TaskValues = dict[int, dict[str, float]]  # by seed and task
+ClipsBySeed = Mapping[int, Mapping[str, str]]  # the clip of each task
 
 FINAL_STEPS = "last third of the steps"  # the title of the table of step metrics
 EVALUATION_NAMES: dict[EvaluationMode, str] = {
@@ -37,6 +46,7 @@ METRIC_NAMES: dict[Metric, str] = {
     "visual_tokens": "visual tokens per episode",
     "seconds": "seconds per question",
 }
+FRACTION_METRICS = {"accuracy", "format_compliance", "answered", "frac_with_tool_call"}  # in [0, 1]
 SLICE_NAMES = {
     "frame_budget": "by frames in the overview",
     "question_type": "by question type",
@@ -88,7 +98,9 @@ def load_results(folder: Path, ablation: Ablation) -> list[VariantResult]:
 def compute_rows(ablation: Ablation, results: Sequence[VariantResult]) -> list[ResultRow]:
     """Compute every number of the report, in the order of the spec's tables; the step metrics are last."""
     rows = []
+    clips = collect_clips(results)
     for table in ablation.spec.tables:
+        bounds, difference_bounds = get_bounds(table)
         baselines = {
             result.condition: collect_values(result.after, table)
             for result in results
@@ -99,13 +111,18 @@ def compute_rows(ablation: Ablation, results: Sequence[VariantResult]) -> list[R
             if table.group_by:
                 for name, value in find_slices(results, table).items():
                     after = collect_values(result.after, table, value)
-                    rows.append(ResultRow(**names, slice=name, estimates={"after": _estimate(after)}))
+                    rows.append(
+                        ResultRow(**names, slice=name, estimates={"after": estimate_values(after, clips, bounds)})
+                    )
                 continue
             before, after = collect_values(result.before, table), collect_values(result.after, table)
-            estimates = {"before": _estimate(before), "after": _estimate(after)}
-            estimates["gain"] = estimate_difference(after, before)
+            estimates = {
+                name: estimate_values(values, clips, bounds) for name, values in (("before", before), ("after", after))
+            }
+            estimates["gain"] = estimate_difference(after, before, clips, difference_bounds)
             if result.variant != ablation.spec.baseline:
-                estimates["against_baseline"] = estimate_difference(after, baselines.get(result.condition, {}))
+                baseline = baselines.get(result.condition, {})
+                estimates["against_baseline"] = estimate_difference(after, baseline, clips, difference_bounds)
             rows.append(ResultRow(**names, estimates=estimates))
     for result in results:
         for metric in ablation.spec.final_metrics:
@@ -113,6 +130,31 @@ def compute_rows(ablation: Ablation, results: Sequence[VariantResult]) -> list[R
             names = {"table": FINAL_STEPS, "condition": result.condition, "variant": result.variant}
             rows.append(ResultRow(**names, slice=metric, estimates=estimates))
     return rows
+
+
+def collect_clips(results: Sequence[VariantResult]) -> ClipsBySeed:
+    """Return the clip of each task by seed; every seed has its own dataset. Raises RunError for older results."""
+    clips: dict[int, dict[str, str]] = {}
+    for result in results:
+        for evaluations_by_seed in (result.before, result.after):
+            for seed, evaluations in evaluations_by_seed.items():
+                for name, columns in evaluations.items():
+                    if "clip" not in columns:
+                        raise RunError(
+                            f"the evaluation {name} of {result.variant} was stored by an older version, without the "
+                            "clips of its tasks; run the ablation again, in another folder",
+                            key="clip",
+                            value=name,
+                        )
+                    clips.setdefault(seed, {}).update(zip(columns["task"], columns["clip"], strict=True))
+    return clips
+
+
+def get_bounds(table: TableSpec) -> tuple[Interval | None, Interval | None]:
+    """Return the bounds of a table's values and of their differences; None for counts and times."""
+    if table.metric not in FRACTION_METRICS:
+        return None, None
+    return (DIFFERENCE_BOUNDS, (-2.0, 2.0)) if table.minus else (FRACTION_BOUNDS, DIFFERENCE_BOUNDS)
 
 
 def format_title(table: TableSpec) -> str:
@@ -163,13 +205,17 @@ def _subtract(first: Mapping[str, float], second: Mapping[str, float]) -> dict[s
     return {task: first[task] - second[task] for task in first.keys() & second.keys()}
 
 
-def _estimate(values: TaskValues) -> SeedEstimate | None:
-    return estimate_over_seeds(list(values.values()))
+def estimate_values(values: TaskValues, clips: ClipsBySeed, bounds: Interval | None) -> SeedEstimate | None:
+    """Estimate the mean of values within `bounds`; see `estimate_over_seeds`."""
+    return estimate_over_seeds(list(values.values()), [clips[seed] for seed in values], bounds=bounds)
 
 
-def estimate_difference(first: TaskValues, second: TaskValues) -> SeedEstimate | None:
+def estimate_difference(
+    first: TaskValues, second: TaskValues, clips: ClipsBySeed, bounds: Interval | None
+) -> SeedEstimate | None:
     """Estimate first minus second, paired by task within each seed of both."""
-    return estimate_over_seeds([_subtract(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())])
+    seeds = sorted(first.keys() & second.keys())
+    return estimate_values({seed: _subtract(first[seed], second[seed]) for seed in seeds}, clips, bounds)
 
 
 def estimate_final_mean(result: VariantResult, key: str) -> SeedEstimate | None:

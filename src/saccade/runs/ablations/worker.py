@@ -31,6 +31,7 @@ from saccade.metrics.episode_metrics import (
     get_accuracy,
     get_question_type,
 )
+from saccade.metrics.statistics import get_media_key
 from saccade.runs import evaluation, pipeline
 from saccade.runs.ablations.demonstrations import build_demonstrations
 from saccade.runs.ablations.schedule import Ablation, Job, configure_evaluation, get_initial_checkpoint_folder
@@ -203,6 +204,7 @@ def tabulate_episodes(scored_episodes: Sequence[ScoredEpisode]) -> dict[str, lis
     episodes = [scored.episode for scored in scored_episodes]
     return {
         "task": [episode.task.digest for episode in episodes],
+        "clip": [get_media_key(episode.task) for episode in episodes],
         "question_type": [get_question_type(episode.task) for episode in episodes],
         "frame_budget": [episode.frame_budget for episode in episodes],
         "overview": [classify_overview(scored) for scored in scored_episodes],

@@ -1,0 +1,1 @@
+"""Make tasks and demonstrations from videos with a teacher: `saccade data build`."""

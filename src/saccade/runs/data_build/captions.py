@@ -1,0 +1,89 @@
+"""The stage of captions: the teacher describes the frames of each scene."""
+
+from dataclasses import dataclass
+
+from saccade.config.schema import CaptionsConfig
+from saccade.media.frame_sampling import interleave_timestamps, sample_window_times
+from saccade.media.scenes import Scene
+from saccade.protocols import MediaLoader, PixelBudget
+from saccade.runs.data_build.clips import Clip
+from saccade.runs.data_build.journal import Teacher
+from saccade.runs.data_build.replies import InvalidReply, parse_json, validate
+from saccade.types import Message, SamplingParams
+from saccade.utils.hashing import derive_seed
+
+STAGE = "captions"
+PROMPT = """You see frames of one scene of a video, each after its time in seconds. Describe what is visible: people, \
+objects, texts, actions, and what changes from frame to frame. Describe only what you see.
+Reply with JSON alone: {"summary": "two or three sentences about the scene", "frames": [{"time": 12.5, "caption": \
+"one sentence"}]}, with one entry per frame, in their order."""
+_TIME_TOLERANCE = 0.5  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCaption:
+    """What a frame shows; its time in seconds."""
+
+    time: float
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class SceneText:
+    """The reply to the prompt."""
+
+    summary: str
+    frames: tuple[FrameCaption, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptionedScene:
+    """A scene of a clip with its description."""
+
+    clip: Clip
+    index: int
+    text: SceneText
+
+    @property
+    def scene(self) -> Scene:
+        """Start and end, in seconds."""
+        return self.clip.record.scenes[self.index]
+
+
+def sample_scene_times(scene: Scene, settings: CaptionsConfig) -> tuple[float, ...]:
+    """Return the times, in seconds, of the frames that the teacher sees of a scene."""
+    least, most = settings.frame_range
+    return sample_window_times(scene.start, scene.end, fps=settings.fps, min_frames=least, max_frames=most)
+
+
+async def caption_scene(
+    clip: Clip, index: int, settings: CaptionsConfig, *, teacher: Teacher, media: MediaLoader, seed: int
+) -> CaptionedScene:
+    """Return a scene with the teacher's description. Raises InvalidReply, EngineError or MediaError."""
+    scene = clip.record.scenes[index]
+    budget = PixelBudget(min_pixels=settings.frame_pixels[0], max_pixels=settings.frame_pixels[1])
+    times = sample_scene_times(scene, settings)
+    frames = await media.load_frames(clip.path, times, factor=teacher.renderer.factor, budget=budget)
+    message = Message(role="user", parts=(*interleave_timestamps(frames), PROMPT))
+    sampling = SamplingParams(
+        temperature=settings.temperature,
+        max_tokens=settings.max_tokens,
+        seed=derive_seed(seed, STAGE, clip.record.digest, index),
+    )
+    completion = await teacher.ask((message,), sampling)
+    return CaptionedScene(clip=clip, index=index, text=check_caption(parse_json(completion), scene))
+
+
+def check_caption(value: object, scene: Scene) -> SceneText:
+    """Return a reply's description of a scene. Raises InvalidReply for blank texts and times outside the scene."""
+    text = validate(value, SceneText, "a field is missing or has the wrong type")
+    if not text.summary.strip() or not text.frames or not all(frame.caption.strip() for frame in text.frames):
+        raise InvalidReply("a caption is blank", text)
+    outside = [
+        frame.time
+        for frame in text.frames
+        if not scene.start - _TIME_TOLERANCE <= frame.time <= scene.end + _TIME_TOLERANCE
+    ]
+    if outside:
+        raise InvalidReply("a time lies outside the scene", f"{outside[0]} is not in {scene.start} to {scene.end}")
+    return text

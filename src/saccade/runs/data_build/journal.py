@@ -1,0 +1,179 @@
+"""Append-only files of what a stage has computed, by key, and requests to the teacher that are never repeated.
+
+    request ── key ──> recorded? ──> the recorded reply
+                ├────> pending?  ──> both callers share one reply
+                └────> the server ──> append to stages/STAGE.jsonl ──> the reply
+
+A key is a digest of all that the reply depends on: the model, the messages with the content of their images, and the
+sampling parameters; not the server's address. Everything else is computed from the replies, so a build that was killed
+continues where it was, and ends with the same files.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from saccade.errors import BrokenEngineError, EngineError
+from saccade.ledger import ImageRef, Ledger, Message
+from saccade.protocols import ChatEngine
+from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from saccade.utils.files import convert_file_errors
+from saccade.utils.hashing import compute_digest
+from saccade.utils.jsonl import append_jsonl, read_jsonl
+
+_GRACE_SECONDS = 60.0  # for requests in progress when the build stops
+_logger = logging.getLogger("saccade")
+
+
+class _Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
+ItemT = TypeVar("ItemT", bound=_Keyed)
+
+
+class Journal(Generic[ItemT]):
+    """The items of a JSONL file by key; a new one is appended at once. A truncated last line is ignored."""
+
+    def __init__(self, path: Path, item_type: type[ItemT]) -> None:
+        self.path = path
+        with convert_file_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        items = read_jsonl(path, item_type, skip_truncated_line=True) if path.exists() else []
+        self.items = {item.key: item for item in items}
+
+    def append(self, item: ItemT) -> None:
+        """Write an item. Raises RunError if the file can't be written."""
+        with convert_file_errors(self.path):
+            append_jsonl(self.path, item)
+        self.items[item.key] = item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedReply:
+    """A reply of the teacher; prompt tokens are estimated, completion tokens are the server's count."""
+
+    key: str
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageUsage:
+    """The requests of a stage and their tokens."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Teacher(ChatEngine):
+    """A chat engine that sends no request twice; one per stage, with the stage's journal.
+
+    `identity` holds what replies depend on besides the request, such as the model. After `max_failures` failed requests
+    in a row it raises BrokenEngineError.
+    """
+
+    def __init__(self, engine: ChatEngine, path: Path, *, identity: Mapping[str, Any], max_failures: int) -> None:
+        self.renderer = engine.renderer
+        self._engine, self._identity, self._max_failures = engine, dict(identity), max_failures
+        self._journal = Journal(path, RecordedReply)
+        self._pending: dict[str, asyncio.Task[None]] = {}
+        self._used_keys: set[str] = set()
+        self._num_failures = 0  # in a row
+        self._broken: BrokenEngineError | None = None  # why no request is sent any more
+
+    @property
+    def usage(self) -> StageUsage:
+        """The cost of the replies that were used, whether or not an earlier call recorded them."""
+        used = [self._journal.items[key] for key in self._used_keys]
+        return StageUsage(
+            requests=len(used),
+            prompt_tokens=sum(reply.prompt_tokens for reply in used),
+            completion_tokens=sum(reply.completion_tokens for reply in used),
+        )
+
+    async def connect(self) -> str:
+        """Connect to the server and return the name of the model it serves."""
+        return await self._engine.connect()
+
+    async def ask(self, messages: Sequence[Message], sampling: SamplingParams) -> Completion:
+        """Return the reply to a conversation. Raises EngineError if the request failed."""
+        segment = self.renderer.render(Ledger(), messages)
+        return await self.generate(GenerationRequest(Ledger(segments=(segment,)), sampling))
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Return the recorded reply, or request and record it; see protocols.ChatEngine."""
+        key = self._compute_key(request)
+        if key not in self._journal.items:
+            if key not in self._pending:
+                task = self._pending[key] = asyncio.create_task(self._query(key, request))
+                # A failure after the caller was cancelled is of no interest; asyncio would log it.
+                task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+            # Cancelling the caller doesn't cancel the request, which is paid for: `drain` waits for it.
+            await asyncio.shield(self._pending[key])
+        self._used_keys.add(key)
+        reply = self._journal.items[key]
+        return Completion(
+            text=reply.text,
+            num_text_tokens=reply.completion_tokens,
+            tokens=(),
+            logprobs=(),
+            version=None,
+            finish_reason=reply.finish_reason,
+        )
+
+    async def _query(self, key: str, request: GenerationRequest) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            completion = await self._engine.generate(request)
+        except EngineError as error:
+            self._num_failures += 1
+            if self._num_failures < self._max_failures:
+                raise
+            self._broken = BrokenEngineError(
+                f"{self._num_failures} requests failed in a row, the last one: {error}; fix that and repeat the "
+                "command, which continues",
+                key="data_build.max_failures",
+                value=self._num_failures,
+            )
+            raise self._broken from error
+        finally:
+            del self._pending[key]
+        self._num_failures = 0
+        self._journal.append(
+            RecordedReply(
+                key=key,
+                text=completion.text or "",
+                finish_reason=completion.finish_reason,
+                prompt_tokens=len(request.ledger),
+                completion_tokens=completion.num_text_tokens,
+            )
+        )
+
+    def _compute_key(self, request: GenerationRequest) -> str:
+        sampling = request.sampling
+        messages = [
+            (message.role, [part.key if isinstance(part, ImageRef) else [part] for part in message.parts])
+            for message in request.ledger.messages()
+        ]
+        return compute_digest(self._identity, messages, sampling.temperature, sampling.max_tokens, sampling.seed)
+
+    async def close(self) -> None:
+        """Wait for the requests in progress, at most a minute, so that their replies are recorded."""
+        if pending := list(self._pending.values()):
+            message = (
+                "Stopping: %d requests in progress finish first (at most %g seconds); press Ctrl-C to stop at once"
+            )
+            _logger.warning(message, len(pending), _GRACE_SECONDS)
+            await asyncio.wait(pending, timeout=_GRACE_SECONDS)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,239 @@
+"""The stage of questions: the teacher asks about the captions of one scene, or of two scenes of one video."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from saccade.config.schema import QuestionsConfig
+from saccade.data.answer_normalization import find_option_letter, strip_option_label
+from saccade.data.dataset import find_task_problem
+from saccade.data.option_shuffle import shuffle_options
+from saccade.media.video import END_TOLERANCE
+from saccade.rewards.answer_types.base import get_answer_type
+from saccade.runs.data_build.captions import CaptionedScene
+from saccade.runs.data_build.clips import Clip
+from saccade.runs.data_build.journal import Teacher
+from saccade.runs.data_build.replies import InvalidReply, Refusal, parse_json, validate
+from saccade.types import AnswerType, Media, Message, SamplingParams, Task
+from saccade.utils.hashing import compute_digest, derive_seed
+
+STAGE = "questions"
+PROMPT = """Below are descriptions of {scenes} of a video that lasts {duration:.1f} seconds.
+
+{captions}
+
+Write {count} questions, of these types in this order: {types}. A viewer of the whole video answers them, who doesn't \
+have these descriptions: name what is shown, and never mention a caption, a description, or the number of a scene or \
+frame. {relation}Each question has exactly one right answer, which neither the question nor general knowledge gives \
+away.
+The types:
+{rules}
+Reply with JSON alone: a list of {{"question": "...", "answer_type": "...", "options": [], "answer": ...}}."""
+RELATION = "Each question needs both scenes. "
+RULES = {
+    AnswerType.CHOICE: "- choice: {num_options} short, different options of which one is right; the answer is the text "
+    "of the right one",
+    AnswerType.OPEN: "- open: the answer is a text of one to five words",
+    AnswerType.NUMBER: "- number: the answer is a number",
+    AnswerType.GROUNDING: "- grounding: the question asks when something is shown; the answer is [start, end] in "
+    "seconds of the video",
+}
+MAX_QUESTION_CHARS = 500
+MAX_ANSWER_WORDS = 10  # of an open answer
+PROVENANCE = "provenance"  # the key of a task's extras that holds where it comes from
+_CAPTION_REFERENCE = re.compile(
+    r"\b(?:captions?|the descriptions?|(?:scenes?|frames?) (?:number )?(?:\d|one\b|two\b)"
+    r"|(?:first|second|two|both) scenes?)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenQuestion:
+    """A question as the teacher writes it."""
+
+    question: str
+    answer_type: str
+    answer: Any
+    options: tuple[Any, ...] | None = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionUnit:
+    """One request: one or two scenes of a clip, and the types of the questions about them."""
+
+    scenes: tuple[CaptionedScene, ...]
+    answer_types: tuple[str, ...]
+
+    @property
+    def clip(self) -> Clip:
+        """The clip of all scenes."""
+        return self.scenes[0].clip
+
+    @property
+    def name(self) -> str:
+        """The start of the ids of its questions."""
+        return "-".join((self.clip.name, *(f"s{scene.index}" for scene in self.scenes)))
+
+
+def plan_units(scenes: Sequence[CaptionedScene], settings: QuestionsConfig, *, seed: int) -> list[QuestionUnit]:
+    """Return the requests about captioned scenes; `answer_types` take turns over all questions."""
+    by_clip: dict[str, list[CaptionedScene]] = {}
+    for scene in scenes:
+        by_clip.setdefault(scene.clip.record.digest, []).append(scene)
+    types = itertools.cycle(settings.answer_types)
+    units = []
+    for digest, inside in by_clip.items():
+        groups: list[tuple[tuple[CaptionedScene, ...], int]] = [((scene,), settings.num_per_scene) for scene in inside]
+        pairs = sorted(
+            itertools.combinations(inside, 2), key=lambda pair: compute_digest(seed, digest, [s.index for s in pair])
+        )
+        groups += [(pair, settings.num_per_pair) for pair in pairs[: settings.pairs_per_video]]
+        units += [
+            QuestionUnit(scenes=group, answer_types=tuple(itertools.islice(types, count)))
+            for group, count in groups
+            if count
+        ]
+    return units
+
+
+async def write_questions(
+    unit: QuestionUnit, settings: QuestionsConfig, *, teacher: Teacher, seed: int, provenance: Mapping[str, Any]
+) -> list[Task | Refusal]:
+    """Return the questions of a unit as tasks, unusable ones as refusals. Raises InvalidReply or EngineError."""
+    sampling = SamplingParams(
+        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=derive_seed(seed, STAGE, unit.name)
+    )
+    message = Message(role="user", parts=(format_prompt(unit, settings),))
+    completion = await teacher.ask((message,), sampling)
+    return read_questions(parse_json(completion), unit, settings, seed=seed, provenance=provenance)
+
+
+def format_prompt(unit: QuestionUnit, settings: QuestionsConfig) -> str:
+    """Return the request for a unit's questions."""
+    captions = []
+    for number, item in enumerate(unit.scenes, start=1):
+        lines = [f"Scene {number}, from {item.scene.start:.1f} to {item.scene.end:.1f} seconds: {item.text.summary}"]
+        lines += [f"- at {frame.time:.1f} seconds: {frame.caption}" for frame in item.text.frames]
+        captions.append("\n".join(lines))
+    is_pair = len(unit.scenes) > 1
+    rules = [
+        RULES[AnswerType(name)].format(num_options=settings.num_options) for name in dict.fromkeys(unit.answer_types)
+    ]
+    return PROMPT.format(
+        scenes="two scenes" if is_pair else "one scene",
+        duration=unit.clip.record.duration,
+        captions="\n\n".join(captions),
+        count=len(unit.answer_types),
+        types=", ".join(unit.answer_types),
+        relation=RELATION if is_pair else "",
+        rules="\n".join(rules),
+    )
+
+
+def read_questions(
+    value: object, unit: QuestionUnit, settings: QuestionsConfig, *, seed: int, provenance: Mapping[str, Any]
+) -> list[Task | Refusal]:
+    """Return the questions of a reply as tasks, unusable ones as refusals. Raises InvalidReply if it is no list."""
+    if isinstance(value, Mapping) and isinstance(value.get("questions"), list):
+        value = value["questions"]
+    if not isinstance(value, list):
+        raise InvalidReply("the reply is no list of questions", value)
+    results: list[Task | Refusal] = []
+    for index, item in enumerate(value):
+        name = f"{unit.name}-{index}"
+        try:
+            if index >= len(unit.answer_types):
+                raise InvalidReply("more questions than requested", item)
+            written = validate(item, WrittenQuestion, "a field is missing or has the wrong type")
+            results.append(build_task(written, unit, settings, id=name, seed=seed, provenance=provenance))
+        except InvalidReply as error:
+            results.append(Refusal(stage=STAGE, item=name, reason=error.reason, detail=error.detail))
+    return results
+
+
+def build_task(
+    written: WrittenQuestion,
+    unit: QuestionUnit,
+    settings: QuestionsConfig,
+    *,
+    id: str,
+    seed: int,
+    provenance: Mapping[str, Any],
+) -> Task:
+    """Return a written question as a task whose options are shuffled. Raises InvalidReply for an unusable one."""
+    question, answer_type = " ".join(written.question.split()), written.answer_type.strip().lower()
+    if not question or len(question) > MAX_QUESTION_CHARS:
+        raise InvalidReply("the question is blank or too long", question)
+    if answer_type not in unit.answer_types:
+        raise InvalidReply("the answer type was not requested", written.answer_type)
+    if match := _CAPTION_REFERENCE.search(" ".join([question, *map(str, written.options or ())])):
+        raise InvalidReply("the question refers to captions or scenes", f"{match[0]!r} in: {question}")
+    options = tuple(strip_option_label(str(option)) for option in written.options or ())
+    ground_truth: Any
+    if answer_type == AnswerType.CHOICE:
+        if (
+            len(options) != settings.num_options
+            or not all(options)
+            or len({_fold(text) for text in options}) < len(options)
+        ):
+            raise InvalidReply("the options are too few, too many, blank or the same", options)
+        ground_truth = find_option_letter(written.answer, options)
+    else:
+        options = ()
+        answer = None if isinstance(written.answer, bool) else written.answer
+        ground_truth = get_answer_type(answer_type).parse_ground_truth(answer)
+    if ground_truth is None:
+        raise InvalidReply("the answer doesn't fit its type", f"{written.answer!r} for {answer_type}")
+    if answer_type == AnswerType.OPEN:
+        if len(ground_truth.split()) > MAX_ANSWER_WORDS:
+            raise InvalidReply("the answer is too long", ground_truth)
+        if re.search(rf"(?<!\w){re.escape(_fold(ground_truth))}(?!\w)", _fold(question)):
+            raise InvalidReply("the question names its answer", f"{ground_truth!r} in: {question}")
+    if answer_type == AnswerType.GROUNDING:
+        _check_window(cast(tuple[float, float], ground_truth), unit)
+    task = Task(
+        id=id,
+        question=question,
+        media=(Media(path=unit.clip.path),),
+        answer_type=answer_type,
+        ground_truth=ground_truth,
+        options=options,
+        extras={
+            PROVENANCE: {
+                "digest": unit.clip.record.digest,
+                "scenes": [[item.scene.start, item.scene.end] for item in unit.scenes],
+                **provenance,
+            }
+        },
+    )
+    if problem := find_task_problem(task):
+        raise InvalidReply("the answer doesn't fit its type", problem[1])
+    # Teachers prefer some letters for the right answer.
+    shuffled = shuffle_options(task, seed=seed, sample_index=0)
+    return replace(task, options=shuffled.options, ground_truth=shuffled.ground_truth)
+
+
+def _check_window(window: tuple[float, float], unit: QuestionUnit) -> None:
+    """Raise InvalidReply unless a window (seconds) lies within the scenes and is shorter than the video."""
+    start = min(item.scene.start for item in unit.scenes) - END_TOLERANCE
+    end = max(item.scene.end for item in unit.scenes) + END_TOLERANCE
+    if not start <= window[0] < window[1] <= end:
+        raise InvalidReply("the window lies outside its scenes", f"{window} is not in {start:g} to {end:g}")
+
+
+def drop_repeated(tasks: Iterable[Task]) -> tuple[list[Task], list[Refusal]]:
+    """Return the tasks without those that repeat an earlier question about the same video, and refusals of these."""
+    unique: dict[tuple[str, str], Task] = {}
+    refusals = []
+    for task in tasks:
+        first = unique.setdefault((task.extras[PROVENANCE]["digest"], _fold(task.question)), task)
+        if first is not task:
+            refusals.append(Refusal(stage=STAGE, item=task.id, reason="the question is repeated", detail=task.question))
+    return list(unique.values()), refusals
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".?!")

@@ -1,0 +1,55 @@
+"""Read JSON from the teacher's replies, and refuse what isn't as requested."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from saccade.errors import DataError
+from saccade.types import Completion, FinishReason
+from saccade.utils.jsonl import validate_as
+
+T = TypeVar("T")
+_JSON_START = re.compile(r"[\[{]")
+_MAX_DETAIL_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Something that was dropped: at which stage, what, a reason that is counted, and details."""
+
+    stage: str
+    item: str
+    reason: str
+    detail: str = ""
+
+
+class InvalidReply(ValueError):
+    """A reply, or a part of it, can't be used; `reason` is counted, `detail` is for the reader of one row."""
+
+    def __init__(self, reason: str, detail: object = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, " ".join(str(detail).split())[:_MAX_DETAIL_CHARS]
+
+
+def parse_json(completion: Completion) -> Any:
+    """Return the first JSON list or object of a complete reply, after its reasoning. Raises InvalidReply."""
+    if completion.finish_reason is FinishReason.LENGTH:
+        raise InvalidReply("the reply was truncated", (completion.text or "")[-_MAX_DETAIL_CHARS:])
+    text = (completion.text or "").rpartition("</think>")[2]
+    for start in _JSON_START.finditer(text):
+        try:
+            return json.JSONDecoder().raw_decode(text, start.start())[0]
+        except ValueError:
+            continue
+        except RecursionError:  # so would all brackets inside, each after as long a time
+            break
+    raise InvalidReply("the reply holds no JSON", text)
+
+
+def validate(value: Any, item_type: type[T], reason: str) -> T:
+    """Convert a value to a dataclass; further fields are ignored. Raises InvalidReply with the reason."""
+    try:
+        return validate_as(value, item_type, "the reply")
+    except DataError as error:
+        raise InvalidReply(reason, error) from error

@@ -1,0 +1,45 @@
+"""Write the page of any run: of SFT, RL or evaluations, finished or not."""
+
+import contextlib
+from pathlib import Path
+
+from saccade.chat.renderer import load_renderer
+from saccade.config.load import resolve_model_path
+from saccade.errors import DataError, ModelError, RunError
+from saccade.evaluation.compare import Evaluation, read_evaluations
+from saccade.media.cache import CachingMediaLoader
+from saccade.reporting.episode_view import DecodeFn
+from saccade.reporting.run_report import write_report
+from saccade.runs.pipeline import find_newest_weights
+from saccade.runs.run_folder import Run
+
+
+def report_run(folder: Path, page: Path | None = None) -> Path:
+    """Write the report of the run in `folder`, or only its page to `page`; return the page's path.
+
+    Without the run's tokenizer, as with a model that was moved, replies are shown as text instead of tokens. Raises
+    RunError if there is no run or a file can't be written, DataError for a damaged file of the run.
+    """
+    run = Run.open(folder)
+    return write_report(
+        folder,
+        evaluations=_read_evaluations(folder),
+        decode=_load_decoder(run),
+        load_pixels=CachingMediaLoader().load_pixels,
+        page_path=page,
+    )
+
+
+def _read_evaluations(folder: Path) -> dict[str, Evaluation]:
+    try:
+        return read_evaluations(folder)
+    except DataError as error:
+        if error.key == str(folder):  # there is none
+            return {}
+        raise
+
+
+def _load_decoder(run: Run) -> DecodeFn | None:
+    with contextlib.suppress(ModelError, RunError):
+        return load_renderer(str(find_newest_weights(run.path) or resolve_model_path(run.path, run.recipe))).decode
+    return None

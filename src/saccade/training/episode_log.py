@@ -1,0 +1,148 @@
+"""The episodes that a run samples, on disk: one compressed file per step, bounded in bytes, readable after any kill.
+
+    collect_batch ──records──> EpisodeWriter ──thread──> episodes/rl-000012.jsonl.gz ──> delete the oldest files
+                                                                    └──> read_rollouts
+
+A file is written under another name and renamed, so a step that is sampled again replaces its file. Images and videos
+are stored as paths. Episodes are diagnostics: if they can't be written, the writer logs one warning and writes no more,
+and the training continues.
+"""
+
+import asyncio
+import gzip
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from saccade.errors import DataError, RunError, SaccadeError, convert_errors
+from saccade.media.relocation import map_media_paths
+from saccade.types import Episode, Score
+from saccade.utils.files import convert_file_errors
+from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, validate_as, write_atomically
+
+EPISODES_FOLDER = "episodes"  # of a run
+Outcome = Literal["kept", "dropped", "ungraded", "baseline", "discarded", "cancelled", "validation"]
+_FILE_NAME = re.compile(r"(\w+)-(\d+)\.jsonl\.gz")
+_CHUNK_BYTES = 2**16  # decompressed at a time: what precedes a damaged chunk is read
+_COMPRESSION_LEVEL = 1  # tokens and logprobs compress little better at higher levels, which take several times as long
+_logger = logging.getLogger("saccade")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """An episode that a run sampled, what became of it and why."""
+
+    stage: str  # "rl", or "sft_validation" and "rl_validation"
+    step: int  # the training step, from 1; of a validation the number of finished steps
+    group: int  # index of its group among those started for the step
+    index: int  # its index among the group's records
+    # kept = the trainer received it; dropped = a filter removed it; ungraded = it has no score; baseline = the others
+    # are compared with it; discarded = it ended in a group that over-provisioning then cancelled; cancelled = it had
+    # not ended there, so it has no turns
+    outcome: Outcome
+    reason: str = ""  # name of the filter that dropped it, or why it has no score
+    mode: str = ""  # of a validation: greedy or sampled
+    episode: Episode  # the rollout; of a failed one `status` and `error` give the reason
+    score: Score | None = None  # None unless the rewards scored it
+
+
+class EpisodeWriter:
+    """Writes records to the folder of a run, in a thread and at most one step at a time."""
+
+    def __init__(self, run_folder: Path, max_bytes: int) -> None:
+        self._folder, self._root, self._max_bytes = run_folder / EPISODES_FOLDER, run_folder, max_bytes
+        self._is_enabled, self._pending = max_bytes > 0, asyncio.Lock()
+        for leftover in self._folder.glob("*.part"):  # of a kill
+            leftover.unlink(missing_ok=True)
+
+    async def write(self, stage: str, step: int, records: Sequence[RolloutRecord]) -> None:
+        """Write the records of a step in a thread, without blocking the event loop; return when they are on disk."""
+        async with self._pending:
+            if self._is_enabled:
+                await asyncio.to_thread(self._write, f"{stage}-{step:06d}.jsonl.gz", records)
+
+    def _write(self, name: str, records: Sequence[RolloutRecord]) -> None:
+        path = self._folder / name
+        try:
+            # Whatever fails here, it must not fail the training.
+            with convert_errors(RunError, f"{path} can't be written", key=str(path)), convert_file_errors(path):
+                self._folder.mkdir(exist_ok=True)
+                # No time and no name in the header: equal episodes make equal files.
+                with (
+                    write_atomically(path) as part,
+                    part.open("wb") as file,
+                    gzip.GzipFile(
+                        filename="", mode="wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0
+                    ) as archive,
+                ):
+                    for record in records:
+                        archive.write(encode_json_line(map_media_paths(record, self._relativize)))
+                self._delete_oldest(path)
+        except SaccadeError as error:
+            self._is_enabled = False
+            _logger.warning("%s. The training continues and writes no more episodes", str(error).rstrip("."))
+
+    def _relativize(self, file: str) -> str:
+        return relativize_path(self._folder, file, self._root)
+
+    def _delete_oldest(self, newest: Path) -> None:
+        """Delete the oldest files until all take at most `max_bytes`; the newest one stays."""
+        files = [(path.stat().st_mtime_ns, path.name, path) for path in self._folder.glob("*.jsonl.gz")]
+        size = sum(path.stat().st_size for _, _, path in files)
+        for _, _, path in sorted(files):
+            if size <= self._max_bytes:
+                return
+            if path != newest:
+                size -= path.stat().st_size
+                path.unlink()
+
+
+def list_recorded_steps(run_folder: Path, stage: str) -> list[int]:
+    """Return the steps of a stage whose episodes are on disk, in order."""
+    names = [_FILE_NAME.fullmatch(path.name) for path in (run_folder / EPISODES_FOLDER).glob("*.jsonl.gz")]
+    return sorted(int(name[2]) for name in names if name and name[1] == stage)
+
+
+def read_rollouts(run_folder: Path, stage: str, step: int) -> list[RolloutRecord]:
+    """Return the records of a step, in the order of groups and episodes.
+
+    The end of a damaged file is left out. Raises DataError if the step has no file, or if a line isn't a record.
+    """
+    path = run_folder / EPISODES_FOLDER / f"{stage}-{step:06d}.jsonl.gz"
+    if not path.exists():
+        steps = list_recorded_steps(run_folder, stage)
+        known = f"it has those of {len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "it has none"
+        raise DataError(
+            f"{run_folder} has no episodes of step {step} of {stage}; {known}. `episodes.keep` limits their disk space",
+            key="step",
+            value=step,
+        )
+    require_file(path)
+    lines = _decompress(path.read_bytes()).splitlines(keepends=True)
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if line.endswith(b"\n"):
+            location = f"{path}, line {number}"
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{location}: not valid JSON: {error}", key=location) from error
+            records.append(validate_as(value, RolloutRecord, location))
+    return [map_media_paths(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
+
+
+def _decompress(data: bytes) -> bytes:
+    """Decompress what is readable of a gzip file."""
+    decompressor, parts = zlib.decompressobj(wbits=31), []
+    for start in range(0, len(data), _CHUNK_BYTES):
+        try:
+            parts.append(decompressor.decompress(data[start : start + _CHUNK_BYTES]))
+        except zlib.error:
+            break
+    return b"".join(parts)
