@@ -22,7 +22,7 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.sidedata.sidedata import SideData
 from av.stream import Disposition
-from av.video.frame import VideoFrame
+from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
@@ -267,21 +267,20 @@ def _decode_by_seeking(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iter
     """Yield (time, frame) of each number, seeking to the keyframe before it if that saves decoding."""
     if decoder.video_index.uses_frame_numbers:
         raise _SeekFailed
-    # `reached` is the last decoded frame id; `is_intact`: no frame since the last keyframe is damaged.
     video_index = decoder.video_index
     keyframe_ids = [pts for pts, _ in video_index.keyframes]
     frame_ids = video_index.frame_ids[frame_numbers].tolist()
     needed_ids = frozenset(frame_ids)
-    reached, is_intact = keyframe_ids[0], True
-    frames = decoder.decode_packets(_read_packets(decoder.container, decoder.stream), needed_ids)
+    reached = keyframe_ids[0]  # the id of the last decoded frame
+    packets = _read_packets(decoder.container, decoder.stream)
+    frames = _track_damage(decoder.decode_packets(packets, needed_ids))
     for number, frame_id in zip(frame_numbers, frame_ids, strict=True):
         key = bisect_right(keyframe_ids, frame_id) - 1
         if key >= 0 and keyframe_ids[key] > reached:
-            is_intact = True
-            frames = decoder.decode_packets(decoder.seek(video_index.keyframes[key]), needed_ids)
+            packets = decoder.seek(video_index.keyframes[key])
+            frames = _track_damage(decoder.decode_packets(packets, needed_ids))
         reached = frame_id
-        for frame in frames:
-            is_intact = not frame.is_corrupt and (is_intact or frame.key_frame)
+        for frame, is_intact in frames:
             if frame.pts is None or frame.pts >= frame_id:
                 break
         else:
@@ -296,26 +295,47 @@ def _decode_from_start(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iter
     video_index = decoder.video_index
     remaining_ids = video_index.frame_ids[frame_numbers].tolist()[::-1]
     latest: tuple[float, VideoFrame] | None = None
-    is_intact = True
+    is_latest_intact = True
     packets = _read_packets(decoder.container, decoder.stream)
-    for count, frame in enumerate(decoder.decode_packets(packets, frozenset())):
+    frames = _track_damage(decoder.decode_packets(packets, frozenset()))
+    for count, (frame, is_intact) in enumerate(frames):
         frame_id = count if video_index.uses_frame_numbers else frame.pts
         if frame_id is None:
             continue
         while remaining_ids and latest and remaining_ids[-1] < frame_id:
-            yield _require_intact(latest, is_intact)
+            yield _require_intact(latest, is_latest_intact)
             remaining_ids.pop()
-        is_intact = not frame.is_corrupt and (is_intact or frame.key_frame)
-        latest = video_index.compute_frame_time(frame_id), frame
+        latest, is_latest_intact = (video_index.compute_frame_time(frame_id), frame), is_intact
         if remaining_ids and remaining_ids[-1] == frame_id:
-            yield _require_intact(latest, is_intact)
+            yield _require_intact(latest, is_latest_intact)
             remaining_ids.pop()
         if not remaining_ids:
             return
     for _ in remaining_ids:
         if latest is None:
             raise _CorruptVideo("nothing in it can be decoded")
-        yield _require_intact(latest, is_intact)
+        yield _require_intact(latest, is_latest_intact)
+
+
+def _track_damage(frames: Iterable[VideoFrame]) -> Iterator[tuple[VideoFrame, bool]]:
+    """Yield each frame and whether it is intact: no frame since the last keyframe, nor any it depends on, is damaged.
+
+    A B-frame may depend on frames that are shown after it, up to the next frame of another type: it waits for that one.
+    """
+    is_intact = True
+    waiting: list[VideoFrame] = []
+    for frame in frames:
+        waiting.append(frame)
+        if frame.pict_type != PictureType.B:
+            is_next_intact = not any(candidate.is_corrupt for candidate in waiting)
+            for b_frame in waiting[:-1]:
+                yield b_frame, is_intact and is_next_intact
+            is_intact = is_next_intact and (is_intact or frame.key_frame)
+            yield frame, is_intact
+            waiting.clear()
+    for frame in waiting:
+        is_intact = is_intact and not frame.is_corrupt
+        yield frame, is_intact
 
 
 def _require_intact(timed_frame: tuple[float, VideoFrame], is_intact: bool) -> tuple[float, VideoFrame]:
