@@ -280,11 +280,10 @@ def _decode_by_seeking(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iter
             packets = decoder.seek(video_index.keyframes[key])
             frames = _track_damage(decoder.decode_packets(packets, needed_ids))
         reached = frame_id
-        for frame, is_intact in frames:
-            if frame.pts is None or frame.pts >= frame_id:
-                break
-        else:
+        target = next((pair for pair in frames if pair[0].pts is None or pair[0].pts >= frame_id), None)
+        if target is None:
             raise _SeekFailed
+        frame, is_intact = target
         if frame.pts != frame_id or not is_intact:
             raise _SeekFailed
         yield float(video_index.times[number]), frame
