@@ -71,7 +71,8 @@ OLD_NAMES = {
     # recipe keys
     "rl.prompts": "rl.prompts_per_step",
     "rl.group": "rl.group_size",
-    "rl.updates": "rl.updates_per_batch",
+    "rl.updates": "rl.epochs_per_batch, rl.mini_batches",
+    "updates_per_batch": "epochs_per_batch, mini_batches",
     "rl.staleness": "rl.simulated_staleness",
     "rl.select": "rl.selection, rl.filters",
     "max_waiting_tokens": "max_queued_tokens",

@@ -436,6 +436,7 @@ class TrainingSample:
 
     ledger: Ledger  # the tokens
     advantages: tuple[float, ...]  # one per expanded token; 0.0 on each token that the engine did not sample
+    group: int = 0  # index of its group in the rollout batch; a mini-batch holds whole groups
 
     def __post_init__(self) -> None:
         mask = self.ledger.loss_mask()

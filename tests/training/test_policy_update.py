@@ -11,6 +11,7 @@ import torch
 from saccade.config.schema import KlConfig
 from saccade.training.packing import Batch
 from saccade.training.policy_update import _apply_kl_penalty, _compute_staleness, _whiten_advantages
+from saccade.training.train_step import StepReport, merge_reports
 
 
 def make_batch(sample_N, old_N, version_N=None, advantage=1.0):
@@ -67,3 +68,33 @@ def test_staleness_is_counted_in_weight_versions():
     batches = [make_batch([0, 0], [0.0, 0.0], [3, 3]), make_batch([1, 1], [0.0, 0.0], [5, 1])]
     assert _compute_staleness(batches, 5) == {"staleness_mean": 2.0, "staleness_max": 4.0}
     assert _compute_staleness([replace(batches[0], version_N=np.array([5, 5]))], 5)["staleness_max"] == 0.0
+
+
+def test_reports_of_mini_batches_are_one_row():
+    """Entropy and statistics are averaged over 3 + 1 tokens, loss and gradient norm over two steps."""
+    first = StepReport(
+        loss=1.0,
+        entropy=0.5,
+        grad_norm=2.0,
+        packed_tokens=10,
+        trained_tokens=3,
+        stats={"ratio_mean": 1.0, "ratio_max": 1.5, "tokens": 3.0},
+    )
+    second = StepReport(
+        loss=3.0,
+        entropy=1.5,
+        grad_norm=6.0,
+        packed_tokens=4,
+        trained_tokens=1,
+        stats={"ratio_mean": 2.0, "ratio_max": 2.0, "tokens": 1.0},
+    )
+    assert merge_reports([first, second]) == StepReport(
+        loss=2.0,
+        entropy=0.75,
+        grad_norm=4.0,
+        packed_tokens=14,
+        trained_tokens=4,
+        stats={"ratio_mean": 1.25, "ratio_max": 2.0, "tokens": 4.0},
+        updates=2,
+    )
+    assert merge_reports([first]) is first

@@ -11,7 +11,7 @@ from training_cases import alternate, are_equal, copy_weights, with_reward
 from saccade.errors import RunError
 from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
 
-FEW = ("rl.group_size=2", "rl.updates_per_batch=2", "sampling.max_tokens=4", "rl.optim.warmup_steps=0")
+FEW = ("rl.group_size=2", "rl.epochs_per_batch=2", "sampling.max_tokens=4", "rl.optim.warmup_steps=0")
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 
 
@@ -90,7 +90,7 @@ def test_frozen_weights_are_not_stored_and_do_not_change(workspace, tmp_path, ov
 def test_a_run_reports_the_kl_divergence(workspace, tmp_path, kl):
     """Policy and reference are equal at first, and differ after an update."""
     components = with_reward(
-        workspace.load_components(*FEW, "rl.updates_per_batch=1", f"rl.kl={kl}", "rl.steps=2"), alternate
+        workspace.load_components(*FEW, "rl.epochs_per_batch=1", f"rl.kl={kl}", "rl.steps=2"), alternate
     )
     first, second = workspace.run_rl(components, tmp_path)
     assert abs(first["kl"]) < 1e-6

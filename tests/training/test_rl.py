@@ -252,7 +252,7 @@ def load_skipping(workspace, *overrides, weights):
 @pytest.mark.parametrize("num_updates", [1, 2])
 def test_steps_with_different_numbers_of_updates(workspace, trained_weights, tmp_path, num_updates):
     """Learning rates and the optimizer's step counts are right, and a resumed run equals the uninterrupted one."""
-    overrides = (f"rl.updates_per_batch={num_updates}", "rl.optim={warmup_steps: 0, schedule: linear}")
+    overrides = (f"rl.epochs_per_batch={num_updates}", "rl.optim={warmup_steps: 0, schedule: linear}")
     components = load_skipping(workspace, *overrides, weights=trained_weights)
     rows = workspace.run_rl(components, tmp_path / "whole")
     assert [row["updates"] for row in rows] == [0, num_updates, 0, num_updates]
@@ -273,7 +273,7 @@ def test_later_updates_compare_with_the_trainers_logprobs_before_the_first(
     collected_groups, workspace, trained_weights, monkeypatch
 ):
     _, groups = collected_groups
-    overrides = ("rl.updates_per_batch=3", "rl.optim.warmup_steps=0")
+    overrides = ("rl.epochs_per_batch=3", "rl.optim.warmup_steps=0")
     components = workspace.load_components(*overrides, weights=trained_weights)
     calls, compute_policy_loss = [], policy_update.compute_policy_loss
 
@@ -298,6 +298,58 @@ def test_later_updates_compare_with_the_trainers_logprobs_before_the_first(
         assert (old_logp - engine_logp).abs().mean() <= 1e-5
     assert report.stats["ratio_max"] > 1.001  # of the last update; the first one's is 1
     assert report.stats["engine_trainer_logprob_diff_mean"] <= 1e-5
+
+
+def test_mini_batches_are_updates_on_parts_of_the_groups(collected_groups, workspace, trained_weights):
+    """With the engine's old logprobs, two mini-batches are two rollout batches of one group each, bit for bit."""
+    samples = samples_of(collected_groups[1])
+    halves = [[sample for sample in samples if sample.group == number] for number in (0, 1)]
+    overrides = (
+        "rl.loss={old_logprobs: engine, tis_cap: null, stale_tis_cap: null}",
+        "rl.advantage.whiten=none",
+        "rl.optim.warmup_steps=0",
+    )
+
+    def update(parts, num_mini_batches):
+        components = workspace.load_components(
+            *overrides, f"rl.mini_batches={num_mini_batches}", weights=trained_weights
+        )
+        optimizer, settings = load_optimizer(components), components.recipe.rl
+        reports = [policy_update.update_policy(components, part, settings, optimizer) for part in parts]
+        return reports, copy_weights(components)
+
+    [report], weights = update([samples], 2)
+    parts, expected_weights = update(halves, 1)
+    assert are_equal(weights, expected_weights)
+    assert not are_equal(weights, update([samples], 1)[1])
+    assert [report.updates, *(part.updates for part in parts)] == [2, 1, 1]
+    assert report.trained_tokens == sum(part.trained_tokens for part in parts)
+    assert report.loss == pytest.approx((parts[0].loss + parts[1].loss) / 2)
+    assert report.stats["ratio_max"] == max(part.stats["ratio_max"] for part in parts)
+
+
+def test_every_mini_batch_compares_with_the_logprobs_before_the_first_step(
+    collected_groups, workspace, trained_weights, monkeypatch
+):
+    """Two passes over two mini-batches; each step's token weights add up to 1."""
+    overrides = ("rl={epochs_per_batch: 2, mini_batches: 2, micro_batch_size: 100}", "rl.optim.warmup_steps=0")
+    components = workspace.load_components(*overrides, "model.num_threads=1", weights=trained_weights)
+    calls, compute_policy_loss = [], policy_update.compute_policy_loss
+
+    def record_call(logp, old_logp, advantages, weights, **settings):
+        calls.append((logp.detach().clone(), old_logp.clone(), float(weights.sum())))
+        return compute_policy_loss(logp, old_logp, advantages, weights, **settings)
+
+    monkeypatch.setattr(policy_update, "compute_policy_loss", record_call)
+    samples = samples_of(collected_groups[1])
+    report = policy_update.update_policy(components, samples, components.recipe.rl, load_optimizer(components))
+    assert (report.updates, len(calls)) == (4, 4)
+    assert [total for _, _, total in calls] == pytest.approx([1.0] * 4, abs=1e-4)
+    change = [float((logp - old_logp).abs().max()) for logp, old_logp, _ in calls]
+    assert change[0] <= 1e-5
+    assert min(change[1:]) > 1e-3
+    for first, second in ((0, 2), (1, 3)):
+        assert torch.equal(calls[first][1], calls[second][1])
 
 
 def test_an_engine_that_differs_changes_the_tis_weight_and_not_the_ratio(collected_groups, workspace, trained_weights):
@@ -397,6 +449,7 @@ SETTINGS = (
     "rl={advantage: {estimator: remax}, filters: {reward_std: null}}",
     "rl={advantage: {estimator: accuracy_baseline}, loss: {above_tis_cap: drop, above_stale_tis_cap: drop}}",
     "model.trained_weights=language_model",
+    "rl={mini_batches: 2, advantage: {whiten: tokens}, kl: {reward_coef: 0.01}}",
     "rl={filters: {correct_negative: {}}, selection: {rank_by: reward_std, oversample: 2, surplus: requeue}}",
     "rl={filters: {tool_image: {}, length: {max_tokens: 4000}}, selection: {max_sampling_rounds: 2}}",
     "rewards.format_reward.settings={anchor_credit: tokens}",
@@ -406,7 +459,7 @@ SETTINGS = (
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_two_steps_with_every_setting(workspace, trained_weights, tmp_path, setting):
     """The reward is the recipe's plus one that alternates, so that every group has a reward spread."""
-    components = workspace.load_components(setting, "rl.steps=2", "rl.updates_per_batch=2", weights=trained_weights)
+    components = workspace.load_components(setting, "rl.steps=2", "rl.epochs_per_batch=2", weights=trained_weights)
     recipe_score_fn, counter = components.score_fn, iter(range(10**6))
 
     async def score(episodes):

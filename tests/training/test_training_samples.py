@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from saccade.algorithms.group_advantages import GroupAdvantages
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
-from saccade.training.training_samples import build_sample, build_samples
+from saccade.training.training_samples import build_sample, build_samples, split_mini_batches
 from saccade.types import (
     AnswerType,
     Block,
@@ -131,6 +131,18 @@ def test_each_group_has_its_own_advantages():
     groups = [make_group(make_episode(1), make_episode(2)), make_group(make_episode(3))]
     samples = build_samples(groups, [advantages_of(1.0, -1.0), advantages_of(0.25)], "none")
     assert [max(sample.advantages, key=abs) for sample in samples] == [1.0, -1.0, 0.25]
+    assert [sample.group for sample in samples] == [0, 0, 1]
+
+
+def test_mini_batches_hold_whole_groups_in_turn():
+    """Group 2 has no samples, so groups 0, 1, 3, 4 and 5 are dealt out; sub-agents stay with their group."""
+    groups = [make_group(make_episode(number, make_episode(10 + number))) for number in range(6)]
+    masks = [[number != 2] for number in range(6)]
+    samples = build_samples(groups, [advantages_of(1.0)] * 6, "shared", masks=masks)
+    first_tokens = [[get_first_token(sample) for sample in part] for part in split_mini_batches(samples, 2)]
+    assert first_tokens == [[0, 10, 3, 13, 5, 15], [1, 11, 4, 14]]
+    assert split_mini_batches(samples, 1) == [samples]
+    assert [len(part) for part in split_mini_batches(samples, 9)] == [2] * 5
 
 
 def test_conversations_without_sampled_tokens_are_skipped():

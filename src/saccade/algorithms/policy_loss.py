@@ -174,8 +174,8 @@ def compute_reward_to_go(value_N: Tensor, seq_N: Tensor) -> Tensor:
     return torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts]) if parts else value_N
 
 
-def merge_stats(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Combine the statistics of micro-batches: means weighted by `tokens`, maxima of `*_max`, the sum of `tokens`.
+def merge_stats(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]:
+    """Combine the statistics of micro- or mini-batches: means weighted by `tokens`, maxima of `*_max`, summed `tokens`.
 
     >>> first = {"ratio_mean": torch.tensor(1.0), "ratio_max": torch.tensor(1.2), "tokens": torch.tensor(3.0)}
     >>> second = {"ratio_mean": torch.tensor(2.0), "ratio_max": torch.tensor(2.5), "tokens": torch.tensor(1.0)}

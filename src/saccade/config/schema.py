@@ -488,9 +488,12 @@ class RlConfig(Section):
     steps: PositiveInt = 100  # training steps, one rollout batch each
     prompts_per_step: PositiveInt = 8  # prompts, and thus groups, per step
     group_size: Annotated[int, Field(ge=2)] = 8  # episodes per group; advantages compare them, so at least 2
-    # optimizer steps per rollout batch, each on the whole batch (PPO epochs); with 1 and rl.loss.old_logprobs=trainer
-    # the ratio is exactly 1, so clipping has no effect
-    updates_per_batch: PositiveInt = 1
+    # passes over a rollout batch (PPO epochs), each of one optimizer step per mini-batch; with one pass, one mini-batch
+    # and rl.loss.old_logprobs=trainer the ratio is exactly 1, so clipping has no effect
+    epochs_per_batch: PositiveInt = 1
+    # parts of whole groups that a rollout batch is divided into, each averaged by rl.loss.aggregation for an optimizer
+    # step of its own; group i is in mini-batch i modulo this number
+    mini_batches: PositiveInt = 1
     # weight versions that rollouts may be older than the trainer; above 0 both run concurrently, with 0 in turns
     max_staleness: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit
@@ -524,6 +527,17 @@ class RlConfig(Section):
     def active_filters(self) -> dict[str, dict[str, Any]]:
         """Return the settings of the filters that are not turned off, by name."""
         return {name: settings for name, settings in self.filters.items() if settings is not None}
+
+    @model_validator(mode="after")
+    def _check_mini_batches(self) -> "RlConfig":
+        if self.mini_batches > self.prompts_per_step:
+            raise ConfigError(
+                f"rl.mini_batches={self.mini_batches} divides the groups of a step, of which there are "
+                f"rl.prompts_per_step={self.prompts_per_step}: set it to at most that",
+                key="rl.mini_batches",
+                value=self.mini_batches,
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_staleness_keys(self) -> "RlConfig":

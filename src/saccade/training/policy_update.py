@@ -1,4 +1,7 @@
-"""Update the policy on samples: pack them, compute old and reference logprobs if a setting needs them, take a step.
+"""Update the policy on samples: pack them, compute old and reference logprobs if a setting needs them, take steps.
+
+    samples ──> mini-batches of whole groups ──> packed micro-batches ──> KL penalty, whitening over all mini-batches
+    `epochs_per_batch` times, for each mini-batch: gradients of its micro-batches add up ──> one optimizer step
 
 Axis letters: N trained tokens of a micro-batch.
 """
@@ -25,7 +28,8 @@ from saccade.training.background import CheckCancelled
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch
 from saccade.training.reference import Reference
-from saccade.training.train_step import StepReport, forward, pack_samples, train_step
+from saccade.training.train_step import StepReport, forward, merge_reports, pack_samples, train_step
+from saccade.training.training_samples import split_mini_batches
 from saccade.types import TrainingSample
 
 
@@ -37,15 +41,20 @@ def update_policy(
     reference: Reference | None = None,
     check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
-    """Update the policy `updates_per_batch` times on one batch of samples.
+    """Take `epochs_per_batch` passes over the samples of a rollout batch, with one optimizer step per mini-batch.
 
-    The trainer's logprobs before the update (the proximal policy) are those of the first update's forward pass, so they
-    are computed beforehand only for further updates. `check_cancelled` is called before each micro-batch. Raises
-    EngineError if a packed token isn't the one that the engine sampled.
+    The trainer's logprobs before the first step (the proximal policy) are those of that step's forward pass, so they
+    are computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
+    averaged over a mini-batch. `check_cancelled` is called before each micro-batch. Raises EngineError if a packed
+    token isn't the one that the engine sampled.
     """
-    backbone = components.backbone
-    batches = pack_samples(backbone, samples, settings)
-    check_engine_tokens(samples, batches)
+    backbone, batches = components.backbone, list[Batch]()
+    mini_batches: list[slice] = []  # of `batches`
+    for mini_batch in split_mini_batches(samples, settings.mini_batches):
+        packed = pack_samples(backbone, mini_batch, settings)
+        check_engine_tokens(mini_batch, packed)
+        mini_batches.append(slice(len(batches), len(batches) + len(packed)))
+        batches += packed
     ref_logps: list[Tensor | None] = [None] * len(batches)
     if reference is not None:
         with reference.swap_in():
@@ -53,18 +62,14 @@ def update_policy(
         batches = [
             _apply_kl_penalty(batch, ref_N, settings.kl) for batch, ref_N in zip(batches, ref_logps, strict=True)
         ]
-    needs_proximal = settings.updates_per_batch > 1 and settings.loss.old_logprobs == "trainer"
+    num_updates = settings.epochs_per_batch * len(mini_batches)
+    needs_proximal = num_updates > 1 and settings.loss.old_logprobs == "trainer"
     proximal_logps = (
         [*_compute_logprobs(components, batches, check_cancelled)] if needs_proximal else [None] * len(batches)
     )
     if settings.advantage.whiten == "tokens":
         batches = _whiten_advantages(batches)
-    weight_N = compute_token_weights(
-        torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
-        aggregation=settings.loss.aggregation,
-        sum_norm=settings.loss.sum_norm,
-    )
-    weights = torch.split(weight_N, [len(batch.token_N) for batch in batches])
+    weights = [weight_N for part in mini_batches for weight_N in _compute_token_weights(batches[part], settings)]
     batch_indices = {id(batch): index for index, batch in enumerate(batches)}
     version, token_loss = components.engine.version, resolve_loss(settings.loss)
 
@@ -88,11 +93,26 @@ def update_policy(
 
     load_pixels, temperature = components.media.load_pixels, components.recipe.sampling.temperature
     reports = [
-        train_step(backbone, optimizer, batches, compute_loss, load_pixels=load_pixels, temperature=temperature)
-        for _ in range(settings.updates_per_batch)
+        train_step(backbone, optimizer, batches[part], compute_loss, load_pixels=load_pixels, temperature=temperature)
+        for _ in range(settings.epochs_per_batch)
+        for part in mini_batches
     ]
-    # Loss and gradient norm are the first update's (on-policy), statistics such as ratios the last one's.
-    return replace(reports[0], stats={**reports[-1].stats, **_compute_staleness(batches, version)})
+    # Loss and gradient norm are the first pass's, statistics such as ratios the last one's.
+    first_pass, last_pass = (
+        merge_reports(part) for part in (reports[: len(mini_batches)], reports[-len(mini_batches) :])
+    )
+    stats = {**last_pass.stats, **_compute_staleness(batches, version)}
+    return replace(first_pass, stats=stats, updates=num_updates)
+
+
+def _compute_token_weights(batches: Sequence[Batch], settings: RlConfig) -> Sequence[Tensor]:
+    """Return the weights of the tokens of a mini-batch's micro-batches, which add up to one average."""
+    weight_N = compute_token_weights(
+        torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
+        aggregation=settings.loss.aggregation,
+        sum_norm=settings.loss.sum_norm,
+    )
+    return torch.split(weight_N, [len(batch.token_N) for batch in batches])
 
 
 def _compute_logprobs(

@@ -133,7 +133,7 @@ async def train(
                 row = {
                     **{"step": step, **batch.metrics, **metrics},
                     "lr": compute_learning_rate(settings.optim, batch.step, settings.steps),
-                    "updates": settings.updates_per_batch if report else 0,
+                    "updates": report.updates if report else 0,
                     **(report.as_metrics() if report else {}),
                 }
                 log_row = partial(log_step, row)
@@ -147,7 +147,7 @@ async def train(
             timer.end_phase("weight_sync")
             row |= restart_on_update.pop_metrics()
             row |= timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before)
-            row |= compute_update_speed(components.backbone, report, settings.updates_per_batch, timer.train_seconds)
+            row |= compute_update_speed(components.backbone, report, settings.epochs_per_batch, timer.train_seconds)
             row |= alarms.check(step, row)
             state = advance_trainer_state(state, queue)
             log_step(row)

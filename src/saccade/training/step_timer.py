@@ -101,15 +101,18 @@ def measure_peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def compute_update_speed(
-    backbone: Backbone, report: StepReport | None, num_updates: int, seconds: float
+    backbone: Backbone, report: StepReport | None, num_passes: int, seconds: float
 ) -> dict[str, float]:
-    """Return the packed tokens per second of an update, and `mfu` if the GPU's peak is known; {} without an update."""
+    """Return the packed tokens per second of an update, and `mfu` if the GPU's peak is known; {} without an update.
+
+    `report` measures one of the update's `num_passes` passes over the samples.
+    """
     if report is None or seconds <= 0:
         return {}
-    metrics = {"tokens_per_second/train": num_updates * report.packed_tokens / seconds}
+    metrics = {"tokens_per_second/train": num_passes * report.packed_tokens / seconds}
     peak = find_peak_flops(torch.cuda.get_device_name(backbone.device)) if backbone.device.type == "cuda" else None
     if peak is not None and backbone.dtype == "bfloat16":
-        flops = num_updates * estimate_flops(backbone, report.packed_tokens, report.trained_tokens)
+        flops = num_passes * estimate_flops(backbone, report.packed_tokens, report.trained_tokens)
         metrics["mfu"] = flops / seconds / peak
     return metrics
 

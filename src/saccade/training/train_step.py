@@ -6,6 +6,7 @@ Axis letters: B rows, T tokens, N trained tokens.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ LossFn = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """Measurements of a training step."""
+    """Measurements of an optimizer step, or of a rollout batch's steps (see `merge_reports`)."""
 
     loss: float  # sum over the micro-batches
     entropy: float  # mean over the trained tokens, in nats
@@ -32,12 +33,34 @@ class StepReport:
     packed_tokens: int  # without padding
     trained_tokens: int  # tokens with a loss
     stats: Mapping[str, float]  # of the loss function
+    updates: int = 1  # optimizer steps
 
     def as_metrics(self) -> dict[str, float]:
-        """Return the measurements by name, as a row of the log holds them."""
+        """Return the measurements but `updates` by name, as a row of the log holds them."""
         values = asdict(self)
+        del values["updates"]
         stats = values.pop("stats")
         return {**values, **{name: value for name, value in stats.items() if name != "tokens"}}
+
+
+def merge_reports(reports: Sequence[StepReport]) -> StepReport:
+    """Return the report of a pass over mini-batches from the reports of its steps.
+
+    Tokens and updates are summed, loss and gradient norm averaged over the steps, entropy and statistics over the
+    tokens; of `*_max` it is the maximum.
+    """
+    if len(reports) == 1:  # exactly, without multiplying and dividing by the tokens
+        return reports[0]
+    trained_tokens = sum(report.trained_tokens for report in reports)
+    return StepReport(
+        loss=fmean(report.loss for report in reports),
+        entropy=sum(report.entropy * report.trained_tokens for report in reports) / max(trained_tokens, 1),
+        grad_norm=fmean(report.grad_norm for report in reports),
+        packed_tokens=sum(report.packed_tokens for report in reports),
+        trained_tokens=trained_tokens,
+        stats=merge_stats([report.stats for report in reports]),
+        updates=sum(report.updates for report in reports),
+    )
 
 
 def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig) -> list[Batch]:

@@ -1,6 +1,7 @@
 """Convert scored groups to training samples: select the conversations, and assign advantages to their tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
@@ -27,7 +28,7 @@ def build_samples(
     """
     masks = [[True] * len(group.episodes) for group in groups] if masks is None else masks
     samples = []
-    for group, group_advantages, mask in zip(groups, advantages, masks, strict=True):
+    for number, (group, group_advantages, mask) in enumerate(zip(groups, advantages, masks, strict=True)):
         rows = zip(group.episodes, group_advantages.every_token_G.tolist(), mask, strict=True)
         for index, (scored, advantage, is_kept) in enumerate(rows):
             by_span = {span: float(value_G[index]) for span, value_G in group_advantages.by_span.items()}
@@ -36,8 +37,22 @@ def build_samples(
             for conversation in [scored.episode, *children] if is_kept else []:
                 if conversation.ledger.sampled_tokens():
                     own = by_span if conversation is scored.episode else tags
-                    samples.append(build_sample(conversation, advantage, by_span=own, decode=decode))
+                    sample = build_sample(conversation, advantage, by_span=own, decode=decode)
+                    samples.append(replace(sample, group=number))
     return samples
+
+
+def split_mini_batches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
+    """Divide samples into mini-batches of whole groups: the i-th group with samples is in mini-batch i modulo `num`.
+
+    Groups may be sorted, by their reward's std or by the kind of media: dealing them out in turn gives every mini-batch
+    the same mix. The numbers of groups differ by at most one. There are fewer mini-batches if there are fewer groups.
+    """
+    order = {group: index for index, group in enumerate(sorted({sample.group for sample in samples}))}
+    mini_batches: list[list[TrainingSample]] = [[] for _ in range(min(num, len(order)))]
+    for sample in samples:
+        mini_batches[order[sample.group] % len(mini_batches)].append(sample)
+    return mini_batches
 
 
 def build_sample(
