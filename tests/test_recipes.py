@@ -95,6 +95,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "rl.prompts_per_step", 7),
     ("paravt/para_grpo", "rl.group_size", 8),
     ("paravt/para_grpo", "rl.epochs_per_batch", 1),
+    ("paravt/para_grpo", "rl.mini_batches", 1),
     ("paravt/para_grpo", "rl.max_staleness", 2),
     ("paravt/para_grpo", "rl.filters.reward_std", None),
     ("paravt/para_grpo", "rl.selection.oversample", 1.0),
@@ -159,7 +160,11 @@ PUBLISHED = [
     ("pyvision/image_rl", "rl.filters.statuses.drop", ["tool_error", "aborted", "length", "context_full"]),
     ("pyvision/image_rl", "rl.filters.tool_image", {}),
     ("pyvision/image_rl", "rl.filters.reward_std", {}),
+    ("pyvision/image_rl", "rl.prompts_per_step", 64),
+    ("pyvision/image_rl", "rl.mini_batches", 4),  # updates on 16 prompts each
     ("pyvision/image_rl", "rl.epochs_per_batch", 1),
+    ("pyvision/image_rl", "rl.loss.old_logprobs", "trainer"),
+    ("pyvision/image_rl", "rl.loss.aggregation", "token_mean"),
     ("pyvision/image_rl", "rl.group_size", 8),
     ("pyvision/image_rl", "rl.kl.loss_coef", 0.0),
     ("pyvision/image_rl", "rl.kl.reward_coef", 0.0),
@@ -199,7 +204,6 @@ DEVIATIONS = [
     ("paravt/para_grpo", "rl.advantage.reward_clip", 40.0, "20 was published"),
     ("pyvision/image_rl", "rewards.accuracy.settings.skip_judge_if_equal", True, "ours: a rule decides equal answers"),
     ("pyvision/image_rl", "rewards.tool_use.settings.count", "informative", "executed was published"),
-    ("pyvision/image_rl", "rl.prompts_per_step", 16, "the published script collects 64"),
     ("pyvision/image_rl", "rl.loss.tis_cap", 2.0, "none was published"),
     ("pyvision/image_rl", "rl.selection.max_sampling_rounds", None, "at most about one pass over the tasks"),
     (
