@@ -83,7 +83,9 @@ def test_calls_of_another_architecture_kill(name):
         ("kill", (PID + 1, 9), False),
         ("kill", (-1, 9), False),
         ("kill", (0, 9), False),
+        ("kill", (PID, 18), False),  # SIGCONT would undo the host's SIGSTOP
         ("tgkill", (PID, 5, 9), True),
+        ("tgkill", (PID, 5, 18), False),
         ("tgkill", (1, 1, 9), False),
         ("clone", (0x3D0F00,), True),  # a thread
         ("clone", (17,), False),  # a process
@@ -131,13 +133,15 @@ FORBIDDEN = {
                "mount": 165, "chroot": 161, "pidfd_open": 434, "bpf": 321, "io_uring_setup": 425, "setuid": 105,
                "execveat": 322, "process_vm_readv": 310, "rt_sigqueueinfo": 129, "pidfd_send_signal": 424,
                "tkill": 200, "shmget": 29, "keyctl": 250, "perf_event_open": 298, "personality": 135, "splice": 275,
-               "sched_setaffinity": 203, "setpriority": 141, "open_by_handle_at": 304, "setsockopt": 54},
+               "sched_setaffinity": 203, "setpriority": 141, "open_by_handle_at": 304, "setsockopt": 54,
+               "timer_create": 222},
     "aarch64": {"execve": 221, "socket": 198, "connect": 203, "bind": 200, "sendmsg": 211, "truncate": 45,
                 "mknodat": 33, "memfd_create": 279, "ptrace": 117, "unshare": 97, "setns": 268, "mount": 40,
                 "chroot": 51, "pidfd_open": 434, "bpf": 280, "io_uring_setup": 425, "setuid": 146, "execveat": 281,
                 "process_vm_readv": 270, "rt_sigqueueinfo": 138, "pidfd_send_signal": 424, "tkill": 130,
                 "shmget": 194, "keyctl": 219, "perf_event_open": 241, "personality": 92, "splice": 76,
-                "sched_setaffinity": 122, "setpriority": 140, "open_by_handle_at": 265, "setsockopt": 208},
+                "sched_setaffinity": 122, "setpriority": 140, "open_by_handle_at": 265, "setsockopt": 208,
+                "timer_create": 107},
 }  # fmt: skip
 
 

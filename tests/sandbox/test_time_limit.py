@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.sandbox import time_limit as module
-from saccade.sandbox.time_limit import HOST_STALL_SECONDS, MAX_WALL_FACTOR, CellClock
+from saccade.sandbox.time_limit import HOST_STALL_SECONDS, MAX_WALL_FACTOR, MIN_RUN_FRACTION, CellClock
 
 
 class FakeTime:
@@ -50,6 +50,24 @@ def test_host_stalls_are_excluded_exactly_once(fake_time):
     assert clock.update(HOST_STALL_SECONDS, 150, 7) == 0  # a busy machine, no stall
     assert clock.elapsed == 11
     assert clock.remaining <= 0  # queue seconds during a stall give no extra time
+
+
+def test_only_other_processes_extend_the_limit(fake_time):
+    """A main thread that waited in the run queue nine tenths of its time, behind others or behind its own threads."""
+    clock = CellClock(10)
+    clock.start(0, 0, 7)
+    fake_time.now += 10
+    clock.update(0, 9.5, 7 + 0.5)
+    assert clock.remaining == pytest.approx(10 * MIN_RUN_FRACTION - 0.5)
+    clock.update(0, 9.5, 7 + 20)
+    assert clock.remaining <= 0
+
+
+def test_seconds_before_the_clock_are_charged(fake_time):
+    clock = CellClock(10)
+    clock.charge(4)
+    fake_time.now += 1
+    assert (clock.elapsed, clock.remaining) == (5, 5)
 
 
 def test_cpu_time_during_a_host_stall_is_charged(fake_time):

@@ -8,8 +8,10 @@
            │    └─ _interrupt: SIGUSR1 repeatedly; after the grace period SIGKILL, which closes the socket
            └─ _check_usage       four times a second: threads and files, where the kernel doesn't limit them
 
-Between calls a worker is stopped (SIGSTOP): its threads can't run, print or write during the model's turn. The host
-writes the request before it sends SIGCONT, so most calls finish before monitoring starts.
+Between calls a worker is stopped (SIGSTOP): its threads can't run, print or write during the model's turn. Its seccomp
+filter refuses whatever could continue it; CPU time that it uses nevertheless, such as the rest of a long system call,
+is charged to the next call. The host writes the request before it sends SIGCONT, so most calls finish before monitoring
+starts.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from typing import Any
 from saccade.errors import MediaError, SandboxError
 from saccade.sandbox import limits, workdir
 from saccade.sandbox.forkserver_client import WorkerHandle, receive_status
-from saccade.sandbox.limits import ExecutionResult, FailureReason, Limits, ShownImage
+from saccade.sandbox.limits import ExecutionResult, FailureReason, Limits, ShownImage, is_too_narrow
 from saccade.sandbox.media import Video, get_decoder_pool, load_requested_frames
 from saccade.sandbox.protocol import (
     BROKEN_EXIT_CODE,
@@ -44,7 +46,7 @@ INTERRUPT_INTERVAL, CLOCK_CHECK_INTERVAL, USAGE_CHECK_INTERVAL = 0.5, 0.5, 0.25
 EXIT_TIMEOUT = 5.0  # of a worker whose socket closed; on a busy machine a crashed process takes seconds to exit
 MONITORING_DELAY = 0.005  # calls that finish earlier are never monitored
 SHORT_SLICE_SECONDS, LONG_SLICE_SECONDS = 0.05, 0.5  # after which a short cell, a long cell gives up its slot
-MAX_PAUSED_CPU_SECONDS = 0.03  # a cell that uses more CPU while paused wakes itself by a timer: the pause is charged
+MAX_STOPPED_CPU_SECONDS = 0.03  # a worker that uses more CPU while it should be stopped is charged for that
 _FAILURE_REASONS = {
     CompletionStatus.OK: None,
     CompletionStatus.RAISED: FailureReason.RAISED,
@@ -78,6 +80,7 @@ class Execution:
     kill_reason: FailureReason | None = None  # why the host killed the worker
     is_worker_lost: bool = False
     is_finished: bool = False
+    _refusals: list[str] = field(default_factory=list)  # notes on images that aren't shown
     _timed_out: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     _clock: CellClock = field(init=False)
@@ -109,13 +112,18 @@ class Execution:
             stdout.stop()
         seconds = self._clock.elapsed
         if self.is_worker_lost:
-            reason, error = await self._explain_loss()
+            reason, error = await self._explain_loss(seconds)
         else:
             self.worker.send_signal(signal.SIGSTOP)
-            reason, error = self._explain_completion(status, error)
+            self.worker.cpu_seconds_at_stop = self.worker.read_cpu_seconds()
+            reason, error = self._explain_completion(status, error, seconds)
         stdout.drain()
+        text = stdout.decode_text()
+        if self._refusals:
+            text += "" if not text or text.endswith("\n") else "\n"
+            text += "".join(self._refusals)
         return ExecutionResult(
-            text=stdout.decode_text(),
+            text=text,
             images=tuple(self.images),
             error=error if reason else None,
             failure_reason=reason,
@@ -127,6 +135,9 @@ class Execution:
         self, code: str, setup_messages: Sequence[bytes], stdout: StdoutCapture
     ) -> tuple[CompletionStatus, str]:
         connection, payload = self.worker.connection, code.encode("utf-8", "replace")
+        stopped_cpu_seconds = self.worker.read_cpu_seconds() - self.worker.cpu_seconds_at_stop
+        if not self.is_setup and stopped_cpu_seconds >= MAX_STOPPED_CPU_SECONDS:
+            self._clock.charge(stopped_cpu_seconds)
         header = Header(MessageKind.RUN, self.next_number, self.images_left, payload_size=len(payload)).pack(self.nonce)
         if not self.is_setup and not connection.is_idle():
             raise ProtocolError("the worker sent bytes before its request")
@@ -158,8 +169,10 @@ class Execution:
                 return CompletionStatus(header.a), payload.decode("utf-8", "replace")
             if header.kind == MessageKind.VIDEO_REQUEST:
                 await self._serve_video_request(header, memoryview(payload).cast("I").tolist())
-            elif len(self.images) >= self.images_left:
+            elif len(self.images) + len(self._refusals) >= self.images_left:
                 raise ProtocolError("more images than allowed")
+            elif is_too_narrow(header.a, header.b):  # an intact worker doesn't send it
+                self._refusals.append(limits.format_image_refusal(header.a, header.b, limits.TOO_NARROW))
             else:
                 name = f"image_clue_{self.next_number + len(self.images)}"
                 self.images.append(ShownImage(name=name, width=header.a, height=header.b, rgb_bytes=payload))
@@ -239,7 +252,7 @@ class Execution:
         if not self._clock.is_paused or self.is_finished:
             return
         self._clock.resume(
-            is_charged=self.worker.read_cpu_seconds() - self._cpu_seconds_at_pause >= MAX_PAUSED_CPU_SECONDS
+            is_charged=self.worker.read_cpu_seconds() - self._cpu_seconds_at_pause >= MAX_STOPPED_CPU_SECONDS
         )
         self._start_timers(LONG_SLICE_SECONDS)
         self.worker.send_signal(signal.SIGCONT)
@@ -301,7 +314,7 @@ class Execution:
         except TimeoutError:
             self._kill(FailureReason.PROTOCOL)
 
-    async def _explain_loss(self) -> tuple[FailureReason, str]:
+    async def _explain_loss(self, seconds: float) -> tuple[FailureReason, str]:
         """Return why the worker was lost, and the sentence for it. Raises SandboxError if the zygote ended too."""
         self.worker.send_signal(signal.SIGKILL)
         status, _ = await receive_status(self.worker.status_socket)
@@ -310,15 +323,17 @@ class Execution:
         if os.waitstatus_to_exitcode(status["status"]) == -signal.SIGKILL:  # else it exited before the host's kill
             reason = self.kill_reason or reason
         if reason is FailureReason.TIMEOUT:
-            return reason, limits.format_timeout(self.limits, variables_kept=False)
+            return reason, limits.format_timeout(self.limits, seconds, variables_kept=False)
         return reason, limits.format_restart(reason, self.limits, detail)
 
-    def _explain_completion(self, status: CompletionStatus, error: str) -> tuple[FailureReason | None, str]:
+    def _explain_completion(
+        self, status: CompletionStatus, error: str, seconds: float
+    ) -> tuple[FailureReason | None, str]:
         """Return why a completed call failed, None if it didn't, and the text for the model."""
         reason = _FAILURE_REASONS[status]
         # The worker can't be trusted about time: a call timed out exactly if the host interrupted it.
         if self._timed_out.is_set() and reason in (None, FailureReason.TIMEOUT):
-            return FailureReason.TIMEOUT, limits.format_timeout(self.limits, variables_kept=True)
+            return FailureReason.TIMEOUT, limits.format_timeout(self.limits, seconds, variables_kept=True)
         if reason is FailureReason.TIMEOUT:
             return FailureReason.RAISED, limits.INTERRUPTED_MESSAGE
         return reason, error

@@ -17,7 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageShow
 
-MAX_ASPECT_RATIO = 200  # vision processors refuse narrower images
+from saccade.sandbox.limits import TOO_NARROW, format_image_refusal, is_too_narrow
+
 _MAX_CANVAS_SIDE = 2**15  # pixels
 _connection: dict[str, Any] = {}  # `send` and `max_pixels` of this worker
 
@@ -126,14 +127,14 @@ def _check_and_send(image: Image.Image) -> None:
     width, height = image.size
     if not width * height:
         _print_refusal(width, height, "it is empty")
-    elif max(width, height) >= MAX_ASPECT_RATIO * min(width, height):
-        _print_refusal(width, height, "too narrow")
+    elif is_too_narrow(width, height):
+        _print_refusal(width, height, TOO_NARROW)
     else:
         _connection["send"](convert_to_rgb(image))
 
 
 def _print_refusal(width: float, height: float, reason: str) -> None:
-    sys.stdout.write(f"[image of {width:.0f}x{height:.0f} not shown: {reason}]\n")
+    sys.stdout.write(format_image_refusal(width, height, reason))
 
 
 def _print_resize(width: float, height: float, new_width: float, new_height: float) -> None:

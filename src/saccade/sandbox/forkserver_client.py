@@ -20,8 +20,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -43,6 +44,7 @@ STOP_TIMEOUT = 10.0
 WORKER_START_BYTES = 16 * MIB  # of a worker before its first call; MemAvailable shows them only later
 SHORT_SLOTS_PER_CPU, LONG_SLOTS_PER_CPU = 4, 4  # cells that run at the same time, per CPU
 MEMORY_MONITOR = MemoryMonitor()
+_CPUCLOCK_SCHED = 2  # the kind of CPU clock that counts the time that the scheduler gave
 _BOOT_SCRIPT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -51,11 +53,12 @@ zygote.main(sys.argv[1])
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerHandle:
     """The host's handles of one worker: sockets, the reading end of its stdout pipe, and its pidfd.
 
     `work_dir` is its working folder on this machine's disk, "" if the worker has a private file system.
+    `cpu_seconds_at_stop` are the CPU seconds that it had used when its last call ended.
     """
 
     connection: WorkerConnection
@@ -63,6 +66,11 @@ class WorkerHandle:
     stdout_fd: int
     pidfd: int
     work_dir: str
+    cpu_seconds_at_stop: float = 0.0
+    _host_pid: int = field(init=False)  # its pid in the host's pid namespace; -1 if it has exited
+
+    def __post_init__(self) -> None:
+        self._host_pid = self._read_host_pid()
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal; do nothing if the worker has exited."""
@@ -84,7 +92,12 @@ class WorkerHandle:
 
     def read_cpu_seconds(self) -> float:
         """Return the CPU seconds of all its threads; 0.0 if the worker has exited."""
-        return sum(self._read_proc_stat(11, 12)) / os.sysconf("SC_CLK_TCK")
+        if self._host_pid <= 0:
+            return 0.0
+        try:  # a process's CPU clock (MAKE_PROCESS_CPUCLOCK in Linux's posix-timers.h): exact, and no file is read
+            return time.clock_gettime((~self._host_pid << 3) | _CPUCLOCK_SCHED)
+        except OSError:
+            return 0.0
 
     def _read_proc_stat(self, *field_indices: int) -> list[int]:
         """Return fields of /proc/<pid>/stat, counted from behind the process name; 0 each if the worker has exited."""
@@ -95,9 +108,12 @@ class WorkerHandle:
         return [int(fields[index]) for index in field_indices]
 
     def _find_proc_dir(self) -> str:
-        """Return its folder in /proc, by its pid in the host's pid namespace."""
+        """Return its folder in /proc, by its current pid: after its exit another process may have the number."""
+        return f"/proc/{self._read_host_pid()}"
+
+    def _read_host_pid(self) -> int:
         lines = Path(f"/proc/self/fdinfo/{self.pidfd}").read_text().splitlines()
-        return f"/proc/{next(int(line[4:]) for line in lines if line.startswith('Pid:'))}"
+        return next(int(line[4:]) for line in lines if line.startswith("Pid:"))
 
     def close(self) -> None:
         """Kill the worker and close every handle."""

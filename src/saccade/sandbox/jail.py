@@ -284,7 +284,7 @@ def _set_limits(jail: JailConfig, limits: Limits, num_kept_fds: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_SIGPENDING: 256,  # also bounds POSIX timers, each of which reserves a signal
+        resource.RLIMIT_SIGPENDING: 256,
     }
     if jail.isolation.per_worker_user:
         bounds[resource.RLIMIT_NPROC] = limits.max_threads

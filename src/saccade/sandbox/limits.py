@@ -9,13 +9,16 @@ from typing import Literal
 
 IsolationMode = Literal["strict", "best_effort"]
 MIB = 2**20
+MAX_ASPECT_RATIO = 200  # of shown images
+_END_SECONDS = 1.0  # that the end of a call may take beyond its limit and the grace period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The limits of one worker; exceeding one produces a sentence for the model.
 
-    `timeout` is in seconds per call; it is extended while other processes leave the cell less than an eighth of it.
+    `timeout` is in seconds per call; it is extended, at most fourfold, while other processes leave the worker, all its
+    threads together, less than an eighth of it.
     `grace_seconds` pass between interrupting and killing a cell. `cpu_seconds` counts all calls together. `memory_mib`
     comes on top of the libraries, `disk_mib` bounds all files together, `file_mib` one file, `max_files` their number.
     `max_chars` of text are kept per call; `max_images` may be shown per episode, each of at most `max_image_pixels`.
@@ -83,15 +86,35 @@ class ExecutionResult:
 
 VARIABLES_LOST_NOTE = "Variables are lost; image_clue_* and video_clue_* are available again."
 INTERRUPTED_MESSAGE = "The code interrupted itself. Variables are kept."
+TOO_NARROW = "too narrow"
 FORBIDDEN_HINT = "(no network, no processes, files only in the working directory)"
 
 
-def format_timeout(limits: Limits, *, variables_kept: bool) -> str:
-    """Return the sentence for a call that exceeded its time limit."""
+def format_timeout(limits: Limits, seconds: float, *, variables_kept: bool) -> str:
+    """Return the sentence for a call that exceeded its time limit and was charged `seconds`, those to end included.
+
+    >>> format_timeout(Limits(timeout=10), 10.2, variables_kept=True)
+    'Execution timeout: stopped after 10 s. Variables are kept.'
+    >>> format_timeout(Limits(timeout=10), 38.7, variables_kept=True)
+    'Execution timeout: stopped after 39 s (limit 10 s, extended because the machine was busy). Variables are kept.'
+    """
     head = f"Execution timeout: stopped after {limits.timeout:g} s"
+    if seconds > limits.timeout + limits.grace_seconds + _END_SECONDS:
+        note = f"(limit {limits.timeout:g} s, extended because the machine was busy)"
+        head = f"Execution timeout: stopped after {seconds:.0f} s {note}"
     if variables_kept:
         return f"{head}. Variables are kept."
     return f"{head} and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
+
+
+def is_too_narrow(width: int, height: int) -> bool:
+    """Return whether vision processors would refuse an image of this size."""
+    return max(width, height) >= MAX_ASPECT_RATIO * min(width, height)
+
+
+def format_image_refusal(width: float, height: float, reason: str) -> str:
+    """Return the line that replaces an image that can't be shown."""
+    return f"[image of {width:.0f}x{height:.0f} not shown: {reason}]\n"
 
 
 def format_restart(failure_reason: FailureReason, limits: Limits, detail: str = "") -> str:

@@ -1,6 +1,7 @@
 """The system calls a worker may make: an allowlist, compiled to a seccomp filter. Everything else is refused.
 
-No fork and no exec: a worker stays one process, so one signal kills it. No sockets but pairs, no truncate by path, no
+No fork and no exec: a worker stays one process, so one signal kills it. No SIGCONT and no POSIX timers, which can send
+it: a stopped worker stays stopped. No sockets but pairs, no truncate by path, no
 namespaces, keys, tracing or io_uring, no queries about other processes. Calls that only change metadata, and locks,
 succeed without any effect: Landlock doesn't cover them, and libraries make them routinely.
 """
@@ -8,6 +9,7 @@ succeed without any effect: Landlock doesn't cover them, and libraries make them
 import errno
 import functools
 import platform
+import signal
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,8 +32,7 @@ _ALLOWED = """
     sched_get_priority_max 146 125, sched_get_priority_min 147 126, getcpu 309 168, membarrier 324 283,
     arch_prctl 158 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95,
     clock_gettime 228 113, clock_getres 229 114, clock_nanosleep 230 115, nanosleep 35 101, gettimeofday 96 169,
-    time 201 -, times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -, timer_create 222 107,
-    timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111,
+    time 201 -, times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -,
     timerfd_create 283 85, timerfd_settime 286 86, timerfd_gettime 287 87,
     rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigpending 127 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133,
     rt_sigreturn 15 139, sigaltstack 131 132, restart_syscall 219 128, pause 34 -,
@@ -152,8 +153,9 @@ def _build_conditions(pid: int) -> dict[str, list[bytes]]:
         "fcntl": [*_allow_values(1, _LOCK_COMMANDS, action=_ERRNO)[:-1], *_allow_values(1, _FCNTLS)],
         "prctl": _allow_values(0, _PRCTLS),
         "prlimit64": _allow_values(0, (0, pid)),
-        "kill": _allow_values(0, (pid,)),
-        "tgkill": _allow_values(0, (pid,)),
+        # A worker that could continue itself would run between calls.
+        "kill": [*_refuse_value(1, signal.SIGCONT), *_allow_values(0, (pid,))],
+        "tgkill": [*_refuse_value(2, signal.SIGCONT), *_allow_values(0, (pid,))],
         "clone": _allow_values(0, (_CLONE_THREAD,), mask=_CLONE_THREAD | _CLONE_NEW),
         "socketpair": _allow_values(0, (_AF_UNIX,)),
         "getsockopt": _allow_values(2, _SOCKET_OPTIONS),
@@ -173,6 +175,15 @@ def _allow_values(argument: int, values: Sequence[int], mask: int | None = None,
     for value in values:
         code += [_encode_instruction(_EQUAL, value, 0, 1), _encode_instruction(_RETURN, action)]
     return [*code, _encode_instruction(_RETURN, _ERRNO | errno.EPERM)]
+
+
+def _refuse_value(argument: int, value: int) -> list[bytes]:
+    """Refuse a call if the low half of an argument is `value`."""
+    return [
+        _encode_instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument),
+        _encode_instruction(_EQUAL, value, 0, 1),
+        _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
+    ]
 
 
 def _refuse_nonzero(offset: int, mask: int = 0xFFFFFFFF) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Measure the seconds that a cell is charged for, and decide when it has exceeded its time limit.
 
 The cell isn't charged while it is paused, while it waits for a busy decoder, and while its host was stopped. If other
-processes used the CPUs, the cell may exceed its limit for a while.
+processes used the CPUs, the cell may exceed its limit for a while; its own threads are no reason for that.
 """
 
 import time
@@ -22,7 +22,7 @@ class CellClock:
         self._free_wait_seconds = (MAX_WALL_FACTOR - 1) * limit  # that it may still wait for decoders uncharged
         # Seconds in the run queue at the last update, and how many of them don't count.
         self._queue_seconds = self._uncounted_queue_seconds = 0.0
-        self._cpu_seconds = 0.0  # at the last update
+        self._cpu_seconds = self._first_cpu_seconds = 0.0  # of all its threads: at the last update, and at the first
 
     @property
     def is_paused(self) -> bool:
@@ -39,12 +39,18 @@ class CellClock:
     def remaining(self) -> float:
         """The seconds that the cell may still run."""
         elapsed, queue_seconds = self.elapsed, self._queue_seconds - self._uncounted_queue_seconds
-        return max(self._limit - elapsed, compute_extra_seconds(self._limit, elapsed, queue_seconds))
+        # The main thread also queues behind threads of its own process: what those used, the cell has had.
+        run_seconds = max(elapsed - queue_seconds, self._cpu_seconds - self._first_cpu_seconds)
+        return max(self._limit - elapsed, compute_extra_seconds(self._limit, elapsed, run_seconds))
+
+    def charge(self, seconds: float) -> None:
+        """Charge seconds that the worker ran before the clock was constructed."""
+        self._started_at -= seconds
 
     def start(self, timer_delay: float, queue_seconds: float, cpu_seconds: float) -> float:
         """Make the first `update`: queue and CPU seconds of the worker's earlier cells don't count."""
         self._queue_seconds = self._uncounted_queue_seconds = queue_seconds
-        self._cpu_seconds = cpu_seconds
+        self._cpu_seconds = self._first_cpu_seconds = cpu_seconds
         return self.update(timer_delay, queue_seconds, cpu_seconds)
 
     def update(self, timer_delay: float, queue_seconds: float, cpu_seconds: float) -> float:
@@ -96,13 +102,13 @@ class CellClock:
         self._decode_requested_at = max(wait_end, self._decode_requested_at)
 
 
-def compute_extra_seconds(limit: float, elapsed: float, queue_seconds: float) -> float:
+def compute_extra_seconds(limit: float, elapsed: float, run_seconds: float) -> float:
     """Return the seconds a cell may still run at its limit because other processes used the CPUs.
 
-    `queue_seconds` is the part of `elapsed` that it waited in the run queue. On a busy machine a cell that needs an
-    eighth of its limit must still finish.
+    `run_seconds` is the part of `elapsed` that it didn't wait for a CPU, or the CPU time of its threads if that is
+    more. On a busy machine a cell that needs an eighth of its limit must still finish.
 
-    >>> compute_extra_seconds(8, 8, 7.5), compute_extra_seconds(8, 8, 4), compute_extra_seconds(8, 31.9, 31.8)
-    (0.5, -3.0, 0.10000000000000142)
+    >>> compute_extra_seconds(8, 8, 0.5), compute_extra_seconds(8, 8, 4), compute_extra_seconds(8, 31.75, 0.5)
+    (0.5, -3.0, 0.25)
     """
-    return min(MIN_RUN_FRACTION * limit - (elapsed - queue_seconds), MAX_WALL_FACTOR * limit - elapsed)
+    return min(MIN_RUN_FRACTION * limit - run_seconds, MAX_WALL_FACTOR * limit - elapsed)
