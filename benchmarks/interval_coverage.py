@@ -7,9 +7,11 @@ Each repeat draws clusters (clips) with several tasks each, as a design describe
 clusters. Null designs draw two evaluations of equal accuracy; a significant difference between them is an error.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,9 @@ from saccade.metrics.statistics import (
 )
 
 NUM_CLUSTERS = (2, 3, 5, 8, 12, 24, 48)
+Kind = Literal["binary", "skewed", "difference", "rare loss"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+BASELINES = ("plain t", "bootstrap")
 NUM_RESAMPLES = 500  # of the bootstrap, which is measured on fewer repeats
 Array = NDArray[np.float64]
 Clusters = tuple[Array, Array]  # the means and the numbers of tasks of the clusters
@@ -42,9 +47,10 @@ class Design:
     `binary`: a task is correct with its clip's probability, which is beta distributed with this `mean` and
     `correlation` of tasks about one clip (0: independent, 1: all equal). `skewed`: a task's score is beta distributed
     around it, most near one end. `difference`: tasks are gained with probability `mean` + `gain` and lost with `mean`.
+    `rare loss`: a share `mean` of the clips loses so much that the gain of all others, `gain` each, is 0 on average.
     """
 
-    kind: Literal["binary", "skewed", "difference"]
+    kind: Kind
     mean: float
     correlation: float
     sizes: str
@@ -53,22 +59,25 @@ class Design:
     @property
     def name(self) -> str:
         """Return a line of words."""
-        gain = f", gain {self.gain:g}" if self.kind == "difference" else ""
+        gain = f", gain {self.gain:g}" if self.bounds == DIFFERENCE_BOUNDS else ""
         return f"{self.kind}, {self.mean:g}{gain}, correlation {self.correlation:g}, {self.sizes}"
 
     @property
     def truth(self) -> float:
         """Return the true mean."""
-        return self.gain if self.kind == "difference" else self.mean
+        return {"difference": self.gain, "rare loss": 0.0}.get(self.kind, self.mean)
 
     @property
     def bounds(self) -> Interval:
         """Return the bounds of a score."""
-        return DIFFERENCE_BOUNDS if self.kind == "difference" else FRACTION_BOUNDS
+        return DIFFERENCE_BOUNDS if self.kind in ("difference", "rare loss") else FRACTION_BOUNDS
 
     def draw(self, rng: np.random.Generator, count: int) -> Clusters:
         """Draw `count` clusters."""
         sizes = SIZES[self.sizes](rng, count)
+        if self.kind == "rare loss":
+            loss = self.gain * (1 - self.mean) / self.mean
+            return np.where(rng.random(count) < self.mean, -loss, self.gain), sizes
         if self.kind != "difference":
             rate = draw_rates(rng, self.mean, self.correlation, count)
             if self.kind == "binary":
@@ -102,6 +111,11 @@ def draw_rates(rng: np.random.Generator, mean: float, correlation: float, count:
     return rng.beta(mean * total, (1 - mean) * total, count)
 
 
+RARE_LOSSES = [
+    Design(kind="rare loss", mean=mean, gain=gain, correlation=1.0, sizes=sizes)
+    for mean, gain in ((0.02, 0.02), (0.05, 0.05), (0.1, 0.1), (0.2, 0.1), (0.25, 0.25), (0.4, 0.4))
+    for sizes in ("1 task", "1 to 12 tasks")
+]
 DESIGNS = [
     *(Design(kind="binary", mean=mean, correlation=0.0, sizes="1 task") for mean in (0.5, 0.7, 0.9, 0.95)),
     *(
@@ -117,12 +131,16 @@ DESIGNS = [
         for correlation in (0.2, 0.8)
         for sizes in ("1 task", "6 tasks", "1 to 12 tasks")
     ),
+    *RARE_LOSSES,
 ]
 NULL_DESIGNS = [
-    Design(kind="difference", mean=mean, correlation=correlation, sizes=sizes)
-    for mean in (0.02, 0.1, 0.3)
-    for correlation in (0.0, 0.2, 0.8)
-    for sizes in SIZES
+    *(
+        Design(kind="difference", mean=mean, correlation=correlation, sizes=sizes)
+        for mean in (0.02, 0.1, 0.3)
+        for correlation in (0.0, 0.2, 0.8)
+        for sizes in SIZES
+    ),
+    *RARE_LOSSES,
 ]
 
 
@@ -172,18 +190,32 @@ def measure(repeats: int, counts: Sequence[int] = NUM_CLUSTERS) -> Iterator[dict
         for count in counts:
             rng = np.random.default_rng([1, count])
             samples = [design.draw(rng, count) for _ in range(max(1, repeats // 10))]
-            row = {
+            intervals = {
+                "width": [compute_interval(*sample, bounds=design.bounds) for sample in samples],
+                "plain t": [compute_t_interval(*sample) for sample in samples],
+                "bootstrap": [compute_bootstrap_interval(*sample, rng) for sample in samples],
+            }
+            yield {
+                "kind": design.kind,
                 "design": design.name,
                 "clusters": count,
                 "coverage": measure_coverage(design, count, repeats),
-                "plain t": float(np.mean([holds(design, compute_t_interval(*sample)) for sample in samples])),
-                "bootstrap": float(
-                    np.mean([holds(design, compute_bootstrap_interval(*sample, rng)) for sample in samples])
-                ),
+                **{name: np.mean([holds(design, each) for each in intervals[name]]) for name in BASELINES},
+                "width": _average_width(intervals["width"]),
+                "width of plain t": _average_width(intervals["plain t"]),
             }
-            intervals = [compute_interval(*sample, bounds=design.bounds) for sample in samples]
-            plain = [compute_t_interval(*sample) for sample in samples]
-            yield row | {"width": _average_width(intervals), "width of plain t": _average_width(plain)}
+
+
+def summarize(rows: Sequence[Mapping[str, Any]], alarms: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Return a row per number of clusters: the least coverage of each kind of design, and the most false alarms."""
+    summary = []
+    for count in NUM_CLUSTERS:
+        own = [row for row in rows if row["clusters"] == count]
+        kinds = {kind: min(row["coverage"] for row in own if row["kind"] == kind) for kind in KINDS}
+        baselines = {name: float(min(row[name] for row in own)) for name in BASELINES}
+        false_alarms = max(rate for clusters, rate in alarms if clusters == count)
+        summary.append({"clusters": count, **kinds, **baselines, "most false alarms": false_alarms})
+    return summary
 
 
 def _average_width(intervals: Sequence[Interval]) -> float:
@@ -198,24 +230,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--repeats", type=int, default=2000, help="per design and number of clusters; others a tenth")
     given = options.parse_args(arguments)
     rows = list(measure(given.repeats))
-    alarms = {
-        f"{design.name}: {count} clusters": measure_false_alarms(design, count, given.repeats)
-        for design in NULL_DESIGNS
-        for count in NUM_CLUSTERS
-    }
-    summary = [
-        {
-            "clusters": count,
-            "least coverage": min(row["coverage"] for row in rows if row["clusters"] == count),
-            "plain t": min(row["plain t"] for row in rows if row["clusters"] == count),
-            "bootstrap": min(row["bootstrap"] for row in rows if row["clusters"] == count),
-            "most false alarms": max(rate for name, rate in alarms.items() if name.endswith(f": {count} clusters")),
-        }
-        for count in NUM_CLUSTERS
+    alarms = [
+        (count, measure_false_alarms(design, count, given.repeats)) for design in NULL_DESIGNS for count in NUM_CLUSTERS
     ]
-    about = describe_machine() | {"designs": str(len(DESIGNS)), "repeats": str(given.repeats)}
+    summary = summarize(rows, alarms)
+    about = describe_machine() | {"designs": str(len(DESIGNS)), "repeats": str(given.repeats), "seed": "0"}
     show("Coverage of 95 % intervals", rows, about, None)
-    show("Coverage of 95 % intervals, the least over designs", summary, about, given.out)
+    show("Coverage of 95 % intervals, the least over designs", summary, about, None)
+    if given.out is not None:
+        coverage = {
+            design.name: [row["coverage"] for row in rows if row["design"] == design.name] for design in DESIGNS
+        }
+        content = {"machine": about, "rows": summary, "clusters": NUM_CLUSTERS, "coverage by design": coverage}
+        text = json.dumps(content, indent=1)
+        # A list of numbers takes one line.
+        given.out.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda match: " ".join(match[0].split()), text) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,11 +47,25 @@ def test_interval_by_hand():
 
 
 def test_interval_of_a_difference_by_hand():
-    # The largest is 0.4, so the pseudo-clusters are at ±(0.4 + 0.6 / 2): m = 0.6 / 4, squares 0.0625 + 0.0025 + …
-    low, high = compute_interval([0.4, 0.2], bounds=DIFFERENCE_BOUNDS)
-    squares = (0.4 - 0.15) ** 2 + (0.2 - 0.15) ** 2 + (0.7 - 0.15) ** 2 + (0.7 + 0.15) ** 2
-    half = 3.182 * math.sqrt(squares) / 4
-    assert (low, high) == pytest.approx((0.15 - half, 0.15 + half))
+    # Eight clusters and pseudo-clusters at -1 and 1: m = 8 * 0.3 / 10, t(9) = 2.262.
+    low, high = compute_interval([0.4, 0.2] * 4, bounds=DIFFERENCE_BOUNDS)
+    squares = 4 * ((0.4 - 0.24) ** 2 + (0.2 - 0.24) ** 2) + (1 - 0.24) ** 2 + (1 + 0.24) ** 2
+    half = 2.262 * math.sqrt(squares) / 10
+    assert (low, high) == pytest.approx((0.24 - half, 0.24 + half))
+
+
+def test_unseen_losses_are_within_the_interval(simulation):
+    # Without a loss among eight clips, 9 of 10 clips may gain 0.1 and one may lose 0.9, which is 0 on average.
+    equal_gains = [0.1] * 8
+    interval = compute_interval(equal_gains, bounds=DIFFERENCE_BOUNDS)
+    assert interval[0] < 0 < interval[1]
+    assert find_objection(equal_gains, interval) == "the interval includes zero"
+    many = [0.1] * 60  # 0.9 ** 60 is 0.002: such losses would have been seen
+    assert find_objection(many, compute_interval(many, bounds=DIFFERENCE_BOUNDS)) == ""
+    for design in simulation.RARE_LOSSES:
+        for clusters in (3, 8, 16):
+            assert simulation.measure_coverage(design, clusters, 150) >= 0.9, (design.name, clusters)
+            assert simulation.measure_false_alarms(design, clusters, 100) <= 0.1, (design.name, clusters)
 
 
 @pytest.mark.parametrize("clusters", [2, 3, 5, 8, 12, 24, 48])
@@ -148,6 +162,12 @@ def test_empty_mean_raises():
         estimate_clustered_mean([], [])
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_value_that_is_not_finite_raises(value):
+    with raises(DataError, key="b", value=value):
+        estimate_clustered_mean([0.5, value], ["a", "b"])
+
+
 # ---- significance --------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +181,18 @@ def test_objections():
     # The mean is positive because of two clusters; most are negative.
     assert "p = 0.11" in find_objection([0.9, 0.9, *[-0.01] * 8], clear)
     assert "p = 0.0078" in find_objection([-0.1] * 8, clear)  # significant, in the other direction
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_difference_that_is_not_finite_is_no_evidence(bad):
+    assert find_objection([0.2] * 6, (0.1, bad))
+    assert find_objection([*[0.2] * 9, bad], (0.1, 0.3))
+
+
+def test_many_clusters_are_tested_like_few():
+    # A count of numpy's overflows where Python's doesn't.
+    assert find_objection(np.full(100, 0.2), (0.1, 0.3)) == ""
+    assert find_objection(np.array([0.2] * 1000 + [-0.2] * 1000), (0.1, 0.3)) == "sign test over clusters, p = 1"
 
 
 def test_a_large_consistent_gain_is_significant():

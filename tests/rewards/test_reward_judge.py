@@ -20,6 +20,7 @@ from saccade.algorithms.group_filter import select_groups
 from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError
 from saccade.metrics.episode_metrics import compute_step_metrics
+from saccade.rewards import judge
 from saccade.rewards.compose import build_group, compose_rewards, resolve_reward
 from saccade.types import AnswerType, Score, Ungraded
 
@@ -326,6 +327,16 @@ def test_verdicts_are_cached_on_disk(tmp_path):
     assert isinstance(judge_answer(later), Ungraded)
     cached.write_text('{"verdict": "perhaps"}')
     assert isinstance(judge_answer(later), Ungraded)
+
+
+def test_cache_key_holds_every_text_of_the_message(tmp_path, monkeypatch):
+    with server(agrees) as served:
+        assert judge_answer(make_judge(served.url, cache_dir=str(tmp_path))) == 1.0
+        assert judge_answer(make_judge(served.url, cache_dir=str(tmp_path))) == 1.0
+        assert len(served.bodies) == 1  # the mark, drawn for each request, is not in the key
+        monkeypatch.setattr(judge, "_INJECTION_WARNING", judge._INJECTION_WARNING + " Be careful.")
+        assert judge_answer(make_judge(served.url, cache_dir=str(tmp_path))) == 1.0
+    assert len(served.bodies) == 2
 
 
 def _with_question(body, question):

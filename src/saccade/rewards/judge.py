@@ -217,15 +217,16 @@ class Judge:
         """Return the model's reply about a case, whose parts are `question`, `answer` and optionally `ground_truth`.
 
         The message holds the `prompt` first and the `closing` instruction last. `parse_reply` returns a reply as it is
-        cached, or why it is invalid. The cache key is a digest of `identity`, the request, the prompt and the case.
+        cached, or why it is invalid. The cache key is a digest of `identity`, the request and the whole message.
         """
         # Some servers expect the limit under another name, which `extra_body` then holds.
         request = self._request if max_tokens is None else {**self._request, "max_tokens": max_tokens}
-        key = compute_digest("judge", request, prompt, identity, case)
+        # The message with a fixed mark: every text in it can change the reply.
+        key = compute_digest("judge", request, _build_messages(prompt, case, closing, mark=""), identity, case)
         # Episodes of a group often give the same answer: they share one request.
         pending = self._pending.get(key)
         if pending is None or pending.done() or pending.get_loop() is not asyncio.get_running_loop():
-            body = {**request, "messages": _build_messages(prompt, case, closing)}
+            body = {**request, "messages": _build_messages(prompt, case, closing, mark=secrets.token_hex(16))}
             pending = asyncio.ensure_future(self._get_or_fetch_reply(key, body, case, parse_reply))
             self._pending[key] = pending
         try:
@@ -274,8 +275,7 @@ def _parse_extracted_answer(reply: str) -> str | Ungraded:
     return NO_ANSWER if plain.casefold().rstrip(".") == NO_ANSWER else plain
 
 
-def _build_messages(prompt: str, case: Mapping[str, str], closing: str) -> list[dict[str, str]]:
-    mark = secrets.token_hex(16)
+def _build_messages(prompt: str, case: Mapping[str, str], closing: str, *, mark: str) -> list[dict[str, str]]:
     reference = ("Reference answer:", case["ground_truth"], "") if "ground_truth" in case else ()
     text = "\n".join(
         (
