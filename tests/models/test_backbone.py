@@ -16,9 +16,9 @@ from saccade.engines.local import Local
 from saccade.errors import ConfigError, ModelError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import backbone as backbone_module
+from saccade.models import policy as policy_module
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
-from saccade.training import train_step as step_module
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import pack
 from saccade.training.train_step import forward, train_step
@@ -137,11 +137,13 @@ def test_chunked_computation_gives_the_same(folder, monkeypatch):
     reference = compute_gradients(backbone)
     monkeypatch.setattr(backbone_module, "MAX_ATTENTION_QUERIES", 16)
     monkeypatch.setattr(backbone_module, "MAX_VISION_TOKENS", 3)
-    monkeypatch.setattr(step_module, "MAX_LOGITS_PER_CHUNK", 5 * backbone.vocab_size)
+    monkeypatch.setattr(policy_module, "MAX_LOGITS_PER_CHUNK", 5 * backbone.vocab_size)
     passes = []
-    run_vision_tower = backbone._run_vision_tower
+    encode_patches = backbone.policy.encode_patches
     monkeypatch.setattr(
-        backbone, "_run_vision_tower", lambda images: passes.append(len(images)) or run_vision_tower(images)
+        backbone.policy,
+        "encode_patches",
+        lambda patches, grids: passes.append(len(grids)) or encode_patches(patches, grids),
     )
     assert_same(compute_gradients(backbone), reference)
     assert max(passes) == 3

@@ -109,6 +109,16 @@ def test_muon_updates_only_the_layers_matrices():
     assert torch.allclose(change, change[0, 0].expand(3, 3), atol=1e-4)
 
 
+def test_muon_trains_a_model_whose_trainable_weights_are_all_matrices():
+    model = set_gradients(Model(), layer=1.0)
+    model.scale.requires_grad_(False)
+    before = model.text.layers[0].weight.detach().clone()
+    optimizer = Optimizer(model, OptimizerConfig(name="muon", lr=0.1), num_steps=1)
+    assert optimizer.step() == pytest.approx(3.0)  # of nine ones
+    assert not torch.equal(model.text.layers[0].weight, before)
+    assert torch.equal(model.scale, torch.ones(2))
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_restored_optimizer_continues_bit_for_bit(name):
     settings = OptimizerConfig(name=name, lr=0.1, warmup_steps=3, schedule="linear", weight_decay=0.1)

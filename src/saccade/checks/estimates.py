@@ -25,10 +25,10 @@ from saccade.media.frame_sampling import interleave_timestamps
 from saccade.media.image import fit_size
 from saccade.models.backbone import MAX_ATTENTION_QUERIES, MAX_VISION_TOKENS
 from saccade.models.model_sizes import ModelSizes, compute_published_sizes, compute_tiny_sizes, read_sizes
+from saccade.models.policy import MAX_LOGITS_PER_CHUNK
 from saccade.protocols import PixelBudget
 from saccade.rollouts.components import resolve_settings, resolve_tool_settings
 from saccade.training.packing import PrefixTree, bin_pack
-from saccade.training.train_step import MAX_LOGITS_PER_CHUNK
 from saccade.types import Message
 
 Medium = Literal["video", "image"]

@@ -29,7 +29,8 @@ from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, Pr
 from saccade.errors import EngineError, MediaError, SaccadeError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.cache import LRUCache
-from saccade.models.backbone import Backbone, VisionFeatures, compute_logprobs
+from saccade.models.backbone import Backbone
+from saccade.models.policy import VisionFeatures, compute_logprobs
 from saccade.protocols import MediaLoader, WeightSource
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
 

@@ -9,10 +9,9 @@ that a module keeps from its last call.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,19 +26,13 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
+from saccade.models.policy import KVStore, Policy, VisionFeatures, VisionPass, compute_logprobs
 
 _METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor; not the index of weight files
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
 MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
 LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
-
-
-class KVStore(Protocol):
-    """A KV cache that a forward pass reads and extends."""
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [B, heads, T, dim]; return all keys and values [B, heads, S, dim] that the mask covers."""
 
 
 def attend(
@@ -111,27 +104,6 @@ AttentionInterface.register("saccade", attend)
 AttentionInterface.register("saccade_flash", attend_images)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionFeatures:
-    """Features of images: visual tokens [sum, D], and the same for each deepstack layer."""
-
-    tokens: Tensor
-    deepstack: tuple[Tensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Return their size in memory."""
-        return sum(part.nbytes for part in (self.tokens, *self.deepstack))
-
-    @staticmethod
-    def cat(parts: Sequence["VisionFeatures"]) -> "VisionFeatures":
-        """Concatenate the features of several images, in order."""
-        layers = zip(*(part.deepstack for part in parts), strict=True)
-        return VisionFeatures(
-            tokens=torch.cat([part.tokens for part in parts]), deepstack=tuple(torch.cat(layer) for layer in layers)
-        )
-
-
 class Backbone:
     """A loaded checkpoint with its renderer.
 
@@ -167,8 +139,12 @@ class Backbone:
             self.model.model.visual.requires_grad_(False)
         self.language_model: Any = self.model.model.language_model
         self.image_token_id: int = self.model.config.image_token_id
-        forbidden = torch.tensor(self.renderer.forbidden_ids, dtype=torch.long)
-        self.forbidden_ids = forbidden.to(self.device)
+        self.policy = Policy(
+            self.model,
+            image_token_id=self.image_token_id,
+            forbidden_ids=self.renderer.forbidden_ids,
+            compute_dtype=self.model.dtype,
+        ).to(self.device)
 
     @property
     def kv_cache_shape(self) -> tuple[int, int, int]:
@@ -234,31 +210,29 @@ class Backbone:
 
     def encode_images(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> list[VisionFeatures]:
         """Return the features of each image, in passes of the vision tower of bounded size."""
-        features: list[VisionFeatures] = []
+        passes = self.iterate_vision_passes(images, load_pixels)
+        return [features for vision_pass in passes for features in self.policy.encode_patches(*vision_pass)]
+
+    def iterate_vision_passes(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> Iterator[VisionPass]:
+        """Yield the images' patches, in passes of the vision tower of bounded size."""
         batch: list[ImageRef] = []
         remaining = MAX_VISION_TOKENS
         for image in images:
             num_tokens = self.renderer.count_visual_tokens(image)
             if batch and num_tokens > remaining:
-                features += self._run_vision_tower([load_pixels(image) for image in batch])
+                yield self._patchify(batch, load_pixels)
                 batch, remaining = [], MAX_VISION_TOKENS
             batch.append(image)
             remaining -= num_tokens
-        return features + self._run_vision_tower([load_pixels(image) for image in batch]) if batch else features
+        if batch:
+            yield self._patchify(batch, load_pixels)
 
-    def _run_vision_tower(self, pixel_arrays: Sequence[np.ndarray]) -> list[VisionFeatures]:
-        values, grids = self.renderer.patchify(pixel_arrays)
-        out = self.model.model.get_image_features(
-            torch.from_numpy(values).to(self.device, self.model.dtype),
+    def _patchify(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> VisionPass:
+        patches, grids = self.renderer.patchify([load_pixels(image) for image in images])
+        return (
+            torch.from_numpy(patches).to(self.device, self.policy.compute_dtype),
             torch.from_numpy(grids).to(self.device),
-            return_dict=True,
         )
-        deepstack = out.deepstack_features if "deepstack_features" in out else ()  # not every family has them
-        layers = [torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output]) for layer in deepstack]
-        return [
-            VisionFeatures(tokens=tokens, deepstack=tuple(layer[index] for layer in layers))
-            for index, tokens in enumerate(out.pooler_output)
-        ]
 
     def compute_hidden_states(
         self,
@@ -269,28 +243,12 @@ class Backbone:
         features: VisionFeatures | None = None,
         kv_store: KVStore | None = None,
     ) -> Tensor:
-        """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order."""
-        embeds, extra = self.language_model.embed_tokens(ids_BT), {}
-        if features is not None:
-            visual = ids_BT == self.image_token_id
-            embeds = embeds.masked_scatter(visual[..., None], features.tokens.to(embeds.dtype))
-            if features.deepstack:
-                extra = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(features.deepstack)}
-        out = self.language_model(
-            inputs_embeds=embeds,
-            position_ids=positions_3BT,
-            attention_mask=None,
-            use_cache=False,
-            mask_BTS=mask_BTS,
-            kv_store=kv_store,
-            **extra,
-        )
-        return out.last_hidden_state
+        """Return the last hidden states [B, T, D]; see `Policy.compute_hidden_states`."""
+        return self.policy.compute_hidden_states(ids_BT, positions_3BT, mask_BTS, features=features, kv_store=kv_store)
 
     def compute_logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return logits [N, V] in float32; forbidden tokens are -inf, for sampler and trainer alike."""
-        logits: Tensor = self.model.lm_head(hidden_ND).float()
-        return logits.index_fill(-1, self.forbidden_ids, float("-inf"))
+        """Return logits [N, V] in float32; see `Policy.compute_logits`."""
+        return self.policy.compute_logits(hidden_ND)
 
     @torch.inference_mode()
     def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:
@@ -320,8 +278,3 @@ def _enable_activation_checkpointing(model: nn.Module) -> None:
     for layer in layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
-
-
-def compute_logprobs(logits_NV: Tensor, temperature: float) -> Tensor:
-    """Return log-probabilities [N, V] of the sampling distribution; temperature 0 (greedy) counts as 1."""
-    return torch.log_softmax(logits_NV / (temperature or 1.0), dim=-1)

@@ -48,15 +48,16 @@ class Optimizer:
         for name, parameter in updated.items():
             is_layer_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
             (matrices if settings.name == "muon" and is_layer_matrix else rest).append(parameter)
-        self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if rest:  # empty with LoRA, whose adapters are matrices inside layers
+            adamw = torch.optim.AdamW(
                 rest,
                 lr=settings.lr,
                 betas=settings.betas,
                 weight_decay=settings.weight_decay,
                 fused=all(parameter.is_cuda for parameter in rest),  # the other implementations copy all gradients
             )
-        ]
+            self._optimizers.append(adamw)
         if matrices:
             muon = torch.optim.Muon(
                 matrices,

@@ -10,16 +10,15 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
-from saccade.models.backbone import Backbone, LoadPixels, VisionFeatures, compute_logprobs
+from saccade.models.backbone import Backbone, LoadPixels
+from saccade.models.policy import PolicyInputs
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack
 from saccade.types import TrainingSample
 
-MAX_LOGITS_PER_CHUNK = 2**27  # half a GiB in float32
 LossFn = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
 
 
@@ -76,32 +75,23 @@ def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings
 
 def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temperature: float) -> tuple[Tensor, Tensor]:
     """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
-    device, features = backbone.device, None
-    if batch.images:  # encode each distinct image once, however often the batch contains it
-        unique = {image.key: image for image in batch.images}
-        by_key = dict(zip(unique, backbone.encode_images(list(unique.values()), load_pixels), strict=True))
-        features = VisionFeatures.cat([by_key[image.key] for image in batch.images])
-    hidden = backbone.compute_hidden_states(
-        torch.from_numpy(batch.ids_BT).to(device),
-        torch.from_numpy(batch.positions_3BT).to(device),
-        build_tree_attention_mask(
-            torch.from_numpy(batch.tree_BT).to(device), torch.from_numpy(batch.branch_BT).to(device)
+    # Each distinct image is encoded once, however often the batch contains it.
+    unique = {image.key: image for image in batch.images}
+    index_by_key = {key: index for index, key in enumerate(unique)}
+    inputs = PolicyInputs(
+        ids_BT=torch.from_numpy(batch.ids_BT).to(backbone.device),
+        positions_3BT=torch.from_numpy(batch.positions_3BT).to(backbone.device),
+        mask_BTS=build_tree_attention_mask(
+            torch.from_numpy(batch.tree_BT).to(backbone.device), torch.from_numpy(batch.branch_BT).to(backbone.device)
         ),
-        features=features,
+        row_N=torch.from_numpy(batch.row_N).to(backbone.device),
+        predictor_N=torch.from_numpy(batch.predictor_N).to(backbone.device),
+        token_N=torch.from_numpy(batch.token_N).to(backbone.device),
+        vision_passes=backbone.iterate_vision_passes(list(unique.values()), load_pixels),
+        image_indices=[index_by_key[image.key] for image in batch.images],
     )
-    chosen_ND = hidden[torch.from_numpy(batch.row_N).to(device), torch.from_numpy(batch.predictor_N).to(device)]
-    token_N = torch.from_numpy(batch.token_N).to(device)
-    chunk_size = max(1, MAX_LOGITS_PER_CHUNK // backbone.vocab_size)
-    chunks = list(zip(torch.split(chosen_ND, chunk_size), torch.split(token_N, chunk_size), strict=True))
-    if len(chunks) == 1:
-        return _compute_logprobs_and_entropies(backbone, chosen_ND, token_N, temperature)
-    # Large logits are recomputed in the backward pass, one chunk at a time, to bound memory.
-    outputs = [
-        checkpoint(_compute_logprobs_and_entropies, backbone, *chunk, temperature, use_reentrant=False)
-        for chunk in chunks
-    ]
-    logp, entropy = zip(*outputs, strict=True)
-    return torch.cat(logp), torch.cat(entropy)
+    logp_N, entropy_N = backbone.policy(inputs, temperature)
+    return logp_N, entropy_N
 
 
 def build_tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
@@ -111,15 +101,6 @@ def build_tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
     mask_BTT = tree_BT[:, :, None] == tree_BT[:, None, :]
     mask_BTT &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
     return mask_BTT.logical_and_(torch.ones(T, T, dtype=torch.bool, device=tree_BT.device).tril())
-
-
-def _compute_logprobs_and_entropies(
-    backbone: Backbone, hidden_ND: Tensor, token_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    logp_NV = compute_logprobs(backbone.compute_logits(hidden_ND), temperature)
-    with torch.no_grad():
-        entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
-    return logp_NV.gather(1, token_N[:, None])[:, 0], entropy_N
 
 
 def train_step(

@@ -1,0 +1,155 @@
+"""The policy as one module: its forward pass holds all that training computes with the weights.
+
+    patches ──vision tower──> features ─┐
+    token ids ──embeddings──────────────┴──> layers ──> last hidden states ──head, in chunks──> logprobs, entropies
+
+Since nothing beside `Policy.forward` reads the weights in training, the module can be divided among processes (FSDP2).
+
+Axis letters: B rows, T tokens of a row, S keys a query may attend to, N trained tokens, V vocabulary, D hidden size.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+MAX_LOGITS_PER_CHUNK = 2**27  # half a GiB in float32
+VisionPass = tuple[Tensor, Tensor]  # flattened patches [P, values] of a pass's images, and their grids [images, 3]
+
+
+class KVStore(Protocol):
+    """A KV cache that a forward pass reads and extends."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store [B, heads, T, dim]; return all keys and values [B, heads, S, dim] that the mask covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionFeatures:
+    """Features of images: visual tokens [sum, D], and the same for each deepstack layer."""
+
+    tokens: Tensor
+    deepstack: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return their size in memory."""
+        return sum(part.nbytes for part in (self.tokens, *self.deepstack))
+
+    @staticmethod
+    def cat(parts: Sequence["VisionFeatures"]) -> "VisionFeatures":
+        """Concatenate the features of several images, in order."""
+        layers = zip(*(part.deepstack for part in parts), strict=True)
+        return VisionFeatures(
+            tokens=torch.cat([part.tokens for part in parts]), deepstack=tuple(torch.cat(layer) for layer in layers)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInputs:
+    """Packed rows on the policy's device, and which of their tokens are trained."""
+
+    ids_BT: Tensor
+    positions_3BT: Tensor
+    mask_BTS: Tensor  # bool; causal in token order
+    row_N: Tensor  # row of each trained token
+    predictor_N: Tensor  # index in its row of the token that predicts it
+    token_N: Tensor  # its id
+    vision_passes: Iterable[VisionPass] = ()  # the distinct images; iterated once, in the forward pass
+    image_indices: Sequence[int] = ()  # of the rows' images, in row order, into those of the passes
+
+
+class Policy(nn.Module):
+    """A vision-language model of transformers that returns the logprobs of trained tokens when it is called.
+
+    `compute_dtype` is the type of its activations; `forbidden_ids` are tokens that can't be sampled.
+    """
+
+    def __init__(
+        self, model: Any, *, image_token_id: int, forbidden_ids: Sequence[int], compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.image_token_id, self.compute_dtype = image_token_id, compute_dtype
+        forbidden = torch.tensor(tuple(forbidden_ids), dtype=torch.long)
+        self.forbidden_ids: Tensor
+        self.register_buffer("forbidden_ids", forbidden, persistent=False)
+
+    def forward(self, inputs: PolicyInputs, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
+        images = [
+            features for patches, grids in inputs.vision_passes for features in self.encode_patches(patches, grids)
+        ]
+        features = VisionFeatures.cat([images[index] for index in inputs.image_indices]) if images else None
+        hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.mask_BTS, features=features)
+        chosen_ND, token_N = hidden[inputs.row_N, inputs.predictor_N], inputs.token_N
+        chunk_size = max(1, MAX_LOGITS_PER_CHUNK // self.model.lm_head.out_features)
+        chunks = list(zip(torch.split(chosen_ND, chunk_size), torch.split(token_N, chunk_size), strict=True))
+        if len(chunks) == 1:
+            return self._compute_logprobs_and_entropies(chosen_ND, token_N, temperature)
+        # Large logits are recomputed in the backward pass, one chunk at a time, to bound memory.
+        outputs = [
+            checkpoint(self._compute_logprobs_and_entropies, *chunk, temperature, use_reentrant=False)
+            for chunk in chunks
+        ]
+        logp, entropy = zip(*outputs, strict=True)
+        return torch.cat(logp), torch.cat(entropy)
+
+    def _compute_logprobs_and_entropies(
+        self, hidden_ND: Tensor, token_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        logp_NV = compute_logprobs(self.compute_logits(hidden_ND), temperature)
+        with torch.no_grad():
+            entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
+        return logp_NV.gather(1, token_N[:, None])[:, 0], entropy_N
+
+    def encode_patches(self, patches: Tensor, grids: Tensor) -> list[VisionFeatures]:
+        """Return the features of each image of a pass of the vision tower."""
+        out = self.model.model.get_image_features(patches.to(self.compute_dtype), grids, return_dict=True)
+        deepstack = out.deepstack_features if "deepstack_features" in out else ()  # not every family has them
+        layers = [torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output]) for layer in deepstack]
+        return [
+            VisionFeatures(tokens=tokens, deepstack=tuple(layer[index] for layer in layers))
+            for index, tokens in enumerate(out.pooler_output)
+        ]
+
+    def compute_hidden_states(
+        self,
+        ids_BT: Tensor,
+        positions_3BT: Tensor,
+        mask_BTS: Tensor,
+        *,
+        features: VisionFeatures | None = None,
+        kv_store: KVStore | None = None,
+    ) -> Tensor:
+        """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order."""
+        language_model = self.model.model.language_model
+        embeds, extra = language_model.embed_tokens(ids_BT), {}
+        if features is not None:
+            visual = ids_BT == self.image_token_id
+            embeds = embeds.masked_scatter(visual[..., None], features.tokens.to(embeds.dtype))
+            if features.deepstack:
+                extra = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(features.deepstack)}
+        out = language_model(
+            inputs_embeds=embeds,
+            position_ids=positions_3BT,
+            attention_mask=None,
+            use_cache=False,
+            mask_BTS=mask_BTS,
+            kv_store=kv_store,
+            **extra,
+        )
+        return out.last_hidden_state
+
+    def compute_logits(self, hidden_ND: Tensor) -> Tensor:
+        """Return logits [N, V] in float32; forbidden tokens are -inf, for sampler and trainer alike."""
+        logits: Tensor = self.model.lm_head(hidden_ND).float()
+        return logits.index_fill(-1, self.forbidden_ids, float("-inf"))
+
+
+def compute_logprobs(logits_NV: Tensor, temperature: float) -> Tensor:
+    """Return log-probabilities [N, V] of the sampling distribution; temperature 0 (greedy) counts as 1."""
+    return torch.log_softmax(logits_NV / (temperature or 1.0), dim=-1)
