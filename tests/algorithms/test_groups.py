@@ -19,7 +19,7 @@ from saccade.algorithms.group_advantages import (
     whiten,
     whiten_tokens,
 )
-from saccade.algorithms.group_filter import filter_by_advantage, merge_filter_reports, select_groups
+from saccade.algorithms.group_filter import filter_by_advantage, select_groups
 from saccade.config.schema import AdvantageConfig
 from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, ImageSlot, Ledger
@@ -346,22 +346,6 @@ def test_correct_episodes_with_a_negative_advantage_can_be_left_out():
 def test_reward_std_is_compared_with_a_tolerance():
     groups = [make_group("noise", [0.1 + 0.2, 0.3, 0.3]), make_group("real", [0.3, 0.301])]
     assert [group.task.id for group in select_groups(groups, FILTERS, target=2).kept_groups] == ["real"]
-
-
-@settings(deadline=None)
-@given(st.lists(rewards_st, min_size=2, max_size=6), st.integers(1, 5))
-def test_reports_of_two_parts_add_up_to_those_of_the_whole(drawn, cut):
-    """Without ranking and with room for all groups, selecting from both parts equals selecting from the whole."""
-    groups = [make_group(f"t{index}", rewards) for index, rewards in enumerate(drawn)]
-    parts = [select_groups(part, FILTERS, target=len(drawn)) for part in (groups[:cut], groups[cut:])]
-    merged = merge_filter_reports([part.filter_reports for part in parts])
-    for report, whole in zip(merged, select_groups(groups, FILTERS, target=len(drawn)).filter_reports, strict=True):
-        assert (report.name, report.num_groups, report.num_episodes) == (
-            whole.name,
-            whole.num_groups,
-            whole.num_episodes,
-        )
-        assert report.frac_correct == pytest.approx(whole.frac_correct)
 
 
 group_st = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(list(EpisodeStatus))), max_size=6)

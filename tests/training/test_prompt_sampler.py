@@ -36,10 +36,8 @@ def test_requeued_positions_come_first():
 
 
 def test_a_sampler_is_restored_from_plain_values():
-    sampler = PromptSampler(next_position=4, requeued_positions=(1,), videos=PromptSampler(next_position=2))
-    for original in (sampler, sampler.videos):
-        assert PromptSampler.from_state(json.loads(json.dumps(asdict(original)))) == original
-    assert sampler.take(2)[1].requeue([0]).videos == sampler.videos
+    sampler = PromptSampler(next_position=4, requeued_positions=(1,))
+    assert PromptSampler.from_state(json.loads(json.dumps(asdict(sampler)))) == sampler
 
 
 @settings(deadline=None)

@@ -11,15 +11,15 @@ from PIL import Image
 from training_cases import RecordingEngine, Workspace, alternate, with_reward
 
 from saccade.algorithms.frame_budget import draw_frame_budget
-from saccade.config.schema import RlConfig, SelectionConfig
+from saccade.config.schema import SelectionConfig
 from saccade.data.dataset import load_tasks
 from saccade.data.mixture import Mixture
-from saccade.errors import ConfigError, DataError, EngineError, RunError
+from saccade.errors import DataError, EngineError, RunError
 from saccade.rewards.compose import score_each
 from saccade.training import checkpoint
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import CANCELLED_ERROR, collect_batch, collect_groups
-from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task, Ungraded
+from saccade.types import EpisodeStatus, Media, MediaKind, Ungraded
 from saccade.utils.hashing import derive_seed
 
 SHORT = ("rl.group_size=2", "sampling.max_tokens=2")
@@ -233,54 +233,51 @@ class MixedWorkspace(Workspace):
         return [*tasks[:-3], *(replace(task, media=image) for task in tasks[-3:])]
 
 
-def count_kinds(groups):
-    kinds = [group.task.media[0].kind for group in groups]
-    return kinds.count(MediaKind.IMAGE), kinds.count(MediaKind.VIDEO)
+def is_video_at(tasks, position):
+    return Mixture.from_tasks(tasks).get_task(5, position)[0].media[0].kind is MediaKind.VIDEO
 
 
-@pytest.mark.parametrize(("share", "counts"), [(0.0, (3, 0)), (0.4, (2, 1)), (0.67, (1, 2)), (1.0, (0, 3))])
-def test_a_batch_has_its_share_of_videos(workspace, share, counts):
-    components = load_components(workspace, "rl.prompts_per_step=3", f"rl.video_share={share}")
-    batch, sampler = asyncio.run(collect_batch(components, mix_kinds(workspace), PromptSampler(), 0))
-    assert count_kinds(batch.groups) == counts
-    assert (sampler.next_position, sampler.videos.next_position) == counts
+@pytest.mark.parametrize(("share", "most"), [(0.0, 0), (0.3, 0), (0.34, 1), (0.67, 2), (1.0, 3), (None, 3)])
+@pytest.mark.parametrize("surplus", ["discard", "requeue"])
+def test_other_prompts_replace_videos_above_their_share(workspace, share, most, surplus):
+    """A batch of three holds the first videos up to the limit, and the next images, which may be far ahead."""
+    tasks = mix_kinds(workspace)
+    limit = "null" if share is None else share
+    overrides = ("rl.prompts_per_step=3", f"rl.selection={{max_video_share: {limit}, surplus: {surplus}}}")
+    components = load_components(workspace, *overrides)
+    batch, sampler = asyncio.run(collect_batch(components, tasks, PromptSampler(), 0))
+    expected, skipped, position = [], [], 0
+    while len(expected) < 3:
+        is_full = sum(is_video_at(tasks, index) for index in expected) == most
+        (skipped if is_video_at(tasks, position) and is_full else expected).append(position)
+        position += 1
+    mixture = Mixture.from_tasks(tasks)
+    assert [group.task.id for group in batch.groups] == [mixture.get_task(5, index)[0].id for index in expected]
+    requeued = tuple(skipped) if surplus == "requeue" else ()
+    assert sampler == PromptSampler(next_position=position, requeued_positions=requeued)
     assert batch.metrics["groups/kept"] == 3
+    assert batch.metrics.get("prompts/surplus_videos") == (None if share is None else len(skipped))
 
 
-def test_a_dropped_group_is_replaced_by_one_of_its_kind(workspace):
-    """The rewards of the first video's group are equal: another video is drawn, and no image."""
-    tasks, seen = mix_kinds(workspace), []
-
-    def compute_reward(episode, count):
-        if episode.task.media[0].kind is MediaKind.VIDEO and episode.task.id not in seen:
-            seen.append(episode.task.id)
-        return 1 if episode.task.id in seen[:1] else count % 2
-
-    overrides = ("rl.video_share=0.5", "rl.selection={max_sampling_rounds: 2, surplus: requeue}")
-    components = load_components(workspace, *overrides, reward=compute_reward)
+def test_the_video_limit_holds_for_every_round(workspace):
+    """All groups of the first round are dropped; the second one takes two prompts again, at most one with a video."""
+    tasks = mix_kinds(workspace)
+    overrides = ("rl.selection={max_video_share: 0.5, max_sampling_rounds: 2}",)
+    components = load_components(workspace, *overrides, reward=lambda episode, count: count % 2 if count >= 4 else 1)
     received = []
-    batch, sampler = asyncio.run(
+    batch, _ = asyncio.run(
         collect_batch(components, tasks, PromptSampler(), 0, on_groups=lambda _, groups: received.extend(groups))
     )
-    assert count_kinds(batch.groups) == (1, 1)
-    assert count_kinds(received) == (1, 2)
-    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 0)
-    assert batch.metrics["groups/dropped/reward_std"] == 1.0
-    assert sampler == PromptSampler(next_position=1, videos=PromptSampler(next_position=2))
-
-
-def test_surplus_prompts_are_requeued_by_kind(workspace):
-    overrides = ("rl.video_share=0.5", "rl.selection={surplus: requeue, oversample: 2}")
-    components = load_components(workspace, *overrides)
-    _, sampler = asyncio.run(collect_batch(components, mix_kinds(workspace), PromptSampler(), 0))
-    part = {"next_position": 2, "requeued_positions": (1,)}
-    assert sampler == PromptSampler(**part, videos=PromptSampler(**part))
+    kinds = [group.task.media[0].kind for group in received]
+    assert len(kinds) == 4
+    assert all(part.count(MediaKind.VIDEO) <= 1 for part in (kinds[:2], kinds[2:]))
+    assert batch.metrics["sampling_rounds"] == 2.0
 
 
 @pytest.mark.slow
 def test_a_resumed_run_draws_the_same_images_and_videos(workspace, tmp_path):
     mixed, drawn = MixedWorkspace(workspace.root, workspace.settings, workspace.demonstrations), []
-    overrides = (*SHORT, "rl.video_share=0.5", "rl.selection.surplus=requeue", "rl.selection.oversample=2")
+    overrides = (*SHORT, "rl.selection={max_video_share: 0.5, surplus: requeue, oversample: 2}")
 
     def train(folder, weights=None, **options):
         def record(step, groups):
@@ -294,36 +291,12 @@ def test_a_resumed_run_draws_the_same_images_and_videos(workspace, tmp_path):
     del drawn[4:]
     assert train(tmp_path / "killed", weights=tmp_path / "killed/step-000002") == rows[2:]
     assert [groups for _, _, groups in drawn[4:]] == [groups for _, _, groups in drawn[2:4]]
-    assert all(sorted(kind for _, kind in groups) == ["image"] * 2 + ["video"] * 2 for _, _, groups in drawn)
+    assert all(sum(kind is MediaKind.VIDEO for _, kind in groups) <= 2 for _, _, groups in drawn)
 
 
-@pytest.mark.parametrize(("share", "num_prompts"), [(0.05, 8), (0.97, 8), (0.2, 2)])
-def test_a_share_that_leaves_out_a_kind_is_refused(share, num_prompts):
-    with raises(ConfigError, key="rl.video_share", value=share):
-        RlConfig(video_share=share, prompts_per_step=num_prompts)
-
-
-@pytest.mark.parametrize(("share", "number"), [(None, 0), (0.0, 0), (0.07, 1), (0.25, 2), (1.0, 8)])
-def test_a_share_is_rounded_to_whole_groups(share, number):
-    assert RlConfig(video_share=share, prompts_per_step=8).num_video_groups == number
-
-
-def test_a_share_needs_tasks_of_both_kinds(workspace):
-    with raises(DataError, key="rl.video_share", value=0.5):
-        collect(load_components(workspace, "rl.video_share=0.5"), workspace)
-
-
-def test_a_mixture_keeps_its_weights_when_tasks_are_left_out():
-    first, second = [make_task(name) for name in "abc"], [make_task(name) for name in "de"]
-    mixture = Mixture((first, second), (2.0, 1.0))
-    kept = mixture.filter_tasks(lambda task: task.id != "b")
-    assert ([*kept], kept.weights) == ([first[0], first[2], *second], (2.0, 1.0))
-    assert mixture.filter_tasks(lambda task: task.id in "de").weights == (1.0,)
-    assert mixture.filter_tasks(lambda task: False) is None
-
-
-def make_task(name):
-    return Task(id=name, question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
+def test_a_video_limit_needs_tasks_without_a_video(workspace):
+    with raises(DataError, key="rl.selection.max_video_share", value=0.5):
+        collect(load_components(workspace, "rl.selection.max_video_share=0.5"), workspace)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

@@ -158,27 +158,5 @@ def build_filter_report(name: str, before: Sequence[Group], after: Sequence[Grou
     )
 
 
-def merge_filter_reports(parts: Sequence[Sequence[FilterReport]]) -> list[FilterReport]:
-    """Add up the reports of the same filters on different groups; fractions are weighted by episodes."""
-    if len(parts) == 1:  # exactly, without dividing again
-        return list(parts[0])
-    merged = []
-    for reports in zip(*parts, strict=True):
-        groups, episodes = (
-            np.sum([getattr(report, name) for report in reports], axis=0) for name in ("num_groups", "num_episodes")
-        )
-        correct = np.sum([np.multiply(report.frac_correct, report.num_episodes) for report in reports], axis=0)
-        kept, removed = (correct / np.maximum(episodes, 1)).tolist()
-        merged.append(
-            FilterReport(
-                name=reports[0].name,
-                num_groups=(int(groups[0]), int(groups[1])),
-                num_episodes=(int(episodes[0]), int(episodes[1])),
-                frac_correct=(kept, removed),
-            )
-        )
-    return merged
-
-
 def _compute_frac_correct(scored_episodes: Sequence[ScoredEpisode]) -> float:
     return sum(scored.score.is_correct for scored in scored_episodes) / max(1, len(scored_episodes))

@@ -100,7 +100,11 @@ class SelectionConfig(Section):
     # were drawn
     max_sampling_rounds: PositiveInt | None = 1
     on_underfilled: Literal["continue", "stop"] = "continue"  # action if groups are still missing after the last round
-    # groups beyond the number needed; requeue = their prompts come next
+    # largest fraction of a round's prompts whose tasks hold a video; the next prompts without one take the place of
+    # further videos, which are surplus. null = no limit
+    max_video_share: Fraction | None = None
+    # groups beyond the number needed, and videos above max_video_share; requeue = their prompts come next, discard =
+    # in their next epoch
     surplus: Literal["discard", "requeue"] = "discard"
 
     def compute_launch_counts(self, num_missing: int) -> tuple[int, int]:
@@ -509,9 +513,6 @@ class RlConfig(Section):
     # filters by name or file, each with its settings, added to the default ones; null turns a filter off
     filters: dict[str, dict[str, Any] | None] = Field(default={"statuses": {}, "reward_std": {}})
     selection: SelectionConfig = SelectionConfig()  # how many groups are collected, and which are kept
-    # fraction of the prompts per step whose tasks hold a video; rounds of rollouts replace dropped groups by groups of
-    # the same kind. null = as the tasks come
-    video_share: Fraction | None = None
     loss: LossConfig = LossConfig()  # policy loss
     kl: KlConfig = KlConfig()  # KL penalty
     save_every: PositiveInt = 20  # checkpoint interval, steps
@@ -547,23 +548,6 @@ class RlConfig(Section):
                 f"rl.max_staleness={self.max_staleness} makes them asynchronous: set one of them to 0",
                 key="rl.simulated_staleness",
                 value=self.simulated_staleness,
-            )
-        return self
-
-    @property
-    def num_video_groups(self) -> int:
-        """Return how many of a step's groups hold videos by `video_share`; 0 without it."""
-        return round((self.video_share or 0.0) * self.prompts_per_step)
-
-    @model_validator(mode="after")
-    def _check_video_share(self) -> "RlConfig":
-        share, number = self.video_share, self.num_video_groups
-        if share and share < 1 and number in (0, self.prompts_per_step):
-            raise ConfigError(
-                f"rl.video_share={share:g} rounds to {number} of the {self.prompts_per_step} groups of a step, so one "
-                f"kind is never trained: change rl.prompts_per_step, or set rl.video_share={round(share)}",
-                key="rl.video_share",
-                value=share,
             )
         return self
 

@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,6 @@ class Mixture(Sequence[Task]):
     def from_tasks(cls, tasks: Sequence[Task]) -> "Mixture":
         """Return tasks as a mixture: unchanged if they are one, else as its only dataset."""
         return tasks if isinstance(tasks, Mixture) else cls((tasks,), (1.0,))
-
-    def filter_tasks(self, keep: Callable[[Task], bool]) -> "Mixture | None":
-        """Return the mixture of the tasks to keep, with the same weights; None if there is no such task."""
-        kept = [tuple(filter(keep, dataset)) for dataset in self.datasets]
-        pairs = [(dataset, weight) for dataset, weight in zip(kept, self.weights, strict=True) if dataset]
-        return Mixture(tuple(dataset for dataset, _ in pairs), tuple(weight for _, weight in pairs)) if pairs else None
 
     def __getitem__(self, index: Any) -> Any:
         """Return the task (or tasks) at an index of the concatenated datasets."""

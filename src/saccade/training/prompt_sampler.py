@@ -7,8 +7,7 @@ A *position* is an index into the infinite sequence of epochs:
     task      b  d  a  c | c  a  d  b | ...
 
 Requeued positions are taken first, then new ones. A position determines everything about a prompt (its task, epoch and
-frame budget), also if files are mixed by weight, so a checkpoint saves positions only. With `rl.video_share` tasks with
-videos and all other tasks are two sequences, each with its own positions.
+frame budget), also if files are mixed by weight, so a checkpoint saves positions only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,22 +20,16 @@ class PromptSampler:
     """The positions to sample next: the requeued ones, then `next_position` and all after it.
 
     >>> PromptSampler(next_position=7, requeued_positions=(2, 4)).take(3)
-    ((2, 4, 7), PromptSampler(next_position=8, requeued_positions=(), videos=None))
+    ((2, 4, 7), PromptSampler(next_position=8, requeued_positions=()))
     """
 
     next_position: int = 0
     requeued_positions: tuple[int, ...] = ()
-    videos: "PromptSampler | None" = None  # of the tasks with videos, if they are a sequence of their own
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "PromptSampler":
         """Return the sampler whose fields, as plain values, a checkpoint holds."""
-        videos = state.get("videos")
-        return cls(
-            next_position=int(state["next_position"]),
-            requeued_positions=tuple(state["requeued_positions"]),
-            videos=None if videos is None else cls.from_state(videos),
-        )
+        return cls(next_position=int(state["next_position"]), requeued_positions=tuple(state["requeued_positions"]))
 
     def take(self, count: int) -> tuple[tuple[int, ...], "PromptSampler"]:
         """Return the next `count` positions, and the sampler after them."""

@@ -5,8 +5,8 @@
        │                 └───────────────────┘
        └── with `surplus: requeue`, prompts of surplus and of cancelled groups
 
-With `rl.video_share` a round samples tasks with videos and all others concurrently, each kind with its own prompts and
-its own number of groups, so that a dropped group is replaced by one of its kind.
+`max_video_share` limits the videos of a round, which is PyVision-RL's generation batch (arXiv 2602.20739): the next
+prompts without a video take the place of further videos, which are surplus.
 
 A surplus group is one beyond the target. Its episodes are discarded: in a later step they would be staler than that
 step's other groups. With `surplus: requeue` its prompt is sampled again in a later step, which costs another rollout;
@@ -24,18 +24,17 @@ rounds.
 `on_rollouts` receives a record of every episode that was started for the step, with what became of it and why.
 """
 
-import asyncio
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_advantages import needs_baseline_episode
-from saccade.algorithms.group_filter import FilterReport, SelectionResult, merge_filter_reports, select_groups
+from saccade.algorithms.group_filter import FilterReport, SelectionResult, select_groups
 from saccade.config.schema import RlConfig
 from saccade.data.mixture import Mixture
 from saccade.errors import DataError, EngineError, RunError
@@ -47,7 +46,6 @@ from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.training.episode_log import Outcome, RolloutRecord
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, EpisodeStatus, Group, MediaKind, Score, Task
-from saccade.utils.async_utils import gather_or_cancel
 from saccade.utils.hashing import derive_seed
 
 OnGroups = Callable[[int, Sequence[Group]], None]
@@ -85,95 +83,92 @@ async def collect_batch(
 ) -> tuple[RolloutBatch, PromptSampler]:
     """Collect the batch of step `step` with `run_fn`; return it and the advanced prompt sampler.
 
-    Each further round takes as many prompts as groups are missing, oversampled like the first. With `rl.video_share`
-    tasks with videos and all other tasks are sampled concurrently in each round, each up to its share. `on_groups`
-    receives all groups, `on_rollouts` all records. Raises DataError for a share of videos without such tasks,
-    EngineError if every episode of the step failed, or if none could be graded, and RunError if groups are missing and
-    `rl.selection.on_underfilled` is "stop".
+    Each further round takes as many prompts as groups are missing, oversampled like the first. `on_groups` receives all
+    groups, `on_rollouts` all records. Raises DataError if `max_video_share` needs tasks without a video and there are
+    none, EngineError if every episode of the step failed, or if none could be graded, and RunError if groups are
+    missing and `rl.selection.on_underfilled` is "stop".
     """
     settings = components.recipe.rl
-    parts = _split_by_kind(tasks, prompt_sampler, settings)
-    while unfinished := [part for part in parts if part.may_collect(settings)]:
-        rounds = [part.start_round(components, step, run_fn) for part in unfinished]
-        await gather_or_cancel([asyncio.create_task(groups) for groups in rounds])
-        for part in unfinished:
-            part.finish_round(settings, step)
-    groups = [group for part in parts for group in part.groups_by_position.values()]
+    progress = _Progress.start(tasks, prompt_sampler, settings)
+    while progress.may_collect(settings):
+        await progress.collect_round(components, step, run_fn)
+    groups, discarded = [*progress.groups_by_position.values()], progress.discarded
     if on_rollouts is not None:  # before a check fails, which the records may explain
-        seed, default_environment = components.recipe.seed, components.recipe.environment.name
-        cancelled_tasks = [
-            Mixture.from_tasks(part.tasks).get_task(seed, position)[0]
-            for part in parts
-            for position in part.cancelled_positions
-        ]
+        seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
         records = build_records(
             step,
             groups,
-            removed_by={key: name for part in parts for key, name in part.selection.removed_by.items()},
-            discarded=[episode for part in parts for episode in part.discarded],
-            cancelled_tasks=cancelled_tasks,
+            removed_by=progress.selection.removed_by,
+            discarded=discarded,
+            cancelled_tasks=[mixture.get_task(seed, position)[0] for position in progress.cancelled_positions],
             num_episodes=_count_episodes(settings),
-            environment=default_environment,
+            environment=components.recipe.environment.name,
         )
         await on_rollouts("rl", step + 1, records)
     require_usable_episodes(groups, step)
     if on_groups is not None:
         on_groups(step, groups)
-    num_rounds = max(part.num_rounds for part in parts)
-    num_missing = sum(part.selection.num_missing for part in parts)
-    kept_groups = tuple(group for part in parts for group in part.selection.kept_groups)
-    if num_missing and settings.selection.on_underfilled == "stop":
+    selection = progress.selection
+    if selection.num_missing and settings.selection.on_underfilled == "stop":
         raise RunError(
-            f"step {step + 1} kept {len(kept_groups)} of {settings.prompts_per_step} groups in {num_rounds} rounds. "
-            "Raise rl.selection.oversample or rl.selection.max_sampling_rounds, or set "
+            f"step {step + 1} kept {len(selection.kept_groups)} of {settings.prompts_per_step} groups in "
+            f"{progress.num_rounds} rounds. Raise rl.selection.oversample or rl.selection.max_sampling_rounds, or set "
             "rl.selection.on_underfilled=continue",
             key="rl.selection.on_underfilled",
             value="stop",
         )
-    samplers = [part.requeue() if settings.selection.surplus == "requeue" else part.prompt_sampler for part in parts]
-    if settings.video_share is not None:
-        prompt_sampler = replace(samplers[0], videos=samplers[1])
-    else:
-        [prompt_sampler] = samplers
-    discarded = [episode for part in parts for episode in part.discarded]
-    num_cancelled = sum(len(part.cancelled_positions) for part in parts)
+    num_cancelled = len(progress.cancelled_positions)
     baselines = [group.baseline.score.total for group in groups if group.baseline]
+    has_video_limit = settings.selection.max_video_share is not None
     metrics = {
         **compute_step_metrics(groups),
         **({"baseline_reward": fmean(baselines)} if baselines else {}),
-        "groups/kept": float(len(kept_groups)),
-        "groups/missing": float(num_missing),
-        **compute_filter_metrics(merge_filter_reports([part.selection.filter_reports for part in parts])),
+        "groups/kept": float(len(selection.kept_groups)),
+        "groups/missing": float(selection.num_missing),
+        **compute_filter_metrics(selection.filter_reports),
         "groups/cancelled": float(num_cancelled),
         "episodes/cancelled": float(_count_episodes(settings) * num_cancelled - len(discarded)),
         "episodes/discarded": float(len(discarded)),
-        "sampling_rounds": float(num_rounds),
+        "sampling_rounds": float(progress.num_rounds),
+        **({"prompts/surplus_videos": float(len(progress.surplus_video_positions))} if has_video_limit else {}),
     }
     sampled = [*discarded, *(scored.episode for group in groups for scored in group.members)]
     batch = RolloutBatch(
         step=step,
-        groups=kept_groups,
+        groups=selection.kept_groups,
         num_sampled_tokens=sum(episode.usage.sampled_tokens for episode in sampled),
         metrics=metrics,
     )
-    return batch, prompt_sampler
+    is_requeueing = settings.selection.surplus == "requeue"
+    return batch, progress.requeue() if is_requeueing else progress.prompt_sampler
 
 
 @dataclass(slots=True, kw_only=True)
-class _Part:
-    """A sequence of prompts, and what a step has collected from it so far."""
+class _Progress:
+    """What a step has collected so far."""
 
     tasks: Sequence[Task]
     prompt_sampler: PromptSampler  # advanced by each round, without requeued prompts
-    target: int  # groups needed
     selection: SelectionResult
     num_rounds: int = 0
     groups_by_position: dict[int, Group] = field(default_factory=dict)
     cancelled_positions: list[int] = field(default_factory=list)
+    surplus_video_positions: list[int] = field(default_factory=list)  # above max_video_share
     discarded: list[Episode] = field(default_factory=list)  # of cancelled groups
     is_failing: bool = False  # no episode of the last round is usable
-    round_positions: tuple[int, ...] = ()  # prompts of the round in progress
-    round_groups: dict[int, Group] = field(default_factory=dict)  # its groups, by index
+
+    @classmethod
+    def start(cls, tasks: Sequence[Task], prompt_sampler: PromptSampler, settings: RlConfig) -> "_Progress":
+        """Return the progress before the first round. Raises DataError if `max_video_share` needs other tasks."""
+        share = settings.selection.max_video_share
+        if share is not None and share < 1 and all(map(_has_video, tasks)):
+            raise DataError(
+                f"rl.selection.max_video_share={share:g} fills a batch with tasks without a video, and data.train has "
+                "none: add some, or set it to null",
+                key="rl.selection.max_video_share",
+                value=share,
+            )
+        return cls(tasks=tasks, prompt_sampler=prompt_sampler, selection=_select([], settings))
 
     def may_collect(self, settings: RlConfig) -> bool:
         """Return whether groups are missing and another round may follow.
@@ -187,89 +182,72 @@ class _Part:
         num_prompts = len(self.groups_by_position) + len(self.cancelled_positions)
         return self.num_rounds == 0 or (num_prompts < len(self.tasks) and not self.is_failing)
 
-    def start_round(
-        self, components: TrainingComponents, step: int, run_fn: RunEpisode
-    ) -> Coroutine[Any, Any, list[Group]]:
-        """Take prompts for the missing groups, and return the coroutine that samples them."""
-        selection = components.recipe.rl.selection
-        num_required, num_launched = selection.compute_launch_counts(self.selection.num_missing)
-        self.round_positions, self.prompt_sampler = self.prompt_sampler.take(num_launched)
-        self.round_groups = {}
-        return collect_groups(
+    async def collect_round(self, components: TrainingComponents, step: int, run_fn: RunEpisode) -> None:
+        """Take prompts for the missing groups, sample them, and select among all groups of the step."""
+        settings = components.recipe.rl
+        num_required, num_launched = settings.selection.compute_launch_counts(self.selection.num_missing)
+        positions = self._take_positions(components, num_launched)
+        round_groups: dict[int, Group] = {}  # by index
+        await collect_groups(
             components,
             self.tasks,
-            self.round_positions,
+            positions,
             step,
             earlier_positions=self.groups_by_position,
             num_required=num_required,
-            on_group_done=self.round_groups.__setitem__,
+            on_group_done=round_groups.__setitem__,
             on_discarded=self.discarded.append,
             run_fn=run_fn,
         )
-
-    def finish_round(self, settings: RlConfig, step: int) -> None:
-        """Add the groups of the round, and select among all of them."""
-        for index, position in enumerate(self.round_positions):
-            if index in self.round_groups:
-                self.groups_by_position[position] = self.round_groups[index]
+        for index, position in enumerate(positions):
+            if index in round_groups:
+                self.groups_by_position[position] = round_groups[index]
             else:
                 self.cancelled_positions.append(position)
-        self.selection = _select(self.groups_by_position.values(), settings, self.target)
+        self.selection = _select(self.groups_by_position.values(), settings)
         self.num_rounds += 1
-        self.is_failing = not _has_usable_episode([*self.round_groups.values()])
+        self.is_failing = not _has_usable_episode([*round_groups.values()])
         is_warned = self.num_rounds >= _FIRST_WARNED_ROUND and self.num_rounds.bit_count() == 1
         if settings.selection.max_sampling_rounds is None and self.selection.num_missing and is_warned:
-            num_kept = len(self.selection.kept_groups)
+            num_kept, target = len(self.selection.kept_groups), settings.prompts_per_step
             message = "Step %d kept %d of %d groups in %d rounds; it draws up to %d prompts, each task about once"
-            _logger.warning(message, step + 1, num_kept, self.target, self.num_rounds, len(self.tasks))
+            _logger.warning(message, step + 1, num_kept, target, self.num_rounds, len(self.tasks))
+
+    def _take_positions(self, components: TrainingComponents, count: int) -> list[int]:
+        """Take the prompts of a round; the next ones without a video replace the videos above `max_video_share`."""
+        share, mixture = components.recipe.rl.selection.max_video_share, Mixture.from_tasks(self.tasks)
+        positions: list[int] = []
+        num_videos_left = count if share is None else math.floor(round(share * count, 6))
+        while len(positions) < count:
+            taken, self.prompt_sampler = self.prompt_sampler.take(count - len(positions))
+            for position in taken:
+                is_video = share is not None and _has_video(mixture.get_task(components.recipe.seed, position)[0])
+                if is_video and not num_videos_left:
+                    self.surplus_video_positions.append(position)
+                    continue
+                num_videos_left -= is_video
+                positions.append(position)
+        return positions
 
     def requeue(self) -> PromptSampler:
-        """Return the sampler that takes the prompts of surplus and cancelled groups again first."""
+        """Return the sampler that takes the prompts of surplus and cancelled groups and surplus videos again first."""
         # Filters make new groups of the same episodes, so a group's position is found by its first episode.
         position_by_episode = {
             id(scored): position for position, group in self.groups_by_position.items() for scored in group.episodes
         }
         surplus_positions = [position_by_episode[id(group.episodes[0])] for group in self.selection.surplus_groups]
-        return self.prompt_sampler.requeue([*surplus_positions, *self.cancelled_positions])
+        return self.prompt_sampler.requeue(
+            [*surplus_positions, *self.cancelled_positions, *self.surplus_video_positions]
+        )
 
 
-def _select(groups: Iterable[Group], settings: RlConfig, target: int) -> SelectionResult:
+def _select(groups: Iterable[Group], settings: RlConfig) -> SelectionResult:
     filters, rank_by = settings.active_filters, settings.selection.rank_by
-    return select_groups([*groups], filters=filters, target=target, rank_by=rank_by)
+    return select_groups([*groups], filters=filters, target=settings.prompts_per_step, rank_by=rank_by)
 
 
-def _split_by_kind(tasks: Sequence[Task], prompt_sampler: PromptSampler, settings: RlConfig) -> list[_Part]:
-    """Return the sequences of prompts: the images' and the videos'.
-
-    Without `video_share` all tasks are one sequence. Raises DataError if a kind of which groups are needed has no task.
-    """
-    target, share = settings.prompts_per_step, settings.video_share
-    if share is None:
-        return [_build_part(tasks, prompt_sampler, target, settings)]
-    num_videos = settings.num_video_groups
-    samplers = (replace(prompt_sampler, videos=None), prompt_sampler.videos or PromptSampler())
-    parts: list[_Part] = []
-    for sampler, is_video, count in zip(samplers, (False, True), (target - num_videos, num_videos), strict=True):
-        kept = Mixture.from_tasks(tasks).filter_tasks(partial(_is_kind, is_video))
-        if count and kept is None:
-            kind = "with" if is_video else "without"
-            raise DataError(
-                f"rl.video_share={share:g} needs {count} tasks {kind} a video per step, and data.train has none; add "
-                "some, or remove rl.video_share",
-                key="rl.video_share",
-                value=share,
-            )
-        parts.append(_build_part(kept or (), sampler, count, settings))
-    return parts
-
-
-def _build_part(tasks: Sequence[Task], prompt_sampler: PromptSampler, target: int, settings: RlConfig) -> _Part:
-    selection = _select([], settings, target)
-    return _Part(tasks=tasks, prompt_sampler=prompt_sampler, target=target, selection=selection)
-
-
-def _is_kind(is_video: bool, task: Task) -> bool:
-    return is_video == any(media.kind is MediaKind.VIDEO for media in task.media)
+def _has_video(task: Task) -> bool:
+    return any(media.kind is MediaKind.VIDEO for media in task.media)
 
 
 def _count_episodes(settings: RlConfig) -> int:
