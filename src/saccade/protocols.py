@@ -161,6 +161,9 @@ class ChatEngine(Engine, ABC):
     async def connect(self) -> str:
         """Connect to the server and return the name of the model it serves."""
 
+    def stop_sending(self) -> None:
+        """Fail the requests that wait to be sent, or to be sent again; those that were sent continue."""
+
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Raise ConfigError: a chat API can't be trained."""
         name = get_plugin_name(type(self).__name__)

@@ -1,6 +1,9 @@
 import itertools
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from error_cases import raises
@@ -8,7 +11,15 @@ from error_cases import raises
 from saccade.config.schema import ScenesConfig
 from saccade.data.synthetic.video_writer import write_video
 from saccade.errors import MediaError
-from saccade.media.scenes import Scene, divide_scenes, find_cuts, find_scenes, measure_difference
+from saccade.media.scenes import (
+    Scene,
+    divide_scenes,
+    find_cuts,
+    find_scenes,
+    measure_difference,
+    select_compared_times,
+)
+from saccade.media.video import index_video
 
 REAL = Path(__file__).parents[3] / "shared" / "media"
 SIZE = (48, 64, 3)
@@ -66,7 +77,8 @@ def test_slow_motion_is_no_dissolve():
 @pytest.mark.parametrize("duration", [0.04, 0.9, 5.0, 61.0])
 def test_scenes_cover_the_video_without_gaps(duration):
     cuts = [duration * part for part in (0.1, 0.11, 0.5, 0.99)]
-    scenes = divide_scenes(cuts, duration, min_seconds=1.0, max_seconds=7.0)
+    times = np.arange(0, duration, 0.02)
+    scenes = divide_scenes(cuts, times, duration, min_seconds=1.0, max_seconds=7.0)
     assert scenes[0].start == 0
     assert scenes[-1].end == pytest.approx(duration, abs=1e-3)
     assert all(before.end == after.start for before, after in itertools.pairwise(scenes))
@@ -90,6 +102,44 @@ def test_a_static_video_is_one_scene_or_equal_parts(tmp_path):
     assert find_scenes(str(tmp_path / "a.mp4"), ScenesConfig())[1] == (Scene(0.0, 10.0),)
     parts = find_scenes(str(tmp_path / "a.mp4"), ScenesConfig(max_seconds=4.0))[1]
     assert [part.end for part in parts] == pytest.approx([10 / 3, 20 / 3, 10], abs=1e-3)
+
+
+@pytest.mark.parametrize("gap", [60.0, 1e9])
+def test_a_gap_between_frames_is_no_scene_of_its_own(gap):
+    """A part without a frame shows the last frame of the part before it."""
+    times = np.concatenate([np.arange(0, 10, 0.1), gap + np.arange(10, 20, 0.1)])
+    scenes = divide_scenes([], times, gap + 20, min_seconds=1.0, max_seconds=5.0)
+    assert scenes[0].start == 0
+    assert scenes[-1].end == gap + 20
+    assert all(before.end == after.start for before, after in itertools.pairwise(scenes))
+    assert len(scenes) <= 20 / 5 + 2
+    assert all(np.any((times >= scene.start - 1e-3) & (times < scene.end + 1e-3)) for scene in scenes)
+    assert len(select_compared_times(times, gap + 20, 4.0)) <= 20 * 4 + 1
+
+
+def test_the_scenes_of_a_file_with_a_gap_cover_it(tmp_path):
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("libx264", rate=8)
+        stream.width, stream.height, stream.pix_fmt = SIZE[1], SIZE[0], "yuv420p"
+        for number in range(80):
+            frame = av.VideoFrame.from_ndarray(make_texture(number // 40))
+            frame.pts, frame.time_base = number + (800_000 if number >= 60 else 0), Fraction(1, 8)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    info, scenes = find_scenes(str(tmp_path / "a.mkv"), ScenesConfig())
+    assert info.duration > 100_000
+    assert [scenes[0], scenes[-1].end] == [Scene(0.0, 5.0), pytest.approx(info.duration, abs=1e-3)]
+    assert len(scenes) <= 4
+
+
+@pytest.mark.parametrize("fps", [0.1, 1.0, 3.3, 4.0, 30.0])
+def test_the_compared_frames_are_those_shown_at_regular_times(tmp_path, fps):
+    write_video(tmp_path / "a.mp4", [make_texture(0)] * 50, 12)
+    index = index_video(str(tmp_path / "a.mp4"))
+    irregular = np.unique(np.round([0, *np.random.default_rng(0).uniform(0, 20, 50)], 4))
+    for video in (index, replace(index, times=irregular, info=replace(index.info, duration=20.0))):
+        shown = {video.snap_to_frame_time(float(time)) for time in np.arange(0, video.info.duration, 1 / fps)}
+        assert select_compared_times(video.times, video.info.duration, fps).tolist() == sorted(shown)
 
 
 def test_a_video_of_one_frame_is_one_scene(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from saccade.chat.message_renderer import MessageRenderer
+from saccade.chat.tokenizer import replace_surrogates
 from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from saccade.engines.image_urls import ImageUrls
 from saccade.errors import BrokenEngineError, ConfigError, EngineError, SaccadeError
@@ -80,7 +81,7 @@ class ChatCompletions(ChatEngine):
         )
         self._is_connected, self._connect_lock = False, asyncio.Lock()
         self._requests_in_flight: set[asyncio.Task[ChatCompletion]] = set()
-        self._is_closed = False
+        self._is_stopped = self._is_closed = False
 
     async def connect(self) -> str:
         """Return the name of the model. Raises ConfigError or BrokenEngineError if it is unusable.
@@ -138,11 +139,11 @@ class ChatCompletions(ChatEngine):
                 key="finish_reason",
                 value=response.finish_reason,
             )
-        is_truncated = finish_reason is FinishReason.LENGTH
+        is_truncated, text = finish_reason is FinishReason.LENGTH, replace_surrogates(response.text)
         # A server that doesn't count tokens: a truncated reply has max_tokens, another one is estimated.
-        estimate = sampling.max_tokens if is_truncated else len(self.renderer.encode(response.text)) + 1
+        estimate = sampling.max_tokens if is_truncated else len(self.renderer.encode(text)) + 1
         return Completion(
-            text=response.text,
+            text=text,
             num_text_tokens=min(response.num_tokens or estimate, sampling.max_tokens),
             tokens=(),
             logprobs=(),
@@ -152,8 +153,8 @@ class ChatCompletions(ChatEngine):
         )
 
     async def _send_request(self, body: Mapping[str, Any], *, num_images: int) -> ChatCompletion:
-        if self._is_closed:
-            raise EngineError("the engine is closed")
+        if self._is_stopped or self._is_closed:
+            raise EngineError("the engine is closed" if self._is_closed else "the engine sends no more requests")
         request = asyncio.ensure_future(self._client.create_chat_completion(body))
         self._requests_in_flight.add(request)
         try:
@@ -167,6 +168,11 @@ class ChatCompletions(ChatEngine):
             raise
         finally:
             self._requests_in_flight.discard(request)
+
+    def stop_sending(self) -> None:
+        """See ChatEngine."""
+        self._is_stopped = True
+        self._client.stop_sending()
 
     async def close(self) -> None:
         """Stop; unfinished requests fail."""
@@ -245,17 +251,19 @@ def choose_model(models: Sequence[Mapping[str, Any]], name: str, context_length:
 def format_message(message: Message, url_of: Callable[[ImageRef], str]) -> dict[str, Any]:
     """Convert a message to the API's format: one text, or a list of parts if it has images.
 
+    Lone surrogates, which can't be sent, become question marks.
+
     >>> format_message(Message(role="user", parts=("Which?",)), str)
     {'role': 'user', 'content': 'Which?'}
     """
     if all(isinstance(part, str) for part in message.parts):
-        return {"role": message.role, "content": message.text}
+        return {"role": message.role, "content": replace_surrogates(message.text)}
     return {"role": message.role, "content": [_format_part(part, url_of) for part in message.parts]}
 
 
 def _format_part(part: str | ImageRef, url_of: Callable[[ImageRef], str]) -> dict[str, Any]:
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return {"type": "text", "text": replace_surrogates(part)}
     return {"type": "image_url", "image_url": {"url": url_of(part)}}
 
 

@@ -11,6 +11,7 @@ from saccade.media.frame_sampling import TIMESTAMP_FORMAT, sample_uniform_times,
 from saccade.media.subtitles import Cue, find_subtitles, interleave_cues, read_cues, select_cues_at, subsample_cues
 from saccade.protocols import Context, PixelBudget
 from saccade.types import Media, MediaKind, Message, Task
+from saccade.utils.templates import fill_template
 
 TEMPLATE_FACTS = ("width", "height", "num_frames", "fps", "duration", "file")
 # A video's path, its share of the frame budget, and the subtitles to show with it: what the prompt shows of it.
@@ -69,10 +70,8 @@ async def fill_question_template(template: str, task: Task, ctx: Context) -> str
             info = await ctx.media.probe(media.path)
             facts |= {"width": str(info.width), "height": str(info.height), "num_frames": str(info.num_frames)}
             facts |= {"duration": f"{info.duration:.1f}", "fps": f"{info.num_frames / max(info.duration, 1e-9):.2f}"}
-    for name in names:
-        template = template.replace(f"{{{name}}}", facts.get(name, ""))
-    # The question comes last: braces in it are no placeholders.
-    return template.replace("{question}", format_question(task))
+    values = {**dict.fromkeys(names, ""), **facts, "question": format_question(task)}
+    return fill_template(template, values)
 
 
 def with_system(system: str, user: Message, *, tags_as_tokens: bool = False) -> tuple[Message, ...]:

@@ -14,6 +14,7 @@ from saccade.tools.video_window import (
     select_window_subtitles,
 )
 from saccade.types import Episode, Message, ToolResult
+from saccade.utils.templates import fill_template
 
 DEFAULT_QUESTION = "Say briefly what these frames show, and when."
 
@@ -58,8 +59,5 @@ def fill_prompt_template(template: str, window: tuple[float, float], question: s
     '01:05-02:10, 64.5 s: Who?'
     """
     start, end = (f"{int(seconds) // 60:02}:{int(seconds) % 60:02}" for seconds in window)
-    facts = {"start": start, "end": end, "duration": f"{window[1] - window[0]:.1f}"}
-    for name, value in facts.items():
-        template = template.replace(f"{{{name}}}", value)
-    # The question comes last: braces in it are no placeholders.
-    return template.replace("{question}", question).strip()
+    duration = f"{window[1] - window[0]:.1f}"
+    return fill_template(template, {"start": start, "end": end, "duration": duration, "question": question}).strip()

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import httpx
@@ -52,6 +52,7 @@ class _Session:
 
     client: httpx.AsyncClient
     limit: contextlib.AbstractAsyncContextManager[Any]
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # no request is sent any more
     num_users: int = 0
 
 
@@ -97,6 +98,10 @@ class HttpClient:
             for attempt in itertools.count(1):
                 try:
                     async with session.limit:
+                        if session.stopped.is_set():
+                            raise RequestFailed(
+                                "was not queried: the client sends no more requests", is_retryable=False
+                            )
                         response = await self._send(session.client, method, path, body, query)
                     try:
                         return parse(response)
@@ -107,8 +112,14 @@ class HttpClient:
                         error.args = (f"{error} ({attempt} attempts)" if attempt > 1 else str(error),)
                         raise
                     pause = compute_backoff(self.retry_backoff, attempt, at_least=error.retry_after)
-                await asyncio.sleep(pause)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(session.stopped.wait(), pause)
         raise AssertionError
+
+    def stop_sending(self) -> None:
+        """Fail the requests that wait for others, or for another attempt; those that were sent continue."""
+        if self._session is not None:
+            self._session.stopped.set()
 
     async def _send(
         self, client: httpx.AsyncClient, method: str, path: str, body: Any, query: Mapping[str, str] | None

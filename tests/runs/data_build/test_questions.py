@@ -1,16 +1,19 @@
 """What a teacher writes becomes tasks, or is refused with a reason that is counted."""
 
+import collections
 import json
+from dataclasses import replace
 
 import pytest
 
 from saccade.config.schema import CaptionsConfig, QuestionsConfig
 from saccade.data.dataset import find_task_problem
 from saccade.media.scenes import Scene
-from saccade.runs.data_build.captions import CaptionedScene, FrameCaption, SceneText, check_caption
+from saccade.runs.data_build.captions import CaptionedScene, FrameCaption, SceneText, read_caption
 from saccade.runs.data_build.clips import Clip, SceneRecord
 from saccade.runs.data_build.questions import (
     QuestionUnit,
+    draw_pairs,
     drop_repeated,
     format_prompt,
     plan_units,
@@ -46,16 +49,18 @@ def complete(text, finish_reason=FinishReason.STOP):
 
 
 def read(*rows, unit=UNIT, **changes):
-    return read_questions(list(rows), unit, QuestionsConfig(**changes), seed=0, provenance={"teacher": "m"})
+    return read_questions([list(rows)], unit, QuestionsConfig(**changes), seed=0, provenance={"teacher": "m"})
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ('[{"a": 1}]', [{"a": 1}]),
-        ('Sure:\n```json\n{"a": [1]}\n```\nDone.', {"a": [1]}),
-        ('<think>maybe [1] or {"b": 2}</think>\n[3]', [3]),
-        ("[not JSON], but [4]", [4]),
+        ('[{"a": 1}]', [[{"a": 1}]]),
+        ('Sure:\n```json\n{"a": [1]}\n```\nDone.', [{"a": [1]}]),
+        ('<think>maybe [1] or {"b": 2}</think>\n[3]', [[3]]),
+        ("[not JSON], but [4]", [[4]]),
+        ('{"a": 1}\n{"b": [2]} and [3]', [{"a": 1}, {"b": [2]}, [3]]),
+        ('["\\ud83d", "\\ud83d\\ude00", "\ud800"]', [["?", "\U0001f600", "?"]]),
     ],
 )
 def test_json_is_found_in_a_reply(text, value):
@@ -87,7 +92,7 @@ def test_a_truncated_reply_is_refused_even_if_a_part_of_it_is_json():
 )
 def test_captions_that_are_not_about_the_scene_are_refused(value, reason):
     with pytest.raises(InvalidReply, match=reason):
-        check_caption(value, Scene(0, 4))
+        read_caption([value], Scene(0, 4))
 
 
 def test_questions_of_every_type_are_gradable_tasks_with_their_provenance():
@@ -149,8 +154,32 @@ def test_one_unusable_question_does_not_void_the_others():
     results = read("no question", CHOICE, {**CHOICE, "question": "And?"}, CHOICE, CHOICE)
     assert [type(result) for result in results] == [Refusal, Task, Task, Task, Refusal]
     assert results[-1].reason == "more questions than requested"
-    with pytest.raises(InvalidReply, match="no list"):
-        read_questions({"a": 1}, UNIT, QuestionsConfig(), seed=0, provenance={})
+
+
+@pytest.mark.parametrize("values", [[{"a": 1}], [[]], [[1, 2]], ["x"], [{"questions": 3}], [{"questions": []}]])
+def test_json_without_questions_is_refused(values):
+    with pytest.raises(InvalidReply, match="no questions"):
+        read_questions(values, UNIT, QuestionsConfig(), seed=0, provenance={})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[CHOICE, {**CHOICE, "question": "And?"}]],
+        [CHOICE, {**CHOICE, "question": "And?"}],
+        [[2], [CHOICE], [{**CHOICE, "question": "And?"}]],
+        [{"questions": [CHOICE, {**CHOICE, "question": "And?"}]}],
+    ],
+)
+def test_questions_may_be_in_one_list_or_several_or_none(values):
+    results = read_questions(values, UNIT, QuestionsConfig(), seed=0, provenance={})
+    assert [(type(result), result.question) for result in results] == [(Task, "Which color?"), (Task, "And?")]
+    assert len({result.id for result in results}) == 2
+
+
+def test_the_last_caption_of_a_reply_counts():
+    draft, final = ({"summary": text, "frames": [{"time": 1, "caption": text}]} for text in ("draft", "final"))
+    assert read_caption([draft, final, [3]], Scene(0, 4)).summary == "final"
 
 
 def test_repeated_questions_about_a_video_are_dropped():
@@ -160,18 +189,55 @@ def test_repeated_questions_about_a_video_are_dropped():
     assert [refusal.item for refusal in refusals] == [tasks[1].id]
 
 
-def test_units_ask_for_all_types_in_turn_and_pairs_are_of_two_scenes():
-    settings = QuestionsConfig(num_per_scene=2, num_per_pair=1, pairs_per_video=2)
+def test_units_are_scenes_and_pairs_whose_types_take_turns():
+    settings = QuestionsConfig(num_per_scene=4, num_per_pair=2, pairs_per_video=2)
     units = plan_units(SCENES, settings, seed=0)
     assert [len(unit.scenes) for unit in units] == [1, 1, 1, 2, 2]
-    assert [name for unit in units for name in unit.answer_types] == [*TYPES, *TYPES]
+    assert [sorted(unit.answer_types) for unit in units[:3]] == [sorted(TYPES)] * 3
+    for unit in units:
+        start = TYPES.index(unit.answer_types[0])
+        assert unit.answer_types == (TYPES * 2)[start : start + len(unit.answer_types)]
     assert len({unit.name for unit in units}) == len(units)
-    assert units == plan_units(SCENES, settings, seed=0)
     assert plan_units(SCENES, QuestionsConfig(num_per_scene=0, num_per_pair=0), seed=0) == []
     prompt = format_prompt(units[3], settings)
     assert "two scenes" in prompt
     assert prompt.count("A red screen.") == 2
     assert json.dumps("{") not in prompt
+
+
+def make_scenes(count):
+    clip = replace(CLIP, record=replace(RECORD, scenes=tuple(Scene(index, index + 1) for index in range(count))))
+    return [CaptionedScene(clip=clip, index=index, text=TEXT) for index in range(count)]
+
+
+def test_all_types_are_asked_for_about_equally():
+    units = plan_units(make_scenes(400), QuestionsConfig(num_per_scene=1, pairs_per_video=0), seed=0)
+    counts = collections.Counter(name for unit in units for name in unit.answer_types)
+    assert min(counts[name] for name in TYPES) > 50  # of 100 on average: 5 standard deviations
+
+
+def test_a_missing_caption_changes_no_other_request():
+    scenes, settings = make_scenes(9), QuestionsConfig(num_per_scene=1, num_per_pair=1, pairs_per_video=12)
+    complete_units = plan_units(scenes, settings, seed=3)
+    for missing in scenes:
+        units = plan_units([scene for scene in scenes if scene is not missing], settings, seed=3)
+        assert units == [unit for unit in complete_units if missing not in unit.scenes]
+
+
+@pytest.mark.parametrize(
+    ("num_scenes", "count"), [(0, 3), (1, 3), (2, 3), (5, 0), (5, 4), (5, 10), (5, 99), (10**6, 7)]
+)
+def test_pairs_are_drawn_without_repetition(num_scenes, count):
+    pairs = draw_pairs(num_scenes, count, seed=0, digest="d")
+    assert len(pairs) == len({*pairs}) == min(count, num_scenes * (num_scenes - 1) // 2)
+    assert all(0 <= first < second < num_scenes for first, second in pairs)
+    assert draw_pairs(num_scenes, count + 1, seed=0, digest="d")[: len(pairs)] == pairs
+
+
+def test_all_pairs_are_equally_probable():
+    counts = collections.Counter(pair for seed in range(1000) for pair in draw_pairs(5, 2, seed=seed, digest="d"))
+    assert len(counts) == 10
+    assert all(120 < count < 280 for count in counts.values())  # of 200 on average: 6 standard deviations
 
 
 def test_an_answer_type_outside_the_four_is_no_setting():

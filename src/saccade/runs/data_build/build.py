@@ -84,7 +84,8 @@ class Build:
     """The state of a build in `folder`; it starts with the clips and the refused files."""
 
     folder: Path
-    recipe: Recipe
+    recipe: Recipe  # of the teacher's episodes
+    sft_recipe: Recipe  # of the training on them
     clips: Sequence[Clip]
     refusals: list[Refusal]
     counts: dict[str, int] = field(default_factory=dict)
@@ -132,7 +133,7 @@ def prepare(paths: Sequence[Path], folder: Path, recipe: Recipe, *, skip_bad: bo
 
     With `skip_bad`, files that can't be used are refused and counted; raises RunError if none is left.
     """
-    files, recipe = list_videos(paths), without_prefill(recipe)
+    files = list_videos(paths)
     settings = recipe.data_build
     work = load_clips(
         files,
@@ -145,7 +146,7 @@ def prepare(paths: Sequence[Path], folder: Path, recipe: Recipe, *, skip_bad: bo
     clips, refusals = asyncio.run(work)
     if not clips:
         raise RunError(f"none of the {len(files)} videos can be used: {refusals[0].detail}", key=refusals[0].item)
-    return Build(folder=folder, recipe=recipe, clips=clips, refusals=refusals)
+    return Build(folder=folder, recipe=without_prefill(recipe), sft_recipe=recipe, clips=clips, refusals=refusals)
 
 
 def estimate(build: Build) -> dict[str, StageUsage]:
@@ -271,7 +272,15 @@ class _Stages:
                 max_merged_calls=_count_parallel_calls(make_environment()) if settings.merge_turns else 0,
             )
 
-        return await self._run(demonstrations.STAGE, tasks, work, name=lambda task: task.id)
+        taught = await self._run(demonstrations.STAGE, tasks, work, name=lambda task: task.id)
+        reasons = await demonstrations.rehearse_all(taught, self.build.sft_recipe, context)
+        self.build.refusals += [
+            Refusal(stage=demonstrations.STAGE, item=taught[row].task.id, reason="SFT can't learn it", detail=reason)
+            for row, reason in reasons.items()
+        ]
+        kept = [demonstration for row, demonstration in enumerate(taught) if row not in reasons]
+        self.build.counts[demonstrations.STAGE] = len(kept)
+        return kept
 
     async def _run(
         self,
@@ -296,10 +305,19 @@ class _Stages:
                 return Refusal(stage=stage, item=name(item), reason=FAILED, detail=str(error))
 
         on_progress = self.start_stage(stage, len(items))
+        work_items = run_items(attempt, items, max_concurrency=settings.max_concurrency, on_progress=on_progress)
+        running = asyncio.ensure_future(work_items)
         try:
-            results = await run_items(attempt, items, max_concurrency=settings.max_concurrency, on_progress=on_progress)
-        finally:
-            await teacher.close()
+            # Unlike awaiting the items, this ends as soon as it is cancelled, before the items have ended.
+            await asyncio.wait([running])
+            results = running.result()
+        except BaseException:
+            teacher.stop_sending()
+            running.cancel()
+            await teacher.abort()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+        await teacher.close()
         yielded = [result for result in results if not isinstance(result, Refusal)]
         self.build.refusals += [result for result in results if isinstance(result, Refusal)]
         self.build.counts[stage] = len(yielded)
@@ -331,13 +349,13 @@ def _write_provenance(build: Build, model: str) -> None:
     write_json(build.folder / "provenance.json", content)
 
 
-def _write_results(build: Build, tasks: Sequence[Task], made: Sequence[Demonstration]) -> BuildReport:
+def _write_results(build: Build, tasks: Sequence[Task], taught: Sequence[Demonstration]) -> BuildReport:
     folder, price = build.folder, build.recipe.data_build.price
     counted: dict[str, Counter[str]] = {}
     for refusal in build.refusals:
         counted.setdefault(refusal.stage, Counter())[refusal.reason] += 1
     report = BuildReport(
-        counts={**build.counts, "tasks": len(tasks), "demonstrations": len(made)},
+        counts={**build.counts, "tasks": len(tasks), "demonstrations": len(taught)},
         refused=counted,
         usage=build.usage,
         cost=compute_cost(functools.reduce(add_usage, build.usage.values(), StageUsage()), price),
@@ -346,7 +364,7 @@ def _write_results(build: Build, tasks: Sequence[Task], made: Sequence[Demonstra
     with convert_file_errors(folder):
         write_json(folder / "report.json", report)
         write_jsonl(folder / "refused.jsonl", build.refusals)
-        for name, items in (("tasks.jsonl", tasks), ("demonstrations.jsonl", made)):
+        for name, items in (("tasks.jsonl", tasks), ("demonstrations.jsonl", taught)):
             if items:
                 write_jsonl(folder / name, [map_media_paths(item, relocate) for item in items])
             else:

@@ -1,15 +1,18 @@
 """The stage of captions: the teacher describes the frames of each scene."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from saccade.config.schema import CaptionsConfig
+from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import interleave_timestamps, sample_window_times
 from saccade.media.scenes import Scene
 from saccade.protocols import MediaLoader, PixelBudget
 from saccade.runs.data_build.clips import Clip
 from saccade.runs.data_build.journal import Teacher
 from saccade.runs.data_build.replies import InvalidReply, parse_json, validate
-from saccade.types import Message, SamplingParams
+from saccade.types import Message
 from saccade.utils.hashing import derive_seed
 
 STAGE = "captions"
@@ -61,21 +64,30 @@ async def caption_scene(
 ) -> CaptionedScene:
     """Return a scene with the teacher's description. Raises InvalidReply, EngineError or MediaError."""
     scene = clip.record.scenes[index]
-    budget = PixelBudget(min_pixels=settings.frame_pixels[0], max_pixels=settings.frame_pixels[1])
-    times = sample_scene_times(scene, settings)
-    frames = await media.load_frames(clip.path, times, factor=teacher.renderer.factor, budget=budget)
+    frames = await load_frames(clip.path, sample_scene_times(scene, settings), settings, teacher=teacher, media=media)
     message = Message(role="user", parts=(*interleave_timestamps(frames), PROMPT))
-    sampling = SamplingParams(
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
-        seed=derive_seed(seed, STAGE, clip.record.digest, index),
-    )
-    completion = await teacher.ask((message,), sampling)
-    return CaptionedScene(clip=clip, index=index, text=check_caption(parse_json(completion), scene))
+    seed = derive_seed(seed, STAGE, clip.record.digest, index)
+    completion = await teacher.ask((message,), settings, seed=seed)
+    return CaptionedScene(clip=clip, index=index, text=read_caption(parse_json(completion), scene))
 
 
-def check_caption(value: object, scene: Scene) -> SceneText:
-    """Return a reply's description of a scene. Raises InvalidReply for blank texts and times outside the scene."""
+async def load_frames(
+    path: str, times: Sequence[float], settings: CaptionsConfig, *, teacher: Teacher, media: MediaLoader
+) -> list[ImageRef]:
+    """Return the frames of a video shown at `times`, in seconds, each once. Raises MediaError."""
+    if not times:
+        return []
+    budget = PixelBudget(min_pixels=settings.frame_pixels[0], max_pixels=settings.frame_pixels[1])
+    frames = await media.load_frames(path, times, factor=teacher.renderer.factor, budget=budget)
+    return list({frame.key: frame for frame in frames}.values())
+
+
+def read_caption(values: Sequence[Any], scene: Scene) -> SceneText:
+    """Return a description of a scene from the JSON of a reply: the last object with `frames`, as a draft precedes it.
+
+    Raises InvalidReply for blank texts and times outside the scene.
+    """
+    value = next((item for item in reversed(values) if isinstance(item, Mapping) and "frames" in item), values[-1])
     text = validate(value, SceneText, "a field is missing or has the wrong type")
     if not text.summary.strip() or not text.frames or not all(frame.caption.strip() for frame in text.frames):
         raise InvalidReply("a caption is blank", text)
@@ -85,5 +97,5 @@ def check_caption(value: object, scene: Scene) -> SceneText:
         if not scene.start - _TIME_TOLERANCE <= frame.time <= scene.end + _TIME_TOLERANCE
     ]
     if outside:
-        raise InvalidReply("a time lies outside the scene", f"{outside[0]} is not in {scene.start} to {scene.end}")
+        raise InvalidReply("a time is outside the scene", f"{outside[0]} is not in {scene.start} to {scene.end}")
     return text

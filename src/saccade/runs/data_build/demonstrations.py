@@ -11,26 +11,32 @@ The merged turn keeps the reasoning of its first turn. That of the others refers
 is left out. Whether to look at all is never counted as a dependency.
 """
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from saccade.chat.tool_formats.base import get_first, parse_seconds
+from saccade.config.schema import Recipe
 from saccade.environments.base import THINK_PREFILL
 from saccade.environments.prompt import format_question
+from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import EngineError
 from saccade.metrics.episode_metrics import ERROR_STATUSES
 from saccade.protocols import Context, EnvironmentFactory, ScoreFn
 from saccade.rewards.format_compliance import format_compliance
+from saccade.rollouts.components import apply_sft_settings
 from saccade.rollouts.runner import run_episode
 from saccade.runs.data_build.filters import is_right
 from saccade.runs.data_build.replies import Refusal
+from saccade.training.demonstrations import check_demonstrations
 from saccade.types import BlockKind, Call, Demonstration, Episode, EpisodeStatus, Task, Turn
 from saccade.utils.hashing import derive_seed
 
 STAGE = "demonstrations"
 _WORD = re.compile(r"[^\W_]{3,}")
 _TIME = re.compile(r"(?<![\w.:])\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
-_WINDOW_ARGUMENTS = frozenset({"start_time", "end_time"})
+_WINDOW_ARGUMENTS = ("start_time", "start"), ("end_time", "end")  # with their aliases
 _FUNCTION_WORDS = (
     "about after all and any are before between both but can could does for from has have how into its not now off one "
     "only other out over should that the their them then there these they this those through under was were what when "
@@ -87,6 +93,10 @@ async def find_problem(episode: Episode, score_fn: ScoreFn, *, require_call: boo
         return "a call failed"
     if require_call and not episode.results:
         return "it calls no tool"
+    if any(child.status is not EpisodeStatus.ANSWERED for child in episode.children):
+        return "a sub-agent's reply was truncated"
+    if not all(child.turns[-1].reply.text.strip() for child in episode.children):
+        return "a sub-agent's reply is blank"
     return "" if format_compliance(episode) else "a reply is not well formed"
 
 
@@ -139,7 +149,7 @@ def is_independent(turn: DemonstrationTurn, before: DemonstrationTurn, question:
     if len(turn.children) != len(turn.calls) or len(before.children) != len(before.calls):
         return False
     windows = [_read_window(call) for call in before.calls]
-    times = [_parse_seconds(time) for result in before.results for time in _TIME.findall(result)]
+    times = [time for result in before.results for time in _find_times(result)]
     words = {word for result in before.results for word in _find_words(result)}
     words -= _find_words(question).union(*map(_find_argument_words, before.calls))
     for call in turn.calls:
@@ -154,20 +164,23 @@ def is_independent(turn: DemonstrationTurn, before: DemonstrationTurn, question:
 def _read_window(call: Call) -> tuple[float, float] | None:
     """Return the window of a call, in seconds; None for a call without one."""
     try:
-        return float(call.arguments["start_time"]), float(call.arguments["end_time"])
-    except (KeyError, TypeError, ValueError):
+        start, end = (parse_seconds(get_first(call.arguments, names)) for names in _WINDOW_ARGUMENTS)
+    except ValueError:
         return None
+    return start, end
 
 
 def _overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
     return min(first[1], second[1]) > max(first[0], second[0])
 
 
-def _parse_seconds(time: str) -> float:
-    total = 0.0
-    for part in time.split(":"):
-        total = total * 60 + float(part)
-    return total
+def _find_times(text: str) -> list[float]:
+    """Return the numbers of a text as times, in seconds; those that are too long for one are left out."""
+    times = []
+    for match in _TIME.findall(text):
+        with contextlib.suppress(ValueError):
+            times.append(parse_seconds(match))
+    return times
 
 
 def _find_words(text: str) -> set[str]:
@@ -175,7 +188,7 @@ def _find_words(text: str) -> set[str]:
 
 
 def _find_argument_words(call: Call) -> set[str]:
-    values = (value for name, value in call.arguments.items() if name not in _WINDOW_ARGUMENTS)
+    values = (value for name, value in call.arguments.items() if not any(name in names for names in _WINDOW_ARGUMENTS))
     return {word for value in values for word in _find_words(str(value))}
 
 
@@ -190,3 +203,10 @@ def build_demonstration(task: Task, turns: Sequence[DemonstrationTurn], frame_bu
         replies=tuple(turn.text for turn in turns),
         children=tuple(children),
     )
+
+
+async def rehearse_all(demonstrations: Sequence[Demonstration], recipe: Recipe, ctx: Context) -> Mapping[int, str]:
+    """Return by index why SFT with the recipe would refuse a demonstration; see training.demonstrations."""
+    environments = TaskEnvironments.from_recipe(apply_sft_settings(recipe))
+    report = await check_demonstrations(dict(enumerate(demonstrations)), environments, ctx)
+    return report.reasons_by_row

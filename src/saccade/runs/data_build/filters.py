@@ -16,11 +16,11 @@ from saccade.errors import EngineError
 from saccade.ledger import Ledger
 from saccade.media.frame_sampling import interleave_timestamps, sample_uniform_times
 from saccade.media.scenes import Scene
-from saccade.protocols import MediaLoader, PixelBudget, ScoreFn
-from saccade.runs.data_build.captions import sample_scene_times
+from saccade.protocols import MediaLoader, ScoreFn
+from saccade.runs.data_build.captions import load_frames, sample_scene_times
 from saccade.runs.data_build.journal import Teacher
 from saccade.runs.data_build.questions import PROVENANCE
-from saccade.types import Episode, EpisodeStatus, Message, SamplingParams, Score, Task, Turn
+from saccade.types import Episode, EpisodeStatus, Message, Score, Task, Turn
 from saccade.utils.async_utils import gather_or_cancel
 from saccade.utils.hashing import derive_seed
 
@@ -78,24 +78,19 @@ def sample_vote_times(
 
 async def collect_votes(task: Task, stage: str, voting: Voting, *, teacher: Teacher) -> list[bool]:
     """Return for each vote of a filter whether it is right. Raises EngineError or MediaError."""
-    path, captions = task.media[0].path, voting.captions
+    path = task.media[0].path
     scenes = [Scene(*bounds) for bounds in task.extras[PROVENANCE]["scenes"]]
     info = await voting.media.probe(path)
-    times = sample_vote_times(stage, scenes, info.duration, voting.settings, captions)
-    budget = PixelBudget(min_pixels=captions.frame_pixels[0], max_pixels=captions.frame_pixels[1])
-    frames = await voting.media.load_frames(path, times, factor=teacher.renderer.factor, budget=budget) if times else []
+    times = sample_vote_times(stage, scenes, info.duration, voting.settings, voting.captions)
+    frames = await load_frames(path, times, voting.captions, teacher=teacher, media=voting.media)
     messages = (
         Message(role="system", parts=((NO_VIDEO_PROMPT if stage == NO_VIDEO else PROMPT) + ANSWER_PROMPT,)),
         Message(role="user", parts=(*interleave_timestamps(frames), format_question(task))),
     )
 
     async def vote(index: int) -> bool:
-        sampling = SamplingParams(
-            temperature=voting.settings.temperature,
-            max_tokens=voting.settings.max_tokens,
-            seed=derive_seed(voting.seed, stage, task.digest, index),
-        )
-        completion = await teacher.ask(messages, sampling)
+        seed = derive_seed(voting.seed, stage, task.digest, index)
+        completion = await teacher.ask(messages, voting.settings, seed=seed)
         return await grade_reply(task, completion.text or "", voting.score_fn)
 
     return await gather_or_cancel([vote(index) for index in range(voting.count_votes(stage))])

@@ -25,12 +25,27 @@ from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import append_jsonl, read_jsonl
 
 _GRACE_SECONDS = 60.0  # for requests in progress when the build stops
+# More than text has, by the longest tokens of a vocabulary but for runs of spaces. A longer reply is truncated: the
+# server ignores the limit of tokens.
+MAX_BYTES_PER_TOKEN = 8
 _logger = logging.getLogger("saccade")
 
 
 class _Keyed(Protocol):
     @property
     def key(self) -> str: ...
+
+
+class ReplySettings(Protocol):
+    """The settings of a stage that limit a reply."""
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature; 0 = greedy."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest reply, tokens."""
 
 
 ItemT = TypeVar("ItemT", bound=_Keyed)
@@ -103,9 +118,10 @@ class Teacher(ChatEngine):
         """Connect to the server and return the name of the model it serves."""
         return await self._engine.connect()
 
-    async def ask(self, messages: Sequence[Message], sampling: SamplingParams) -> Completion:
+    async def ask(self, messages: Sequence[Message], settings: ReplySettings, *, seed: int) -> Completion:
         """Return the reply to a conversation. Raises EngineError if the request failed."""
         segment = self.renderer.render(Ledger(), messages)
+        sampling = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens, seed=seed)
         return await self.generate(GenerationRequest(Ledger(segments=(segment,)), sampling))
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -144,15 +160,20 @@ class Teacher(ChatEngine):
                 key="data_build.max_failures",
                 value=self._num_failures,
             )
+            self.stop_sending()
             raise self._broken from error
         finally:
             del self._pending[key]
         self._num_failures = 0
+        text, finish_reason = completion.text or "", completion.finish_reason
+        max_bytes = request.sampling.max_tokens * MAX_BYTES_PER_TOKEN
+        if len(text.encode()) > max_bytes:
+            text, finish_reason = text.encode()[:max_bytes].decode(errors="ignore"), FinishReason.LENGTH
         self._journal.append(
             RecordedReply(
                 key=key,
-                text=completion.text or "",
-                finish_reason=completion.finish_reason,
+                text=text,
+                finish_reason=finish_reason,
                 prompt_tokens=len(request.ledger),
                 completion_tokens=completion.num_text_tokens,
             )
@@ -166,11 +187,22 @@ class Teacher(ChatEngine):
         ]
         return compute_digest(self._identity, messages, sampling.temperature, sampling.max_tokens, sampling.seed)
 
+    def stop_sending(self) -> None:
+        """See ChatEngine."""
+        self._engine.stop_sending()
+
     async def close(self) -> None:
-        """Wait for the requests in progress, at most a minute, so that their replies are recorded."""
+        """Wait for the requests whose callers were cancelled, so that their replies are recorded."""
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+
+    async def abort(self) -> None:
+        """Send nothing more, and wait at most a minute for the requests in progress, so that they are recorded."""
+        self.stop_sending()
+        await asyncio.sleep(0)  # those that were not sent fail
         if pending := list(self._pending.values()):
             message = (
-                "Stopping: %d requests in progress finish first (at most %g seconds); press Ctrl-C to stop at once"
+                "Stopping: %d requests in progress finish first (at most %g seconds); press Ctrl-C to stop at once. "
+                "The same command continues the build."
             )
             _logger.warning(message, len(pending), _GRACE_SECONDS)
             await asyncio.wait(pending, timeout=_GRACE_SECONDS)

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb, isqrt
 from typing import Any, cast
 
 from saccade.config.schema import QuestionsConfig
@@ -16,8 +17,8 @@ from saccade.runs.data_build.captions import CaptionedScene
 from saccade.runs.data_build.clips import Clip
 from saccade.runs.data_build.journal import Teacher
 from saccade.runs.data_build.replies import InvalidReply, Refusal, parse_json, validate
-from saccade.types import AnswerType, Media, Message, SamplingParams, Task
-from saccade.utils.hashing import compute_digest, derive_seed
+from saccade.types import AnswerType, Media, Message, Task
+from saccade.utils.hashing import derive_seed
 
 STAGE = "questions"
 PROMPT = """Below are descriptions of {scenes} of a video that lasts {duration:.1f} seconds.
@@ -79,35 +80,48 @@ class QuestionUnit:
 
 
 def plan_units(scenes: Sequence[CaptionedScene], settings: QuestionsConfig, *, seed: int) -> list[QuestionUnit]:
-    """Return the requests about captioned scenes; `answer_types` take turns over all questions."""
+    """Return the requests about captioned scenes.
+
+    `answer_types` take turns within a request, from a start that is drawn per request, and pairs are drawn from all
+    scenes of a clip. So a scene whose caption failed changes no other request.
+    """
     by_clip: dict[str, list[CaptionedScene]] = {}
     for scene in scenes:
         by_clip.setdefault(scene.clip.record.digest, []).append(scene)
-    types = itertools.cycle(settings.answer_types)
     units = []
-    for digest, inside in by_clip.items():
-        groups: list[tuple[tuple[CaptionedScene, ...], int]] = [((scene,), settings.num_per_scene) for scene in inside]
-        pairs = sorted(
-            itertools.combinations(inside, 2), key=lambda pair: compute_digest(seed, digest, [s.index for s in pair])
-        )
-        groups += [(pair, settings.num_per_pair) for pair in pairs[: settings.pairs_per_video]]
-        units += [
-            QuestionUnit(scenes=group, answer_types=tuple(itertools.islice(types, count)))
-            for group, count in groups
-            if count
-        ]
+    for digest, captioned in by_clip.items():
+        by_index = {scene.index: scene for scene in captioned}
+        pairs = draw_pairs(len(captioned[0].clip.record.scenes), settings.pairs_per_video, seed=seed, digest=digest)
+        groups: list[tuple[tuple[int, ...], int]] = [((index,), settings.num_per_scene) for index in by_index]
+        groups += [(pair, settings.num_per_pair) for pair in pairs if by_index.keys() >= {*pair}]
+        for indices, count in groups:
+            start = derive_seed(seed, "answer_types", digest, indices) % len(settings.answer_types)
+            types = itertools.islice(itertools.cycle(settings.answer_types), start, start + count)
+            unit = QuestionUnit(scenes=tuple(by_index[index] for index in indices), answer_types=tuple(types))
+            units += [unit] if count else []
     return units
+
+
+def draw_pairs(num_scenes: int, count: int, *, seed: int, digest: str) -> list[tuple[int, ...]]:
+    """Draw `count` different pairs of scenes of a clip, all if there are fewer; a larger count keeps the first ones."""
+    num_pairs = comb(num_scenes, 2)
+    swapped: dict[int, int] = {}  # the positions that a Fisher-Yates shuffle of all pairs has changed so far
+    pairs: list[tuple[int, ...]] = []
+    for position in range(min(count, num_pairs)):
+        other = position + derive_seed(seed, "pairs", digest, position) % (num_pairs - position)
+        number, swapped[other] = swapped.get(other, other), swapped.get(position, position)
+        # Pair number n(n - 1) / 2 + m consists of the scenes m < n.
+        later = (1 + isqrt(1 + 8 * number)) // 2
+        pairs.append((number - comb(later, 2), later))
+    return pairs
 
 
 async def write_questions(
     unit: QuestionUnit, settings: QuestionsConfig, *, teacher: Teacher, seed: int, provenance: Mapping[str, Any]
 ) -> list[Task | Refusal]:
     """Return the questions of a unit as tasks, unusable ones as refusals. Raises InvalidReply or EngineError."""
-    sampling = SamplingParams(
-        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=derive_seed(seed, STAGE, unit.name)
-    )
     message = Message(role="user", parts=(format_prompt(unit, settings),))
-    completion = await teacher.ask((message,), sampling)
+    completion = await teacher.ask((message,), settings, seed=derive_seed(seed, STAGE, unit.name))
     return read_questions(parse_json(completion), unit, settings, seed=seed, provenance=provenance)
 
 
@@ -134,15 +148,22 @@ def format_prompt(unit: QuestionUnit, settings: QuestionsConfig) -> str:
 
 
 def read_questions(
-    value: object, unit: QuestionUnit, settings: QuestionsConfig, *, seed: int, provenance: Mapping[str, Any]
+    values: Sequence[Any], unit: QuestionUnit, settings: QuestionsConfig, *, seed: int, provenance: Mapping[str, Any]
 ) -> list[Task | Refusal]:
-    """Return the questions of a reply as tasks, unusable ones as refusals. Raises InvalidReply if it is no list."""
-    if isinstance(value, Mapping) and isinstance(value.get("questions"), list):
-        value = value["questions"]
-    if not isinstance(value, list):
-        raise InvalidReply("the reply is no list of questions", value)
+    """Return the questions in the JSON of a reply as tasks, unusable ones as refusals.
+
+    They are in lists of objects, under `questions`, or objects one after another. Raises InvalidReply for none.
+    """
+    items: list[Any] = []
+    for value in values:
+        if isinstance(value, Mapping):
+            value = value.get("questions", [value])
+        if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            items += value
+    if not any("question" in item for item in items if isinstance(item, Mapping)):
+        raise InvalidReply("the reply holds no questions", values)
     results: list[Task | Refusal] = []
-    for index, item in enumerate(value):
+    for index, item in enumerate(items):
         name = f"{unit.name}-{index}"
         try:
             if index >= len(unit.answer_types):
@@ -217,11 +238,11 @@ def build_task(
 
 
 def _check_window(window: tuple[float, float], unit: QuestionUnit) -> None:
-    """Raise InvalidReply unless a window (seconds) lies within the scenes and is shorter than the video."""
+    """Raise InvalidReply unless a window (seconds) is within the scenes and is shorter than the video."""
     start = min(item.scene.start for item in unit.scenes) - END_TOLERANCE
     end = max(item.scene.end for item in unit.scenes) + END_TOLERANCE
     if not start <= window[0] < window[1] <= end:
-        raise InvalidReply("the window lies outside its scenes", f"{window} is not in {start:g} to {end:g}")
+        raise InvalidReply("the window is outside its scenes", f"{window} is not in {start:g} to {end:g}")
 
 
 def drop_repeated(tasks: Iterable[Task]) -> tuple[list[Task], list[Refusal]]:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from saccade.chat.tokenizer import replace_surrogates
 from saccade.errors import DataError
 from saccade.types import Completion, FinishReason
 from saccade.utils.jsonl import validate_as
@@ -32,19 +33,26 @@ class InvalidReply(ValueError):
         self.reason, self.detail = reason, " ".join(str(detail).split())[:_MAX_DETAIL_CHARS]
 
 
-def parse_json(completion: Completion) -> Any:
-    """Return the first JSON list or object of a complete reply, after its reasoning. Raises InvalidReply."""
+def parse_json(completion: Completion) -> list[Any]:
+    """Return the JSON lists and objects of a complete reply after its reasoning, in order, at least one.
+
+    Lone surrogates, which no file in UTF-8 can hold, become question marks. Raises InvalidReply.
+    """
     if completion.finish_reason is FinishReason.LENGTH:
         raise InvalidReply("the reply was truncated", (completion.text or "")[-_MAX_DETAIL_CHARS:])
     text = (completion.text or "").rpartition("</think>")[2]
-    for start in _JSON_START.finditer(text):
+    values, end = [], 0
+    while start := _JSON_START.search(text, end):
         try:
-            return json.JSONDecoder().raw_decode(text, start.start())[0]
+            value, end = json.JSONDecoder().raw_decode(text, start.start())
+            values.append(json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False))))
         except ValueError:
-            continue
+            end = start.end()
         except RecursionError:  # so would all brackets inside, each after as long a time
             break
-    raise InvalidReply("the reply holds no JSON", text)
+    if not values:
+        raise InvalidReply("the reply holds no JSON", text)
+    return values
 
 
 def validate(value: Any, item_type: type[T], reason: str) -> T:
