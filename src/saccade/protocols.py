@@ -77,6 +77,7 @@ class Renderer(Protocol):
     factor: int  # pixels per side of one visual token
     stop_ids: tuple[int, ...]  # tokens that end a reply
     forbidden_ids: tuple[int, ...]  # tokens that are never sampled, such as image placeholders
+    vocab_size: int  # a model's ids are smaller; 0: there is no model
 
     def render(
         self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()

@@ -168,3 +168,9 @@ def test_a_final_answer_is_found_after_any_text_with_closed_blocks(text):
 def test_json_calls_keep_their_arguments(arguments):
     call = parse_single_call(json.dumps({"name": "crop_video", "arguments": arguments}))
     assert call.arguments == arguments
+
+
+def test_calls_beyond_a_bound_are_errors():
+    calls = parse_reply(CALL * 65).calls
+    assert len(calls) == 65
+    assert [call.ok for call in calls] == [True] * 64 + [False]

@@ -280,3 +280,10 @@ def test_settings_nested_in_a_processor_config_are_read(folder, tmp_path):
         nested = {"image_processor": json.load(file)}
     (tmp_path / "processor_config.json").write_text(json.dumps(nested), encoding="utf-8")
     assert load_renderer(str(tmp_path)).factor == load_renderer(folder).factor
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 10**30])
+def test_ids_without_a_token_have_no_text(renderer, token):
+    tokens = renderer.encode("red")
+    assert renderer.parse((token, *tokens)).text == renderer.decode(tokens) == "red"
+    assert max(tokens) < renderer.vocab_size

@@ -235,6 +235,8 @@ def replace(value, *path):
 WRONG = {
     "no ids": remove("output_ids"),
     "text for ids": replace(["5"] * 6, "output_ids"),
+    "ids beyond the vocabulary": replace([10**9] * 6, "output_ids"),
+    "a logprob of 400 digits": replace(-(10**400), "meta_info", "output_token_logprobs", 0, 0),
     "logprobs of others": replace([[-1.0, 1, None]] * 6, "meta_info", "output_token_logprobs"),
     "too few logprobs": replace([], "meta_info", "output_token_logprobs"),
     "no finite logprob": replace(None, "meta_info", "output_token_logprobs", 0, 0),

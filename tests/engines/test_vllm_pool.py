@@ -171,9 +171,17 @@ WRONG = {
     "no number": {"logprobs": {"content": [{"logprob": float("nan")}] * 4}},
     "too few tokens": {"token_ids": [5, 6]},
     "too many tokens": {"token_ids": [5, 6, 7, 8, 9]},
+    "an id beyond the vocabulary": {"token_ids": [5, 6, 10**9, 8]},
+    "a negative id": {"token_ids": [5, 6, -1, 8]},
+    "an id of 400 digits": {"token_ids": [5, 6, 10**400, 8]},
+    "a logprob of 400 digits": {"logprobs": {"content": [{"logprob": -(10**400)}] * 4}},
     "text for ids": {"token_ids": ["5", "6", "7", "8"]},
     "aborted": {"finish_reason": "abort"},
     "no versions": {"weight_versions": None},
+    "versions out of order": {
+        "weight_versions": [{"version": "default", "start": s, "end": e} for s, e in ((0, 10**12), (10**12, 4))]
+    },
+    "a version at infinity": {"weight_versions": [{"version": "default", "start": 0, "end": float("inf")}]},
     "a gap between versions": {"weight_versions": [{"version": "default", "start": 0, "end": 2}]},
 }
 
@@ -237,7 +245,7 @@ def test_a_reply_may_have_several_versions(backbone):
     spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 4}]
     reply = reply_to(vllm_api.build_request(request), renderer, weight_versions=spans)
     away = Server("http://127.0.0.1:9", 1.0, vllm_api)
-    away.version_by_label = {"a": 3, "b": 4}
+    away.version_by_label, away.vocab_size = {"a": 3, "b": 4}, renderer.vocab_size
 
     async def post(path, body):
         return reply

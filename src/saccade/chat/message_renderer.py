@@ -28,6 +28,7 @@ class MessageRenderer:
 
     stop_ids: tuple[int, ...] = ()
     forbidden_ids: tuple[int, ...] = ()
+    vocab_size = 0
 
     def __init__(self, factor: int) -> None:
         self.factor = factor

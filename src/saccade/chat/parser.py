@@ -13,8 +13,8 @@ The rules:
 `<tool_call>` holds `{"name": ..., "arguments": {...}}` in JSON. `<tool_code>` holds one Python call with literal
 arguments, bare or in `print(...)`; its positional arguments have the keys "0", "1", ..., which the tool maps to names.
 `<code>` holds Python in a fence (several are joined; without one, the whole body is code): a call of the tool `python`.
-Duplicate keys, numbers that aren't finite or exceed 64 bits, nesting beyond 16 levels and invalid Unicode are errors in
-all formats.
+Calls after the 64th, duplicate keys, numbers that are not finite or exceed 64 bits, nesting beyond 16 levels and invalid
+Unicode are errors in all formats.
 """
 
 import ast
@@ -28,8 +28,10 @@ from typing import Any
 
 from saccade.types import TAG_KINDS, Block, BlockKind, Call, CallFormat, Reply
 
-_FENCE_PATTERN = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+# Possessive: `[ \t]*` twice would divide a long run of blanks in every way before it fails.
+_FENCE_PATTERN = re.compile(r"```[ \t]*+(?:python3?|py)?+[ \t]*+\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _MAX_DEPTH = 16
+_MAX_CALLS = 64  # calls of a reply that are parsed: a degenerate reply may hold tens of thousands
 _MAX_CODE_CHARS = 4096  # characters of a Python call: Python's own parser isn't safe on more
 _MAX_INT = 2**63
 _MAX_DIGITS = 20  # Python rejects integers of some thousand digits, with a message meant for programmers
@@ -68,7 +70,7 @@ def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = No
     tags = list(re.finditer(f"<(/?)({'|'.join(map(re.escape, grammar.tags))})>", text))
     links = _link_tags(tags)
     blocks: list[Block] = []
-    index, position = 0, 0
+    index, position, num_calls = 0, 0, 0
     while index < len(tags):
         # `position` is the start of the text that is in no block yet, `index` the first tag at or after it.
         tag = tags[index]
@@ -80,7 +82,8 @@ def parse_reply(text: str, prefill_length: int = 0, grammar: Grammar | None = No
         partner, next_opening = links[index]
         stop = next_opening if partner is None else partner
         body_end = tags[stop].start() if stop < len(tags) else len(text)
-        blocks.append(_build_block(grammar, tag[2], text[tag.end() : body_end], is_closed=partner is not None))
+        blocks.append(_build_block(grammar, tag[2], text[tag.end() : body_end], partner is not None, num_calls))
+        num_calls += blocks[-1].call is not None
         index, position = (stop, body_end) if partner is None else (stop + 1, tags[stop].end())
     _append_text(blocks, text[position:])
     return Reply(text=text, blocks=tuple(blocks), prefill=text[: max(prefill_length, 0)])
@@ -108,12 +111,15 @@ def _append_text(blocks: list[Block], text: str) -> None:
         blocks.append(Block(kind=BlockKind.TEXT, body=text, is_closed=True))
 
 
-def _build_block(grammar: Grammar, name: str, body: str, *, is_closed: bool) -> Block:
+def _build_block(grammar: Grammar, name: str, body: str, is_closed: bool, num_calls: int) -> Block:
+    """Build the block of a tag; `num_calls` calls precede it in the reply."""
     kind = grammar.tags[name]
     if kind is not BlockKind.CALL:
         return Block(kind=kind, body=body, is_closed=is_closed)
     call_format = grammar.call_formats.get(name, CallFormat.EXTERNAL)
-    if is_closed:
+    if num_calls >= _MAX_CALLS:
+        call = build_invalid_call(f"a reply may have at most {_MAX_CALLS} calls", call_format)
+    elif is_closed:
         call = _parse_call(grammar.call_parsers[name], body, call_format)
     else:
         call = build_invalid_call("the call is not closed", call_format)

@@ -29,8 +29,11 @@ from saccade.types import Message, Reply
 class ChatRenderer:
     """A family's template with a checkpoint's tokenizer; implements `protocols.Renderer`."""
 
-    def __init__(self, family: Family, tokenizer: ChatTokenizer, vision_geometry: VisionGeometry) -> None:
+    def __init__(
+        self, family: Family, tokenizer: ChatTokenizer, vision_geometry: VisionGeometry, vocab_size: int = 0
+    ) -> None:
         self.family = family.name
+        self.vocab_size = max(vocab_size, tokenizer.vocab_size)  # models have more rows than tokenizers have tokens
         self.factor = vision_geometry.factor
         self.stop_ids = tuple(tokenizer.get_added_token_id(content) for content in family.stop_tokens)
         self.forbidden_ids = tuple(tokenizer.get_added_token_id(content) for content in family.forbidden_tokens)
@@ -116,8 +119,10 @@ def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
     if not path.is_file():
         raise ModelError(f"{folder} is not a model: it has no config.json", key=str(path))
     try:
-        model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
-    except (ValueError, TypeError, KeyError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        model_type = config["model_type"]
+        vocab_size = int({**config, **config.get("text_config", {})}.get("vocab_size", 0))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ModelError(f"{path} is not a model's config: it has no model_type", key="model_type") from error
     if family is None:
         families = plugins.list_plugins("chat.families")
@@ -125,4 +130,4 @@ def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
             message = f"there is no model family {model_type!r}; {plugins.suggest(str(model_type), families)}"
             raise ModelError(message, key="model_type", value=model_type)
         family = cast(Family, plugins.load("chat.families", model_type))
-    return ChatRenderer(family, ChatTokenizer(folder), family.load_vision_geometry(folder))
+    return ChatRenderer(family, ChatTokenizer(folder), family.load_vision_geometry(folder), vocab_size)

@@ -64,8 +64,15 @@ class ChatTokenizer:
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decode ids to text, special tokens included; invalid UTF-8 becomes U+FFFD."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        """Decode ids to text, special tokens included; invalid UTF-8 becomes U+FFFD, ids without a token nothing."""
+        # The tokenizer ignores ids beyond its vocabulary, but raises for those that aren't unsigned 32-bit integers.
+        ids = [token for token in tokens if 0 <= token < 2**32]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens, added ones included."""
+        return self._tokenizer.get_vocab_size()
 
 
 def _build_token_pattern(contents: Iterable[str]) -> re.Pattern[str]:

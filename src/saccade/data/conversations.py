@@ -26,13 +26,13 @@ ROLE_ALIASES = {
     **dict.fromkeys(("tool", "observation", "function", "tool_response", "ipython"), "tool"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
-MEDIA_PLACEHOLDER_PATTERN = re.compile(r"[ \t]*<(?:image|video)>[ \t]*\n?")
-_TOOL_RESPONSE_PATTERN = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+# Blanks in front of a tag match only from their first one: else every blank of a long run would scan the rest of it.
+MEDIA_PLACEHOLDER_PATTERN = re.compile(r"(?:(?<![ \t])[ \t]++)?<(?:image|video)>[ \t]*+\n?")
 _TOOL_OUTPUT_PATTERN = re.compile(r"\s*<(?:interpreter|tool_response)>")
 _PLACEHOLDER_PATTERNS = {kind: re.compile(f"<{kind.value}>") for kind in MediaKind}
 # PyVision's names around an image, which its environment writes: <image_clue_0><image></image_clue_0>
 _IMAGE_NAME_PATTERN = re.compile(r"<image_clue_\d+>\s*</image_clue_\d+>[ \t]*\n{0,2}")
-_INTERPRETER_PATTERN = re.compile(r"\s*<interpreter>(.*?)(?:</interpreter>\s*|\Z)", re.DOTALL)
+_INTERPRETER_PATTERN = re.compile(r"(?:(?<!\s)\s++)?<interpreter>(.*?)(?:</interpreter>\s*+|\Z)", re.DOTALL)
 _ERROR_PATTERN = re.compile(r"(?:Execution error|Tool error|Error):|Traceback \(most recent call last\)")
 
 
@@ -229,11 +229,18 @@ def _find_answer(replies: tuple[str, ...], wrap_answer: bool) -> tuple[tuple[str
         # thinking stays in front of the answer
         thinking, end_tag, answer = replies[-1].rpartition("</think>")
         replies = (*replies[:-1], f"{thinking}{end_tag}<answer>{answer.strip()}</answer>")
-    tagged_answers = re.findall(r"<answer>(.*?)</answer>", replies[-1], re.DOTALL)
+    tagged_answers = find_bodies("answer", replies[-1])
     answer = unwrap_answer(tagged_answers[-1] if tagged_answers else replies[-1])
     if not answer:
         raise ValueError("its last reply has no answer")
     return replies, answer
+
+
+def find_bodies(tag: str, text: str) -> list[str]:
+    """Return the texts between each `<tag>` and the next `</tag>`."""
+    # An unclosed tag matches up to the end: else each of many unclosed tags would scan the rest of the text.
+    matches = re.finditer(rf"<{tag}>(.*?)(?:(</{tag}>)|\Z)", text, re.DOTALL)
+    return [match[1] for match in matches if match[2]]
 
 
 class _Turns(NamedTuple):
@@ -275,7 +282,7 @@ def _parse_tool_responses(messages: Sequence[SourceMessage], num_calls: int) -> 
     """Return the sub-agents' answers that follow a reply, one per call."""
     texts: list[str] = []
     for message in messages:
-        tagged = [text.strip() for text in _TOOL_RESPONSE_PATTERN.findall(message.text)]
+        tagged = [text.strip() for text in find_bodies("tool_response", message.text)]
         texts += tagged or [message.text.strip()]
     if len(texts) != num_calls:
         raise ValueError(f"a turn has {num_calls} calls and {len(texts)} tool responses")

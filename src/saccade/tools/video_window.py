@@ -20,7 +20,10 @@ StartTime = Annotated[
 EndTime = Annotated[float, "where the window ends, in seconds", ArgumentForm(aliases=("end",), parse=parse_seconds)]
 # ParaVT's and LongVT's calls name the video, and their prompts end with its path.
 VideoPath = Annotated[str, "the video", ArgumentForm(aliases=("video",), is_listed=False)]
-_SHOWN_PATH_PATTERN = re.compile(r"\bvideo path\b[^:\n]*:\s*[\"'`]?([^\s\"'`]+)", re.IGNORECASE)
+# Stops at the next "video path": else each of many would scan the rest of the line.
+_SHOWN_PATH_PATTERN = re.compile(
+    r"\bvideo path\b(?:(?!\bvideo path\b)[^:\n])*+:\s*+[\"'`]?+([^\s\"'`]++)", re.IGNORECASE
+)
 
 
 def select_video(video_path: str, *, ctx: ToolContext) -> ToolContext:

@@ -11,8 +11,8 @@ from saccade.chat.parser import Grammar, normalize_json, parse_json, parse_reply
 from saccade.chat.tool_formats.base import get_first, parse_seconds, parse_window
 from saccade.types import BlockKind, Reply
 
-_OBJECT_PATTERN = re.compile(r"\{.*\}", re.DOTALL)
-_PAIR_PATTERN = re.compile(r"(\w+)\s*=\s*[\"']?([^\s,\"']+)")
+# Possessive and only from the start of a word, so that every character is read once.
+_PAIR_PATTERN = re.compile(r"(?<!\w)(\w++)\s*+=\s*+[\"']?+([^\s,\"']++)")
 _EXPECTED_FORMAT = 'write {"segment": [start, end], "fps": frames per second}'
 
 
@@ -22,8 +22,9 @@ def video_zoom(text: str, prefill_length: int = 0) -> Reply:
 
 
 def _parse_zoom(body: str) -> tuple[str, dict[str, Any]]:
-    match = _OBJECT_PATTERN.search(body)
-    given = normalize_json(parse_json(match[0])) if match else dict(_PAIR_PATTERN.findall(body))
+    start, end = body.find("{"), body.rfind("}") + 1
+    is_object = 0 <= start < end
+    given = normalize_json(parse_json(body[start:end])) if is_object else dict(_PAIR_PATTERN.findall(body))
     segment = given.get("segment")
     if segment is None:
         segment = [get_first(given, ("start_time", "start")), get_first(given, ("end_time", "end"))]

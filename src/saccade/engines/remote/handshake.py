@@ -44,8 +44,9 @@ async def describe(server: Server) -> str:
 
 
 async def check_tokenizer(server: Server, renderer: Renderer) -> None:
-    """Set the server's context and compare its vocabulary. Raises BrokenEngineError, ServerError or EngineError."""
+    """Set the server's context and vocabulary size, and compare its vocabulary. Raises BrokenEngineError, ServerError or EngineError."""
     name = await describe(server)
+    server.vocab_size = renderer.vocab_size
     special_ids = (*renderer.stop_ids, *renderer.forbidden_ids)
     num_text_ids = min(special_ids)  # text tokens come before special tokens
     ids = [*range(0, num_text_ids, max(num_text_ids // _NUM_VOCABULARY_PROBES, 1)), *special_ids]

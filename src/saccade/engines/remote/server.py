@@ -127,7 +127,7 @@ def convert_parse_errors(problem: str) -> Iterator[None]:
     """Convert an error in the reading of a malformed response into a ServerError."""
     try:
         yield
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, ArithmeticError):
         raise ServerError(problem) from None
 
 
@@ -146,7 +146,7 @@ class Server:
     """A server at `url`, such as http://127.0.0.1:8000; each HTTP request is bounded by `timeout` seconds.
 
     `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
-    context in tokens, `is_seeded` whether seeds determine its samples, `was_reached` whether any handshake had a
+    context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples, `was_reached` whether any handshake had a
     connection (None: not tried yet), `version_by_label` the weight version of each label that it may report. The pool
     and the handshake set them.
     """
@@ -161,7 +161,8 @@ class Server:
             )
         self.url, self.api = url.rstrip("/"), api
         self._client = HttpClient(base_url=self.url, timeout=timeout, keeps_connections=True)
-        self.is_up, self.num_in_flight, self.generation, self.max_model_len = False, 0, 0, 0
+        self.is_up, self.num_in_flight, self.generation = False, 0, 0
+        self.max_model_len, self.vocab_size = 0, 0
         self.down_reason, self.is_seeded = "no handshake yet", True
         self.was_reached: bool | None = None
         self.version_by_label: dict[str, int] = {}
@@ -196,7 +197,7 @@ class Server:
         if reply.finish_reason == "abort":
             raise ServerError(f"{self.url} aborted a request")
         has_stop_id = bool(reply.tokens) and reply.tokens[-1] in sampling.stop_ids
-        if problem := _find_problem(reply, sampling, has_stop_id):
+        if problem := _find_problem(reply, sampling, self.vocab_size, has_stop_id):
             raise ServerError(f"{self.url} returned a malformed completion: {problem}")
         versions = _compute_token_versions(reply.version_spans, len(reply.tokens), self.version_by_label, self.url)
         completion = Completion(
@@ -276,7 +277,7 @@ def parse_version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in value)
 
 
-def _find_problem(reply: ServerReply, sampling: SamplingParams, has_stop_id: bool) -> str | None:
+def _find_problem(reply: ServerReply, sampling: SamplingParams, vocab_size: int, has_stop_id: bool) -> str | None:
     """Return what is wrong with a sampled sequence, None if it is valid."""
     tokens, logprobs = reply.tokens, reply.logprobs
     if not 1 <= len(tokens) <= sampling.max_tokens:
@@ -285,6 +286,8 @@ def _find_problem(reply: ServerReply, sampling: SamplingParams, has_stop_id: boo
         return "it must have one finite logprob of at most 0 per token"
     if any(map(math.isnan, logprobs)):
         return "a logprob is NaN"
+    if not all(0 <= token < vocab_size for token in tokens):
+        return f"it contains an id outside of the vocabulary of {vocab_size}"
     if not set(sampling.forbidden_ids).isdisjoint(tokens):
         return "it contains a forbidden id"
     if not set(sampling.stop_ids).isdisjoint(tokens[:-1]):
@@ -305,7 +308,7 @@ def _compute_token_versions(
             f"{url} sampled from the weights {unknown[0]!r}: it was restarted, or another run updates its weights"
         )
     starts, ends = [start for _, start, _ in spans], [end for _, _, end in spans]
-    if not spans or [*starts, length] != [0, *ends]:
+    if not spans or [*starts, length] != [0, *ends] or sorted([0, *ends]) != [0, *ends]:
         raise ServerError(f"{url} returned a malformed completion: its weight versions don't cover the tokens")
     return tuple(version_by_label[label] for label, start, end in spans for _ in range(start, end))
 

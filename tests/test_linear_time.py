@@ -1,0 +1,80 @@
+"""Texts from models, datasets and servers are read in linear time: one megabyte of the worst case of each parser.
+
+A quadratic parser takes minutes to hours for such a text, so the timeout alone fails the test.
+"""
+
+import pytest
+
+from saccade import plugins
+from saccade.chat.message_renderer import MessageRenderer
+from saccade.chat.parser import parse_reply
+from saccade.data.conversations import SourceMessage, find_bodies
+from saccade.errors import ToolError
+from saccade.testing import FakeMediaLoader
+from saccade.tools.base import ToolContext
+from saccade.tools.video_window import select_video
+from saccade.types import BlockKind
+
+MEGABYTE = 2**20
+pytestmark = pytest.mark.timeout(60)
+
+
+def fill(unit: str, start: str = "", end: str = "") -> str:
+    return start + unit * (MEGABYTE // len(unit)) + end
+
+
+REPLIES = {
+    "fences": fill("```\n", "<code>", "</code>"),
+    "fences without line ends": fill("```", "<code>", "</code>"),
+    "blanks after a fence": fill(" ", "<code>```", "</code>"),
+    "blanks after fences": fill("```" + "\t" * 500, "<code>", "</code>"),
+    "unclosed tags": fill("<tool_call>"),
+    "malformed JSON calls": fill("<tool_call>{</tool_call>"),
+    "malformed Python calls": fill("<tool_code>(</tool_code>"),
+    "long Python calls": fill("<tool_code>f(" + "-1," * 1300 + ")</tool_code>"),
+    "nested Python calls": fill("<tool_code>f(" + "[" * 90 + "]" * 90 + ")</tool_code>"),
+    "a zoom that is a word": fill("a", "<video_zoom>", "</video_zoom>"),
+    "a zoom of digits": fill("٣", "<video_zoom>", "</video_zoom>"),
+    "a zoom of braces": fill("{", "<video_zoom>", "</video_zoom>"),
+    "a zoom of blanks": fill(" ", "<video_zoom>a", "</video_zoom>"),
+    "unclosed objects": fill("<json>{"),
+    "a nested object": fill('{"a":', "<json>", "</json>"),
+}
+
+
+@pytest.mark.parametrize("text", REPLIES.values(), ids=REPLIES)
+def test_replies(text):
+    names = [name for name, tag in (("sage", "<json>"), ("video_zoom", "<video_zoom>")) if tag in text[:40]]
+    for parse in [plugins.load("chat.tool_formats", name) for name in names] or [parse_reply]:
+        reply = parse(text)
+        assert reply.text == text
+        assert all(block.kind is not BlockKind.CALL or block.call is not None for block in reply.blocks)
+
+
+@pytest.mark.parametrize("unit", [" ", "\t", "<image>", "<image_clue_1>", "<interpreter>", "<tool_response>"])
+def test_published_messages(unit):
+    text = fill(unit, "a", "b")
+    message = SourceMessage.model_validate({"role": "user", "content": text})
+    assert message.question.startswith("a")
+    assert message.question.endswith("b")
+    assert message.parse_result().text
+    assert message.role == "user"
+    assert find_bodies("tool_response", text) == []
+
+
+async def refuse_to_ask(*args, **settings):
+    raise AssertionError
+
+
+@pytest.mark.parametrize("unit", ["video path ", "video path:", "video path" + " " * 500])
+def test_paths_in_questions(unit):
+    ctx = ToolContext(
+        media=FakeMediaLoader(),
+        renderer=MessageRenderer(32),
+        ask=refuse_to_ask,
+        video_path="a.mp4",
+        seed=0,
+        question=fill(unit),
+    )
+    with pytest.raises(ToolError):
+        select_video("b.mp4", ctx=ctx)
