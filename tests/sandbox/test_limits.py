@@ -36,6 +36,7 @@ from saccade.sandbox.limits import (
     VARIABLES_LOST_NOTE,
     format_image_refusal,
     format_omitted_bytes,
+    format_omitted_images,
     format_restart,
     format_timeout,
 )
@@ -554,6 +555,23 @@ def test_shown_images_are_counted_per_episode(server):
     assert third.text.startswith("<PIL.Image.Image")
 
 
+def test_the_bytes_of_shown_images_are_bounded_per_episode(server):
+    limits = Limits(timeout=PATIENCE, images_mib=2)
+    cell = "for side in (600, 600, 600, 100): Image.new('L', (side, side)).show()"  # three bytes per pixel are kept
+    first, second, third = run_cells(server, cell, "Image.new('L', (600, 600)).show()", "print(1)", limits=limits)
+    assert [(shown.name, shown.width) for shown in first.images] == [("image_clue_0", 600), ("image_clue_1", 100)]
+    assert (first.text, first.error) == (format_omitted_images(2, "2 MiB"), None)
+    assert (second.images, second.text) == ((), format_omitted_images(1, "2 MiB"))
+    assert third.text == "1\n"
+
+
+def test_a_worker_that_exceeds_the_bytes_of_shown_images_is_replaced(server):
+    code = "import gc\n(worker,) = [o for o in gc.get_objects() if type(o).__name__ == 'Worker']\n"
+    code += "print('so far'); worker._image_bytes_left = 10**9\nfor _ in range(2): Image.new('L', (600, 600)).show()"
+    result = run_code(server, code, Limits(timeout=PATIENCE, images_mib=2))
+    assert (result.failure_reason, result.text, len(result.images)) == (FailureReason.PROTOCOL, "so far\n", 1)
+
+
 def test_large_images_are_reduced(server):
     (result,) = run_cells(server, "Image.new('L', (3000, 2000), 7).show()", limits=Limits(max_image_pixels=60_000))
     (shown,) = result.images
@@ -618,6 +636,15 @@ def test_a_replaced_interpreter_has_media_and_shown_images(server, tmp_path):
 def test_shown_images_survive_the_loss_of_their_interpreter(server):
     _, after = run_cells(server, "Image.new('L', (3, 2)).show(); import os; os._exit(7)", "print(image_clue_0.size)")
     assert after.text == "(3, 2)\n"
+
+
+def test_an_interpreter_is_replaced_although_the_shown_images_exceed_its_memory(server):
+    """Code could otherwise break its sandbox on purpose, which would end the episode without a score."""
+    code = "for n in range(6): Image.new('RGB', (2000, 2000), (n, 2, 3)).show(); del globals()[f'image_clue_{n}']"
+    cells = [f"{code}\nimport os; os._exit(7)", "print(image_clue_5.getpixel((0, 0)))"]
+    shown, after = run_cells(server, *cells, limits=Limits(timeout=PATIENCE, memory_mib=64))
+    assert (len(shown.images), shown.failure_reason) == (6, FailureReason.EXITED)
+    assert (after.text, after.error) == ("(5, 2, 3)\n", None)
 
 
 @pytest.mark.parametrize(

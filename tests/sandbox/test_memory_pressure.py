@@ -8,7 +8,7 @@ from error_cases import raises
 from sandbox_cases import LONG_LIMITS
 
 from saccade.errors import SandboxError
-from saccade.sandbox import Sandbox, memory_pressure
+from saccade.sandbox import FailureReason, Sandbox, client, memory_pressure
 from saccade.sandbox import forkserver_client as servers
 from saccade.sandbox.limits import MIB
 from saccade.sandbox.memory_pressure import RESERVED_BYTES, MemoryMonitor
@@ -83,6 +83,7 @@ def test_waiting_ends_when_memory_is_available(machine, monkeypatch):
 
 
 def test_without_memory_neither_workers_nor_calls_start(server, machine, monkeypatch):
+    monkeypatch.setattr(client, "SHORTAGE_TIMEOUT", 0.0)
     monitor = machine({}, available=RESERVED_BYTES - MIB)
     monkeypatch.setattr(monitor, "wait_for_memory", functools.partial(monitor.wait_for_memory, timeout=0.05))
 
@@ -102,3 +103,28 @@ def test_without_memory_neither_workers_nor_calls_start(server, machine, monkeyp
 
 def test_this_machine_can_be_measured():
     assert 0 < MemoryMonitor().measure_available() < 2**60
+
+
+def test_a_worker_that_holds_the_missing_memory_is_replaced(server, monkeypatch):
+    """It is the code's doing: the model reads it, the episode is scored, and other episodes continue."""
+    sandboxes = []
+
+    def measure_available():
+        """As if the first sandbox's worker shared two times the reserve with all others."""
+        return 2 * RESERVED_BYTES - (sandboxes[0]._worker.read_memory_bytes() if sandboxes[0]._worker else 0)
+
+    async def body():
+        async with (
+            Sandbox.open(LONG_LIMITS, fork_server=server) as hog,
+            Sandbox.open(LONG_LIMITS, fork_server=server) as other,
+        ):
+            sandboxes.append(hog)
+            await hog.run(f"hoard = bytearray({RESERVED_BYTES + 64 * MIB})")
+            monkeypatch.setattr(servers.MEMORY_MONITOR, "measure_available", measure_available)
+            waiting = asyncio.ensure_future(other.run("print('other')"))
+            return await hog.run("print('first')"), await hog.run("print('hoard' in globals())"), await waiting
+
+    monkeypatch.setattr(client, "SHORTAGE_TIMEOUT", 0.0)
+    dropped, after, waiting = asyncio.run(body())
+    assert (dropped.failure_reason, dropped.variables_kept, dropped.text) == (FailureReason.MEMORY, False, "")
+    assert (after.text, waiting.text) == ("False\n", "other\n")

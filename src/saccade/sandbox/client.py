@@ -18,11 +18,21 @@ from saccade.errors import SandboxError, convert_errors
 from saccade.sandbox import forkserver_client
 from saccade.sandbox.execution import Execution
 from saccade.sandbox.forkserver_client import ForkServerClient, WorkerHandle
-from saccade.sandbox.limits import ExecutionResult, IsolationMode, Limits, ShownImage
-from saccade.sandbox.media import SealedImage, Video, seal_images
+from saccade.sandbox.limits import (
+    MIB,
+    ExecutionResult,
+    FailureReason,
+    IsolationMode,
+    Limits,
+    ShownImage,
+    format_memory_shortage,
+)
+from saccade.sandbox.media import SealedImage, SealedMemory, Video, seal_images
 from saccade.sandbox.protocol import IMAGE_LOCATION, Header, MessageKind
 
 SETUP_TIMEOUT = 60.0
+SHORTAGE_TIMEOUT = 5.0  # of a machine without memory, after which a worker that holds much of it is replaced
+MIN_HELD_BYTES = 512 * MIB  # that make a worker a possible cause
 MAX_SHARED_IMAGES = 200  # memory descriptors passed to a worker; further images are copied over the socket
 
 
@@ -42,6 +52,7 @@ class Sandbox:
         self._next_number = len(images)
         self._later_images: dict[int, ShownImage] = {}  # images shown after the initial ones, by number
         self._images_left = limits.max_images  # that the code may still show
+        self._image_bytes_left = limits.images_mib * MIB  # of these
         self._worker: WorkerHandle | None = None
         self._call_lock = asyncio.Lock()
 
@@ -84,10 +95,11 @@ class Sandbox:
         `image_clue_<number>`.
         """
         async with self._call_lock, self._fork_server.request_slot() as slot:
-            await forkserver_client.MEMORY_MONITOR.wait_for_memory()
             new_images = new_images or {}
             self._later_images.update(new_images)
             self._next_number = max([self._next_number, *(number + 1 for number in new_images)])
+            if shortage_result := await self._wait_for_memory():
+                return shortage_result
             setup_messages = _pack_shown_images(new_images) if self._worker is not None else []
             execution = Execution(
                 worker=self._worker or await self._start_worker(),
@@ -95,6 +107,7 @@ class Sandbox:
                 videos=self._videos,
                 next_number=self._next_number,
                 images_left=self._images_left,
+                image_bytes_left=self._image_bytes_left,
                 count_threads=not self._fork_server.report.isolation.per_worker_user,
                 slot=slot,
             )
@@ -102,7 +115,33 @@ class Sandbox:
             self._later_images.update(enumerate(result.images, self._next_number))
             self._next_number += len(result.images)
             self._images_left -= len(result.images)
+            self._image_bytes_left -= sum(len(image.rgb_bytes) for image in result.images)
             return result
+
+    async def _wait_for_memory(self) -> ExecutionResult | None:
+        """Wait until the machine has memory; return None, or the call's result if the worker held what is missing.
+
+        Such a worker is dropped. Raises SandboxError if there is no memory although the worker isn't the cause.
+        """
+        monitor = forkserver_client.MEMORY_MONITOR
+        if self._worker is not None and monitor.measure_shortage() > 0:
+            with contextlib.suppress(SandboxError):
+                await monitor.wait_for_memory(timeout=SHORTAGE_TIMEOUT)
+            # A private file system is memory too; how much of it is used isn't visible from here.
+            held_bytes = self._worker.read_memory_bytes()
+            is_cause = held_bytes + self._limits.disk_mib * MIB >= max(MIN_HELD_BYTES, monitor.measure_shortage())
+            if is_cause and monitor.measure_shortage() > 0:
+                self._drop_worker()
+                return ExecutionResult(
+                    text="",
+                    images=(),
+                    error=format_memory_shortage(held_bytes),
+                    failure_reason=FailureReason.MEMORY,
+                    variables_kept=False,
+                    seconds=0.0,
+                )
+        await monitor.wait_for_memory()
+        return None
 
     async def _start_worker(self) -> WorkerHandle:
         """Start a worker that has all images and videos of the episode so far."""
@@ -116,7 +155,15 @@ class Sandbox:
             else:
                 header = Header(MessageKind.IMAGE, image.width, image.height, number, image.num_bytes)
                 setup_messages += [header.pack(), image.read_bytes()]
-        setup_messages += _pack_shown_images(self._later_images)
+        if self._later_images:  # read at first use: they may be larger than the worker's memory
+            with convert_errors(SandboxError, "shown images can't be restored"):
+                parts = [image.rgb_bytes for image in self._later_images.values()]
+                memories.append(await asyncio.to_thread(SealedMemory, parts))
+            offset = 0
+            for number, shown in self._later_images.items():
+                header = Header(MessageKind.MAPPED_IMAGE, shown.width, shown.height, number, IMAGE_LOCATION.size)
+                setup_messages.append(header.pack() + IMAGE_LOCATION.pack(len(memories) - 1, offset))
+                offset += len(shown.rgb_bytes)
         setup_messages += [Header(MessageKind.VIDEO, number).pack() for number in range(len(self._videos))]
         with contextlib.ExitStack() as stack:
             shared_fds = [stack.enter_context(memory.open_fd()) for memory in memories]

@@ -65,13 +65,17 @@ _SIGNAL_DESCRIPTIONS: dict[int, str] = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Execution:
-    """One call; `next_number` is the number of the next shown image, `images_left` how many may still be shown."""
+    """One call; `next_number` is the number of the next shown image.
+
+    `images_left` images, of `image_bytes_left` bytes together, may still be shown.
+    """
 
     worker: WorkerHandle
     limits: Limits
     videos: Sequence[Video] = ()
     next_number: int = 0
     images_left: int = 0
+    image_bytes_left: int = 0
     count_threads: bool = False
     slot: CpuSlot | None = None  # None: the call isn't scheduled
     is_setup: bool = False  # the worker's first call, before any of the model's code has run in it
@@ -138,7 +142,8 @@ class Execution:
         stopped_cpu_seconds = self.worker.read_cpu_seconds() - self.worker.cpu_seconds_at_stop
         if not self.is_setup and stopped_cpu_seconds >= MAX_STOPPED_CPU_SECONDS:
             self._clock.charge(stopped_cpu_seconds)
-        header = Header(MessageKind.RUN, self.next_number, self.images_left, payload_size=len(payload)).pack(self.nonce)
+        numbers = self.next_number, self.images_left, min(self.image_bytes_left, 2**32 - 1)
+        header = Header(MessageKind.RUN, *numbers, payload_size=len(payload)).pack(self.nonce)
         if not self.is_setup and not connection.is_idle():
             raise ProtocolError("the worker sent bytes before its request")
         first, *others = *setup_messages, header + payload
@@ -162,6 +167,8 @@ class Execution:
             nonce = NO_NONCE if is_setup_failure else self.nonce
             header = parse_checked_header(data, nonce, self.limits, len(self.videos))
             size = header.payload_size
+            if header.kind == MessageKind.IMAGE_SHOWN:
+                self._check_image_limits(size)
             payload = bytes(await self.worker.connection.read_exactly(size)) if size else b""
             if is_setup_failure:
                 raise SandboxError(f"the sandbox can't jail an interpreter: {payload.decode()}")
@@ -169,13 +176,18 @@ class Execution:
                 return CompletionStatus(header.a), payload.decode("utf-8", "replace")
             if header.kind == MessageKind.VIDEO_REQUEST:
                 await self._serve_video_request(header, memoryview(payload).cast("I").tolist())
-            elif len(self.images) + len(self._refusals) >= self.images_left:
-                raise ProtocolError("more images than allowed")
             elif is_too_narrow(header.a, header.b):  # an intact worker doesn't send it
                 self._refusals.append(limits.format_image_refusal(header.a, header.b, limits.TOO_NARROW))
             else:
                 name = f"image_clue_{self.next_number + len(self.images)}"
                 self.images.append(ShownImage(name=name, width=header.a, height=header.b, rgb_bytes=payload))
+
+    def _check_image_limits(self, size: int) -> None:
+        """Check the number and total size of the call's images before another is read. Raises ProtocolError."""
+        if len(self.images) + len(self._refusals) >= self.images_left:
+            raise ProtocolError("more images than allowed")
+        if sum(len(image.rgb_bytes) for image in self.images) + size > self.image_bytes_left:
+            raise ProtocolError("larger images than allowed")
 
     async def _serve_video_request(self, header: Header, numbers: list[int]) -> None:
         """Answer a request for frames or metadata of a video; refuse it after the time limit.

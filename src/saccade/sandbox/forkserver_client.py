@@ -99,6 +99,10 @@ class WorkerHandle:
         except OSError:
             return 0.0
 
+    def read_memory_bytes(self) -> int:
+        """Return the bytes of memory that it holds, the libraries' included; 0 if it has exited."""
+        return self._read_proc_stat(21)[0] * os.sysconf("SC_PAGE_SIZE")
+
     def _read_proc_stat(self, *field_indices: int) -> list[int]:
         """Return fields of /proc/<pid>/stat, counted from behind the process name; 0 each if the worker has exited."""
         try:  # the code may choose any process name: invalid UTF-8, brackets, line feeds

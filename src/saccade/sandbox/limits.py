@@ -21,7 +21,8 @@ class Limits:
     threads together, less than an eighth of it.
     `grace_seconds` pass between interrupting and killing a cell. `cpu_seconds` counts all calls together. `memory_mib`
     comes on top of the libraries, `disk_mib` bounds all files together, `file_mib` one file, `max_files` their number.
-    `max_chars` of text are kept per call; `max_images` may be shown per episode, each of at most `max_image_pixels`.
+    `max_chars` of text are kept per call. `max_images` may be shown per episode, each of at most `max_image_pixels`,
+    and all together of at most `images_mib` as RGB: the host keeps them until the sandbox closes.
     """
 
     timeout: float = 30.0
@@ -36,6 +37,7 @@ class Limits:
     max_chars: int = 20_000
     max_images: int = 32
     max_image_pixels: int = 4_000_000
+    images_mib: int = 128
 
 
 class FailureReason(StrEnum):
@@ -115,6 +117,17 @@ def is_too_narrow(width: int, height: int) -> bool:
 def format_image_refusal(width: float, height: float, reason: str) -> str:
     """Return the line that replaces an image that can't be shown."""
     return f"[image of {width:.0f}x{height:.0f} not shown: {reason}]\n"
+
+
+def format_omitted_images(count: int, limit: int | str) -> str:
+    """Return the line that replaces images beyond a limit: a number of images, or their size in words."""
+    return f"[{count} further images not shown, limit {limit}]\n"
+
+
+def format_memory_shortage(num_bytes: int) -> str:
+    """Return the sentence for a worker that was replaced before a call since it held memory that the machine lacks."""
+    head = f"Out of memory: the interpreter held {num_bytes // MIB} MiB and the machine has no more"
+    return f"{head}. The code was not run, and the interpreter was restarted. {VARIABLES_LOST_NOTE}"
 
 
 def format_restart(failure_reason: FailureReason, limits: Limits, detail: str = "") -> str:

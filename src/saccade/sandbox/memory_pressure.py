@@ -36,6 +36,10 @@ class MemoryMonitor:
             self._available_bytes = min([machine_bytes, *self._read_cgroups_available()])
         return self._available_bytes
 
+    def measure_shortage(self, needed_bytes: int = 0) -> int:
+        """Return how many bytes are missing to `needed_bytes` beyond RESERVED_BYTES; negative if none are."""
+        return RESERVED_BYTES + needed_bytes - self.measure_available()
+
     async def wait_for_memory(
         self, compute_needed_bytes: Callable[[], int] = int, timeout: float = WAIT_TIMEOUT
     ) -> None:
@@ -44,7 +48,8 @@ class MemoryMonitor:
         Raises SandboxError after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        while (available := self.measure_available()) < RESERVED_BYTES + compute_needed_bytes():
+        while self.measure_shortage(compute_needed_bytes()) > 0:
+            available = self.measure_available()
             if time.monotonic() >= deadline:
                 raise SandboxError(
                     f"no memory is left for model-written code: {available // MIB} MiB are available, of which "

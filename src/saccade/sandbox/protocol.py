@@ -37,7 +37,7 @@ class MessageKind(IntEnum):
     IMAGE_SHOWN = 2  # a, b: width, height; RGB
     VIDEO_REQUEST = 3  # a: video, b, c: width, height (0: its own); frame numbers, 4 bytes each (none: metadata)
     # host to worker
-    RUN = 16  # a: number of the next image, b: images left; the code
+    RUN = 16  # a: number of the next image, b, c: images left, their bytes; the code
     IMAGE = 17  # a, b: width, height, c: its number; RGB
     MAPPED_IMAGE = 18  # a, b, c as IMAGE; an IMAGE_LOCATION
     VIDEO = 19  # a: its number

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from saccade.sandbox import figure_capture
-from saccade.sandbox.limits import FORBIDDEN_HINT, Limits
+from saccade.sandbox.limits import FORBIDDEN_HINT, Limits, format_omitted_images
 from saccade.sandbox.protocol import (
     HEADER,
     IMAGE_LOCATION,
@@ -106,9 +106,10 @@ class Worker:
         self._in_exchange = self._stop_pending = False
         self._exchange_lock = threading.Lock()  # guards the socket; held by `serve` except while code runs
         self._main_thread_id = threading.get_ident()
-        self._next_image = self._images_left = self._images_refused = 0
+        self._next_image = self._images_left = self._image_bytes_left = 0
+        self._num_refused: dict[int | str, int] = {}  # images of this call, by the limit that they exceed
         self._cell_index = -1  # the first cell is the host's empty setup call
-        self._max_images = limits.max_images
+        self._limits = limits
         self._hint_given = False
         self._memory_reserve: NDArray[np.uint8] | None = np.empty(_RESERVE_BYTES, np.uint8)  # never touched
         self._builtins, self._original_builtins = vars(builtins), dict(vars(builtins))
@@ -141,7 +142,8 @@ class Worker:
                 index, offset = IMAGE_LOCATION.unpack(payload)
                 self._bind_image(header.c, SharedImage(self._shared_fds[index], offset, (header.a, header.b)))
             else:
-                self._next_image, self._images_left, self._images_refused = header.a, header.b, 0
+                _, self._next_image, self._images_left, self._image_bytes_left, _ = header
+                self._num_refused = {}
                 self._run_cell(payload.decode())
 
     def _bind_image(self, number: int, image: Image.Image) -> None:
@@ -167,8 +169,8 @@ class Worker:
             status, text = self._describe_error_safely(error)
         self._restore_state()  # after the exception: its __str__ and finalizers are model-written code too
         self._exchange_lock.acquire()  # waits for a thread's exchange to finish
-        if self._images_refused:
-            self._stdout.write(f"[{self._images_refused} further images not shown, limit {self._max_images}]\n")
+        for limit, count in self._num_refused.items():
+            self._stdout.write(format_omitted_images(count, limit))
         if self._memory_reserve is None:
             self._memory_reserve = np.empty(_RESERVE_BYTES, np.uint8)
         if not os.path.samestat(os.fstat(1), self._stdout_stat):
@@ -258,12 +260,15 @@ class Worker:
     def _send_image(self, image: Image.Image) -> None:
         """Send an image that the code showed, and bind it to the next `image_clue_*` variable."""
         with self._defer_stop():
-            if self._images_left <= 0:
-                self._images_refused += 1
+            num_bytes = 3 * image.width * image.height
+            if self._images_left <= 0 or num_bytes > self._image_bytes_left:
+                limit = self._limits.max_images if self._images_left <= 0 else f"{self._limits.images_mib} MiB"
+                self._num_refused[limit] = self._num_refused.get(limit, 0) + 1
                 return
             self._send(MessageKind.IMAGE_SHOWN, *image.size, payload=image.tobytes())
             self.namespace[f"image_clue_{self._next_image}"] = image
             self._next_image, self._images_left = self._next_image + 1, self._images_left - 1
+            self._image_bytes_left -= num_bytes
 
     def _request_video_metadata(self, video: int) -> VideoMetadata:
         with self._defer_stop():
