@@ -186,7 +186,7 @@ def test_env_names_select_environments(name):
     row = {**EXAMPLES[name], "env_name": "gym"}
     for settings, environment in (
         ({}, None),
-        ({"use_env_name": True}, "gym"),
+        ({"environments": "env_name"}, "gym"),
         ({"environments": {"gym": "image"}}, "image"),
     ):
         (item,) = import_row(name, row, **settings)

@@ -67,7 +67,7 @@ def build_context(renderer):
 SFT_CASES = [("paravt_sft", "paravt/sft", PARAVT_SFT_ROWS), ("pyvision_sft", "pyvision/sft", PYVISION_SFT_ROWS)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_env_name": True}])
+@pytest.mark.parametrize("settings", [{}, {"environments": "env_name"}])
 @pytest.mark.parametrize(("importer", "recipe_name", "rows"), SFT_CASES)
 def test_published_rows_are_learned_or_refused_with_a_reason(folder, importer, recipe_name, rows, settings):
     settings = settings if importer == "pyvision_sft" else {}
@@ -156,7 +156,7 @@ def test_a_crop_sees_its_window(folder, renderer):
 
 
 def test_rl_rows_select_their_environments(folder):
-    tasks = import_rows(folder, "pyvision_rl", PYVISION_RL_ROWS.values(), use_env_name=True)
+    tasks = import_rows(folder, "pyvision_rl", PYVISION_RL_ROWS.values(), environments="env_name")
     environments = TaskEnvironments.from_recipe(load_recipe("pyvision/mixed_rl"))
     in_prompt = {
         task.environment: environments(task)().settings.image_in_prompt

@@ -11,6 +11,7 @@ from saccade.data.synthetic import text_templates
 from saccade.errors import DataError
 from saccade.ledger import Origin
 from saccade.testing import FakeMediaLoader
+from saccade.tools.base import truncate
 from saccade.training.demonstrations import replay_demonstration
 from saccade.training.packing import pack
 from saccade.types import AnswerType, Demonstration, Media, RecordedResult, Task, TrainingSample
@@ -125,6 +126,9 @@ def test_the_packed_batch_trains_the_same_tokens(components):
         ({"results": ((RecordedResult(error="Traceback:\n  1\nE: no\n"),),), "children": ()}, "error result: E: no"),
         ({"results": ((RecordedResult(text="none"),) * 3,), "children": ()}, "3 results for 2 calls"),
         ({"task": replace(TASK, question="why " * 2000)}, "no room"),
+        ({"replies": ("<answer>4-6</answer>",), "children": ()}, "reply 1 has no thought"),
+        ({"replies": (THINK + LOOK, "It is 4-6. <answer>4-6</answer>")}, "reply 2 has no thought"),
+        ({"replies": (THINK + "I see.</think><answer>4-6",), "children": ()}, "reply 1 has <answer> without its end"),
         ({"task": replace(TASK, media=(Media(path="missing.mp4"),))}, "missing.mp4"),
     ],
 )
@@ -162,8 +166,47 @@ def test_a_recorded_error_is_learned_where_the_recipe_accepts_it(components):
     assert get_trained_texts(components, main) == [LOOK + "<|im_end|>", ANSWER + "<|im_end|>"]
 
 
-def test_a_long_answer_of_a_sub_agent_stays_whole(components):
-    text = " ".join(["red disc at 3"] * 60)
-    main, *_ = replay(components, children=((text, "4-6"),))
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_long_result_is_truncated_as_in_rollouts(components, is_recorded):
+    text, limit = " ".join(["red disc at 3"] * 60), components.recipe.environment.settings["max_tool_result_tokens"]
+    recorded = ((RecordedResult(text=text), RecordedResult(text="4-6")),)
+    changes = {"children": (), "results": recorded} if is_recorded else {"children": ((text, "4-6"),)}
+    main, *children = replay(components, **changes)
     (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
-    assert text in components.backbone.renderer.decode(segment.tokens)
+    renderer = components.backbone.renderer
+    shown = truncate(text, renderer, limit)
+    assert len(renderer.encode(shown)) <= limit < len(renderer.encode(text))
+    assert f"\n{shown}\n" in renderer.decode(segment.tokens)
+    for child in children[:1]:  # its own reply is learned whole
+        assert get_trained_texts(components, child) == [text + "<|im_end|>"]
+
+
+def test_the_end_of_a_long_error_is_shown(components):
+    error = "Traceback (most recent call last):\n" + "  line\n" * 400 + "NameError: red"
+    demonstration = replace(
+        DEMONSTRATION, children=(), results=((RecordedResult(error=error), RecordedResult(text="4-6")),)
+    )
+    environment, context = components.environments(TASK), components.build_context(seed=0)
+    (main,) = asyncio.run(replay_demonstration(demonstration, environment, context, accept_recorded_errors=True))
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    shown = components.backbone.renderer.decode(segment.tokens)
+    assert "NameError: red" in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("think", ["<think>", "\n<think> ", "<think>\n\n", ""])
+def test_white_space_around_the_prefilled_tag_is_not_learned(components, think):
+    (main,) = replay(components, replies=(think + ANSWER,), children=())
+    assert get_trained_texts(components, main) == [ANSWER + "<|im_end|>"]
+
+
+def test_a_thought_without_an_end_is_learned_as_written(components):
+    (main,) = replay(components, replies=("<think>I see <answer>4-6</answer>",), children=())
+    assert get_trained_texts(components, main) == ["I see <answer>4-6</answer><|im_end|>"]
+
+
+def test_a_thought_that_the_reply_does_not_have_is_not_begun(workspace, components):
+    environments = workspace.load_components("environment.settings.force_think=false").environments
+    reply = "<answer>4-6</answer>"
+    (main,) = replay(replace(components, environments=environments), replies=(reply,), children=())
+    assert get_trained_texts(components, main) == [reply + "<|im_end|>"]

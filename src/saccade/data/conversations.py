@@ -7,6 +7,7 @@ A tool response becomes the reply of a sub-agent, call by call; the output of Py
 image belongs to the message whose placeholder shows it: a user's belongs to the task, a figure to the result.
 """
 
+import builtins
 import itertools
 import json
 import re
@@ -15,10 +16,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
 
+from saccade.chat.parser import parse_reply
 from saccade.data.answer_normalization import build_task
 from saccade.data.source_row import RowModel, SourceRow, Text, decode_json, list_values, parse_media
 from saccade.rewards.answer_types.base import unwrap_answer
-from saccade.types import Demonstration, Media, MediaKind, RecordedResult
+from saccade.types import BlockKind, Demonstration, Media, MediaKind, RecordedResult
 
 ROLE_ALIASES = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -33,7 +35,21 @@ _PLACEHOLDER_PATTERNS = {kind: re.compile(f"<{kind.value}>") for kind in MediaKi
 # PyVision's names around an image, which its environment writes: <image_clue_0><image></image_clue_0>
 _IMAGE_NAME_PATTERN = re.compile(r"<image_clue_\d+>\s*</image_clue_\d+>[ \t]*\n{0,2}")
 _INTERPRETER_PATTERN = re.compile(r"(?:(?<!\s)\s++)?<interpreter>(.*?)(?:</interpreter>\s*+|\Z)", re.DOTALL)
-_ERROR_PATTERN = re.compile(r"(?:Execution error|Tool error|Error):|Traceback \(most recent call last\)")
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
+
+
+# How a recorded error begins: published prefixes and tracebacks in any line, a plain "Error:" in the first one, and the
+# name of an exception, built-in or with its module, in the last one. What the code printed stands above it.
+_EXCEPTION_NAMES = [name for name, value in vars(builtins).items() if _is_exception(value)]
+_ERROR_PATTERN = re.compile(
+    r"\A[ \t]*+Error:"
+    r"|^[ \t]*+(?:Execution error:|Tool error:|Traceback \(most recent call last\))"
+    rf"|^[ \t]*+(?:{'|'.join(_EXCEPTION_NAMES)}|(?:\w+\.)+\w*(?:Error|Exception))(?::[^\n]*)?\Z",
+    re.MULTILINE,
+)
 
 
 def _parse_role(value: Any) -> str:
@@ -117,16 +133,27 @@ class SourceMessage(RowModel):
         return tuple(part for part in self.content if isinstance(part, Media))
 
     def count_placeholders(self, kind: MediaKind) -> int:
-        """Return how many media files of the row the message shows."""
-        return len(_PLACEHOLDER_PATTERNS[kind].findall(self.text)) if self.role in ("user", "tool") else 0
+        """Return how many media files of the row the message shows, beside those that are parts of it."""
+        if self.role not in ("user", "tool"):
+            return 0
+        num_parts = sum(media.kind is kind for media in self.media)
+        return max(len(_PLACEHOLDER_PATTERNS[kind].findall(self.text)) - num_parts, 0)
 
     def parse_result(self) -> RecordedResult:
-        """Return the result that a message of the interpreter shows, without the tags that the environment writes."""
+        """Return the result that a message of the interpreter shows, without the tags that the environment writes.
+
+        Raises ValueError if it announces images and has none.
+        """
         body = _INTERPRETER_PATTERN.sub(r"\1", self.question).strip("\n")
-        text = body.removeprefix("Text Result:").strip("\n").removesuffix("Image Result:").rstrip()
+        output = body.removeprefix("Text Result:").strip("\n")
+        text = output.removesuffix("Image Result:").rstrip()
         images = tuple(media for media in self.media if media.kind is MediaKind.IMAGE)
-        is_error = _ERROR_PATTERN.match(text) is not None
-        return RecordedResult(text="" if is_error else text, images=images, error=text if is_error else None)
+        if text != output.rstrip() and not images:
+            raise ValueError("a tool response announces images, but none is there")
+        error = _ERROR_PATTERN.search(text)
+        if error is None:
+            return RecordedResult(text=text, images=images)
+        return RecordedResult(text=text[: error.start()].rstrip(), images=images, error=text[error.start() :].strip())
 
 
 def distribute_media(
@@ -134,27 +161,26 @@ def distribute_media(
 ) -> tuple[tuple[SourceMessage, ...], tuple[Media, ...]]:
     """Return the messages with the row's files that they show, and the files that no placeholder shows.
 
-    The placeholders of a kind take the files of that kind in order. Raises ValueError if tool responses have
-    placeholders, and their number isn't that of the files.
+    The placeholders of a kind take the files of that kind in order. Raises ValueError if there are placeholders, and
+    their number isn't that of the files: a figure would be shown in another message than its own.
     """
     shown: list[list[Media]] = [[] for _ in messages]
-    rest: list[Media] = []
+    kinds_without_placeholders = set()
     for kind in MediaKind:
         own = [file for file in files if file.kind is kind]
         counts = [message.count_placeholders(kind) for message in messages]
-        if sum(counts) == len(own):
-            queue = iter(own)
-            for parts, count in zip(shown, counts, strict=True):
-                parts += itertools.islice(queue, count)
-        elif any(count for count, message in zip(counts, messages, strict=True) if message.role == "tool"):
+        if not any(counts):
+            kinds_without_placeholders.add(kind)
+        elif sum(counts) != len(own):
             raise ValueError(f"it has {len(own)} files for {sum(counts)} <{kind.value}> placeholders")
-        else:
-            rest += own
+        queue = iter(own)
+        for parts, count in zip(shown, counts, strict=True):
+            parts += itertools.islice(queue, count)
     filled = [
         message.model_copy(update={"content": (*message.content, *parts)})
         for message, parts in zip(messages, shown, strict=True)
     ]
-    return tuple(filled), tuple(file for file in files if file in rest)
+    return tuple(filled), tuple(file for file in files if file.kind in kinds_without_placeholders)
 
 
 def _require_user(messages: list[SourceMessage]) -> list[SourceMessage]:
@@ -188,7 +214,9 @@ def build_demonstrations(
         messages, media = distribute_media(messages, media)
     except ValueError as error:
         raise row.build_field_error(field_name, str(error)) from None
-    turns = [message for message in messages if message.role != "system"]
+    turns = [*itertools.dropwhile(lambda message: message.role == "system", messages)]
+    if any(message.role == "system" for message in turns):
+        raise row.build_field_error(field_name, "a system message of it comes after the first question")
     starts = [index for index, message in enumerate(turns) if message.role == "user"]
     if starts[0] != 0:
         raise row.build_field_error(field_name, "it should begin with the user's question")
@@ -223,14 +251,19 @@ def build_demonstrations(
 
 def _find_answer(replies: tuple[str, ...], wrap_answer: bool) -> tuple[tuple[str, ...], str]:
     """Return the replies, the last one with its answer in tags if it should be, and the answer."""
-    if "<answer>" not in replies[-1] and re.search(r"<(?:tool_call|tool_code|code)>", replies[-1]):
+    parsed = [parse_reply(reply) for reply in replies]
+    last = parsed[-1]
+    if last.answer is None and last.calls:
         raise ValueError("its last reply calls a tool, but no tool response follows")
-    if not any("<answer>" in reply for reply in replies) and wrap_answer:
+    for kind in (BlockKind.THINK, BlockKind.ANSWER):
+        if last.answer is None and not all(block.is_closed for block in last.find_blocks(kind)):
+            raise ValueError(f"its last reply has no answer, but <{kind.value}> without its end")
+    if wrap_answer and not any(reply.find_blocks(BlockKind.ANSWER) for reply in parsed):
         # thinking stays in front of the answer
-        thinking, end_tag, answer = replies[-1].rpartition("</think>")
-        replies = (*replies[:-1], f"{thinking}{end_tag}<answer>{answer.strip()}</answer>")
-    tagged_answers = find_bodies("answer", replies[-1])
-    answer = unwrap_answer(tagged_answers[-1] if tagged_answers else replies[-1])
+        thinking, end_tag, untagged = replies[-1].rpartition("</think>")
+        replies = (*replies[:-1], f"{thinking}{end_tag}<answer>{untagged.strip()}</answer>")
+        last = parse_reply(replies[-1])
+    answer = unwrap_answer(last.answer or ("" if last.find_blocks(BlockKind.ANSWER) else replies[-1]))
     if not answer:
         raise ValueError("its last reply has no answer")
     return replies, answer
@@ -267,15 +300,21 @@ def _parse_turns(responses: Sequence[SourceMessage]) -> _Turns:
         raise ValueError("it should end with the assistant's reply")
     if any(not reply.strip() for reply in replies):
         raise ValueError("a reply of the assistant is blank")
-    # environments that prefill a reply end the tag with a line break
-    normalized = tuple(re.sub(r"\A\s*<think>\s*", "<think>\n", reply) for reply in replies)
+    completed = tuple(map(_complete_thought, replies))
     children: list[tuple[str, ...]] = []
     results: list[tuple[RecordedResult, ...]] = []
-    for reply, messages in zip(replies[:-1], tool_messages[:-1], strict=True):
-        num_calls = reply.count("<tool_call>") + reply.count("<tool_code>")
-        children.append(_parse_tool_responses(messages, num_calls) if num_calls else ())
-        results.append(() if num_calls else tuple(message.parse_result() for message in messages))
-    return _Turns(normalized, tuple(children) if any(children) else (), tuple(results))
+    for reply, messages in zip(completed[:-1], tool_messages[:-1], strict=True):
+        calls = parse_reply(reply).calls
+        asks_sub_agents = any(call.ok and call.name != "python" for call in calls)
+        children.append(_parse_tool_responses(messages, len(calls)) if asks_sub_agents else ())
+        results.append(() if asks_sub_agents else tuple(message.parse_result() for message in messages))
+    return _Turns(completed, tuple(children) if any(children) else (), tuple(results))
+
+
+def _complete_thought(reply: str) -> str:
+    """Return a reply with `<think>` before a thought that has only an end: chat templates that open it leave it out."""
+    tag = re.search(r"</?think>", reply)
+    return f"<think>\n{reply}" if tag is not None and tag[0] == "</think>" else reply
 
 
 def _parse_tool_responses(messages: Sequence[SourceMessage], num_calls: int) -> tuple[str, ...]:

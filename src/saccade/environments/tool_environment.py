@@ -11,7 +11,6 @@ raised: the runner ends the episode, which is then excluded from training instea
 """
 
 import functools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import interleave_timestamps
 from saccade.media.subtitles import Cue
 from saccade.protocols import Context, Done, Environment, Observation, PixelBudget
-from saccade.tools.base import EpisodeResources, FunctionTool, ToolContext, Tools, load_tool
+from saccade.tools.base import EpisodeResources, FunctionTool, ToolContext, Tools, load_tool, truncate_result
 from saccade.types import (
     AnswerType,
     Call,
@@ -81,6 +80,7 @@ class ToolEnvironment(ConfiguredEnvironment):
         self.shown_images: tuple[ImageRef, ...] = ()  # those, and the images of the whole conversation, in order
         self.subtitles: tuple[Cue, ...] = ()  # of the task's first video
         self.resources = EpisodeResources()
+        self.skipped_tools: frozenset[str] = frozenset()  # tools whose calls are not run and have an empty result
 
     async def reset(self, task: Task, ctx: Context) -> Observation:
         """Return the prompt. Raises MediaError if the task's media can't be shown."""
@@ -230,15 +230,17 @@ class ToolEnvironment(ConfiguredEnvironment):
             subtitles=self.subtitles,
             resources=self.resources,
             settings=tool_settings,
-            # A demonstration's results are shown as they are written.
-            max_result_tokens=sys.maxsize if ctx.demonstration else self.settings.max_tool_result_tokens,
+            max_result_tokens=self.settings.max_tool_result_tokens,
         )
         recorded = find_recorded_result(ctx.demonstration, turn, index)
-        if recorded is None:
-            result, child = await tool(call.arguments, ctx=tool_context)
-        else:
+        child: Episode | None = None
+        if recorded is not None:
             pixels = tool_settings.get("image_pixels", self.settings.image_pixels)
-            result, child = await load_recorded_result(recorded, ctx, pixels), None
+            result = truncate_result(await load_recorded_result(recorded, ctx, pixels), tool_context)
+        elif tool.name in self.skipped_tools:
+            result = ToolResult(was_executed=True)
+        else:
+            result, child = await tool(call.arguments, ctx=tool_context)
         ctx.emit_event("result", turn=turn, index=index, call=call, result=result, child=child)
         return result, child
 

@@ -72,7 +72,10 @@ def rehearse_file(
 
 
 def build_default_recipe(demonstrations: Collection[Demonstration]) -> Recipe:
-    """Return the published SFT recipe that suits the replies, with all packaged tools that they call."""
+    """Return the published SFT recipe that suits the replies, with all packaged tools that they call.
+
+    It begins replies with a thought only if some reply has one.
+    """
     names = {
         call.name for item in demonstrations for reply in item.replies for call in parse_reply(reply).calls if call.ok
     }
@@ -80,6 +83,8 @@ def build_default_recipe(demonstrations: Collection[Demonstration]) -> Recipe:
     tools = recipe.environment.settings["tools"]
     others: dict[str, Any] = {name: {} for name in sorted(names & {*plugins.list_plugins("tools")} - tools.keys())}
     settings = {**recipe.environment.settings, "tools": {**tools, **others}}
+    if not any(reply.lstrip().startswith("<think>") for item in demonstrations for reply in item.replies):
+        settings["force_think"] = False
     return recipe.with_values({"environment.settings": settings})
 
 

@@ -38,6 +38,7 @@ T = TypeVar("T")
 _NUMBER_PATTERN = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?", re.ASCII)
 JSON_TYPES: Mapping[type, str] = {float: "number", int: "integer", str: "string", bool: "boolean"}
 TRUNCATION_MARK = " [cut]"
+OMISSION_MARK = "[…]\n"
 _MAX_NAMED = 5  # unknown arguments that a result names
 
 ToolOutput = str | ToolResult | tuple[str | ToolResult, Episode]  # what a tool returns; the episode is a sub-agent's
@@ -191,10 +192,7 @@ class FunctionTool:
                 result = replace(result, text=f"{self._describe_unknown(unknown)}\n{result.text}".rstrip("\n"))
         except (ToolError, MediaError, DataError, ModelError) as error:
             result, child = ToolResult(error=str(error)), None
-        seconds = time.perf_counter() - started
-        text = truncate(result.text, ctx.renderer, ctx.max_result_tokens)
-        error_text = result.error and truncate(result.error, ctx.renderer, ctx.max_result_tokens)
-        return replace(result, text=text, error=error_text, seconds=seconds), child
+        return replace(truncate_result(result, ctx), seconds=time.perf_counter() - started), child
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the arguments by name, each checked, and the names of those that the tool doesn't have.
@@ -306,18 +304,30 @@ def tool(
     return FunctionTool(function, timeout=timeout)
 
 
-def truncate(text: str, renderer: Renderer, max_tokens: int) -> str:
-    """Return the text, truncated to at most `max_tokens` tokens including the mark."""
+def truncate_result(result: ToolResult, ctx: ToolContext) -> ToolResult:
+    """Return a result as the model reads it: the start of a long text, the end of a long error."""
+    text = truncate(result.text, ctx.renderer, ctx.max_result_tokens)
+    # A traceback ends with the exception's message.
+    error = result.error and truncate(result.error, ctx.renderer, ctx.max_result_tokens, keep_end=True)
+    return replace(result, text=text, error=error)
+
+
+def truncate(text: str, renderer: Renderer, max_tokens: int, *, keep_end: bool = False) -> str:
+    """Return the text, truncated to at most `max_tokens` tokens including the mark: its start, or its end."""
     if len(text.encode()) <= max_tokens:
         return text  # a token is at least one byte
     ids = renderer.encode(text)
     if len(ids) <= max_tokens:
         return text
-    for num_kept in range(max_tokens - len(renderer.encode(TRUNCATION_MARK)), 0, -1):
-        truncated = renderer.decode(ids[:num_kept]).rstrip("\ufffd") + TRUNCATION_MARK
+    mark = OMISSION_MARK if keep_end else TRUNCATION_MARK
+    for num_kept in range(max_tokens - len(renderer.encode(mark)), 0, -1):
+        if keep_end:
+            truncated = mark + renderer.decode(ids[-num_kept:]).lstrip("\ufffd")
+        else:
+            truncated = renderer.decode(ids[:num_kept]).rstrip("\ufffd") + mark
         if len(renderer.encode(truncated)) <= max_tokens:
-            return truncated  # almost always the first: encoding a prefix again seldom takes more tokens
-    return TRUNCATION_MARK
+            return truncated  # almost always the first: encoding a part again seldom takes more tokens
+    return mark
 
 
 def _parse_signature(function: Callable[..., Any]) -> tuple[dict[str, ToolParameter], frozenset[str]]:

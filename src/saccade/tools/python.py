@@ -12,14 +12,13 @@ from PIL import Image
 
 from saccade.config.schema import IntRange, PositiveFloat, PositiveInt
 from saccade.ledger import ImageRef
-from saccade.protocols import MediaLoader, PixelBudget, Renderer
+from saccade.protocols import MediaLoader, PixelBudget
 from saccade.sandbox import ExecutionResult, FailureReason, IsolationMode, Limits, Sandbox, SealedImage, ShownImage
 from saccade.tools.base import EpisodeResources, ToolContext, tool
 from saccade.tools.served_media import ServedVideo, load_image
 from saccade.types import ToolResult
 
 UNFINISHED_REASONS = (FailureReason.TIMEOUT, FailureReason.CPU, FailureReason.THREADS, FailureReason.DISK)
-OMISSION_MARK = "[…]\n"
 
 
 # The sandbox enforces the time limit and excludes waiting for a CPU slot, which isn't the model's fault.
@@ -52,7 +51,7 @@ async def python(
     return ToolResult(
         text=result.text.strip("\n"),
         images=images,
-        error=None if result.error is None else _truncate_error(result.error, ctx.renderer, ctx.max_result_tokens),
+        error=result.error,
         was_executed=result.variables_kept and result.failure_reason not in UNFINISHED_REASONS,
     )
 
@@ -109,10 +108,3 @@ def _load_images(images: Sequence[ImageRef], media: MediaLoader) -> list[Image.I
         else Image.fromarray(media.load_pixels(image))
         for number, image in enumerate(images)
     ]
-
-
-def _truncate_error(error: str, renderer: Renderer, max_tokens: int) -> str:
-    """Return the error within `max_tokens` tokens; keep its end, where a traceback has the exception's message."""
-    ids = renderer.encode(error)
-    num_kept = max(1, max_tokens - len(renderer.encode(OMISSION_MARK)) - 8)  # 8: the cut text may encode differently
-    return error if len(ids) <= max_tokens else OMISSION_MARK + renderer.decode(ids[-num_kept:]).lstrip("\ufffd")

@@ -7,23 +7,26 @@ ledger. Results that a demonstration records (the output of published code) stan
     demonstration ──run_episode──> episode ──find_problem──> learned whole, or refused with a reason
 
 A demonstration is refused if a call of it has an error result or no result, or if a reply of it is not reached: its
-next reply was not written for what the model would read.
+next reply was not written for what the model would read. It is refused, too, if an answer of it has no end, or if the
+environment would begin a thought in a reply that has none. A thought of its own without an end is learned as written.
 """
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from saccade.chat.message_renderer import MessageRenderer
+from saccade.environments.tool_environment import ToolEnvironment
 from saccade.errors import DataError, EngineError
 from saccade.ledger import Box, ImageRef, Origin
+from saccade.media.hashing import compute_file_digest
 from saccade.media.image import fit_size, read_image_size
 from saccade.metrics.episode_metrics import ERROR_STATUSES
 from saccade.protocols import (
     Context,
+    Environment,
     EnvironmentFactory,
     MediaLoader,
     PixelBudget,
@@ -35,13 +38,13 @@ from saccade.protocols import (
 from saccade.rollouts.runner import run_episode
 from saccade.training.training_samples import build_sample
 from saccade.types import (
+    BlockKind,
     Completion,
     Demonstration,
     Episode,
     EpisodeStatus,
     FinishReason,
     GenerationRequest,
-    RecordedResult,
     TrainingSample,
 )
 from saccade.utils.async_utils import gather_or_cancel
@@ -72,7 +75,7 @@ class ReplayEngine:
         last_segment, text = request.ledger.segments[-1], self.replies_by_seed[seed]
         if last_segment.origin is Origin.PREFILL:
             prefill = "".join(message.text for message in last_segment.messages or ())
-            text = text.removeprefix(prefill or self.renderer.decode(last_segment.tokens))
+            text = remove_prefill(text, prefill or self.renderer.decode(last_segment.tokens))
         if isinstance(self.renderer, MessageRenderer):
             return Completion(tokens=(), logprobs=(), version=None, finish_reason=FinishReason.STOP, text=text)
         tokens = (*self.renderer.encode(text), self.renderer.stop_ids[0])
@@ -85,6 +88,21 @@ class ReplayEngine:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+def remove_prefill(reply: str, prefill: str) -> str:
+    r"""Return a reply without its prefilled start, and the whole reply if it starts otherwise.
+
+    White space around the prefill's tag may differ: published replies continue in the line of their `<think>`.
+
+    >>> [remove_prefill(reply, "<think>\n") for reply in ("<think>\nI look.", "<think>I look.", "I look.")]
+    ['I look.', 'I look.', 'I look.']
+    """
+    stripped, tag = reply.lstrip(), prefill.strip()
+    if not stripped.startswith(tag):
+        return reply
+    rest = stripped[len(tag) :]
+    return rest.lstrip() if prefill[-1:].isspace() else rest
 
 
 async def replay_demonstration(
@@ -150,11 +168,19 @@ def find_problem(demonstration: Demonstration, episode: Episode, *, accept_recor
     """Return why a replayed demonstration can't be learned, or None.
 
     The reasons are a failed episode, an error result (a recorded one too, unless `accept_recorded_errors`), a call
-    without a result, and a reply that is not reached. Turns and calls are counted from 1.
+    without a result, a reply that is not reached, an answer without its end, and a thought that the environment alone
+    begins. Turns and calls are counted from 1.
     """
     if episode.status in ERROR_STATUSES:
         return episode.error or f"the episode ended with the status {episode.status.value}"
     for number, turn in enumerate(episode.turns, start=1):
+        prefill, own_text = turn.reply.prefill.strip(), demonstration.replies[number - 1].lstrip()
+        first_block = next(iter(turn.reply.blocks), None)
+        if prefill and first_block and not first_block.is_closed and not own_text.startswith(prefill):
+            reason = f"reply {number} has no thought, and the environment begins every reply with {prefill}"
+            return f"{reason}; write one, or set force_think=false among the environment's settings"
+        if not all(block.is_closed for block in turn.reply.find_blocks(BlockKind.ANSWER)):
+            return f"reply {number} has <answer> without its end"
         recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
         if len(recorded) > len(turn.reply.calls):
             return f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
@@ -222,9 +248,10 @@ async def check_demonstrations(
             return str(error)
         if isinstance(ctx.renderer, MessageRenderer):
             make_environment = replace_settings(make_environment, max_context_tokens=NO_LIMIT)
-        rehearsed = demonstration if run_code else replace(demonstration, results=add_code_results(demonstration))
+        if not run_code:
+            make_environment = skip_code(make_environment)
         _, problem = await rehearse(
-            rehearsed, make_environment, check_ctx, accept_recorded_errors=accept_recorded_errors
+            demonstration, make_environment, check_ctx, accept_recorded_errors=accept_recorded_errors
         )
         return problem and f"task {demonstration.task.id}: {problem}"
 
@@ -238,12 +265,16 @@ async def check_demonstrations(
     return DemonstrationReport(num_rows=len(rows), reasons_by_row=reasons)
 
 
-def add_code_results(demonstration: Demonstration) -> tuple[tuple[RecordedResult, ...], ...]:
-    """Return the recorded results, with an empty result for each block of code that has none."""
-    return tuple(
-        results or (RecordedResult(),) * (reply or "").count("<code>")
-        for reply, results in itertools.zip_longest(demonstration.replies, demonstration.results)
-    )
+def skip_code(make_environment: EnvironmentFactory) -> EnvironmentFactory:
+    """Return the environment with an empty result for each call of `python` that has no recorded one."""
+
+    def make() -> Environment:
+        environment = make_environment()
+        if isinstance(environment, ToolEnvironment):
+            environment.skipped_tools = frozenset({"python"})
+        return environment
+
+    return make
 
 
 def replace_settings(make_environment: EnvironmentFactory, **values: Any) -> EnvironmentFactory:
@@ -254,7 +285,7 @@ def replace_settings(make_environment: EnvironmentFactory, **values: Any) -> Env
 
 @dataclass(frozen=True, slots=True)
 class HeaderLoader:
-    """A media loader that reads sizes and lengths, and decodes nothing."""
+    """A media loader that reads sizes and lengths; it decodes only what a tool reads the pixels of."""
 
     loader: MediaLoader
 
@@ -275,10 +306,11 @@ class HeaderLoader:
         return read_image_size(path)
 
     async def load_image(self, path: str, *, factor: int, budget: PixelBudget, box: Box | None = None) -> ImageRef:
-        """Return a reference to an image of the right size, identified by its path."""
+        """Return a reference to an image, or a box of it, of the right size."""
         size = read_image_size(path) if box is None else (box[2] - box[0], box[3] - box[1])
         width, height = fit_size(*size, factor, budget)
-        return ImageRef(path=path, digest=path, time=None, width=width, height=height, box=box)
+        # the content's digest: `load_pixels` compares it with the file's
+        return ImageRef(path=path, digest=compute_file_digest(path), time=None, width=width, height=height, box=box)
 
     async def save_image(self, pixels: Any, *, factor: int, budget: PixelBudget) -> ImageRef:
         """See MediaLoader."""

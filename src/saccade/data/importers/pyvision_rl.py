@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from saccade.data.answer_normalization import build_task
 from saccade.data.conversations import Messages
 from saccade.data.source_row import MediaFiles, RowModel, SourceRow, Text
 from saccade.types import MediaKind, Task
+
+# "env_name": the row's field names the recipe's environment; or the recipe's names by the row's; None: the default one
+EnvironmentNames = Literal["env_name"] | dict[str, str] | None
 
 
 class _RewardModel(RowModel):
@@ -37,14 +40,13 @@ def pyvision_rl(
     row: SourceRow,
     *,
     use_prompt: bool = False,
-    use_env_name: bool = False,
-    environments: dict[str, str] | None = None,
+    environments: EnvironmentNames = None,
 ) -> Iterator[Task]:
     """Yield one task: the question of `extra_info` (or the prompt's text), the media of `mm_hint`, the ground truth.
 
     With `use_prompt`, the question is the prompt's text, published instructions included, which `system_prompt: row` of
-    an environment shows as it stands. With `use_env_name`,
-    `env_name` selects the recipe's environment of that name; `environments` maps the row's names to the recipe's.
+    an environment shows as it stands. `environments` is `env_name` if that field selects the recipe's environment of
+    its name, or maps the field's names to the recipe's; without it the recipe's default environment is selected.
     """
     values = row.parse(_PyVisionRlRow)
     prompt = "\n".join(message.question for message in values.prompt if message.role == "user")
@@ -60,19 +62,19 @@ def pyvision_rl(
         field_name="reward_model.ground_truth",
         declared_type=find_declared_type(values.data_source, values.ability),
         extras={**own_prompt, **origin, **{name: info[name] for name in info if name not in ("question", "answer")}},
-        environment=select_environment(row, values.env_name, use_env_name, environments),
+        environment=select_environment(row, values.env_name, environments),
     )
 
 
-def select_environment(
-    row: SourceRow, env_name: str | None, use_env_name: bool, environments: dict[str, str] | None
-) -> str | None:
+def select_environment(row: SourceRow, env_name: str | None, environments: EnvironmentNames) -> str | None:
     """Return the recipe's environment for a row's `env_name`; None for the recipe's default.
 
     Raises DataError if `environments` lacks the name.
     """
     if environments is None or env_name is None:
-        return env_name if use_env_name else None
+        return None
+    if environments == "env_name":
+        return env_name
     if env_name not in environments:
         problem = f"{env_name!r} isn't in the setting environments, which has {', '.join(environments) or 'no name'}"
         raise row.build_field_error("env_name", problem, value=env_name)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from saccade.data.conversations import Messages, build_demonstrations, collect_extras
-from saccade.data.importers.pyvision_rl import select_environment
+from saccade.data.importers.pyvision_rl import EnvironmentNames, select_environment
 from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
 from saccade.types import Demonstration
 
@@ -20,14 +20,13 @@ def pyvision_sft(
     *,
     wrap_answer: bool = True,
     rerun_code: bool = False,
-    use_env_name: bool = False,
-    environments: dict[str, str] | None = None,
+    environments: EnvironmentNames = None,
 ) -> Iterator[Demonstration]:
     """Yield a demonstration per question of `messages`; `<image>` and `<video>` show the row's files in order.
 
     The user's text is the whole prompt: `system_prompt: row` of an environment shows it as it stands. A user's files
-    belong to the task. Figures belong to the results that show them; with `rerun_code`, code runs when
-    the demonstration is replayed. `use_env_name` and `environments` are as in `pyvision_rl`.
+    belong to the task. Figures belong to the results that show them; with `rerun_code`, code runs when the
+    demonstration is replayed. `environments` is as in `pyvision_rl`.
     """
     values = row.parse(_PyVisionSftRow)
     yield from build_demonstrations(
@@ -38,5 +37,5 @@ def pyvision_sft(
         wrap_answer=wrap_answer,
         field_name="messages",
         rerun_code=rerun_code,
-        environment=select_environment(row, values.env_name, use_env_name, environments),
+        environment=select_environment(row, values.env_name, environments),
     )
