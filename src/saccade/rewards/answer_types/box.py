@@ -14,13 +14,14 @@ Sides = tuple[float, ...]
 Coordinates = Literal["auto", "pixel", "shown", "unit", "percent", "thousand"]
 
 _NUMBER = r"-?(?:\d{1,9}(?:\.\d{1,18})?|\.\d{1,18})(?:[eE][+-]?\d{1,3})?"
-# Matches [x1, y1, x2, y2] or (x, y) in any brackets; the next pattern matches an answer that is (x1, y1), (x2, y2).
+# Matches [x1, y1, x2, y2] or (x, y) in any brackets; _CORNER_PAIR an answer that is (x1, y1), (x2, y2), called a box.
 _COORDINATE_LIST = re.compile(rf"[\[(<{{]\s*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\s*[\])>}}]")
 _LABEL = r"(?:\W|\b(?:the|final|answer|is|bounding|box|bbox|boxed|box_start|box_end|left|right)\b)*?"
 _CORNER_PAIR = re.compile(
     rf"{_LABEL}[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]\s*,?\s*[(\[]\s*({_NUMBER}\s*,\s*{_NUMBER})\s*[)\]]{_LABEL}",
     re.IGNORECASE,
 )
+_BOX_NAME = re.compile(r"\b(?:box|bbox|box_start)\b", re.IGNORECASE)
 # Matches an answer whose only numbers are one unbracketed list.
 _UNBRACKETED_NUMBERS = re.compile(rf"[^\d.,+-]*({_NUMBER}(?:\s*,\s*{_NUMBER}){{1,3}})\.?(?!\d)[^\d%]*")
 _POINT_TAG = re.compile(rf"""<point\s+x=["']({_NUMBER})["']\s+y=["']({_NUMBER})["'][^>]*>""", re.IGNORECASE)
@@ -35,8 +36,8 @@ class BoxAnswer(AnswerFormat):
     `pixel` of the file, pixels of the image as first `shown` to the model, fractions of 1 (`unit`), 100 (`percent`) or
     1000 (`thousand`); `auto` means unit if no number is above 1, else pixel.
 
-    Accepted boxes: `[x1, y1, x2, y2]`, JSON (`{"bbox_2d": [...]}`), and `(x1, y1), (x2, y2)` if that is all of the
-    answer: two points in a sentence are no box. Boxes are clipped to the image. An answer with two different boxes, a
+    Accepted boxes: `[x1, y1, x2, y2]`, JSON (`{"bbox_2d": [...]}`), and corners that the answer calls a box, with
+    nothing beside them: `<|box_start|>(x1, y1),(x2, y2)<|box_end|>`. Two points are no box. Boxes are clipped to the image. An answer with two different boxes, a
     denied, inverted or empty box, a point, or anything else scores 0.
     """
 
@@ -138,12 +139,12 @@ def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tupl
 def _parse_box_or_point(answer: str, *, joins_corners: bool) -> Sides | None:
     """Return the only box (4 numbers) or point (2 numbers) of an answer, or None if it has none, several or denies it.
 
-    With `joins_corners` an answer that is nothing but two points is a box.
+    With `joins_corners` an answer that calls two points a box, and is nothing else, is one.
     """
     text = normalize_text(answer).strip()
     boxes = _parse_json_boxes(text)
     if not boxes:
-        if joins_corners and (corners := _CORNER_PAIR.fullmatch(text)):
+        if joins_corners and (corners := _CORNER_PAIR.fullmatch(text)) and _BOX_NAME.search(text):
             text = f"[{corners[1]},{corners[2]}]"
         matches = list(_COORDINATE_LIST.finditer(text)) or list(_POINT_TAG.finditer(text))
         if any(is_denied(text, match.start(), match.end()) for match in matches):
