@@ -179,6 +179,7 @@ PUBLISHED = [
     ("pyvision/image_rl", "rewards.accuracy.settings.judge.model", "Qwen2.5-72B-Instruct"),
     ("pyvision/image_rl", "validation.every", 20),
     ("pyvision/image_rl", "evaluation.temperature", 0.01),
+    ("pyvision/image_rl", "evaluation.benchmarks.vstar", ["evaluation.num_samples=32"]),
     ("pyvision/image_rl", "evaluation.environment_settings.max_turns", 30),
     ("pyvision/video_rl", "environment.settings.video_in_prompt", False),
     ("pyvision/video_rl", "environment.settings.max_turns", 4),

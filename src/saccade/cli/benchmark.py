@@ -55,10 +55,12 @@ def run_benchmarks(
     suffix: str,
     model: Path | None,
     shard: Any,
+    settings: Sequence[str] = (),
 ) -> None:
     """Evaluate a run on each benchmark, and print and write the reports.
 
-    The evaluation is named after the benchmark and the suffix, such as "videomme_no_tools". Before any evaluation,
+    The evaluation is named after the benchmark and the suffix, such as "videomme_no_tools". A benchmark's settings of
+    the recipe (`evaluation.benchmarks`) apply before the command line's `settings`. Before any evaluation,
     raises ConfigError for an unknown benchmark or scoring and for options that can't be shuffled, and DataError for a
     suffix or a benchmark's name that can't be part of a file's name.
     """
@@ -66,20 +68,22 @@ def run_benchmarks(
     from saccade.runs import evaluation
 
     scoring, benchmarks = _parse_scoring(benchmark_data.scoring), _resolve_benchmarks(names)
-    for _, benchmark in benchmarks:
-        evaluation.check_option_shuffle(recipe, benchmark)
+    check_benchmark_names(recipe)
+    recipes = [evaluation.apply_benchmark_settings(recipe, benchmark, name, settings) for name, benchmark in benchmarks]
+    for (_, benchmark), own in zip(benchmarks, recipes, strict=True):
+        evaluation.check_option_shuffle(own, benchmark)
         evaluation.check_name(format_evaluation_name(benchmark.name, suffix))
     # Prepared first, so that a missing split is reported before hours of another evaluation.
     folders = [
-        _prepare_data(benchmark_data, benchmark, name, evaluation.build_subset(recipe, benchmark, shard))
-        for name, benchmark in benchmarks
+        _prepare_data(benchmark_data, benchmark, name, evaluation.build_subset(own, benchmark, shard))
+        for (name, benchmark), own in zip(benchmarks, recipes, strict=True)
     ]
-    for (_, benchmark), data_folder in zip(benchmarks, folders, strict=True):
+    for (_, benchmark), own, data_folder in zip(benchmarks, recipes, folders, strict=True):
         name = format_evaluation_name(benchmark.name, suffix)
         with show_progress_lines(out) as add_task:
             report = evaluation.evaluate_benchmark(
                 folder,
-                recipe,
+                own,
                 benchmark,
                 data=data_folder,
                 name=name,
@@ -113,6 +117,8 @@ def _check_benchmark(recipe: Recipe, name: str, benchmark_data: BenchmarkData) -
     from saccade.runs import evaluation
 
     ((_, benchmark),) = _resolve_benchmarks([name])
+    check_benchmark_names(recipe)
+    recipe = evaluation.apply_benchmark_settings(recipe, benchmark, name)
     evaluation.check_option_shuffle(recipe, benchmark)
     LlmJudge.from_settings(benchmark, recipe.evaluation.judge)
     if str(benchmark_data.source).startswith(HUB_PREFIX):
@@ -162,15 +168,23 @@ def _parse_scoring(scoring: str) -> Any:
     return scoring
 
 
+def check_benchmark_names(recipe: Recipe) -> None:
+    """Raise ConfigError if `evaluation.benchmarks` names no benchmark."""
+    for name in recipe.evaluation.benchmarks:
+        _require_benchmark(name, f"evaluation.benchmarks.{name}")
+
+
+def _require_benchmark(name: str, key: str) -> None:
+    known = sorted({*plugins.list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES})
+    if name not in known and not plugins.get_file(name):
+        raise ConfigError(f"there is no benchmark {name!r}; {plugins.suggest(name, known)}", key=key, value=name)
+
+
 def _resolve_benchmarks(names: Sequence[str]) -> list[tuple[str, Any]]:
     """Return the benchmarks of these names, each with the name of its plugin."""
-    known = sorted({*plugins.list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES})
     names = [name.strip() for name in names]
     for name in names:
-        if name not in known and not plugins.get_file(name):
-            raise ConfigError(
-                f"there is no benchmark {name!r}; {plugins.suggest(name, known)}", key="--bench", value=name
-            )
+        _require_benchmark(name, "--bench")
     resolved = [BENCHMARK_ALIASES.get(name, (name, {})) for name in names]
     return [(name, plugins.resolve("evaluation.benchmarks", name, settings)()) for name, settings in resolved]
 

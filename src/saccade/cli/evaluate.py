@@ -106,7 +106,8 @@ def evaluate(
 
     parsed_shard = Shard.parse(shard) if shard else None
     given = [f"{key}={value}" for key, value in overrides.items() if value is not None]
-    folder, loaded, weights = _prepare_run(run, [*(settings or ()), *given], output_folder, model)
+    command_line = [*(settings or ()), *given]
+    folder, loaded, weights = _prepare_run(run, command_line, output_folder, model)
     config = loaded.evaluation
     if config.num_samples > 1 and not config.temperature and not config.shuffle_options:
         count = config.num_samples
@@ -114,7 +115,16 @@ def evaluate(
     if bench:
         copies = BenchmarkData(source=bench_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub)
         names, suffix = bench.split(","), name or ""
-        run_benchmarks(folder, loaded, names, copies, suffix=suffix, model=weights, shard=parsed_shard)
+        run_benchmarks(
+            folder,
+            loaded,
+            names,
+            copies,
+            suffix=suffix,
+            model=weights,
+            shard=parsed_shard,
+            settings=command_line,
+        )
         return
     name = name if name is not None else "test"
     with show_progress(f"eval {name}") as update_progress:

@@ -56,10 +56,22 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     >>> load_recipe("tiny/base", ["rl.optim.lr=1e-6"]).rl.optim.lr
     1e-06
     """
-    merged = _load_with_bases(find_recipe(name_or_path), ())
+    return _apply_overrides(_load_with_bases(find_recipe(name_or_path), ()), overrides, name_or_path)
+
+
+def override_recipe(recipe: Recipe, overrides: Sequence[str], source: str) -> Recipe:
+    """Return a recipe with overrides such as those of `load_recipe`. Raises ConfigError that names their `source`.
+
+    >>> override_recipe(Recipe(), ["evaluation.num_samples=32"], "mine").evaluation.num_samples
+    32
+    """
+    return _apply_overrides(recipe.model_dump(mode="json"), overrides, source) if overrides else recipe
+
+
+def _apply_overrides(values: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:
     for override in _order_overrides(overrides):
-        merged = _merge(merged, _parse_override(override))
-    return parse_section(Recipe, merged, name_or_path)
+        values = _merge(values, _parse_override(override))
+    return parse_section(Recipe, values, source)
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -566,6 +566,8 @@ class EvaluationConfig(Section):
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     # settings of the reward `judge`, for answers that no rule can grade
     judge: dict[str, Any] = Field(default_factory=dict)
+    # overrides for one benchmark, by its name, as on the command line: {vstar: [evaluation.num_samples=32]}
+    benchmarks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class ValidationConfig(Section):

@@ -14,6 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from saccade.config.schema import Recipe
+from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.base import (
@@ -207,6 +208,7 @@ def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, st
     evaluation = recipe.evaluation
     environment_settings = {**recipe.environment.settings, **evaluation.environment_settings}
     engine = recipe.engine.settings
+    neutral_values = {**NEUTRAL_VALUES, "extra_body": {}}
     is_chat = uses_chat_engine(recipe)
     conditions = {
         "model": f"{engine['model']} at {engine['url']}" if is_chat else str(checkpoint or recipe.model.path),
@@ -215,6 +217,7 @@ def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, st
         **{f"environment.{name}": truncate_text(str(value)) or "none" for name, value in environment_settings.items()},
         "tools": "on" if evaluation.use_tools else "off",
         "temperature": f"{evaluation.temperature:g}",
+        **{name: str(engine[name]) for name, neutral in neutral_values.items() if engine.get(name, neutral) != neutral},
         "tokens per reply": str(recipe.sampling.max_tokens),
         "seed": str(recipe.seed),
     }

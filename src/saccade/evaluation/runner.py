@@ -187,7 +187,7 @@ def _prepare_results(
 def _compute_fingerprint(settings: EvaluationConfig, sampling: SamplingParams, identity: Mapping[str, Any]) -> str:
     """Return the fingerprint of everything besides the task that one sample depends on."""
     # A larger limit or more samples extend the same file; a judge grades answers that exist already.
-    evaluation_settings = settings.model_dump(exclude={"limit", "num_samples", "judge", "use_tools"})
+    evaluation_settings = settings.model_dump(exclude={"limit", "num_samples", "judge", "use_tools", "benchmarks"})
     if not settings.shuffle_options:
         del evaluation_settings["shuffle_options"]
     sampling_settings = {key: value for key, value in asdict(sampling).items() if key != "seed"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.config.load import parse_yaml, resolve_model_path
+from saccade.config.load import override_recipe, parse_yaml, resolve_model_path
 from saccade.config.schema import Recipe
 from saccade.data.dataset import load_recipe_data
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
@@ -230,6 +230,22 @@ def merge_benchmark_shards(
     )
     write_scorecard(path, card)
     return card
+
+
+def apply_benchmark_settings(
+    recipe: Recipe, benchmark: Benchmark, name: str = "", command_line: Sequence[str] = ()
+) -> Recipe:
+    """Return the recipe with what `evaluation.benchmarks` sets for a benchmark, by its name or its plugin's `name`.
+
+    Overrides of the `command_line` in the same sections apply after them. Raises ConfigError for a bad override.
+    """
+    by_name = recipe.evaluation.benchmarks
+    key = benchmark.name if benchmark.name in by_name else name
+    if key not in by_name:
+        return recipe
+    sections = {override.partition(".")[0] for override in by_name[key]}
+    later = [override for override in command_line if override.partition(".")[0].partition("=")[0] in sections]
+    return override_recipe(recipe, [*by_name[key], *later], f"evaluation.benchmarks.{key}")
 
 
 def build_subset(recipe: Recipe, benchmark: Benchmark, shard: Shard | None) -> Subset:

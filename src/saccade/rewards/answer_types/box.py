@@ -37,8 +37,8 @@ class BoxAnswer(AnswerFormat):
     1000 (`thousand`); `auto` means unit if no number is above 1, else pixel.
 
     Accepted boxes: `[x1, y1, x2, y2]`, JSON (`{"bbox_2d": [...]}`), and corners that the answer calls a box, with
-    nothing beside them: `<|box_start|>(x1, y1),(x2, y2)<|box_end|>`. Two points are no box. Boxes are clipped to the image. An answer with two different boxes, a
-    denied, inverted or empty box, a point, or anything else scores 0.
+    nothing beside them: `<|box_start|>(x1, y1),(x2, y2)<|box_end|>`. Two points are no box. Boxes are clipped to the
+    image. An answer with two different boxes, a denied, inverted or empty box, a point, or anything else scores 0.
     """
 
     names: ClassVar[tuple[str, ...]] = ("box", "bbox")
