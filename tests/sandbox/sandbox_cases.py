@@ -62,7 +62,7 @@ class SignalVideo:
     def read_metadata(self):
         return VideoMetadata(1.0, 1.0, 1, 1, np.zeros(1), np.zeros(1, np.uint32))
 
-    def load_frames(self, numbers, size):
+    def load_frames(self, numbers, size, is_cancelled):
         self._requested.set()
         return [np.full((size[1], size[0], 3), self.value, np.uint8) for _ in numbers]
 

@@ -9,10 +9,15 @@ import platform
 import re
 import signal
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sandbox_cases import (
     LONG_LIMITS,
     PATIENCE,
@@ -27,6 +32,7 @@ from sandbox_cases import (
     wait_until,
 )
 
+from saccade.errors import MediaError
 from saccade.sandbox import FailureReason, Limits, Sandbox, execution
 from saccade.sandbox import forkserver_client as server_module
 from saccade.sandbox import media as media_module
@@ -40,6 +46,8 @@ from saccade.sandbox.limits import (
     format_restart,
     format_timeout,
 )
+from saccade.sandbox.media import split_frames
+from saccade.sandbox.protocol import VideoMetadata
 from saccade.sandbox.scheduler import Scheduler
 from saccade.sandbox.seccomp_policy import get_architecture
 from saccade.tools.served_media import ServedVideo
@@ -812,6 +820,118 @@ def test_a_timeout_during_decoding_keeps_the_state(server, tmp_path):
         videos=videos,
     )
     assert (result.failure_reason, result.variables_kept) == (FailureReason.TIMEOUT, True)
+
+
+class SlicedVideo(SignalVideo):
+    """A video of 64 large frames, which are requested tiny; it records each slice and runs `on_slice` in it."""
+
+    def __init__(self, on_slice):
+        super().__init__()
+        self.slices, self.on_slice = [], on_slice
+
+    async def wait_for_slice(self):
+        await wait_until(lambda: self.slices)
+
+    def read_metadata(self):
+        return VideoMetadata(1.0, 64.0, 4096, 4096, np.arange(64.0), np.zeros(1, np.uint32))
+
+    def load_frames(self, numbers, size, is_cancelled):
+        self.slices.append(list(numbers))
+        self.on_slice(is_cancelled)
+        return super().load_frames(numbers, size, is_cancelled)
+
+
+READ_ALL = "print(len(video_clue_0._source.request_frames(0, (1, 1), list(range(64)))))"
+
+
+def wait_in_thread(is_true):
+    """Wait until a condition holds, in a decoder's thread."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.005)
+
+
+def test_a_large_request_lets_other_episodes_decode_in_between(server, monkeypatch):
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(execution, "get_decoder_pool", lambda: pool)
+    large = SlicedVideo(lambda is_cancelled: len(large.slices) > 1 or wait_in_thread(pool._work_queue.qsize))
+    num_before = []
+    small = SlicedVideo(lambda is_cancelled: num_before.append(len(large.slices)))
+
+    async def body():
+        async with (
+            Sandbox.open(LONG_LIMITS, videos=[large], fork_server=server) as first,
+            Sandbox.open(LONG_LIMITS, videos=[small], fork_server=server) as second,
+        ):
+            reading = asyncio.ensure_future(first.run(READ_ALL))
+            await large.wait_for_slice()
+            other = await second.run("video_clue_0._source.request_frames(0, (1, 1), [0])")
+            return await reading, other
+
+    reading, other = asyncio.run(body())
+    assert (reading.text, other.error) == ("64\n", None)
+    assert list(chain.from_iterable(large.slices)) == list(range(64))
+    assert (num_before, len(large.slices) > 1) == ([1], True)
+
+
+@pytest.mark.parametrize("reason", ["exit", "cancellation"])
+def test_decoding_ends_with_its_worker(server, reason):
+    ends = []
+
+    def wait_for_end(is_cancelled):
+        wait_in_thread(is_cancelled)
+        ends.append(reason)
+        raise MediaError("cancelled")
+
+    video = SlicedVideo(wait_for_end)
+
+    async def body():
+        async with Sandbox.open(LONG_LIMITS, videos=[video], fork_server=server) as sandbox:
+            reading = asyncio.ensure_future(sandbox.run(READ_ALL))
+            await video.wait_for_slice()
+            if reason == "exit":
+                sandbox._worker.send_signal(signal.SIGKILL)
+                assert (await reading).failure_reason is FailureReason.KILLED
+            else:
+                reading.cancel()
+                await asyncio.wait([reading])
+            await wait_until(lambda: ends)
+
+    asyncio.run(body())
+    assert len(video.slices) == 1
+
+
+@given(
+    numbers=st.lists(st.integers(0, 300), min_size=1, max_size=300),
+    keyframes=st.sets(st.integers(1, 300), max_size=20),
+    max_decoded=st.integers(1, 50),
+    is_sorted=st.booleans(),
+)
+def test_slices_cover_a_request_at_bounded_cost(numbers, keyframes, max_decoded, is_sorted):
+    keyframes = sorted({0, *keyframes})
+    numbers = sorted(set(numbers)) if is_sorted else numbers
+    slices = split_frames(numbers, keyframes, max_decoded)
+    assert list(chain.from_iterable(slices)) == numbers
+
+    def count_decoded(part):
+        last = {}  # by keyframe
+        for number in part:
+            key = max(keyframe for keyframe in keyframes if keyframe <= number)
+            last[key] = max(number, last.get(key, 0))
+        return sum(number - key + 1 for key, number in last.items())
+
+    longest = max(stop - start for start, stop in zip(keyframes, [*keyframes[1:], 301], strict=True))
+    assert all(count_decoded(part) < max_decoded + 2 * longest for part in slices)
+    if is_sorted:
+        assert sum(map(count_decoded, slices)) <= 4 * count_decoded(numbers)
+
+
+def test_slices_of_a_file_are_the_frames_of_the_whole(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(media_module, "MAX_SLICE_PIXELS", 5 * media_module.MIN_DECODED_PIXELS)
+    videos = [make_clip(tmp_path / "clip.mp4")]
+    cell = f"print([round(frame.mean() / {SHADE}) for frame in video_clue_0.get_batch(range(60))] == list(range(60)))"
+    assert run_and_get_text(server, cell, videos=videos) == "True\n"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_an_unreadable_file_raises_media_error_without_its_path(tmp_path):
     for name, read in [
         ("image_clue_0", lambda: load_image(str(path), "image_clue_0")),
         ("video_clue_0", video.read_metadata),
-        ("video_clue_0", lambda: video.load_frames([0], (8, 8))),
+        ("video_clue_0", lambda: video.load_frames([0], (8, 8), bool)),
     ]:
         with raises(MediaError, key=name) as caught:
             read()

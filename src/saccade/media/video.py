@@ -191,12 +191,17 @@ def _build_numbered_timeline(
 
 
 def decode_frames(
-    video_index: VideoIndex, times: Sequence[float], *, size: tuple[int, int] | None = None, threads: int = 1
+    video_index: VideoIndex,
+    times: Sequence[float],
+    *,
+    size: tuple[int, int] | None = None,
+    threads: int = 1,
+    is_cancelled: Callable[[], bool] = bool,
 ) -> list[Frame]:
     """Decode the frames shown at `times` (seconds, any order), scaled to `size` (width, height; None: display size).
 
     `threads` are used for large frames only. Raises MediaError if a time is after the end, if the file has changed
-    since it was indexed, or if damage makes a frame undecodable.
+    since it was indexed, if damage makes a frame undecodable, or once `is_cancelled()` is true.
     """
     path = video_index.info.path
     numbers = [video_index.find_frame_number(time) for time in times]
@@ -206,10 +211,10 @@ def decode_frames(
     unique_numbers = sorted(set(numbers))
     with convert_errors(MediaError, f"{path} can't be decoded; re-encode it", key=path):
         try:
-            frames = _decode_with(_decode_by_seeking, video_index, unique_numbers, size, threads)
+            frames = _decode_with(_decode_by_seeking, video_index, unique_numbers, size, threads, is_cancelled)
         except (_SeekFailed, _CorruptVideo):
             try:
-                frames = _decode_with(_decode_from_start, video_index, unique_numbers, size, threads)
+                frames = _decode_with(_decode_from_start, video_index, unique_numbers, size, threads, is_cancelled)
             except _CorruptVideo as error:
                 message = f"{path} is damaged: {error}; re-encode it, or ask for times before that"
                 raise MediaError(message, key=path) from error
@@ -223,12 +228,13 @@ def _decode_with(
     frame_numbers: list[int],
     size: tuple[int, int] | None,
     threads: int,
+    is_cancelled: Callable[[], bool],
 ) -> list[Frame]:
     """Decode frames (numbers, sorted) with a strategy; each is scaled before the next is decoded."""
     scaler, info = VideoReformatter(), video_index.info
     num_threads = threads if info.width * info.height >= MULTITHREADED_MIN_PIXELS else 1
     with _open_video(info.path, num_threads) as (container, stream):
-        decoder = _VideoDecoder(video_index, container, stream)
+        decoder = _VideoDecoder(video_index, container, stream, is_cancelled)
         size = size or (info.width, info.height)
         return [Frame(time, _scale_upright(frame, size, scaler)) for time, frame in strategy(decoder, frame_numbers)]
 
@@ -238,6 +244,7 @@ class _VideoDecoder:
     video_index: VideoIndex
     container: InputContainer
     stream: VideoStream
+    is_cancelled: Callable[[], bool]
 
     def seek(self, keyframe: tuple[int, int]) -> Iterator[_Packet]:
         """Return the packets from a keyframe (pts, dts), or an earlier one, on. Raises _SeekFailed."""
@@ -257,6 +264,8 @@ class _VideoDecoder:
         context = self.stream.codec_context
         can_skip = bool(needed_ids) and context.name == "h264"
         for packet in packets:
+            if self.is_cancelled():
+                raise MediaError("decoding was cancelled", key=self.video_index.info.path)
             if can_skip:
                 # Skipping a non-reference frame changes no other frame.
                 context.skip_frame = "DEFAULT" if packet.pts in needed_ids else "NONREF"

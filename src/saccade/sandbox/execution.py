@@ -26,7 +26,7 @@ from saccade.errors import MediaError, SandboxError
 from saccade.sandbox import limits, workdir
 from saccade.sandbox.forkserver_client import WorkerHandle, receive_status
 from saccade.sandbox.limits import ExecutionResult, FailureReason, Limits, ShownImage, is_too_narrow
-from saccade.sandbox.media import Video, get_decoder_pool, load_requested_frames
+from saccade.sandbox.media import Video, VideoRequest, get_decoder_pool
 from saccade.sandbox.protocol import (
     BROKEN_EXIT_CODE,
     HEADER,
@@ -192,36 +192,50 @@ class Execution:
     async def _serve_video_request(self, header: Header, numbers: list[int]) -> None:
         """Answer a request for frames or metadata of a video; refuse it after the time limit.
 
-        Waiting for a decoder isn't charged.
+        Waiting for a decoder isn't charged. Decoding stops when the time limit is reached or the worker exits.
         """
-        loop, parts = asyncio.get_running_loop(), _build_refusal("stopped")
+        parts = _build_refusal("stopped")
         if not self._timed_out.is_set():
-            self._clock.begin_decode_wait()
-            reply = loop.run_in_executor(get_decoder_pool(), self._build_video_reply, header, numbers)
-            futures: list[asyncio.Future[Any]] = [reply, loop.create_task(self._timed_out.wait())]
+            video, name = self.videos[header.a], f"video_clue_{header.a}"
+            request = VideoRequest(video, name, (header.b, header.c), numbers)
             try:
-                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-                parts = reply.result() if reply.done() else parts
-            finally:
-                self._clock.end_decode_wait()
-                for future in futures:
-                    future.cancel()
+                if await self._load_video_request(request):
+                    reply = Header(MessageKind.VIDEO_REPLY, payload_size=sum(map(len, request.parts))).pack()
+                    parts = [reply, *request.parts]
+            except MediaError as error:
+                parts = _build_refusal(str(error))
         for part in parts:
             await self.worker.connection.send(part)
 
-    def _build_video_reply(self, header: Header, numbers: list[int]) -> list[Any]:
-        """On a thread of the decoder pool: decode what a worker requested; return the reply as message parts."""
-        self._clock.end_decode_wait()
-        video, name = self.videos[header.a], f"video_clue_{header.a}"
+    async def _load_video_request(self, request: VideoRequest) -> bool:
+        """Load a request slice by slice; return False if nothing waits for it anymore. Raises MediaError."""
+        loop = asyncio.get_running_loop()
+        stops: list[asyncio.Future[Any]] = [
+            loop.create_task(self._timed_out.wait()),
+            loop.create_task(wait_readable(self.worker.pidfd)),
+        ]
         try:
-            if numbers:
-                frames = load_requested_frames(video, name, (header.b, header.c), numbers)
-                parts: list[Any] = [frame.data.cast("B") for frame in frames]
-            else:
-                parts = [video.read_metadata().pack()]
-        except MediaError as error:
-            return _build_refusal(str(error))
-        return [Header(MessageKind.VIDEO_REPLY, payload_size=sum(map(len, parts))).pack(), *parts]
+            while not request.is_loaded:  # the pool serves slices first come, first served: episodes take turns
+                self._clock.begin_decode_wait()
+                loading = loop.run_in_executor(get_decoder_pool(), self._load_slice, request)
+                try:
+                    await asyncio.wait([loading, *stops], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    self._clock.end_decode_wait()
+                    loading.cancel()
+                if any(stop.done() for stop in stops):
+                    return False
+                loading.result()
+            return True
+        finally:
+            request.cancel()
+            for stop in stops:
+                stop.cancel()
+
+    def _load_slice(self, request: VideoRequest) -> None:
+        """On a thread of the decoder pool: load a slice; from now on the time is charged."""
+        self._clock.end_decode_wait()
+        request.load_slice()
 
     # ---- the time limit ----------------------------------------------------------------------------------------------
 

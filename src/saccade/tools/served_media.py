@@ -5,7 +5,7 @@ The interpreter holds no descriptor, path or decoder of a media file, and the ro
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +55,19 @@ class ServedVideo:
         with _redact_path(self._path, self._name):
             return _index_video(*hashing.get_file_identity(self._path))[1]
 
-    def load_frames(self, numbers: Sequence[int], size: tuple[int, int]) -> list[NDArray[np.uint8]]:
-        """Return frames by number, scaled to `size` (width, height), uint8 [height, width, 3]. Raises MediaError."""
+    def load_frames(
+        self, numbers: Sequence[int], size: tuple[int, int], is_cancelled: Callable[[], bool]
+    ) -> list[NDArray[np.uint8]]:
+        """Return frames by number, scaled to `size` (width, height), uint8 [height, width, 3].
+
+        Raises MediaError, also soon after `is_cancelled()` has become true.
+        """
         with _redact_path(self._path, self._name):
             index, _ = _index_video(*hashing.get_file_identity(self._path))
             frames = {number: _frame_cache.get((index.info.digest, number, size)) for number in numbers}
             missing = sorted(number for number, pixels in frames.items() if pixels is None)
-            decoded = video.decode_frames(index, index.times[missing].tolist(), size=size) if missing else []
+            times = index.times[missing].tolist()
+            decoded = video.decode_frames(index, times, size=size, is_cancelled=is_cancelled) if missing else []
             for number, frame in zip(missing, decoded, strict=True):
                 frames[number] = frame.pixels
                 _frame_cache.put((index.info.digest, number, size), frame.pixels, frame.pixels.nbytes)
@@ -72,7 +78,9 @@ class ServedVideo:
 def _index_video(path: str, modified_ns: int, size: int) -> tuple[video.VideoIndex, VideoMetadata]:
     index = video.index_video(path)
     info = index.info
-    key_pts = [pts for pts, _ in index.keyframes if pts >= index.frame_ids[0]] or [int(index.frame_ids[0])]
+    # A video without timestamps can only be decoded from its start.
+    key_pts = [pts for pts, _ in index.keyframes if pts >= index.frame_ids[0] and not index.uses_frame_numbers]
+    key_pts = key_pts or [int(index.frame_ids[0])]
     return index, VideoMetadata(
         fps=info.num_frames / info.duration if info.duration else 0.0,
         duration=info.duration,
