@@ -54,7 +54,7 @@ def test_published_settings_of_a_benchmark():
 
 def test_the_command_line_applies_after_the_benchmark():
     assert apply("pyvision/image_rl", "vstar", "evaluation.num_samples=2").evaluation.num_samples == 2
-    assert apply("pyvision/image_rl", "vstar", "evaluation.benchmarks=null").evaluation.num_samples == 1
+    assert apply("pyvision/image_rl", "vstar", "evaluation.benchmarks.vstar=[]").evaluation.num_samples == 1
     general = apply("paravt/para_grpo", "charades_sta", "environment.settings.prompt_format=agentic_general")
     assert general.environment.settings["prompt_format"] == "agentic_general"
     same = apply("paravt/para_grpo", "charades_sta", "environment.settings.max_turns=2", "seed=3")
