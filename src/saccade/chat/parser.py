@@ -13,8 +13,8 @@ The rules:
 `<tool_call>` holds `{"name": ..., "arguments": {...}}` in JSON. `<tool_code>` holds one Python call with literal
 arguments, bare or in `print(...)`; its positional arguments have the keys "0", "1", ..., which the tool maps to names.
 `<code>` holds Python in a fence (several are joined; without one, the whole body is code): a call of the tool `python`.
-Calls after the 64th, duplicate keys, numbers that are not finite or exceed 64 bits, nesting beyond 16 levels and invalid
-Unicode are errors in all formats.
+Calls after the 64th, duplicate keys, numbers that aren't finite or exceed 64 bits, nesting beyond 16 levels and
+invalid Unicode are errors in all formats.
 """
 
 import ast

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from saccade.types import BlockKind, Call, Episode, ToolResult
+from saccade.utils.text import escape_control_characters
 
 LOG_INTERVAL_SECONDS = 10.0  # between two lines of progress without a terminal
 CALL_PANEL_WIDTH = (20, 44)  # at least and at most, in columns
@@ -70,12 +71,7 @@ def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgre
 
 def print_text(console: Console, text: str, style: str = "") -> None:
     """Print plain text without wrapping it to the terminal's width."""
-    console.print(Text(replace_control_characters(text), style=style), soft_wrap=True)
-
-
-def replace_control_characters(text: str) -> str:
-    r"""Replace every character that could move a cursor."""
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    console.print(Text(escape_control_characters(text), style=style), soft_wrap=True)
 
 
 class EpisodePrinter:
@@ -135,7 +131,7 @@ class EpisodePrinter:
         for index, result in enumerate(results):
             if index not in self._shown_results and result.error is not None:
                 if self._live is not None:
-                    self._panels[index].renderable = Text(replace_control_characters(result.error), style="red")
+                    self._panels[index].renderable = Text(escape_control_characters(result.error), style="red")
                     self._live.refresh()
                 else:
                     print_text(self.console, f"  not run: {result.error}")
@@ -150,12 +146,12 @@ def build_call_panel(call: Call, result: ToolResult | None, width: int) -> Panel
         text, style = result.error, "red"
     else:
         text, style = format_tool_result(result) or "(nothing)", "green"
-    body = Text(replace_control_characters(question), style="bold")
-    body.append(f"\n{replace_control_characters(text)}", style=f"not bold {style}")
+    body = Text(escape_control_characters(question), style="bold")
+    body.append(f"\n{escape_control_characters(text)}", style=f"not bold {style}")
     seconds = None if result is None else f"{result.seconds:.2f} s"
     least, most = CALL_PANEL_WIDTH
     return Panel(
-        body, title=Text(replace_control_characters(title)), subtitle=seconds, width=min(max(width, least), most)
+        body, title=Text(escape_control_characters(title)), subtitle=seconds, width=min(max(width, least), most)
     )
 
 

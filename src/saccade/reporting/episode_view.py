@@ -34,7 +34,6 @@ THUMBNAIL_PIXELS = 96  # of a thumbnail's longer side, at most
 MAX_TOKENS_SHOWN = 1500  # shown one by one per reply; the rest is one piece of text
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a token that ends within a character decodes to it
 _TAG_PATTERN = re.compile(rf"</?(?:{'|'.join(TAG_KINDS)})>")
-_CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
 
 
 def encode_data_uri(pixels: NDArray[Any]) -> str:
@@ -43,15 +42,6 @@ def encode_data_uri(pixels: NDArray[Any]) -> str:
     image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
     image.save(buffer, format="JPEG", quality=72, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def escape_control_characters(text: str) -> str:
-    r"""Make control characters visible and replace lone surrogates.
-
-    >>> escape_control_characters("a\x00b")
-    'a␀b'
-    """
-    return text.translate(_CONTROL_PICTURES).encode("utf-8", "replace").decode()
 
 
 class EpisodeViewer:

@@ -14,8 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from saccade.metrics.tables import Table, escape_markdown, format_markdown_table
-from saccade.reporting.episode_view import escape_control_characters, format_answer
+from saccade.reporting.episode_view import format_answer
 from saccade.reporting.plots import theme_svg
+from saccade.utils.text import escape_control_characters
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 _ESTIMATE = re.compile(r"([+-]?\d[\d.]*) (\[[^\]]*\])(.*)", re.DOTALL)

@@ -7,9 +7,10 @@ from typing import Any
 from saccade.errors import MediaError
 from saccade.media import image, video
 from saccade.media.frame_sampling import sample_uniform_times
-from saccade.reporting.episode_view import encode_data_uri, escape_control_characters
+from saccade.reporting.episode_view import encode_data_uri
 from saccade.reporting.report import render_template
 from saccade.types import Demonstration, Media, MediaKind, Task
+from saccade.utils.text import escape_control_characters
 
 MAX_FRAMES = 8  # of a video
 

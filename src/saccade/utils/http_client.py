@@ -10,14 +10,22 @@ request ─┘  at a time            └─ 400, 401, 404 ──> RequestFailed 
 import asyncio
 import contextlib
 import itertools
+import json
+import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import httpx
 
+from saccade.utils.text import redact
+
 T = TypeVar("T")
 _MAX_BACKOFF = 60.0  # seconds between two tries
+_MAX_RESPONSE_BYTES = 8 * 2**20  # of a response; a chat completion of 100,000 tokens has less than one
+_MAX_ERROR_BYTES = 2**16  # of a response with another status than 200
+_MAX_ERROR_CHARS = 300  # of a server's error message
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 
 
@@ -39,10 +47,21 @@ def compute_backoff(first: float, num_failures: int, *, at_least: float = 0.0, a
     return float(min(max(first * 2 ** min(num_failures - 1, 30), at_least), at_most))
 
 
-def fetch(url: str, *, timeout: float) -> httpx.Response | None:
-    """Return the response of one GET request, None if the server can't be reached; block at most `timeout` seconds."""
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(url, timeout=timeout, trust_env=False)
+def fetch(url: str, *, timeout: float) -> bytes | None:
+    """Return the body of one GET request; None if the status isn't 200 or the server fails.
+
+    Block at most `timeout` seconds per read and, after the first byte of the body, in total.
+    """
+    deadline, content = time.monotonic() + timeout, b""
+    with (
+        contextlib.suppress(httpx.HTTPError, httpx.InvalidURL),
+        httpx.stream("GET", url, timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"}) as response,
+    ):
+        for chunk in response.iter_raw():
+            content += chunk
+            if len(content) > _MAX_ERROR_BYTES or time.monotonic() > deadline:
+                return None
+        return content if response.status_code == 200 else None
     return None
 
 
@@ -61,7 +80,8 @@ class HttpClient:
     """A client of one server at `base_url`.
 
     `timeout` and `retry_backoff` are in seconds. `timeout` limits a whole request, including a slowly streamed
-    response. The n-th retry starts after `retry_backoff` * 2^(n - 1) seconds, or after the server's Retry-After if
+    response, and `max_response_bytes` its size, before and after decompression. `api_key` is removed from all texts of
+    the server. The n-th retry starts after `retry_backoff` * 2^(n - 1) seconds, or after the server's Retry-After if
     longer, but within a minute. At most `max_concurrency` requests run at a time (0: no limit). Proxies come from
     `proxy`, never from environment variables.
 
@@ -76,6 +96,7 @@ class HttpClient:
     retry_backoff: float = 1.0
     max_concurrency: int = 0
     proxy: str = ""
+    max_response_bytes: int = _MAX_RESPONSE_BYTES
     keeps_connections: bool = False
     _session: _Session | None = None
 
@@ -86,13 +107,14 @@ class HttpClient:
         body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
-        parse: Callable[[httpx.Response], T],
+        parse: Callable[[Any], T],
         expected: str = "JSON",
     ) -> T:
-        """Send a request and return the parsed response. Raises RequestFailed.
+        """Send a request; return what `parse` makes of the response's JSON (None: it is empty). Raises RequestFailed.
 
-        `parse` raises ValueError, LookupError, TypeError or AttributeError if the response is not as `expected`. When
-        cancelled, close the connection, which makes inference servers abort the request.
+        `parse` raises ValueError, LookupError, TypeError, AttributeError or ArithmeticError if the JSON is not as
+        `expected`. A response that is too large isn't requested again. When cancelled, close the connection, which
+        makes inference servers abort the request.
         """
         async with self._acquire_session() as session:
             for attempt in itertools.count(1):
@@ -102,10 +124,10 @@ class HttpClient:
                             raise RequestFailed(
                                 "was not queried: the client sends no more requests", is_retryable=False
                             )
-                        response = await self._send(session.client, method, path, body, query)
+                        content = await self._send(session.client, method, path, body, query)
                     try:
-                        return parse(response)
-                    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                        return parse(redact(json.loads(content), self.api_key) if content else None)
+                    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
                         raise RequestFailed(f"answered something that is no {expected}", status=200) from None
                 except RequestFailed as error:
                     if not error.is_retryable or attempt > self.max_retries:
@@ -123,23 +145,34 @@ class HttpClient:
 
     async def _send(
         self, client: httpx.AsyncClient, method: str, path: str, body: Any, query: Mapping[str, str] | None
-    ) -> httpx.Response:
+    ) -> bytes:
+        """Send one request and return the body of a response with the status 200. Raises RequestFailed."""
         url = f"{self.base_url.rstrip('/')}/{path.lstrip('/')}"
         try:
-            async with asyncio.timeout(self.timeout):
-                response = await client.request(method, url, json=body, params=query)
+            async with (
+                asyncio.timeout(self.timeout),
+                client.stream(method, url, json=body, params=query) as response,
+            ):
+                is_success = response.status_code == 200
+                max_bytes = self.max_response_bytes if is_success else _MAX_ERROR_BYTES
+                content, is_truncated = await _read_body(response, max_bytes)
         except TimeoutError:
             raise RequestFailed(f"did not answer within {self.timeout:g} seconds", is_timeout=True) from None
+        except zlib.error:
+            raise RequestFailed("answered with an invalid compression", status=response.status_code) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = redact(" ".join(str(error).split()), self.api_key) or type(error).__name__
             raise RequestFailed(f"can't be reached: {reason}"[:200]) from error
-        if response.status_code == 200:
-            return response
+        if is_success and is_truncated:
+            size = f"{self.max_response_bytes / 2**20:g} MiB"
+            raise RequestFailed(f"answered with more than {size}", status=200, is_retryable=False)
+        if is_success:
+            return content
         retry_after = response.headers.get("Retry-After", "")  # seconds, or a date, which is ignored
         raise RequestFailed(
-            f"answered {response.status_code} {response.reason_phrase}",
+            f"answered {response.status_code} {redact(response.reason_phrase, self.api_key)}",
             status=response.status_code,
-            server_message=_extract_error_message(response),
+            server_message=_extract_error_message(content, self.api_key),
             is_retryable=response.status_code in _RETRYABLE_STATUSES,
             retry_after=float(retry_after) if retry_after.isdecimal() else 0.0,
         )
@@ -148,7 +181,10 @@ class HttpClient:
     async def _acquire_session(self) -> AsyncIterator[_Session]:
         session = self._session = self._session or _Session(
             client=httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+                headers={
+                    "Accept-Encoding": "gzip",
+                    **({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}),
+                },
                 timeout=None,  # `_send` limits the whole request
                 limits=httpx.Limits(max_connections=self.max_concurrency or None),
                 proxy=self.proxy or None,
@@ -172,13 +208,32 @@ class HttpClient:
             await session.client.aclose()
 
 
-def _extract_error_message(response: httpx.Response) -> str:
-    """Return the error message of a response, shortened; "" if it has none."""
+async def _read_body(response: httpx.Response, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the first `max_bytes` bytes of a response's decompressed body, and whether that isn't all of it.
+
+    Stop at `max_bytes` compressed bytes, too. Raises zlib.error.
+    """
+    # httpx would decompress whole chunks, each of which may grow a thousandfold.
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    decompressor = None if encoding in ("", "identity") else zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+    parts: list[bytes] = []
+    num_raw = num_decoded = 0
+    async for chunk in response.aiter_raw():
+        num_raw += len(chunk)
+        parts.append(decompressor.decompress(chunk, max_bytes + 1 - num_decoded) if decompressor else chunk)
+        num_decoded += len(parts[-1])
+        if max(num_raw, num_decoded) > max_bytes:
+            return b"".join(parts)[:max_bytes], True
+    return b"".join(parts), False
+
+
+def _extract_error_message(content: bytes, api_key: str) -> str:
+    """Return the error message of a response's body, shortened and without the key; "" if it has none."""
     try:
-        body = response.json()
+        body = json.loads(content)
         error = body.get("error") or body
         fields = error if isinstance(error, dict) else {}
         text = str(fields.get("message") or fields.get("detail") or error)
     except (ValueError, AttributeError, RecursionError):
-        text = response.text
-    return " ".join(text.split())[:300]
+        text = content.decode("utf-8", "replace")
+    return redact(" ".join(text.split()), api_key)[:_MAX_ERROR_CHARS]

@@ -32,20 +32,21 @@ class OpenAIClient(HttpClient):
         return await self.request(
             "GET",
             "models",
-            parse=lambda response: [{**model, "id": str(model["id"])} for model in response.json()["data"]],
+            parse=lambda content: [{**model, "id": str(model["id"])} for model in content["data"]],
             expected="list of models",
         )
 
 
-def _parse_chat_completion(response: Any) -> ChatCompletion:
-    content = response.json()
-    choice, usage = content["choices"][0], content.get("usage") or {}
+def _parse_chat_completion(content: Any) -> ChatCompletion:
+    choice, usage = content["choices"][0], content.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    num_tokens = count if isinstance(count, int) and count > 0 else 0  # a wrong count doesn't make a reply unusable
     text, finish = choice["message"]["content"], str(choice.get("finish_reason") or "")
     if text is None and finish == "length":  # the server spent all tokens on reasoning that it hides
         text = ""
     if not isinstance(text, str):
         raise TypeError("a completion without text")
-    return ChatCompletion(text=text, finish_reason=finish, num_tokens=max(int(usage.get("completion_tokens") or 0), 0))
+    return ChatCompletion(text=text, finish_reason=finish, num_tokens=num_tokens)
 
 
 def read_api_key(env_name: str, source: str, *, key: str = "api_key_env") -> str:

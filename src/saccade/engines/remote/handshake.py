@@ -44,7 +44,10 @@ async def describe(server: Server) -> str:
 
 
 async def check_tokenizer(server: Server, renderer: Renderer) -> None:
-    """Set the server's context and vocabulary size, and compare its vocabulary. Raises BrokenEngineError, ServerError or EngineError."""
+    """Set the server's context and vocabulary size, and compare its vocabulary.
+
+    Raises BrokenEngineError, ServerError or EngineError.
+    """
     name = await describe(server)
     server.vocab_size = renderer.vocab_size
     special_ids = (*renderer.stop_ids, *renderer.forbidden_ids)

@@ -151,8 +151,8 @@ def _check_port(config: LaunchConfig) -> None:
             reason, key = error.strerror or str(error), "--host"
             if error.errno == errno.EADDRINUSE:
                 reason, key = "it is in use", "--port"
-                with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # by another program
-                    models = fetch(f"{config.url}/v1/models", timeout=2).json()  # type: ignore[union-attr]
+                with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # by another program
+                    models = json.loads(fetch(f"{config.url}/v1/models", timeout=2) or b"")
                     reason = f"it is in use by a server of {models['data'][0]['root']}"
             raise ConfigError(
                 f"the server can't listen at {config.host}:{config.port}: {reason}; give another --port or --host",
@@ -243,8 +243,7 @@ class ServerProcess:
         """
         deadline = time.monotonic() + timeout
         while self.is_alive and time.monotonic() < deadline:
-            response = fetch(f"{self.config.url}/health", timeout=2)
-            if response is not None and response.status_code == 200:
+            if fetch(f"{self.config.url}/health", timeout=2) is not None:
                 return
             yield self.read_last_log_line(prefer_error=False)
             time.sleep(0.5)

@@ -16,6 +16,7 @@ from saccade.utils.http_client import HttpClient, RequestFailed
 InFlightPolicy = Literal["drain", "continue"]
 _BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
 SERVERS_KEY = "engine.settings.servers"  # of errors about a server
+_MAX_RESPONSE_BYTES = 32 * 2**20  # of a completion with logprobs: about 150 bytes per token
 _NUM_SHOWN_IDS = 8  # on either side of the first difference of two prompts
 
 
@@ -146,9 +147,9 @@ class Server:
     """A server at `url`, such as http://127.0.0.1:8000; each HTTP request is bounded by `timeout` seconds.
 
     `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
-    context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples, `was_reached` whether any handshake had a
-    connection (None: not tried yet), `version_by_label` the weight version of each label that it may report. The pool
-    and the handshake set them.
+    context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples,
+    `was_reached` whether any handshake had a connection (None: not tried yet), `version_by_label` the weight version of
+    each label that it may report. The pool and the handshake set them.
     """
 
     def __init__(self, url: str, timeout: float, api: ServerApi) -> None:
@@ -160,7 +161,9 @@ class Server:
                 value=url,
             )
         self.url, self.api = url.rstrip("/"), api
-        self._client = HttpClient(base_url=self.url, timeout=timeout, keeps_connections=True)
+        self._client = HttpClient(
+            base_url=self.url, timeout=timeout, keeps_connections=True, max_response_bytes=_MAX_RESPONSE_BYTES
+        )
         self.is_up, self.num_in_flight, self.generation = False, 0, 0
         self.max_model_len, self.vocab_size = 0, 0
         self.down_reason, self.is_seeded = "no handshake yet", True
@@ -228,16 +231,14 @@ class Server:
         Raises ServerError or EngineError.
         """
         try:
-            await self._client.request("GET", path, parse=lambda response: None)
+            await self._client.request("GET", path, parse=lambda content: None)
         except RequestFailed as error:
             if error.status != 405:
                 raise self._convert_error(path, error) from error
 
     async def _request(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
         try:
-            return await self._client.request(
-                method, path, body, query=query, parse=lambda response: response.json() if response.content else None
-            )
+            return await self._client.request(method, path, body, query=query, parse=lambda content: content)
         except RequestFailed as error:
             raise self._convert_error(path, error) from error
 
@@ -252,6 +253,8 @@ class Server:
         if 400 <= status < 500:
             refusal = f"{self.url} refused a request to {path} with {status}{message}"
             return EngineError(refusal, key=SERVERS_KEY, value=self.url)
+        if status == 200 and not error.is_retryable:  # too large: the same request would have the same response
+            return EngineError(f"{self.url} {error}", key=SERVERS_KEY, value=self.url)
         if status >= 500:
             return ServerError(f"{self.url} failed: {path} returned {status}{message}")
         unreachable = not status and not error.is_timeout
