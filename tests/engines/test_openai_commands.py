@@ -131,3 +131,53 @@ def test_evaluate_takes_the_address_of_a_server(tmp_path, image):
     with server(zoom_then_answer) as served:
         [scored] = saccade.evaluate(tmp_path / "run", model=served.url, tasks=[task])
     assert (scored.episode.answer, len(served.bodies)) == ("red", 2)
+
+
+def test_settings_of_the_engine_are_those_of_the_server(image, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-0123456789")
+    settings = ["engine.settings.api_key_env=MY_KEY", "engine.settings.extra_body={top_p: 0.5}"]
+    with server(zoom_then_answer) as served:
+        good("ask", "Which?", "--image", image, "--model", served.url, "--recipe", *ZOOM, *settings)
+    assert {headers["Authorization"] for headers in served.headers} == {"Bearer sk-0123456789"}
+    assert {body["top_p"] for body in served.bodies} == {0.5}
+
+
+def test_an_engine_without_a_chat_api_is_refused(image):
+    arguments = ["ask", "Which?", "--image", image, "--model", "http://127.0.0.1:9/v1", "--recipe", *ZOOM]
+    assert "engine.name" in bad(*arguments, "engine.name=vllm")
+
+
+def write_tasks(folder):
+    task = {"id": "1", "question": "What?", "answer_type": "open", "ground_truth": "red"}
+    media = [{"path": str(folder / "a.png"), "kind": "image"}]
+    (folder / "tasks.jsonl").write_text(json.dumps({**task, "media": media}) + "\n")
+    return folder / "tasks.jsonl"
+
+
+def test_a_recipe_with_a_server_is_evaluated_and_checked_as_it_is(tmp_path, image):
+    tasks = write_tasks(tmp_path)
+    with server(zoom_then_answer) as served:
+        (tmp_path / "mine.yaml").write_text(
+            f"extends: {ZOOM[0]}\nenvironment: {{settings: {{force_think: false}}}}\n"
+            f"engine: {{name: chat_completions, settings: {{url: '{served.url}', extra_body: {{top_p: 0.5}}}}}}\n"
+        )
+        checked = good("doctor", tmp_path / "mine.yaml", f"data.test={tasks}")
+        good("eval", tmp_path / "mine.yaml", "--tasks", tasks, "--out", tmp_path / "run")
+    assert {body["top_p"] for body in served.bodies} == {0.5}
+    assert f"server {served.url}" in checked
+    fail("doctor", tmp_path / "mine.yaml", f"data.test={tasks}", key="servers", value=["servers"])
+
+
+def test_doctor_checks_the_server_of_an_address(tmp_path, image):
+    tasks = write_tasks(tmp_path)
+    with server(zoom_then_answer) as served:
+        output = good("doctor", *ZOOM, f"data.test={tasks}", "--model", served.url)
+        assert f"server {served.url}" in output
+    fail("doctor", *ZOOM, f"data.test={tasks}", "--model", served.url, key="servers", value=["servers"])
+
+
+@pytest.mark.parametrize("command", ["sft", "train"])
+def test_training_refuses_an_address(tmp_path, command):
+    output = bad(command, "tiny/base", "--model", "http://127.0.0.1:9/v1", "--out", tmp_path / "run")
+    assert "http://127.0.0.1:9/v1" in output
+    assert not (tmp_path / "run").exists()

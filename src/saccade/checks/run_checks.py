@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,15 +41,17 @@ from saccade.errors import ConfigError, ModelError, RunError, SaccadeError, conv
 from saccade.media import image, video
 from saccade.models.checkpoint_files import check_weights
 from saccade.models.lora import check_adapters
-from saccade.protocols import EngineRequirements, ProbeableEngine
+from saccade.protocols import ChatEngine, EngineRequirements, ProbeableEngine
 from saccade.reporting.loggers.dispatch import check_loggers
 from saccade.rollouts.components import (
+    RolloutComponents,
     apply_evaluation_settings,
     apply_sft_settings,
     compose_task_rewards,
     require_trainable,
     resolve_settings,
     resolve_tool_settings,
+    uses_chat_engine,
 )
 from saccade.training import rl as rl_training
 from saccade.training.checkpoint import count_kept_checkpoints, is_saved, list_checkpoints
@@ -404,6 +406,8 @@ def _check_context(folder: Path, recipe: Recipe, environment: str) -> str:
 def _check_servers(planned_run: PlannedRun) -> dict[str, str | Exception]:
     """Probe the engine's servers; return a description, or an error, of each."""
     recipe, used = planned_run.recipe, _list_environments(planned_run).values()
+    if uses_chat_engine(recipe):
+        return {f"server {recipe.engine.settings.get('url')}": f"serves {asyncio.run(_connect_chat_engine(recipe))}"}
     engine: Any = plugins.load("engines", recipe.engine.name)
     if not isinstance(engine, ProbeableEngine):
         return {}
@@ -419,6 +423,15 @@ def _check_servers(planned_run: PlannedRun) -> dict[str, str | Exception]:
     )
     answers = asyncio.run(engine.probe(requirements, **resolve_settings("engines", recipe.engine)))
     return {f"server {url}": answer for url, answer in answers.items()}
+
+
+async def _connect_chat_engine(recipe: Recipe) -> str:
+    """Return the name of the model that the recipe's chat API serves. Raises SaccadeError."""
+    engine = cast(ChatEngine, RolloutComponents.from_recipe(recipe).engine)
+    try:
+        return await engine.connect()
+    finally:
+        await engine.close()
 
 
 def find_isolations(*recipes: Recipe) -> list[tuple[str, sandbox.IsolationMode]]:

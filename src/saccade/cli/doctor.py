@@ -9,8 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.cli.terminal import ModelPath, Settings, print_table
-from saccade.config.load import load_recipe
+from saccade.cli.terminal import MODEL_OR_SERVER, Settings, print_table
 from saccade.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def doctor(
     recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, only this machine is checked.")] = None,
     settings: Settings = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder that would be written.")] = None,
-    model: ModelPath = None,
+    model: Annotated[str | None, MODEL_OR_SERVER] = None,
     data: Annotated[Path | None, typer.Option(help="A folder made by `saccade data synth`.")] = None,
     stage: Annotated[str, typer.Option(help="The stages to check, of sft,rl,eval.")] = "",
     bench: Annotated[str, typer.Option(help="Benchmarks of the evaluation, such as videomme,mlvu.")] = "",
@@ -36,17 +35,19 @@ def doctor(
         _print_results(check_machine(), "this machine can't run Saccade; fix {}")
         return
     from saccade.checks.run_checks import STAGES
+    from saccade.rollouts.components import uses_chat_engine
     from saccade.runs import pipeline
 
-    loaded = load_recipe(recipe, settings or ())
+    loaded, weights = pipeline.load_with_model(recipe, settings or (), model)
     run_folder = Path(recipe).parent if Path(recipe).name == "recipe.yaml" else None
     folder = folder or run_folder or Path("runs") / "rl"
     configured = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
+    configured = ["eval"] if uses_chat_engine(loaded) else configured  # a chat API has no weights to train
     stages = [name.strip() for name in stage.split(",")] if stage else configured
     for name in stages:
         if name not in STAGES:
             raise ConfigError(f"--stage can't be {name!r}; name some of {', '.join(STAGES)}", key="--stage", value=name)
-    loaded = pipeline.with_paths(loaded, folder=folder, model=model, data=data)
+    loaded = pipeline.with_paths(loaded, folder=folder, model=weights, data=data)
     results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not bench)]
     if bench:
         from saccade.cli.benchmark import BenchmarkData, check_benchmarks

@@ -145,28 +145,27 @@ def _prepare_run(
 ) -> tuple[Path, Recipe, Path | None]:
     """Return the run folder (that of a recipe becomes a run), recipe, and weights (None: the newest, or a server's)."""
     from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
-    from saccade.rollouts.components import apply_evaluation_settings
+    from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
     from saccade.runs import pipeline
 
     if run_or_recipe.is_dir():
         run = Run.open(run_or_recipe)
-        return run.path, *pipeline.resolve_target(load_recipe(str(run.path / "recipe.yaml"), settings), model)
+        return run.path, *pipeline.load_with_model(str(run.path / "recipe.yaml"), settings, model)
     if run_or_recipe.suffix not in (".yaml", ".yml") and str(run_or_recipe) not in list_recipes():
         name, suggestion = str(run_or_recipe), suggest(str(run_or_recipe), list_recipes())
         raise RunError(f"there is no run at {name}, nor a recipe of that name; {suggestion}", key=name)
-    recipe = load_recipe(str(run_or_recipe), settings)
+    recipe, weights = pipeline.load_with_model(str(run_or_recipe), settings, model)
     # The run is created with the recipe's own settings; the results record those of this evaluation.
-    _, weights = pipeline.resolve_target(recipe, model)
     run_recipe = pipeline.with_paths(load_recipe(str(run_or_recipe)), folder=output_folder, model=weights)
     checked = recipe.with_values({"model.path": run_recipe.model.path})
-    has_model = weights is not None or not model
+    has_model = not uses_chat_engine(recipe)
     require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
     is_run, isolations = (
         (output_folder / "recipe.yaml").exists(),
         start_sandboxes(apply_evaluation_settings(run_recipe)),
     )
     Run.create(output_folder, run_recipe, resume=is_run, metadata=isolations)
-    return output_folder, *pipeline.resolve_target(load_recipe(str(output_folder / "recipe.yaml"), settings), model)
+    return output_folder, *pipeline.load_with_model(str(output_folder / "recipe.yaml"), settings, model)
 
 
 @evaluation_app.command("merge")

@@ -19,7 +19,7 @@ err = Console(stderr=True, highlight=False)
 
 Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
-ModelPath = Annotated[Path | None, typer.Option("--model", help="A checkpoint, or a run for its newest one.")]
+ModelPath = Annotated[str | None, typer.Option("--model", help="A checkpoint, or a run for its newest one.")]
 MODEL_OR_SERVER = typer.Option("--model", help="A checkpoint, a run, or the URL of a chat completions server.")
 RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.")]
 

@@ -20,7 +20,7 @@ from typing import Any, overload
 from saccade.checks.run_checks import open_media
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
-from saccade.errors import DataError, MediaError
+from saccade.errors import ConfigError, DataError, MediaError
 from saccade.evaluation.judge_results import read_judged_episodes
 from saccade.evaluation.runner import Progress
 from saccade.rollouts.runner import run_episode
@@ -186,6 +186,9 @@ def _fill_paths(
     recipe: Recipe | str, out: AnyPath, model: AnyPath | None, data: AnyPath | None, resume: bool
 ) -> Recipe:
     """Return the recipe with these paths, or with `resume` those of the run. Raises RunError without one."""
+    if model is not None and pipeline.is_address(os.fspath(model)):
+        message = f"{model} is a server's address, and training needs weights; give --model a checkpoint or a run"
+        raise ConfigError(message, key="--model", value=str(model))
     filled = pipeline.with_paths(
         _load(recipe),
         folder=Path(out),

@@ -137,9 +137,9 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
     that can't be used.
     """
     name, overrides = (recipe, ()) if recipe else find_default_recipe(model)
-    loaded = remove_rewards(apply_evaluation_settings(load_recipe(name, [*overrides, *settings])))
-    loaded, weights = resolve_target(loaded, str(model))
-    return load_components(connect_server(loaded), weights and resolve_checkpoint(weights))
+    loaded, weights = load_with_model(name, [*overrides, *settings], str(model))
+    used = remove_rewards(apply_evaluation_settings(loaded))
+    return load_components(connect_server(used), weights and resolve_checkpoint(weights))
 
 
 def remove_rewards(recipe: Recipe) -> Recipe:
@@ -163,16 +163,35 @@ def is_address(model: str | Path) -> bool:
     return str(model).startswith(("http://", "https://"))
 
 
+def load_with_model(name: str, settings: Sequence[str], model: str | None) -> tuple[Recipe, Path | None]:
+    """Load a recipe by name or path with dotted overrides; return it and the weights as `resolve_target` does.
+
+    For a URL, overrides of the engine's settings are those of the chat engine. Raises ConfigError if they name an
+    engine that isn't one.
+    """
+    if model is None or not is_address(model):
+        return resolve_target(load_recipe(name, settings), model)
+    is_named = any(text.startswith(("engine.name=", "engine=")) for text in settings)
+    recipe = load_recipe(name, settings if is_named else [f"engine.name={CHAT_ENGINE}", *settings])
+    if not uses_chat_engine(recipe):
+        raise ConfigError(
+            f"--model {model} is the address of a chat completions server, which the engine {recipe.engine.name} can't "
+            "use; leave out engine.name, or --model",
+            key="engine.name",
+            value=recipe.engine.name,
+        )
+    return resolve_target(recipe, model)
+
+
 def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | None]:
     """Return the recipe and the weights for a model: for a URL, a recipe whose engine is that server's chat API.
 
-    Settings that the recipe already has for the chat engine are kept.
+    Settings that the recipe already has for a chat engine are kept.
     """
     if model is None or not is_address(model):
         return recipe, Path(model) if model else None
-    settings = recipe.engine.settings if recipe.engine.name == CHAT_ENGINE else {}
-    engine = PluginConfig(name=CHAT_ENGINE, settings={**settings, "url": model})
-    return recipe.with_values({"engine": engine}), None
+    engine = recipe.engine if uses_chat_engine(recipe) else PluginConfig(name=CHAT_ENGINE)
+    return recipe.with_values({"engine": engine.with_values({"settings": {**engine.settings, "url": model}})}), None
 
 
 def connect_server(recipe: Recipe) -> Recipe:
@@ -220,10 +239,15 @@ def check_run(
             require_finished_sft(run)
         return f"{folder} is an existing run; resume it with --resume"
 
-    weights = find_newest_weights(folder)
-    yield from report_checks(
-        PlannedRun(recipe=recipe, folder=folder, stages=stages, weights=weights, uses_own_tasks=uses_own_tasks)
+    planned_run = PlannedRun(
+        recipe=recipe,
+        folder=folder,
+        stages=stages,
+        weights=find_newest_weights(folder),
+        has_model=not uses_chat_engine(recipe),
+        uses_own_tasks=uses_own_tasks,
     )
+    yield from report_checks(planned_run)
     yield from run_check(Check("run folder", check_folder))
 
 
