@@ -165,7 +165,8 @@ def test_a_recipe_with_a_server_is_evaluated_and_checked_as_it_is(tmp_path, imag
         good("eval", tmp_path / "mine.yaml", "--tasks", tasks, "--out", tmp_path / "run")
     assert {body["top_p"] for body in served.bodies} == {0.5}
     assert f"server {served.url}" in checked
-    fail(RunError, "doctor", tmp_path / "mine.yaml", f"data.test={tasks}", key="servers", value=["servers"])
+    no_retries = "engine.settings.max_retries=0"
+    fail(RunError, "doctor", tmp_path / "mine.yaml", no_retries, f"data.test={tasks}", key="servers", value=["servers"])
 
 
 def test_doctor_checks_the_server_of_an_address(tmp_path, image):
@@ -173,7 +174,17 @@ def test_doctor_checks_the_server_of_an_address(tmp_path, image):
     with server(zoom_then_answer) as served:
         output = good("doctor", *ZOOM, f"data.test={tasks}", "--model", served.url)
         assert f"server {served.url}" in output
-    fail(RunError, "doctor", *ZOOM, f"data.test={tasks}", "--model", served.url, key="servers", value=["servers"])
+    fail(
+        RunError,
+        "doctor",
+        *ZOOM,
+        "engine.settings.max_retries=0",
+        f"data.test={tasks}",
+        "--model",
+        served.url,
+        key="servers",
+        value=["servers"],
+    )
 
 
 @pytest.mark.parametrize("command", ["sft", "train"])
