@@ -16,8 +16,8 @@ from saccade.ledger import ImageRef, ImageSlot, Ledger, Message, Origin, Segment
 from saccade.types import Reply
 
 _FAMILY = QwenFamily(name="messages")
-_BYTES_PER_TOKEN = 4
-_TOKENS_PER_MESSAGE = 4  # of a template: the turn's start, role and end
+BYTES_PER_TOKEN = 4  # as texts are estimated
+TOKENS_PER_MESSAGE = 4  # of a template: the turn's start, role and end
 
 
 class MessageRenderer:
@@ -60,7 +60,7 @@ class MessageRenderer:
             ImageSlot(index=index, image=image, num_tokens=max(image.width * image.height // self.factor**2, 1))
             for index, image in enumerate(images)
         ]
-        num_tokens = sum(len(self.encode(message.text)) + _TOKENS_PER_MESSAGE for message in messages)
+        num_tokens = sum(len(self.encode(message.text)) + TOKENS_PER_MESSAGE for message in messages)
         num_tokens += sum(slot.num_tokens for slot in slots)
         return Segment(
             tokens=(), origin=origin, slots=tuple(slots), messages=tuple(messages), num_message_tokens=num_tokens
@@ -69,12 +69,12 @@ class MessageRenderer:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return one id per four bytes of the text."""
         data = replace_surrogates(text).encode()
-        chunks = [data[start : start + _BYTES_PER_TOKEN] for start in range(0, len(data), _BYTES_PER_TOKEN)]
+        chunks = [data[start : start + BYTES_PER_TOKEN] for start in range(0, len(data), BYTES_PER_TOKEN)]
         return tuple(int.from_bytes(b"\x01" + chunk) for chunk in chunks)  # the first byte keeps leading zeros
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ids; a character that they truncate becomes U+FFFD."""
-        data = b"".join(token.to_bytes(_BYTES_PER_TOKEN + 1).lstrip(b"\x00")[1:] for token in tokens)
+        data = b"".join(token.to_bytes(BYTES_PER_TOKEN + 1).lstrip(b"\x00")[1:] for token in tokens)
         return data.decode("utf-8", "replace")
 
     def parse(self, tokens: Sequence[int], *, prefill: Sequence[int] = ()) -> Reply:

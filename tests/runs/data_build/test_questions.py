@@ -67,7 +67,7 @@ def test_json_is_found_in_a_reply(text, value):
     assert parse_json(complete(text)) == value
 
 
-@pytest.mark.parametrize("text", ["", "I can't.", "[1, 2", "{'a': 1}", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "I can't.", "<think>[1]", "[1, 2", "{'a': 1}", "[" * 100_000])
 def test_a_reply_without_json_is_refused(text):
     with pytest.raises(InvalidReply, match="no JSON"):
         parse_json(complete(text))
@@ -132,6 +132,7 @@ def test_the_right_option_stays_right_and_is_not_always_the_first():
         ({"options": ["red", "Red.", "blue", "green"]}, "options"),
         ({"options": ["red", "", "blue", "green"]}, "options"),
         ({"options": "red"}, "wrong type"),
+        ({"options": ["red", "x" * 201, "blue", "green"]}, "option is too long"),
         ({"answer": "purple"}, "answer"),
         ({"answer": None}, "answer"),
         ({"answer_type": "open", "answer": " "}, "answer"),

@@ -1,25 +1,34 @@
-"""What a build costs at most: requests and tokens of each stage, from the scenes and the settings alone."""
+"""What a build costs at most: requests and tokens of each stage, from the scenes and the settings alone.
 
-from collections.abc import Sequence
+The limits hold by construction, whatever the teacher replies: the journal truncates replies, questions and options have
+a maximum length, and the runner ends an episode whose context is full.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
+from saccade.chat.message_renderer import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE
 from saccade.config.schema import PriceConfig, Recipe
 from saccade.environments.base import PromptSettings
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.environments.tool_environment import ToolEnvironment
 from saccade.media.image import fit_size
 from saccade.media.scenes import Scene
-from saccade.protocols import PixelBudget
+from saccade.protocols import Environment, PixelBudget
 from saccade.rollouts.components import resolve_tool_settings
 from saccade.runs.data_build import captions, demonstrations, filters, questions
 from saccade.runs.data_build.clips import Clip
-from saccade.runs.data_build.journal import StageUsage
+from saccade.runs.data_build.journal import MAX_BYTES_PER_TOKEN, StageUsage
 
-_BYTES_PER_TOKEN = 4  # as `chat.message_renderer` estimates texts
 _TIMESTAMP_TOKENS = 5
-_SYSTEM_TOKENS = 512  # system prompt and tool schemas of the environment
-_QUESTION_TOKENS = questions.MAX_QUESTION_CHARS // _BYTES_PER_TOKEN + 128  # with options and the instruction
+_FRAME_NAME_TOKENS = 12  # of tags around a frame, as the environment `python` writes them
+_TEMPLATE_TOKENS = 256  # of the instruction around tool schemas, and of facts about the video
+_SCENE_HEADER_TOKENS = 16  # of a scene's captions in the request for questions
+_EXPANSION = MAX_BYTES_PER_TOKEN // BYTES_PER_TOKEN  # estimated tokens of a reply's text per token of the server
+_TOOLS_WITHOUT_SUB_AGENTS = {"show_frames", "zoom_image", "python"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +73,15 @@ def _estimate_clip(clip: Clip, recipe: Recipe, image_token_size: int) -> dict[st
     counts = _count(clip, recipe)
     frame = _count_frame_tokens(clip, settings.captions.frame_pixels, image_token_size)
     frames = [len(captions.sample_scene_times(scene, settings.captions)) for scene in scenes]
-    caption_texts = settings.captions.max_tokens * (counts.scenes + 2 * counts.pairs)
-    prompts = {
-        captions.STAGE: sum(frames) * frame + len(scenes) * len(captions.PROMPT) // _BYTES_PER_TOKEN,
-        questions.STAGE: caption_texts + (counts.scenes + counts.pairs) * len(questions.PROMPT) // _BYTES_PER_TOKEN,
-    }
     num_units = (counts.scenes if settings.questions.num_per_scene else 0) + counts.pairs
+    num_described = (counts.scenes if settings.questions.num_per_scene else 0) + 2 * counts.pairs
+    description = _EXPANSION * settings.captions.max_tokens + _SCENE_HEADER_TOKENS
+    most_types = max(settings.questions.num_per_scene, settings.questions.num_per_pair)
+    instruction = (questions.PROMPT, questions.RELATION, *questions.RULES.values(), "grounding, " * most_types)
+    prompts = {
+        captions.STAGE: sum(frames) * frame + counts.scenes * _count_text_tokens(captions.PROMPT),
+        questions.STAGE: num_described * description + num_units * _count_text_tokens(*instruction),
+    }
     requests = {captions.STAGE: counts.scenes, questions.STAGE: num_units}
     longest = {captions.STAGE: settings.captions.max_tokens, questions.STAGE: settings.questions.max_tokens}
     votes = {
@@ -78,10 +90,12 @@ def _estimate_clip(clip: Clip, recipe: Recipe, image_token_size: int) -> dict[st
         filters.AGREEMENT: settings.filters.agreement_votes,
     }
     shown: tuple[Scene, ...] = tuple(sorted(scenes, key=lambda scene: scene.end - scene.start)[-2:])
+    instruction = (filters.NO_VIDEO_PROMPT, filters.PROMPT, filters.ANSWER_PROMPT)
+    vote = _count_question_tokens(recipe) + _count_text_tokens(*instruction) + _count_text_tokens("")
     for stage, num_votes in votes.items():
         times = filters.sample_vote_times(stage, shown, clip.record.duration, settings.filters, settings.captions)
         requests[stage] = counts.questions * num_votes
-        prompts[stage] = requests[stage] * (_QUESTION_TOKENS + len(times) * frame)
+        prompts[stage] = requests[stage] * (vote + len(times) * frame)
         longest[stage] = settings.filters.max_tokens
     usage = {
         stage: StageUsage(
@@ -103,30 +117,61 @@ def _count(clip: Clip, recipe: Recipe) -> _Counts:
 
 
 def _estimate_episodes(clip: Clip, recipe: Recipe, image_token_size: int, num_episodes: int) -> StageUsage:
-    """Return the largest usage of episodes in the recipe's default environment."""
+    """Return the largest usage of episodes in the recipe's default environment: one that ends, or one with tools.
+
+    What follows the prompt is bounded by the context limit alone: a reply may hold hundreds of calls that are refused.
+    """
     environment = TaskEnvironments.from_recipe(recipe).default()
-    limit, max_reply = environment.max_context_tokens, recipe.sampling.max_tokens
-    settings = environment.settings if isinstance(environment, ToolEnvironment) else PromptSettings()
-    num_turns = environment.max_turns if isinstance(environment, ToolEnvironment) else 0
-    num_calls = environment.max_calls if isinstance(environment, ToolEnvironment) else 0
-    max_result = environment.settings.max_tool_result_tokens if isinstance(environment, ToolEnvironment) else 0
-    num_frames = min(max(recipe.frame_budgets, default=settings.num_frames), clip.record.num_frames)
-    prompt = _SYSTEM_TOKENS + num_frames * _count_frame_tokens(clip, settings.frame_pixels, image_token_size)
-    per_turn = max_reply + num_calls * max_result
-    prompt_tokens = sum(min(prompt + turn * per_turn, limit) for turn in range(num_turns + 1))
-    requests = num_turns + 1
-    tools = resolve_tool_settings(environment.settings.model_dump()) if isinstance(environment, ToolEnvironment) else {}
-    if crop := tools.get("crop_video"):
-        frame = _count_frame_tokens(clip, crop["frame_pixels"], image_token_size)
-        num_children = num_turns * num_calls
-        requests += num_children
-        window = crop["frame_range"][1] * frame + max_reply + crop["max_subtitle_tokens"]
-        prompt_tokens += num_children * min(window, limit)
+    limit, settings = environment.max_context_tokens, getattr(environment, "settings", None)
+    prompt, num_turns, num_sub_agents, window = limit, 0, 0, 0
+    if isinstance(settings, PromptSettings):
+        prompt = min(_count_prompt_tokens(clip, recipe, environment, settings, image_token_size), limit)
+    if isinstance(environment, ToolEnvironment):
+        num_turns = environment.max_turns
+        tools = resolve_tool_settings({"tools": environment.settings.tools})
+        if asking := [tool for name, tool in tools.items() if name not in _TOOLS_WITHOUT_SUB_AGENTS]:
+            num_sub_agents = num_turns * environment.max_calls
+            window = max(min(_count_window_tokens(clip, recipe, tool, image_token_size), limit) for tool in asking)
+    requests = num_episodes * (1 + num_turns + num_sub_agents)
     return StageUsage(
-        requests=num_episodes * requests,
-        prompt_tokens=num_episodes * prompt_tokens,
-        completion_tokens=num_episodes * requests * max_reply,
+        requests=requests,
+        prompt_tokens=num_episodes * (prompt + num_turns * limit + num_sub_agents * window),
+        completion_tokens=requests * recipe.sampling.max_tokens,
     )
+
+
+def _count_prompt_tokens(
+    clip: Clip, recipe: Recipe, environment: Environment, settings: PromptSettings, image_token_size: int
+) -> int:
+    """Return the most tokens of an episode's prompt."""
+    system = getattr(settings, "system", None)
+    texts = (system or "", str(getattr(environment, "tool_schemas", "")), settings.question_template)
+    num_frames = min(max(recipe.frame_budgets, default=settings.num_frames), clip.record.num_frames)
+    frame = _count_frame_tokens(clip, settings.frame_pixels, image_token_size) + _FRAME_NAME_TOKENS
+    question = settings.question_template.count("{question}") * _count_question_tokens(recipe)
+    return _TEMPLATE_TOKENS + _count_text_tokens(*texts) + question + num_frames * frame
+
+
+def _count_window_tokens(clip: Clip, recipe: Recipe, tool: Mapping[str, Any], image_token_size: int) -> int:
+    """Return the most tokens of a sub-agent's prompt, from the settings of its tool: frames and a question."""
+    if "frame_range" not in tool:  # one of the user's own
+        return sys.maxsize
+    frames = tool["frame_range"][1] * _count_frame_tokens(clip, tool["frame_pixels"], image_token_size)
+    template = tool.get("prompt_template", "{question}")
+    question = max(_EXPANSION * recipe.sampling.max_tokens, _count_text_tokens(tool.get("default_question", "")))
+    return frames + _count_text_tokens(template) + template.count("{question}") * question
+
+
+def _count_question_tokens(recipe: Recipe) -> int:
+    """Return the most tokens of a question with its options: a character has at most the bytes of one token."""
+    num_options = recipe.data_build.questions.num_options
+    return questions.MAX_QUESTION_CHARS + num_options * (questions.MAX_OPTION_CHARS + 1)
+
+
+def _count_text_tokens(*texts: str) -> int:
+    """Return the most tokens of a message with these texts."""
+    text = "".join(texts)
+    return len(text.encode()) // BYTES_PER_TOKEN + 1 + TOKENS_PER_MESSAGE
 
 
 def _count_frame_tokens(clip: Clip, pixels: tuple[int, int], image_token_size: int) -> int:

@@ -42,6 +42,7 @@ RULES = {
     "seconds of the video",
 }
 MAX_QUESTION_CHARS = 500
+MAX_OPTION_CHARS = 200
 MAX_ANSWER_WORDS = 10  # of an open answer
 PROVENANCE = "provenance"  # the key of a task's extras that holds where it comes from
 _CAPTION_REFERENCE = re.compile(
@@ -201,6 +202,8 @@ def build_task(
             or len({_fold(text) for text in options}) < len(options)
         ):
             raise InvalidReply("the options are too few, too many, blank or the same", options)
+        if max(map(len, options)) > MAX_OPTION_CHARS:
+            raise InvalidReply("an option is too long", max(options, key=len))
         ground_truth = find_option_letter(written.answer, options)
     else:
         options = ()

@@ -40,7 +40,8 @@ def parse_json(completion: Completion) -> list[Any]:
     """
     if completion.finish_reason is FinishReason.LENGTH:
         raise InvalidReply("the reply was truncated", (completion.text or "")[-_MAX_DETAIL_CHARS:])
-    text = (completion.text or "").rpartition("</think>")[2]
+    # Reasoning that doesn't end is no reply.
+    text = (completion.text or "").rpartition("</think>")[2].partition("<think>")[0]
     values, end = [], 0
     while start := _JSON_START.search(text, end):
         try:
