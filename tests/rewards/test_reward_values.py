@@ -14,7 +14,7 @@ from saccade.rewards.answer_types.open_ import OpenAnswer
 from saccade.types import AnswerType
 
 
-def grade_open(body, ground_truth, mode="f1"):
+def grade_open(body, ground_truth, mode="f1_precision"):
     return OpenAnswer(mode=mode)(answer_episode(body, ground_truth=ground_truth))
 
 

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
 # Characters that render as nothing although their category is letter, mark or symbol.
@@ -12,6 +13,7 @@ _INVISIBLE = re.compile(
 _ASCII_CONTROL = re.compile("[\\x00-\\x08\\x0e-\\x1b\\x7f]")  # without those that are blanks
 _QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+_BRACE = re.compile(r"(?<!\\)[{}]")  # `\{` is a literal character, not a grouping brace
 # Matches casefolded text. The bounded repeat and unambiguous spaces keep every match linear in the answer's length.
 _ANSWER_WORDS = "(?:answer|option|choice)"
 _CHINESE_LEAD_IN = "(?:答案|选项|选)(?:是|为)? ?:? ?"
@@ -56,32 +58,45 @@ def normalize_and_casefold(text: str) -> str:
     return normalize_text(text).casefold()
 
 
+class Box(NamedTuple):
+    """A box of a text."""
+
+    content: str
+    start: int  # of its command
+    end: int  # after its closing brace
+
+
+def find_boxed(text: str) -> list[Box]:
+    r"""Return each `\boxed{...}` outside of other boxes, in order; a box that isn't closed ends with its line."""
+    boxes: list[Box] = []
+    position = 0
+    while (command := _BOXED.search(text, position)) is not None:
+        end = _find_closing_brace(text, command.end())
+        if end is None:
+            content = text[command.end() + 1 :].lstrip().partition("\n")[0].rstrip(" $.")
+            start = text.index(content, command.end() + 1)
+            return [*boxes, Box(content, command.start(), start + len(content))]
+        boxes.append(Box(text[command.end() + 1 : end], command.start(), end + 1))
+        position = end + 1
+    return boxes
+
+
 def extract_boxed(text: str) -> list[str]:
-    r"""Return the content of each `\boxed{...}` outside of other boxes; a box that isn't closed ends with its line.
+    r"""Return the content of each box (`find_boxed`).
 
     >>> extract_boxed(r"it is \boxed{\frac{1}{2}}"), extract_boxed("$\\boxed{1$.\nSo it is.")
     (['\\frac{1}{2}'], ['1'])
     """
-    contents: list[str] = []
-    position = 0
-    while (box := _BOXED.search(text, position)) is not None:
-        end = _find_closing_brace(text, box.end())
-        if end is None:
-            return [*contents, text[box.end() + 1 :].lstrip().partition("\n")[0].rstrip(" $.")]
-        contents.append(text[box.end() + 1 : end])
-        position = end + 1
-    return contents
+    return [box.content for box in find_boxed(text)]
 
 
 def _find_closing_brace(text: str, opening: int) -> int | None:
     """Return the index of the brace that closes the one at `opening`, or None."""
     depth = 0
-    for position in range(opening, len(text)):
-        # `\{` is a literal character, not a grouping brace.
-        if text[position] in "{}" and (position == 0 or text[position - 1] != "\\"):
-            depth += 1 if text[position] == "{" else -1
-            if depth == 0:
-                return position
+    for brace in _BRACE.finditer(text, opening):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
     return None
 
 

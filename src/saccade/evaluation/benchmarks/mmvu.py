@@ -12,7 +12,8 @@ from saccade.evaluation.benchmarks.base import (
     group_by_extras,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
-from saccade.rewards.answer_types.reader import has_denial, names_text, read_number
+from saccade.rewards.answer_types.denials import has_denial
+from saccade.rewards.answer_types.reader import names_text, read_number
 from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
 from saccade.types import AnswerType, Task
 

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from saccade.errors import DataError
 from saccade.rewards.answer_types.base import AnswerFormat, GroundTruth, parse_numbers
-from saccade.rewards.answer_types.reader import is_denied
+from saccade.rewards.answer_types.denials import Denials, is_retracted
+from saccade.rewards.answer_types.reader import clean_text
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode, Task
 
@@ -141,13 +142,14 @@ def _parse_box_or_point(answer: str, *, joins_corners: bool) -> Sides | None:
 
     With `joins_corners` an answer that calls two points a box, and is nothing else, is one.
     """
-    text = normalize_text(answer).strip()
+    text = normalize_text(clean_text(answer)).strip()
     boxes = _parse_json_boxes(text)
     if not boxes:
         if joins_corners and (corners := _CORNER_PAIR.fullmatch(text)) and _BOX_NAME.search(text):
             text = f"[{corners[1]},{corners[2]}]"
         matches = list(_COORDINATE_LIST.finditer(text)) or list(_POINT_TAG.finditer(text))
-        if any(is_denied(text, match.start(), match.end()) for match in matches):
+        denials = Denials(text)
+        if any(denials.cover(match.start(), match.end()) for match in matches) or is_retracted(text):
             return None
         lists = [",".join(match.groups()) for match in matches]
         if not lists and (unbracketed := _UNBRACKETED_NUMBERS.fullmatch(text)):

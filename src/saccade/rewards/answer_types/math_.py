@@ -8,16 +8,17 @@ from typing import Any
 from saccade.config.schema import PositiveInt
 from saccade.errors import ConfigError
 from saccade.rewards.answer_types.base import AnswerFormat, parse_text
-from saccade.rewards.answer_types.reader import find_answers
+from saccade.rewards.answer_types.reader import STROKE, clean_text, find_answers
 from saccade.rewards.math_worker_pool import MathWorkerError, MathWorkerPool
-from saccade.rewards.text_normalization import ANSWER_LEAD_IN, extract_boxed, normalize_text
+from saccade.rewards.text_normalization import ANSWER_LEAD_IN, find_boxed, normalize_text
 from saccade.types import Episode, Ungraded
 
 _ANSWER_LEAD_IN = re.compile(rf"^{ANSWER_LEAD_IN}", re.IGNORECASE)
 _MATH_DELIMITERS = re.compile(r"^(?:\$\$?(.*?)\$\$?|\\\((.*?)\\\)|\\\[(.*?)\\\])$", re.DOTALL)
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁺⁻]+")
 _SQUARE_ROOT = re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*(?:\(([^()]*)\)|(\w+))")
-_BOLD = re.compile(r"^(\*\*|__|`+)(.+)\1$")
+_BOLD = ("**", "__", "```", "`")
+_SCALE = re.compile(r"\d\s*(?:hundred|thousand|[a-z]{1,4}illion|dozen|lakh|crore|bn)\b|\d\s?(?:[kM]\b|[만억万萬亿億])")
 # Plain-text notation as LaTeX; math-verify handles the rest (π, ×, sqrt(2)).
 _PLAIN_TO_LATEX = {"**": "^", "⁄": "/", "÷": "/", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "}
 _PLAIN_TO_LATEX |= {"°": r"^\circ ", "∅": r"\emptyset ", r"\varnothing": r"\emptyset "}
@@ -94,12 +95,17 @@ def extract_formula(text: str) -> str | None:
     >>> [extract_formula(text) for text in (r"The answer is $\boxed{\frac{1}{2}}$.", "$x²$", r"\boxed{1} or \boxed{2}")]
     ['\\frac{1}{2}', 'x^{2}', None]
     """
-    boxes = extract_boxed(text)
-    if len({"".join(body.split()) for body in boxes}) > 1 or not find_answers(text):
+    answers, text = find_answers(text), clean_text(text)
+    is_boxed = bool(find_boxed(text))
+    if not answers or (is_boxed and len({"".join(body.split()) for body in answers}) > 1):
         return None
-    text = boxes[-1] if boxes else _ANSWER_LEAD_IN.sub("", " ".join(text.split()))
-    text = text.rpartition(r"\approx")[2] if re.fullmatch(_APPROXIMATION, text) else text
-    text = (bold[2] if (bold := _BOLD.match(text.strip())) else text).strip()
+    text = answers[-1] if is_boxed else _ANSWER_LEAD_IN.sub("", " ".join(text.split()))
+    if _SCALE.search(text) or STROKE in text:
+        return None
+    text = (text.rpartition(r"\approx")[2] if re.fullmatch(_APPROXIMATION, text) else text).strip()
+    for mark in _BOLD:
+        if text.startswith(mark) and text.endswith(mark) and len(text) > 2 * len(mark):
+            text = text[len(mark) : -len(mark)].strip()
     text = normalize_text(_SUPERSCRIPT.sub(lambda match: f"^{{{normalize_text(match[0])}}}", text))
     for plain, latex in _PLAIN_TO_LATEX.items():
         text = text.replace(plain, latex)

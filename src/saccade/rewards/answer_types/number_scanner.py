@@ -48,7 +48,10 @@ _TOKEN = re.compile(
 )
 _SIGN = re.compile(r"(?:(?<![\w.)\]}%])(?P<dash>-)(?P<gap>[ ]*)|\b(?:minus|negative) +)[$€£¥({\[]*\Z")
 _CONTEXT = 40  # characters around a number that decide what it is
-_CONTINUATION = re.compile(r"/(?=\w)|_\d|\s?\^|\*\*(?=[a-z(])|:\d|\s?[ap]\.?m\b")
+# Letters and more digits, as in 1h30, make a compound; m2 is a unit.
+_CONTINUATION = re.compile(
+    r"/(?=\w)|_\d|\s?\^|\*\*(?=[a-z(])|:\d|\s?[ap]\.?m\b|\s?o'?\s?clock\b|h\d|[a-z]{1,8}(?![23](?!\d))\d|'\s?\d"
+)
 _RATE = re.compile(r"/(?:s|secs?|seconds?|min|minutes?|h|hr|hours?|days?|years?|c?m|km|kg|persons?|frames?)\b")
 _EUROPEAN = r"\d{1,3}(?:\.\d{3})+,\d+"  # 1.234,5
 _THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?"
@@ -62,6 +65,7 @@ _SPECIAL = re.compile(
     f"(?P<fraction>[{''.join(_VULGAR_FRACTIONS)}])|(?P<power>[⁺⁻]?[⁰¹²³⁴-⁹]+)|(?P<index>[₀-₉]+)"
     r"|(?P<group>(?<=\d)[\u00a0\u2009\u202f'’_\u066c](?=\d{3}(?!\d)))|(?P<point>(?<=\d)\u066b(?=\d))"
 )
+_FUNCTIONS = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|max|min|gcd|lcm"
 _SLASHES = str.maketrans("\u2044\u2215", "//")
 _LATEX = [
     (re.compile(r"\{,\}|(?<=\d)\\[,!;: ](?=\d{3}(?!\d))"), ","),
@@ -73,7 +77,13 @@ _LATEX = [
     (re.compile(r"\\sqrt(?![a-zA-Z])"), "√"),
     (re.compile(r"\\pi(?![a-zA-Z])"), "π"),
     (re.compile(r"\\infty(?![a-zA-Z])"), "∞"),
-    (re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|mbox|underline)\s*\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))"), "°"),
+    (re.compile(rf"\\({_FUNCTIONS})(?![a-zA-Z])"), r" \1 "),
+    (re.compile(r"\\(?:text(?:bf|it|rm|sf|superscript)?|math(?:bf|it|rm|sf)|mbox|underline)\s*\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\^\s*(?:\{\s*)?(st|nd|rd|th)\b(?:\s*\})?"), r"\1"),  # an ordinal
+    (re.compile(r"_\s*\{\s*(\w+)\s*\}"), r"_\1"),  # an index is a part of the name
+    (re.compile(r"(?<=[a-zA-Z])\s+(?=\^)"), ""),  # the power of a unit
+    (re.compile(r"(?<=\d)\s?M(?![\w/'])"), " mn"),  # million, unlike m
     (re.compile(r"\\([%$#&_])"), r"\1"),
     (re.compile(r"\\[a-zA-Z]+|\\[,;:! ()\[\]]|<<|>>"), " "),
     (re.compile(r"\^\s*\{\s*([-+]?\d+)\s*\}"), r"^\1"),
@@ -178,7 +188,7 @@ def _split_list(run: str, before: str) -> list[str]:
     if len(parts) < 2 or not all(re.fullmatch(r"\d+(?:\.\d+)?|\.\d+", part) for part in parts):
         return []
     is_thousands = re.fullmatch(_THOUSANDS, run)
-    if re.search(r"\[\s*['\"]?$", before) or (before.endswith("(") and not is_thousands):
+    if re.search(r"\[\s*$", before) or (re.search(r"\[\s*['\"]$|\($", before) and not is_thousands):
         return parts
     is_decimal = re.fullmatch(rf"{_EUROPEAN}|\d+,\d+", run)
     is_misgrouped = any(len(part) == 3 for part in parts[1:])  # 12,34,567
