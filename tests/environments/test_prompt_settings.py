@@ -118,6 +118,12 @@ def test_the_answer_that_is_requested_has_its_own_limit(renderer, files):
     episode = run(renderer, task, *replies, **settings, max_final_answer_tokens=10)
     assert episode.status is EpisodeStatus.LENGTH
     assert len(episode.ledger.segments[-1].tokens) == 10
+    choice = replace(task, answer_type=AnswerType.CHOICE, options=("red", "blue"), ground_truth="A")
+    for asked, num_tokens in ((choice, 4), (task, 10)):  # a letter has its own limit
+        episode = run(renderer, asked, *replies, **settings, max_final_answer_tokens=10, max_final_choice_tokens=4)
+        assert len(episode.ledger.segments[-1].tokens) == num_tokens
+    episode = run(renderer, choice, *replies, **settings, max_final_answer_tokens=10)
+    assert len(episode.ledger.segments[-1].tokens) == 10
     # Without a request the limit doesn't apply.
     settings["final_answer_prompt"] = ""
     assert run(renderer, task, *replies, **settings, max_final_answer_tokens=10).status is EpisodeStatus.ANSWERED

@@ -63,6 +63,8 @@ class ToolSettings(PromptSettings):
     final_answer_prompt: str = ""  # user's message after the last tool turn; empty = none
     # longest reply to final_answer_prompt, tokens; null = sampling.max_tokens
     max_final_answer_tokens: PositiveInt | None = None
+    # the same for choice tasks, whose answer is a letter; null = max_final_answer_tokens
+    max_final_choice_tokens: PositiveInt | None = None
 
 
 class ToolEnvironment(ConfiguredEnvironment):
@@ -115,7 +117,7 @@ class ToolEnvironment(ConfiguredEnvironment):
             results=results,
             children=children,
             prefill=self.prefill,
-            max_reply_tokens=self.settings.max_final_answer_tokens if self.is_answer_requested else None,
+            max_reply_tokens=self.max_final_answer_tokens if self.is_answer_requested else None,
         )
 
     async def close(self) -> None:
@@ -248,6 +250,13 @@ class ToolEnvironment(ConfiguredEnvironment):
     def is_answer_requested(self) -> bool:
         """Whether the results of the last reply are followed by the prompt for the final answer."""
         return self.num_turns >= self.max_turns and bool(self.settings.final_answer_prompt)
+
+    @property
+    def max_final_answer_tokens(self) -> int | None:
+        """The length limit of the reply to the prompt for the final answer; None = that of every reply."""
+        is_choice = self.task is not None and self.task.answer_type == AnswerType.CHOICE
+        limit = self.settings.max_final_choice_tokens if is_choice else None
+        return limit or self.settings.max_final_answer_tokens
 
     def build_result_messages(self, results: Sequence[ToolResult]) -> tuple[Message, ...]:
         """Return one message per result, and after the last tool turn the prompt for the final answer."""
