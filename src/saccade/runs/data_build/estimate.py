@@ -12,12 +12,12 @@ from typing import Any
 
 from saccade.chat.message_renderer import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE
 from saccade.config.schema import PriceConfig, Recipe
-from saccade.environments.base import PromptSettings
+from saccade.environments.single_turn import SingleTurn
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.environments.tool_environment import ToolEnvironment
 from saccade.media.image import fit_size
 from saccade.media.scenes import Scene
-from saccade.protocols import Environment, PixelBudget
+from saccade.protocols import PixelBudget
 from saccade.rollouts.components import resolve_tool_settings
 from saccade.runs.data_build import captions, demonstrations, filters, questions
 from saccade.runs.data_build.clips import Clip
@@ -25,7 +25,7 @@ from saccade.runs.data_build.journal import MAX_BYTES_PER_TOKEN, StageUsage
 
 _TIMESTAMP_TOKENS = 5
 _FRAME_NAME_TOKENS = 12  # of tags around a frame, as the environment `python` writes them
-_TEMPLATE_TOKENS = 256  # of the instruction around tool schemas, and of facts about the video
+_TEMPLATE_TOKENS = 256  # of a packaged system prompt, the instruction around tool schemas, and facts about the video
 _SCENE_HEADER_TOKENS = 16  # of a scene's captions in the request for questions
 _EXPANSION = MAX_BYTES_PER_TOKEN // BYTES_PER_TOKEN  # estimated tokens of a reply's text per token of the server
 _TOOLS_WITHOUT_SUB_AGENTS = {"show_frames", "zoom_image", "python"}
@@ -122,10 +122,10 @@ def _estimate_episodes(clip: Clip, recipe: Recipe, image_token_size: int, num_ep
     What follows the prompt is bounded by the context limit alone: a reply may hold hundreds of calls that are refused.
     """
     environment = TaskEnvironments.from_recipe(recipe).default()
-    limit, settings = environment.max_context_tokens, getattr(environment, "settings", None)
+    limit = environment.max_context_tokens
     prompt, num_turns, num_sub_agents, window = limit, 0, 0, 0
-    if isinstance(settings, PromptSettings):
-        prompt = min(_count_prompt_tokens(clip, recipe, environment, settings, image_token_size), limit)
+    if isinstance(environment, ToolEnvironment | SingleTurn):
+        prompt = min(_count_prompt_tokens(clip, recipe, environment, image_token_size), limit)
     if isinstance(environment, ToolEnvironment):
         num_turns = environment.max_turns
         tools = resolve_tool_settings({"tools": environment.settings.tools})
@@ -141,11 +141,12 @@ def _estimate_episodes(clip: Clip, recipe: Recipe, image_token_size: int, num_ep
 
 
 def _count_prompt_tokens(
-    clip: Clip, recipe: Recipe, environment: Environment, settings: PromptSettings, image_token_size: int
+    clip: Clip, recipe: Recipe, environment: ToolEnvironment | SingleTurn, image_token_size: int
 ) -> int:
     """Return the most tokens of an episode's prompt."""
-    system = getattr(settings, "system", None)
-    texts = (system or "", str(getattr(environment, "tool_schemas", "")), settings.question_template)
+    settings = environment.settings
+    schemas = str(environment.tool_schemas) if isinstance(environment, ToolEnvironment) else ""
+    texts = (settings.system or "", schemas, settings.question_template)
     num_frames = min(max(recipe.frame_budgets, default=settings.num_frames), clip.record.num_frames)
     frame = _count_frame_tokens(clip, settings.frame_pixels, image_token_size) + _FRAME_NAME_TOKENS
     question = settings.question_template.count("{question}") * _count_question_tokens(recipe)
