@@ -195,7 +195,7 @@ def test_windows_are_clipped_to_a_short_video(tmp_path, tiny_folder):
     engine = f"engine.name={tmp_path / 'script.py'}"
     short = clip(tmp_path / "short.mp4", frames=4)
     output = good("ask", "What?", "--video", short, "--model", tiny_folder, engine)
-    assert "0-16 s  Red?  ->  [red] \N{REPLACEMENT CHARACTER}[2J" in output  # as text, not as orders to the terminal
+    assert "0-16 s  Red?  ->  [red] ␛[2J" in output  # as text, not as orders to the terminal
     assert "0.5-1 s  Red?  ->  blue" in output
     assert "30-40 s  Red?  ->  error: " in output
     assert "not run: " in output

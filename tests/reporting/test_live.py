@@ -48,7 +48,7 @@ def test_log_has_a_line_per_result():
     output = print_episode(console(terminal=False)).splitlines()
     assert output[0] == "I [b]look␛[2J"
     assert output[1].startswith("  16-32 s  Which red?  ->  error: no such window")
-    assert output[2].startswith("  0-16 s  Which red?  ->  red\N{REPLACEMENT CHARACTER}")
+    assert output[2].startswith("  0-16 s  Which red?  ->  red␇")
     assert output[3].endswith("the call is not closed")  # the error of the call
 
 

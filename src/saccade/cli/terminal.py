@@ -6,16 +6,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 from saccade.reporting.console import UpdateProgress, show_progress_lines
+from saccade.utils.text import escape_control_characters
 
 LOG_WIDTH = 120  # columns of tables without a terminal
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class SafeConsole(Console):
+    """A console whose texts, wherever they come from, can't control the terminal; rich's own styles can."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of what is printed, with control characters in their texts made visible."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else escape_control_characters(segment.text)
+            yield Segment(text, segment.style, segment.control)
+
+
+out = SafeConsole(highlight=False)
+err = SafeConsole(stderr=True, highlight=False)
 
 Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]

@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade.metrics.episode_metrics import Difference
 from saccade.metrics.statistics import Estimate
+from saccade.utils.text import escape_control_characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,8 @@ def format_markdown_table(table: Table) -> str:
 
 
 def escape_markdown(text: Any) -> str:
-    r"""Escape text for a Markdown cell, so that neither HTML nor Markdown nor a line break in it has an effect."""
-    plain = html.escape(" ".join(str(text).encode("utf-8", "replace").decode().split()), quote=False)
+    r"""Escape text for a Markdown cell, so that no HTML, Markdown, line break or control character has an effect."""
+    plain = html.escape(escape_control_characters(" ".join(str(text).split())), quote=False)
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", plain)
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from saccade.utils.text import redact
+from saccade.utils.text import escape_control_characters, redact
 
 T = TypeVar("T")
 _MAX_BACKOFF = 60.0  # seconds between two tries
@@ -161,7 +161,7 @@ class HttpClient:
         except zlib.error:
             raise RequestFailed("answered with an invalid compression", status=response.status_code) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = redact(" ".join(str(error).split()), self.api_key) or type(error).__name__
+            reason = _clean(str(error), self.api_key) or type(error).__name__
             raise RequestFailed(f"can't be reached: {reason}"[:200]) from error
         if is_success and is_truncated:
             size = f"{self.max_response_bytes / 2**20:g} MiB"
@@ -170,7 +170,7 @@ class HttpClient:
             return content
         retry_after = response.headers.get("Retry-After", "")  # seconds, or a date, which is ignored
         raise RequestFailed(
-            f"answered {response.status_code} {redact(response.reason_phrase, self.api_key)}",
+            f"answered {response.status_code} {_clean(response.reason_phrase, self.api_key)}",
             status=response.status_code,
             server_message=_extract_error_message(content, self.api_key),
             is_retryable=response.status_code in _RETRYABLE_STATUSES,
@@ -236,4 +236,9 @@ def _extract_error_message(content: bytes, api_key: str) -> str:
         text = str(fields.get("message") or fields.get("detail") or error)
     except (ValueError, AttributeError, RecursionError):
         text = content.decode("utf-8", "replace")
-    return redact(" ".join(text.split()), api_key)[:_MAX_ERROR_CHARS]
+    return _clean(text, api_key)[:_MAX_ERROR_CHARS]
+
+
+def _clean(text: str, api_key: str) -> str:
+    """Return a server's text as one line that is safe to show and store."""
+    return escape_control_characters(" ".join(redact(text, api_key).split()))

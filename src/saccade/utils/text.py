@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 REDACTED = "[redacted]"
 _MIN_SECRET_CHARS = 8  # shorter keys, such as EMPTY, are placeholders that other texts may contain
-# Control characters other than tab and line end, marks that hide text or change its direction, lone surrogates.
+# Control characters other than tab and line end, marks that override the direction of text, invisible tags, lone
+# surrogates.
 _CONTROL_PATTERN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\x7f": "\u2421"}
 
