@@ -29,6 +29,7 @@ ROLE_ALIASES = {
     **dict.fromkeys(("system", "developer"), "system"),
 }
 # Blanks in front of a tag match only from their first one: else every blank of a long run would scan the rest of it.
+_PART_KEYS = ("text", "video", "video_url", "image", "image_url")  # of parts without a type
 MEDIA_PLACEHOLDER_PATTERN = re.compile(r"(?:(?<![ \t])[ \t]++)?<(?:image|video)>[ \t]*+\n?")
 _TOOL_OUTPUT_PATTERN = re.compile(r"\s*<(?:interpreter|tool_response)>")
 _PLACEHOLDER_PATTERNS = {kind: re.compile(f"<{kind.value}>") for kind in MediaKind}
@@ -65,7 +66,8 @@ def _parse_part(part: Any, info: ValidationInfo) -> str | Media:
         return part or ""
     if not isinstance(part, Mapping):
         raise ValueError("it should be a text or a mapping")
-    kind = str(part.get("type") or "text").removeprefix("input_").removesuffix("_url")
+    declared = part.get("type") or next((key for key in _PART_KEYS if part.get(key) is not None), "text")
+    kind = str(declared).removeprefix("input_").removesuffix("_url")
     if kind == "text":
         return str(part.get("text") or "")
     if kind not in ("video", "image"):

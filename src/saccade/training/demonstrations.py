@@ -15,6 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from saccade.chat.message_renderer import MessageRenderer
@@ -46,6 +47,7 @@ from saccade.types import (
     FinishReason,
     GenerationRequest,
     TrainingSample,
+    Turn,
 )
 from saccade.utils.async_utils import gather_or_cancel
 from saccade.utils.hashing import derive_seed
@@ -56,12 +58,37 @@ MAX_EXAMPLES = 5  # of refused demonstrations in a message
 NO_LIMIT = 2**31  # tokens
 
 
+class Refusal(StrEnum):
+    """Why a demonstration can't be learned."""
+
+    ENVIRONMENT = "environment"  # its task names an environment that isn't configured
+    FAILED = "failed"  # its episode failed: unreadable media, a missing reply, a failed sandbox
+    NO_THOUGHT = "no_thought"  # the environment begins a thought in a reply that has none
+    UNCLOSED_ANSWER = "unclosed_answer"  # an answer has no end
+    ERROR_RESULT = "error_result"  # a call was refused or failed
+    SURPLUS_RESULTS = "surplus_results"  # a turn has more recorded results than calls
+    SUB_AGENT = "sub_agent"  # a sub-agent's reply doesn't fit its context
+    UNANSWERED_CALLS = "unanswered_calls"  # the episode ends before the calls of a reply are run
+    UNREACHED_REPLY = "unreached_reply"  # the episode ends before a reply
+    UNUSED_REPLIES = "unused_replies"  # sub-agents' replies belong to no call
+    NOTHING_TRAINED = "nothing_trained"  # it trains sub-agents alone, and has none
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a demonstration can't be learned, and the sentence about it."""
+
+    refusal: Refusal
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEngine:
     """An engine that returns the written reply of each seed, or raises EngineError if there is none."""
 
     renderer: Renderer
     replies_by_seed: Mapping[int, str]
+    end_seed: int | None = None  # of the turn after the last written reply
     used_seeds: set[int] = field(default_factory=set)  # of the replies that were returned
     version: int = 0
     has_separate_weights: bool = True  # it has none, so the trainer may update concurrently
@@ -70,7 +97,8 @@ class ReplayEngine:
         """Return the reply of this request's seed, without a prefilled beginning, and the family's first stop id."""
         seed = request.sampling.seed
         if seed not in self.replies_by_seed:
-            raise EngineError("it has fewer replies than turns, or a call without a sub-agent's reply")
+            is_end = seed == self.end_seed
+            raise EngineError("it has fewer replies than turns" if is_end else "a call has no sub-agent's reply")
         self.used_seeds.add(seed)
         last_segment, text = request.ledger.segments[-1], self.replies_by_seed[seed]
         if last_segment.origin is Origin.PREFILL:
@@ -123,11 +151,12 @@ async def replay_demonstration(
     if demonstration.children and demonstration.is_auxiliary:  # train the sub-agents' conversations only
         conversations = conversations[1:]
     trained = [conversation for conversation in conversations if conversation.ledger.sampled_tokens()]
-    if problem is not None or not trained:
+    if problem is None and not trained:
+        problem = Problem(Refusal.NOTHING_TRAINED, "its calls reach no sub-agent")
+    if problem is not None:
         task, budget = demonstration.task, demonstration.frame_budget
         frames = "" if budget is None else f" with {budget} frames"
-        reason = problem or "its calls reach no sub-agent"
-        message = f"the demonstration of task {task.id}{frames} can't be replayed: {reason}"
+        message = f"the demonstration of task {task.id}{frames} can't be replayed: {problem.reason}"
         raise DataError(message, key="replies", value=task.id)
     return [build_sample(conversation, 1.0) for conversation in trained]
 
@@ -138,7 +167,7 @@ async def rehearse(
     ctx: Context,
     *,
     accept_recorded_errors: bool = False,
-) -> tuple[Episode, str | None]:
+) -> tuple[Episode, Problem | None]:
     """Run the environment on a demonstration's replies; return the episode, and why it can't be learned, if so."""
     seed = derive_seed("demo", demonstration.task.digest, demonstration.frame_budget)
     replies = {derive_seed(seed, turn): text for turn, text in enumerate(demonstration.replies)}
@@ -147,7 +176,8 @@ async def rehearse(
         for turn, texts in enumerate(demonstration.children)
         for index, text in enumerate(texts)
     }
-    engine = ReplayEngine(renderer=ctx.renderer, replies_by_seed=replies | children)
+    end_seed = derive_seed(seed, len(demonstration.replies))
+    engine = ReplayEngine(renderer=ctx.renderer, replies_by_seed=replies | children, end_seed=end_seed)
     replay_ctx = replace(
         ctx,
         engine=engine,
@@ -160,48 +190,64 @@ async def rehearse(
     problem = find_problem(demonstration, episode, accept_recorded_errors=accept_recorded_errors)
     num_unused = len(children.keys() - engine.used_seeds)
     if problem is None and num_unused:
-        problem = f"{num_unused} of its {len(children)} sub-agents' replies belong to no call"
+        reason = f"{num_unused} of its {len(children)} sub-agents' replies belong to no call"
+        problem = Problem(Refusal.UNUSED_REPLIES, reason)
     return episode, problem
 
 
-def find_problem(demonstration: Demonstration, episode: Episode, *, accept_recorded_errors: bool = False) -> str | None:
-    """Return why a replayed demonstration can't be learned, or None.
+def find_problem(
+    demonstration: Demonstration, episode: Episode, *, accept_recorded_errors: bool = False
+) -> Problem | None:
+    """Return why a replayed demonstration can't be learned, or None; its turns and calls are counted from 1.
 
-    The reasons are a failed episode, an error result (a recorded one too, unless `accept_recorded_errors`), a call
-    without a result, a reply that is not reached, an answer without its end, and a thought that the environment alone
-    begins. Turns and calls are counted from 1.
+    A recorded error result is no reason with `accept_recorded_errors`.
     """
+    ending = f"the episode ended with the status {episode.status.value}"
     if episode.status in ERROR_STATUSES:
-        return episode.error or f"the episode ended with the status {episode.status.value}"
+        return Problem(Refusal.FAILED, episode.error or ending)
     for number, turn in enumerate(episode.turns, start=1):
-        prefill, own_text = turn.reply.prefill.strip(), demonstration.replies[number - 1].lstrip()
-        first_block = next(iter(turn.reply.blocks), None)
-        if prefill and first_block and not first_block.is_closed and not own_text.startswith(prefill):
-            reason = f"reply {number} has no thought, and the environment begins every reply with {prefill}"
-            return f"{reason}; write one, or set force_think=false among the environment's settings"
-        if not all(block.is_closed for block in turn.reply.find_blocks(BlockKind.ANSWER)):
-            return f"reply {number} has <answer> without its end"
-        recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
-        if len(recorded) > len(turn.reply.calls):
-            return f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
-        for index, result in enumerate(turn.results):
-            is_accepted = accept_recorded_errors and index < len(recorded) and recorded[index].error is not None
-            if result.error is not None and not is_accepted:
-                # A traceback ends with its cause.
-                cause = (result.error.strip().splitlines() or [""])[-1].strip()[:MAX_CAUSE_CHARS]
-                return f"call {index + 1} of turn {number} has an error result: {cause}"
+        if problem := find_turn_problem(demonstration, number, turn, accept_recorded_errors=accept_recorded_errors):
+            return problem
     for child in episode.children:
         if child.status is not EpisodeStatus.ANSWERED:
-            return f"a sub-agent's episode ended with the status {child.status.value}"
+            reason = f"a sub-agent's episode ended with the status {child.status.value}"
+            return Problem(Refusal.SUB_AGENT, reason)
     num_turns, num_replies = len(episode.turns), len(demonstration.replies)
     last_calls = episode.turns[-1].reply.calls if episode.turns else ()
     if last_calls and not episode.turns[-1].results:
-        reason = f"the calls of its reply {num_turns} of {num_replies} are not answered"
-        return f"{reason}, since the episode ended with the status {episode.status.value} ({num_turns - 1} tool turns)"
+        reason = f"the calls of its reply {num_turns} of {num_replies} are not answered, since {ending}"
+        return Problem(Refusal.UNANSWERED_CALLS, f"{reason} ({num_turns - 1} tool turns)")
     if num_turns < num_replies:
-        ending = f": {episode.error}" if episode.error else ""
-        reason = f"its reply {num_turns + 1} of {num_replies} is not reached"
-        return f"{reason}, since the episode ended with the status {episode.status.value}{ending}"
+        reason = f"its reply {num_turns + 1} of {num_replies} is not reached, since {ending}"
+        return Problem(Refusal.UNREACHED_REPLY, f"{reason}: {episode.error}" if episode.error else reason)
+    if any(demonstration.results[num_turns:]):
+        return Problem(Refusal.SURPLUS_RESULTS, f"it has results of more turns than its {num_replies} replies")
+    return None
+
+
+def find_turn_problem(
+    demonstration: Demonstration, number: int, turn: Turn, *, accept_recorded_errors: bool
+) -> Problem | None:
+    """Return why a replayed turn, counted from 1, can't be learned, or None."""
+    prefill, own_text = turn.reply.prefill.strip(), demonstration.replies[number - 1].lstrip()
+    first_block = next(iter(turn.reply.blocks), None)
+    if prefill and first_block and not first_block.is_closed and not own_text.startswith(prefill):
+        reason = f"reply {number} has no thought, and the environment begins every reply with {prefill}"
+        mend = "write one, or set force_think=false among the environment's settings"
+        return Problem(Refusal.NO_THOUGHT, f"{reason}; {mend}")
+    if not all(block.is_closed for block in turn.reply.find_blocks(BlockKind.ANSWER)):
+        return Problem(Refusal.UNCLOSED_ANSWER, f"reply {number} has <answer> without its end")
+    recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
+    if len(recorded) > len(turn.reply.calls):
+        reason = f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
+        return Problem(Refusal.SURPLUS_RESULTS, reason)
+    for index, result in enumerate(turn.results):
+        is_accepted = accept_recorded_errors and index < len(recorded) and recorded[index].error is not None
+        if result.error is not None and not is_accepted:
+            # A traceback ends with its cause.
+            cause = (result.error.strip().splitlines() or [""])[-1].strip()[:MAX_CAUSE_CHARS]
+            reason = f"call {index + 1} of turn {number} has an error result: {cause}"
+            return Problem(Refusal.ERROR_RESULT, reason)
     return None
 
 
@@ -213,12 +259,17 @@ class DemonstrationReport:
     """How many demonstrations can be learned, and why the others can't."""
 
     num_rows: int  # of demonstrations that were rehearsed
-    reasons_by_row: Mapping[int, str]  # by row, from 1: task and reason
+    problems_by_row: Mapping[int, Problem]  # by row, from 1; a reason names the task
+
+    @property
+    def reasons_by_row(self) -> Mapping[int, str]:
+        """The reasons as sentences."""
+        return {row: problem.reason for row, problem in self.problems_by_row.items()}
 
     @property
     def summary(self) -> str:
         """The counts and the first reasons in one sentence."""
-        num_bad = len(self.reasons_by_row)
+        num_bad = len(self.problems_by_row)
         counts = f"{self.num_rows - num_bad:,} of {self.num_rows:,} demonstrations can be learned whole"
         rows = [f"row {row}, {reason}" for row, reason in [*self.reasons_by_row.items()][:MAX_EXAMPLES]]
         more = f"; and {num_bad - MAX_EXAMPLES:,} more" if num_bad > MAX_EXAMPLES else ""
@@ -241,11 +292,11 @@ async def check_demonstrations(
     """
     check_ctx = replace(ctx, media=HeaderLoader(ctx.media))
 
-    async def check(demonstration: Demonstration) -> str | None:
+    async def check(demonstration: Demonstration) -> Problem | None:
         try:
             make_environment = select_environment(demonstration.task)
         except DataError as error:
-            return str(error)
+            return Problem(Refusal.ENVIRONMENT, str(error))
         if isinstance(ctx.renderer, MessageRenderer):
             make_environment = replace_settings(make_environment, max_context_tokens=NO_LIMIT)
         if not run_code:
@@ -253,16 +304,16 @@ async def check_demonstrations(
         _, problem = await rehearse(
             demonstration, make_environment, check_ctx, accept_recorded_errors=accept_recorded_errors
         )
-        return problem and f"task {demonstration.task.id}: {problem}"
+        return problem and replace(problem, reason=f"task {demonstration.task.id}: {problem.reason}")
 
-    reasons: dict[int, str] = {}
+    problems_by_row: dict[int, Problem] = {}
     rows = list(demonstrations)
     for start in range(0, len(rows), MAX_CONCURRENT_CHECKS):
         chunk = rows[start : start + MAX_CONCURRENT_CHECKS]
         problems = await gather_or_cancel([check(demonstrations[row]) for row in chunk])
-        reasons |= {row: problem for row, problem in zip(chunk, problems, strict=True) if problem}
+        problems_by_row |= {row: problem for row, problem in zip(chunk, problems, strict=True) if problem}
         on_progress(start + len(chunk))
-    return DemonstrationReport(num_rows=len(rows), reasons_by_row=reasons)
+    return DemonstrationReport(num_rows=len(rows), problems_by_row=problems_by_row)
 
 
 def skip_code(make_environment: EnvironmentFactory) -> EnvironmentFactory:

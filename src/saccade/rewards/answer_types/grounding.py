@@ -43,7 +43,7 @@ class GroundingAnswer(AnswerFormat):
         """Parse a pair, a mapping with `start` and `end`, or two times in a text.
 
         >>> parse = GroundingAnswer.parse_ground_truth
-        >>> parse([3, 5.5]), parse("From 00:10 to 00:12.5"), parse("9 to 3")
+        >>> parse([3, "5.5"]), parse("From 00:10 to 00:12.5"), parse("9 to 3")
         ((3.0, 5.5), (10.0, 12.5), None)
         """
         if isinstance(value, Mapping):
@@ -53,11 +53,19 @@ class GroundingAnswer(AnswerFormat):
         if isinstance(value, str):
             times = tuple(map(_parse_seconds, _PUBLISHED_TIME.findall(normalize_text(unwrap_answer(value)))))
         else:
-            times = parse_numbers(value)
+            items = [_parse_text_time(item) for item in value] if isinstance(value, list | tuple) else [value]
+            times = parse_numbers(items)
+            times = times if len(times) == len(items) else ()
         return (times[0], times[1]) if len(times) == 2 and times[0] < times[1] else None
 
 
 grounding = GroundingAnswer
+
+
+def _parse_text_time(value: Any) -> Any:
+    """Return the seconds of a time that is written as a text, and any other value as it is."""
+    is_time = isinstance(value, str) and _PUBLISHED_TIME.fullmatch(value.strip())
+    return _parse_seconds(value.strip()) if is_time else value
 
 
 def _parse_seconds(time: str) -> float:
