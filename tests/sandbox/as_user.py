@@ -5,13 +5,15 @@ accessible in a private mount namespace. With "refused", user namespaces are den
 """
 
 import asyncio
+import errno
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from attacks import FILES, NETWORK, PRELUDE, PROCESSES, PROTOCOL, PROTOCOL_PRELUDE, TRICKS
-from corners import CORNERS, HABITS
+from corners import CORNERS, HABITS, UNLINKED
 from sandbox_cases import run_attack
 
 from saccade.sandbox import ForkServerClient, Limits, Sandbox, jail, syscalls
@@ -78,6 +80,10 @@ async def run_attacks(names):
             report["breaches"][name] = repr((first, *later))
 
     await asyncio.gather(*(attack(name, code) for name, code in codes.items()))
+    async with Sandbox.open(replace(SHORT_LIMITS, timeout=60), fork_server=server) as sandbox:
+        result = await sandbox.run(UNLINKED)
+        report["unlinked"] = result.failure_reason, os.strerror(errno.ENOSPC) in (result.error or "")
+    report["reasons"] = dict(server.report.reasons)
     report["count"] = len(codes)
     server.close()
     print(json.dumps(report))

@@ -91,7 +91,7 @@ for fd in range(0, 1024):
     except OSError: continue
     breach(os.listdir('..'))""",
     "a handle by name": "b=ctypes.create_string_buffer(256); b[0:4]=(128).to_bytes(4,'little'); breach(sysc(303,-100,b'/',b,ctypes.create_string_buffer(8),0)==0)",
-    "an unnamed program": "fd=os.open('.', os.O_TMPFILE|os.O_RDWR, 0o700); os.write(fd, open(sys.executable,'rb').read(99) if False else b'#!/bin/sh'); os.execve(fd, ['x'], {{}}); breach()",
+    "an unnamed program": "fd=os.open('p', os.O_CREAT|os.O_RDWR, 0o700); os.write(fd, b'#!/bin/sh'); os.unlink('p'); os.execve(fd, ['x'], {{}}); breach()",
     "quotas and swap": "breach(sysc(179, 0x80000700, b'/', 0, ctypes.create_string_buffer(128)) == 0); breach(sysc(167, b'x', 0) == 0)",
     "the log of the kernel": "breach(sysc(103, 3, ctypes.create_string_buffer(99), 99)>0)",
     "secret memory": "breach(sysc(447, 0)>=0)",

@@ -4,6 +4,13 @@
 The names and conventions are those of attacks.py.
 """
 
+# More bytes than the limit (64 MiB) in files that no folder lists, kept until the end of the call.
+UNLINKED = """
+import os, time
+held = [os.open(f"f{n}", os.O_CREAT | os.O_RDWR) for n in range(9)]
+for n, fd in enumerate(held): os.write(fd, bytes(16 << 20)); os.unlink(f"f{n}")
+time.sleep(99)"""
+
 CORNERS = {
     "other processes": """
 def succeeds(query, *args):

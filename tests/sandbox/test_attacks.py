@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -158,8 +159,11 @@ def test_an_unprivileged_user_is_as_safe(targets, refuse_namespaces):
     report = json.loads(completed.stdout)
     assert report["breaches"] == {}
     assert report["count"] > 100
+    assert report["unlinked"] in (["disk", False], ["raised", True])
     if refuse_namespaces:
         assert not report["is_complete"]
+        assert "max_user_namespaces" in report["reasons"]["namespaces"]
+        assert os.strerror(errno.ENOSPC) not in report["reasons"]["namespaces"]
     assert targets.state() == targets.before
     assert targets.received == []
 

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from sandbox_cases import (
 )
 
 from saccade.errors import MediaError
-from saccade.sandbox import FailureReason, Limits, Sandbox, execution
+from saccade.sandbox import FailureReason, Limits, Sandbox, execution, workdir
 from saccade.sandbox import forkserver_client as server_module
 from saccade.sandbox import media as media_module
 from saccade.sandbox.limits import (
@@ -184,7 +185,7 @@ def test_errors_in_threads_and_finalizers_are_printed(server):
 
 def list_thread_states(sandbox):
     """Return the kernel's state letter of each thread of a sandbox's worker."""
-    tasks = Path(sandbox._worker._find_proc_dir(), "task").iterdir()
+    tasks = Path(sandbox._worker.find_proc_dir(), "task").iterdir()
     return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
 
 
@@ -503,6 +504,30 @@ def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
     assert (result.failure_reason, result.variables_kept) == (FailureReason.THREADS, False)
 
 
+UNLINK = """
+import mmap, os, time
+held = [os.open(f"f{n}", os.O_CREAT | os.O_RDWR) for n in range(4)]
+for n, fd in enumerate(held): os.write(fd, bytes(7 * 10**6)); os.unlink(f"f{n}")"""
+
+
+def test_space_for_a_file_is_reserved_by_writing(any_server):
+    cell = "import os\nfd = os.open('f', os.O_CREAT | os.O_RDWR); os.posix_fallocate(fd, 0, 10**5); print(os.fstat(fd).st_size)"
+    assert run_and_get_text(any_server, cell) == "100000\n"
+
+
+def test_files_are_counted_outside_the_event_loop(servers, monkeypatch):
+    threads = []
+
+    def measure_usage(*arguments):
+        threads.append(threading.current_thread())
+        return workdir.measure_usage(*arguments)
+
+    monkeypatch.setattr(execution, "workdir", SimpleNamespace(measure_usage=measure_usage))
+    assert run_and_get_text(servers("namespaces"), "open('f', 'w').close(); print(1)") == "1\n"
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
@@ -512,6 +537,8 @@ def test_where_the_kernel_does_not_count_threads_the_host_does(servers):
         "import os\nfor n in range(9999): os.mkdir('d'); os.chdir('d')",
         "import os\nos.mkdir('d', 0); os.chmod('d', 0)\nfor n in range(20): open(f'f{n}', 'wb').write(bytes(10**6))",
         "import os\nf = open('f', 'wb'); os.unlink('f')\nfor n in range(20): f.write(bytes(10**6)); f.flush()",
+        f"{UNLINK}\ntime.sleep(99)",
+        f"{UNLINK}\nheld = [(mmap.mmap(fd, 4096), os.close(fd)) for fd in held]; time.sleep(99)",
     ],
 )
 def test_disk_is_bounded(any_server, code):

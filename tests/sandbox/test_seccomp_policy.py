@@ -1,6 +1,7 @@
 """The seccomp filter, run by an interpreter of BPF: the action for every system call, on both architectures."""
 
 import errno
+import os
 import struct
 
 import pytest
@@ -60,6 +61,13 @@ def test_metadata_and_lock_calls_do_nothing(name, call):
     assert filter_call(name, call) == errno_action(0)
     for lock in (5, 6, 7, 36, 37, 38):
         assert filter_call(name, "fcntl", 3, lock) == errno_action(0)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_files_that_the_host_could_not_count_are_unsupported(name):
+    assert filter_call(name, "fallocate", 3) == errno_action(errno.EOPNOTSUPP)
+    assert filter_call(name, "openat", -100, 0, os.O_TMPFILE | os.O_RDWR) == errno_action(errno.EOPNOTSUPP)
+    assert filter_call(name, "openat", -100, 0, os.O_CREAT | os.O_DIRECTORY | os.O_RDWR) == ALLOW
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

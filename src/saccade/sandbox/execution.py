@@ -6,7 +6,8 @@
            ├─ _end_time_slice    periodically: lets the scheduler pause a long cell in favor of others
            ├─ _check_time_limit  checks the cell's clock (time_limit.py) twice a second, and at the limit
            │    └─ _interrupt: SIGUSR1 repeatedly; after the grace period SIGKILL, which closes the socket
-           └─ _check_usage       four times a second: threads and files, where the kernel doesn't limit them
+           ├─ _check_threads     forty times a second  ┐ where the kernel doesn't
+           └─ _check_files       four times a second   ┘ limit them; files on a thread, since that takes long
 
 Between calls a worker is stopped (SIGSTOP): its threads can't run, print or write during the model's turn. Its seccomp
 filter refuses whatever could continue it; CPU time that it uses nevertheless, such as the rest of a long system call,
@@ -42,7 +43,8 @@ from saccade.sandbox.scheduler import CpuSlot
 from saccade.sandbox.streams import StdoutCapture, wait_readable
 from saccade.sandbox.time_limit import CellClock
 
-INTERRUPT_INTERVAL, CLOCK_CHECK_INTERVAL, USAGE_CHECK_INTERVAL = 0.5, 0.5, 0.25
+INTERRUPT_INTERVAL, CLOCK_CHECK_INTERVAL = 0.5, 0.5
+THREADS_CHECK_INTERVAL, FILES_CHECK_INTERVAL = 0.025, 0.25
 EXIT_TIMEOUT = 5.0  # of a worker whose socket closed; on a busy machine a crashed process takes seconds to exit
 MONITORING_DELAY = 0.005  # calls that finish earlier are never monitored
 SHORT_SLICE_SECONDS, LONG_SLICE_SECONDS = 0.05, 0.5  # after which a short cell, a long cell gives up its slot
@@ -86,6 +88,7 @@ class Execution:
     is_finished: bool = False
     _refusals: list[str] = field(default_factory=list)  # notes on images that aren't shown
     _timed_out: asyncio.Event = field(default_factory=asyncio.Event)
+    _files_check: asyncio.Task[None] | None = None
     _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     _clock: CellClock = field(init=False)
     _is_final_read_done: bool = False
@@ -104,21 +107,20 @@ class Execution:
         status, error = CompletionStatus.OK, ""
         try:
             status, error = await self._run_code(code, setup_messages, stdout)
-            self._check_usage()
+            self.worker.send_signal(signal.SIGSTOP)
+            self._finish(stdout)
+            self._check_threads()
+            await self._check_files()
         except ProtocolError:
             self._kill(FailureReason.PROTOCOL)
         except (EOFError, ConnectionError):
             await self._wait_for_exit()
         finally:
-            self.is_finished = True
-            for timer in self._timers.values():
-                timer.cancel()
-            stdout.stop()
+            self._finish(stdout)
         seconds = self._clock.elapsed
         if self.is_worker_lost:
             reason, error = await self._explain_loss(seconds)
         else:
-            self.worker.send_signal(signal.SIGSTOP)
             self.worker.cpu_seconds_at_stop = self.worker.read_cpu_seconds()
             reason, error = self._explain_completion(status, error, seconds)
         stdout.drain()
@@ -134,6 +136,17 @@ class Execution:
             variables_kept=not self.is_worker_lost,
             seconds=seconds,
         )
+
+    def _finish(self, stdout: StdoutCapture) -> None:
+        """Stop monitoring, and the clock."""
+        self.is_finished = True
+        if not self._clock.is_paused:
+            self._clock.pause()
+        if self._files_check is not None:
+            self._files_check.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        stdout.stop()
 
     async def _run_code(
         self, code: str, setup_messages: Sequence[bytes], stdout: StdoutCapture
@@ -251,8 +264,9 @@ class Execution:
         stdout.start()
         self._update_clock(self._clock.start, self._start_monitoring)
         self._start_timers(SHORT_SLICE_SECONDS - MONITORING_DELAY)
-        if self.count_threads or self.worker.work_dir:
-            self._start_timer(USAGE_CHECK_INTERVAL, self._check_usage)
+        self._check_threads()
+        if self.worker.work_dir:
+            self._start_timer(FILES_CHECK_INTERVAL, self._start_files_check)
 
     def _start_timers(self, seconds: float) -> None:
         """Start the expiry timer, and end the time slice after `seconds`."""
@@ -314,16 +328,29 @@ class Execution:
         self.worker.send_signal(signal.SIGUSR1)
         self._start_timer(min(INTERRUPT_INTERVAL, left), self._interrupt, deadline)
 
-    def _check_usage(self) -> None:
-        """Kill a worker with too many threads or files, where the kernel doesn't limit them."""
-        if self.count_threads and self.worker.count_threads() > self.limits.max_threads:
+    def _check_threads(self) -> None:
+        """Kill a worker with too many threads, where the kernel doesn't limit them."""
+        if not self.count_threads:
+            return
+        if self.worker.count_threads() > self.limits.max_threads:
             self._kill(FailureReason.THREADS)
-        elif self.worker.work_dir:
-            size, count = workdir.measure_usage(self.worker.work_dir, self.limits.max_files)
-            if size > self.limits.disk_mib * limits.MIB or count >= self.limits.max_files:
-                self._kill(FailureReason.DISK)
-        if not self.is_worker_lost and (self.count_threads or self.worker.work_dir):
-            self._start_timer(USAGE_CHECK_INTERVAL, self._check_usage)
+        elif not self.is_finished:
+            self._start_timer(THREADS_CHECK_INTERVAL, self._check_threads)
+
+    def _start_files_check(self) -> None:
+        self._files_check = asyncio.get_running_loop().create_task(self._check_files())
+
+    async def _check_files(self) -> None:
+        """Kill a worker with too many or too large files, where the kernel doesn't limit them."""
+        if not self.worker.work_dir:
+            return
+        max_bytes, max_files = self.limits.disk_mib * limits.MIB, self.limits.max_files
+        folder, proc_dir = self.worker.work_dir, self.worker.find_proc_dir()
+        size, count = await asyncio.to_thread(workdir.measure_usage, folder, max_files, proc_dir)
+        if size > max_bytes or count >= max_files:
+            self._kill(FailureReason.DISK)
+        elif not self.is_finished:
+            self._start_timer(FILES_CHECK_INTERVAL, self._start_files_check)
 
     def _kill(self, reason: FailureReason) -> None:
         self.kill_reason, self.is_worker_lost = self.kill_reason or reason, True

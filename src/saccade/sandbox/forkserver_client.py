@@ -86,7 +86,7 @@ class WorkerHandle:
     def read_queue_seconds(self) -> float:
         """Return the seconds its main thread has waited in the run queue; 0.0 if the kernel doesn't report them."""
         try:
-            return int(Path(self._find_proc_dir(), "schedstat").read_text().split()[1]) / 1e9
+            return int(Path(self.find_proc_dir(), "schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError):
             return 0.0
 
@@ -106,12 +106,12 @@ class WorkerHandle:
     def _read_proc_stat(self, *field_indices: int) -> list[int]:
         """Return fields of /proc/<pid>/stat, counted from behind the process name; 0 each if the worker has exited."""
         try:  # the code may choose any process name: invalid UTF-8, brackets, line feeds
-            fields = Path(self._find_proc_dir(), "stat").read_bytes().rpartition(b")")[2].split()
+            fields = Path(self.find_proc_dir(), "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             return [0] * len(field_indices)
         return [int(fields[index]) for index in field_indices]
 
-    def _find_proc_dir(self) -> str:
+    def find_proc_dir(self) -> str:
         """Return its folder in /proc, by its current pid: after its exit another process may have the number."""
         return f"/proc/{self._read_host_pid()}"
 

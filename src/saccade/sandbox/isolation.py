@@ -13,10 +13,15 @@ from saccade.sandbox.limits import IsolationMode
 
 Namespaces = Literal["", "root", "user"]  # none; created with root's privileges; created in a user namespace
 _MEANINGS = {
-    "namespaces": "a worker has private files and no network, and sees no other process",
-    "Landlock": "a worker reads the libraries and writes to its working folder, nothing else",
+    "namespaces": "a worker has private files and no network, sees no other process, and the kernel limits its files",
+    "Landlock": "a worker reads files of the libraries and writes to its working folder; it opens no others",
     "seccomp": "a worker can't start a process or program, open a socket or signal another process",
-    "worker user": "the kernel limits each worker's threads; otherwise the host counts them four times a second",
+    "worker user": "the kernel limits each worker's threads; otherwise the host counts them",
+}
+# What doesn't hold without a layer, for the report: other layers don't replace all of it.
+_WEAKNESSES = {
+    "namespaces": "a worker can query a path's existence, size and times, and exceed its disk limit for a moment",
+    "worker user": "a worker can exceed its limit of threads for a moment",
 }
 
 
@@ -93,7 +98,15 @@ class IsolationReport:
         if self.isolation.is_complete:
             return "model-written code is isolated by all layers: namespaces, Landlock and seccomp"
         missing = self._missing_summary
-        return f"model-written code is isolated, with one layer for files and network instead of two: {missing}"
+        text = f"model-written code is isolated, with one layer for files and network instead of two: {missing}"
+        return "; ".join([text, *self.weaknesses])
+
+    @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What doesn't hold on this machine."""
+        return tuple(
+            _WEAKNESSES[layer.name] for layer in self.layers if layer.name in _WEAKNESSES and not layer.is_active
+        )
 
     @property
     def _missing_summary(self) -> str:

@@ -98,7 +98,7 @@ def _run_selftest_child(
         jail.enter_jail(jail_config, Limits())
         send_json(result_socket, {"escapes": list(_find_escapes())})
     except OSError as error:
-        send_json(result_socket, {"refused": str(error)})
+        send_json(result_socket, {"refused": error.strerror or str(error)})
     finally:
         os._exit(0)
 

@@ -19,11 +19,11 @@ from saccade.errors import ConfigError
 # name, number on x86-64, number on aarch64 ("-": it has none)
 _ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
-    preadv2 327 286, pwritev2 328 287, open 2 -, openat 257 56, creat 85 -, close 3 57, close_range 436 436,
+    preadv2 327 286, pwritev2 328 287, creat 85 -, close 3 57, close_range 436 436,
     lseek 8 62, stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48,
     faccessat2 439 439, getdents 78 -, getdents64 217 61, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -,
     unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, link 86 -, linkat 265 37, symlink 88 -,
-    symlinkat 266 36, readlink 89 -, readlinkat 267 78, ftruncate 77 46, fallocate 285 47, fadvise64 221 223,
+    symlinkat 266 36, readlink 89 -, readlinkat 267 78, ftruncate 77 46, fadvise64 221 223,
     fsync 74 82, fdatasync 75 83, sync_file_range 277 84, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -,
     pipe2 293 59, getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166, statfs 137 43, fstatfs 138 44,
     copy_file_range 326 285, sendfile 40 71,
@@ -50,14 +50,16 @@ _IGNORED = """
     fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, sync 162 81, syncfs 306 267,
     mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231, flock 73 32
 """
-_UNSUPPORTED = (
-    "getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13"
-)
+# fallocate would fill a disk faster than the host measures; libraries fall back to writing.
+_UNSUPPORTED = """
+    getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13,
+    fallocate 285 47
+"""
 # Libraries fall back to older calls, whose arguments a filter can read.
 _NOT_IMPLEMENTED = "clone3 435 435, openat2 437 437"
 _CONDITIONAL = """
-    ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129, tgkill 234 131, clone 56 220,
-    socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209, getpgid 121 155, getsid 124 156,
+    open 2 -, openat 257 56, ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129, tgkill 234 131,
+    clone 56 220, socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209, getpgid 121 155, getsid 124 156,
     capget 125 90, getpriority 140 141, get_robust_list 274 100, sched_getaffinity 204 123, sched_getparam 143 121,
     sched_getscheduler 145 120, pivot_root 155 41, mount_setattr 442 442,
     landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277
@@ -73,6 +75,7 @@ _PRCTLS = (3, 15, 16, 23, 0x53564D41)  # dumpable?, names, capability?, names of
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # every kind of namespace
 _AF_UNIX = 1
+_TMPFILE = 0x400000  # __O_TMPFILE: a file without a name, which the host couldn't count
 _MSG_OOB = 1  # recent kernel code with known sandbox escapes
 
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -109,6 +112,8 @@ def build_filter(pid: int, architecture_name: str = "") -> bytes:
     """Build the filter for the worker with this process id, which may signal only itself: BPF code, 8 bytes each."""
     calls, code = get_architecture(architecture_name).syscalls, []
     for call, body in _build_conditions(pid).items():
+        if call not in calls:
+            continue
         code += [_encode_instruction(_EQUAL, calls[call], 0, len(body)), *body]
     return b"".join(
         [_build_common_filter(architecture_name), *code, _encode_instruction(_RETURN, _ERRNO | errno.EPERM)]
@@ -147,7 +152,10 @@ def _build_common_filter(architecture_name: str) -> bytes:
 def _build_conditions(pid: int) -> dict[str, list[bytes]]:
     """Build the filters of calls that are allowed for some values of one argument."""
     refuse_out_of_band = _refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 3, _MSG_OOB)
+    allow = _encode_instruction(_RETURN, _ALLOW)
     return {
+        "openat": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 2, _TMPFILE, errno.EOPNOTSUPP), allow],
+        "open": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 1, _TMPFILE, errno.EOPNOTSUPP), allow],
         "ioctl": _allow_values(1, _IOCTLS),
         # Locks on library files are visible to all workers, so episodes could exchange information through them.
         "fcntl": [*_allow_values(1, _LOCK_COMMANDS, action=_ERRNO)[:-1], *_allow_values(1, _FCNTLS)],
@@ -161,7 +169,7 @@ def _build_conditions(pid: int) -> dict[str, list[bytes]]:
         "getsockopt": _allow_values(2, _SOCKET_OPTIONS),
         # With an address, a datagram pair could write to any socket that has a path.
         "sendto": [*refuse_out_of_band, *_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 4 + 4), *_allow_values(4, (0,))],
-        "recvfrom": [*refuse_out_of_band, _encode_instruction(_RETURN, _ALLOW)],
+        "recvfrom": [*refuse_out_of_band, allow],
         # A worker must not learn which other processes and threads exist.
         **dict.fromkeys(_PROCESS_QUERIES, _allow_values(0, (0, pid))),
         "getpriority": _allow_values(1, (0, pid)),
@@ -186,13 +194,13 @@ def _refuse_value(argument: int, value: int) -> list[bytes]:
     ]
 
 
-def _refuse_nonzero(offset: int, mask: int = 0xFFFFFFFF) -> list[bytes]:
+def _refuse_nonzero(offset: int, mask: int = 0xFFFFFFFF, error: int = errno.EPERM) -> list[bytes]:
     """Refuse a call if any of these bits, of the four bytes at this offset of its description, is set."""
     return [
         _encode_instruction(_LOAD, offset),
         _encode_instruction(_AND, mask),
         _encode_instruction(_EQUAL, 0, 1, 0),
-        _encode_instruction(_RETURN, _ERRNO | errno.EPERM),
+        _encode_instruction(_RETURN, _ERRNO | error),
     ]
 
 

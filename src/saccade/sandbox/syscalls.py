@@ -4,6 +4,7 @@ Every function raises OSError, naming the call, if the kernel refuses.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import struct
@@ -58,7 +59,13 @@ def _call_prctl(option: int, *values: object) -> None:
 
 def unshare(flags: int) -> None:
     """Move this process into new namespaces of these kinds."""
-    _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    try:
+        _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    except OSError as error:  # the kernel's text for these is about a disk and about users
+        if error.errno in (errno.ENOSPC, errno.EUSERS):
+            message = "the limit of namespaces is 0 or reached (sysctl user.max_user_namespaces and its siblings)"
+            raise OSError(error.errno, f"unshare: {message}") from error
+        raise
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

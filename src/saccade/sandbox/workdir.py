@@ -58,18 +58,35 @@ def _delete_files(folder: str) -> list[str]:
     return folders
 
 
-def measure_usage(folder: str, max_entries: int) -> tuple[int, int]:
+def measure_usage(folder: str, max_entries: int, proc_dir: str = "") -> tuple[int, int]:
     """Return (bytes, entries) below a folder that may change concurrently; stop counting at `max_entries`.
 
-    Unlinked files that are still open or mapped aren't counted: the kernel doesn't list them for a process that can't
-    be traced.
+    Unlinked files that the process of `proc_dir` (in /proc) has open or mapped count too, as far as the kernel lists
+    them: open ones for a host of the same user or with CAP_SYS_PTRACE, mapped ones also with CAP_CHECKPOINT_RESTORE.
     """
     total = count = 0
+    if proc_dir:
+        unlinked = _find_unlinked_sizes(folder, proc_dir)
+        total, count = sum(unlinked.values()), len(unlinked)
     for size in _iter_sizes(folder, None, _MAX_DEPTH):
         total, count = total + size, count + 1
         if count >= max_entries:
             break
     return total, count
+
+
+def _find_unlinked_sizes(folder: str, proc_dir: str) -> dict[int, int]:
+    """Return the bytes of unlinked files on the device of `folder` that a process has open or mapped, by inode."""
+    sizes: dict[int, int] = {}
+    for name in ("fd", "map_files"):
+        with contextlib.suppress(OSError):  # not permitted, or the process or the folder is gone
+            device = os.stat(folder).st_dev
+            for entry in os.scandir(f"{proc_dir}/{name}"):
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    if status.st_dev == device and not status.st_nlink and stat.S_ISREG(status.st_mode):
+                        sizes[status.st_ino] = status.st_blocks * 512
+    return sizes
 
 
 def _iter_sizes(name: str, parent_fd: int | None, depth: int) -> Iterator[int]:
