@@ -10,6 +10,7 @@ from saccade.reporting.plots import (
     PANELS,
     Panel,
     compute_running_mean,
+    extract_bands,
     extract_series,
     plot_bars,
     plot_panel,
@@ -29,6 +30,32 @@ def test_panel_selects_and_labels_its_keys():
     assert list(extract_series(BY_TITLE["Reward and its parts"], ROWS)) == ["all", "accuracy"]
     assert list(extract_series(BY_TITLE["Accuracy by frames shown"], ROWS)) == ["K=4", "K=8", "K=16"]
     assert extract_series(BY_TITLE["Accuracy"], ROWS)["all"] == ([float(step) for step in range(12)], [0.5] * 12)
+
+
+def test_statistics_of_tools_and_sources_have_panels_of_their_own():
+    row = {"step": 0, "greedy/accuracy": 0.5, "source/a/b/accuracy": 0.4, "source/a/c/accuracy": 0.6, "calls": 1.0}
+    row |= {"tool/crop_video/calls": 2.0, "tool/crop_video/errors": 0.25, "source/a/b/calls": 1.0}
+    labels = {panel.title: [*extract_series(panel, [row])] for panel in PANELS}
+    assert {title: names for title, names in labels.items() if names} == {
+        "Tool calls": ["all"],
+        "Tool calls by tool": ["crop video"],
+        "Failed calls by tool": ["crop video"],
+        "Accuracy by data source": ["a/b", "a/c"],
+        "Tool calls by data source": ["a/b"],
+        "Held-out accuracy": ["greedy"],
+    }
+
+
+def test_validations_have_bands():
+    panel = BY_TITLE["Held-out accuracy"]
+    rows = [
+        {"step": step, "greedy/accuracy": 0.5, "greedy/accuracy/low": 0.2, "greedy/accuracy/high": high}
+        for step, high in ((0, 0.8), (4, None), (8, 0.9))
+    ]
+    assert extract_bands(panel, rows) == {"greedy": ([0.0, 8.0], [0.2, 0.2], [0.8, 0.9])}
+    assert extract_bands(BY_TITLE["Accuracy"], ROWS) == {}
+    without = [{key: value for key, value in row.items() if not key.endswith(("low", "high"))} for row in rows]
+    assert plot_panel(panel, rows) != plot_panel(panel, without)
 
 
 def test_values_that_are_not_finite_numbers_are_left_out():

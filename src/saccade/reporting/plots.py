@@ -64,7 +64,8 @@ class Panel:
     keys: tuple[str, ...]
     is_log: bool = False
     axis_max: float | None = None  # of an axis that starts at 0
-    label_part: int = -1  # index of the part of a key, between slashes, that labels its series
+    # first and last part of a key, between slashes, that label its series; the last one is excluded
+    label_parts: tuple[int | None, int | None] = (-1, None)
 
 
 PANELS = (
@@ -96,11 +97,18 @@ PANELS = (
     Panel(title="Throughput", unit="tokens per second", keys=("tokens_per_second", "tokens_per_second/train")),
     Panel(title="Model FLOPs utilization", unit="fraction of the GPU's peak", keys=("mfu",), axis_max=1.0),
     Panel(title="Peak memory", unit="GiB", keys=("memory_gib", "memory_device_gib")),
-    Panel(title="Held-out accuracy", unit="mean", keys=("*/accuracy",), axis_max=1.0, label_part=0),
-    Panel(title="Held-out reward", unit="per episode", keys=("greedy/reward", "sampled/reward"), label_part=0),
-    Panel(title="Held-out format compliance", unit="share of episodes", keys=("*/format_compliance",), axis_max=1.0,
-          label_part=0),
-    Panel(title="Held-out tool calls", unit="per episode", keys=("*/calls",), label_part=0),
+    Panel(title="Tool calls by tool", unit="per episode", keys=("tool/*/calls",), label_parts=(1, -1)),
+    Panel(title="Failed calls by tool", unit="share of calls", keys=("tool/*/errors",), axis_max=1.0, label_parts=(1, -1)),
+    Panel(title="Repeated calls by tool", unit="share of calls", keys=("tool/*/duplicates",), axis_max=1.0,
+          label_parts=(1, -1)),
+    Panel(title="Accuracy by data source", unit="mean", keys=("source/*/accuracy",), axis_max=1.0, label_parts=(1, -1)),
+    Panel(title="Tool calls by data source", unit="per episode", keys=("source/*/calls",), label_parts=(1, -1)),
+    Panel(title="Held-out accuracy", unit="mean, 95 % interval", keys=("greedy/accuracy", "sampled/accuracy"),
+          axis_max=1.0, label_parts=(0, 1)),
+    Panel(title="Held-out reward", unit="per episode", keys=("greedy/reward", "sampled/reward"), label_parts=(0, 1)),
+    Panel(title="Held-out format compliance", unit="share of episodes, 95 % interval", keys=(
+        "greedy/format_compliance", "sampled/format_compliance"), axis_max=1.0, label_parts=(0, 1)),
+    Panel(title="Held-out tool calls", unit="per episode", keys=("greedy/calls", "sampled/calls"), label_parts=(0, 1)),
 )  # fmt: skip
 
 Series = dict[str, tuple[list[float], list[float]]]
@@ -111,22 +119,44 @@ BeforeAndAfter = tuple[SeedEstimate | None, SeedEstimate | None]  # RL
 
 def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
     """Return the panel's series by label, each as steps and finite values."""
-    names = dict.fromkeys(key for row in rows for key in row)
-    ordered = sorted(names, key=lambda key: (len(key), key) if "/K=" in key else (0, ""))
-    matches = [key for pattern in panel.keys for key in ordered if fnmatchcase(key, pattern)]
     series: Series = {}
-    for key in dict.fromkeys(matches):
+    for label, key in _match_keys(panel, rows).items():
         points = [(row.get("step", i), row[key]) for i, row in enumerate(rows) if is_finite_number(row.get(key))]
         if points:
             steps, values = zip(*points, strict=True)
-            series[_format_label(key, panel)] = ([float(step) for step in steps], [float(value) for value in values])
+            series[label] = ([float(step) for step in steps], [float(value) for value in values])
     return series
+
+
+def extract_bands(
+    panel: Panel, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[list[float], list[float], list[float]]]:
+    """Return the intervals of the panel's series that have some, by label: steps, lower and upper ends."""
+    bands: dict[str, tuple[list[float], list[float], list[float]]] = {}
+    for label, key in _match_keys(panel, rows).items():
+        points = [
+            (float(row.get("step", i)), float(row[f"{key}/low"]), float(row[f"{key}/high"]))
+            for i, row in enumerate(rows)
+            if is_finite_number(row.get(f"{key}/low")) and is_finite_number(row.get(f"{key}/high"))
+        ]
+        if points:
+            steps, lows, highs = zip(*points, strict=True)
+            bands[label] = ([*steps], [*lows], [*highs])
+    return bands
+
+
+def _match_keys(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the keys of the panel's series by label."""
+    names = dict.fromkeys(key for row in rows for key in row)
+    ordered = sorted(names, key=lambda key: (len(key), key) if "/K=" in key else (0, ""))
+    matches = [key for pattern in panel.keys for key in ordered if fnmatchcase(key, pattern)]
+    return {_format_label(key, panel): key for key in dict.fromkeys(matches)}
 
 
 def _format_label(key: str, panel: Panel) -> str:
     """Return a key's legend label, without the part that the title repeats."""
     is_total = len(panel.keys) > 1 and key == panel.keys[0] and "/" not in key and f"{key}/" in " ".join(panel.keys)
-    return "all" if is_total else key.split("/")[panel.label_part].replace("_", " ")
+    return "all" if is_total else "/".join(key.split("/")[slice(*panel.label_parts)]).replace("_", " ")
 
 
 def is_finite_number(value: Any) -> bool:
@@ -143,8 +173,10 @@ def compute_running_mean(values: Sequence[float]) -> list[float]:
 
 
 def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFormat = "svg") -> bytes | None:
-    """Plot one panel over the steps: faint raw points and their running mean. None if no row has its keys."""
-    series = extract_series(panel, rows)
+    """Plot one panel over the steps: faint raw points and their running mean; points with an interval are joined, with
+    a band. None if no row has its keys.
+    """
+    series, bands = extract_series(panel, rows), extract_bands(panel, rows)
     if not series:
         return None
     with matplotlib.rc_context(RC_PARAMS):
@@ -154,7 +186,11 @@ def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFor
             color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
             axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
             label = sanitize_label(name)
-            axes.plot(steps, compute_running_mean(values), color=color, linestyle=style, linewidth=1.6, label=label)
+            line = values if name in bands else compute_running_mean(values)
+            axes.plot(steps, line, color=color, linestyle=style, linewidth=1.6, label=label)
+            if name in bands:
+                band_steps, lows, highs = bands[name]
+                axes.fill_between(band_steps, lows, highs, color=color, alpha=0.15, linewidth=0)
         axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
         axes.grid(axis="y")
         _set_limits(axes, panel, [value for _, values in series.values() for value in values])

@@ -5,9 +5,11 @@ The page has no scripts and no links, and embeds its images. The template escape
 
 import functools
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from saccade.config.load import load_recipe
@@ -18,7 +20,7 @@ from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_counts, format_estimate, format_optional
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
-from saccade.reporting.plots import PANELS, extract_series, plot_bars, plot_panel
+from saccade.reporting.plots import PANELS, extract_series, is_finite_number, plot_bars, plot_panel
 from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
 from saccade.training.alarms import ALARM_PREFIX, Alarm, prefix_validation
 from saccade.training.checkpoint import BEST_LINK, list_checkpoints
@@ -35,6 +37,16 @@ STAGE_TITLES = {
     "rl": "Reinforcement learning",
     "rl_validation": "Validation during reinforcement learning",
 }
+VALIDATION_STAGES = ("sft_validation", "rl_validation")
+# Columns of the tables of tool calls: the end of the metric's key, its label and format.
+CALL_COLUMNS = (
+    ("calls", "calls per episode", ".2f"),
+    ("episodes", "episodes with a call", ".0%"),
+    ("errors", "failed, of the calls", ".0%"),
+    ("duplicates", "repeated, of the calls", ".0%"),
+    ("seconds", "seconds per call", ".2f"),
+    ("gain", "reward with − without a call", "+.2f"),
+)
 RESULTS_NOTE = (
     "Accuracy is in [0, 1]; intervals are 95 %, over clusters: all questions about one file together. The "
     "dotted mark is the constant-answer baseline: what the best constant answer scores. Calls are all that the model "
@@ -73,6 +85,7 @@ def write_report(
             *build_training_tables(folder, stages),
             *build_results(comparison),
             *build_rollout_tables(rollouts),
+            *build_call_tables(stages.get("rl", ())),
             *build_curves(stages),
         ),
     )
@@ -197,6 +210,8 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
         plots = tuple(Plot(title="", draw=functools.partial(plot_panel, panel, rows)) for panel in panels)
         if plots:
             note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
+            if stage in VALIDATION_STAGES:
+                note = f"{len(rows)} validations. Points are validations, bands 95 % intervals over clusters."
             sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
     return sections
 
@@ -266,6 +281,33 @@ def build_rollout_tables(records: Sequence[RolloutRecord]) -> list[ReportSection
     title = f"Episodes of {records[0].stage}, step {records[0].step}"
     table = Table(title="Outcomes", header=("outcome", "episodes", "reason"), rows=tuple(rows))
     return [ReportSection(title=title, tables=(table,))]
+
+
+def build_call_tables(rows: Sequence[Mapping[str, Any]]) -> list[ReportSection]:
+    """Build the tables of tool calls, per tool and per data source: means over the last tenth of the steps."""
+    newest = rows[-max(1, len(rows) // 10) :]
+    tables = []
+    for kind, title in (("tool", "By tool"), ("source", "By data source")):
+        # A name may hold slashes; its key ends with the name of a column.
+        pattern = re.compile(rf"{kind}/(.+)/({'|'.join(name for name, _, _ in CALL_COLUMNS)})")
+        values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in newest:
+            for key, value in row.items():
+                if (match := pattern.fullmatch(key)) and is_finite_number(value):
+                    values[match[1]][match[2]].append(value)
+        cells = tuple(
+            (name, *(format(fmean(own[key]), style) if own[key] else "–" for key, _, style in CALL_COLUMNS))
+            for name, own in sorted(values.items())
+        )
+        if cells:
+            tables.append(Table(title=title, header=("", *(label for _, label, _ in CALL_COLUMNS)), rows=cells))
+    if not tables:
+        return []
+    steps = f"step {newest[-1]['step']}" if len(newest) == 1 else f"steps {newest[0]['step']} to {newest[-1]['step']}"
+    note = (
+        f"Means over {steps} of RL, in training rollouts. The last column is no effect: the model chooses when to call."
+    )
+    return [ReportSection(title="Tool calls", notes=(note,), tables=tuple(tables))]
 
 
 def build_training_tables(folder: Path, stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[ReportSection]:

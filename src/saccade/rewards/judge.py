@@ -144,11 +144,14 @@ class Judge:
         """Return why the judge grades nothing; "" if it decides every known case rightly.
 
         Answers that wait for the check share its requests, and cached replies serve later processes. If a verdict is
-        missing, the cases are asked again with the next answer.
+        missing, the cases are asked again with the next answer. A wrong verdict is not cached, so that a server that
+        is corrected passes.
         """
         if self._check_result is not None:
             return self._check_result
-        verdicts = await asyncio.gather(*(self._request_verdict(*case, "") for case, _ in KNOWN_VERDICTS))
+        verdicts = await asyncio.gather(
+            *(self._request_verdict(*case, "", self._get_extreme(is_right)) for case, is_right in KNOWN_VERDICTS)
+        )
         for verdict in verdicts:
             if isinstance(verdict, Ungraded):
                 return f"gave no verdict on a known case: {verdict.reason}"
@@ -171,13 +174,19 @@ class Judge:
         right, wrong = (extreme(self._labels, key=lambda word: self._labels[word]) for extreme in (max, min))
         return self._few_shot.format_prompt(source, self._prompt, right, wrong)
 
-    async def _request_verdict(self, question: str, ground_truth: str, cleaned: str, source: str) -> float | Ungraded:
-        """Return the value of the verdict on a cleaned answer."""
+    async def _request_verdict(
+        self, question: str, ground_truth: str, cleaned: str, source: str, known_value: float | None = None
+    ) -> float | Ungraded:
+        """Return the value of the verdict on a cleaned answer; if the right one is known, only that is cached."""
         # The keys of `case` are part of the cache key and stay as they are.
         case, labels = {"question": question, "ground_truth": ground_truth, "answer": cleaned}, sorted(self._labels)
         closing = f"Your verdict, exactly one of these and nothing else: {', '.join(self._labels)}"
         prompt = self._get_prompt(source)
-        label = await self._query(prompt, case, closing, self._max_tokens, labels, self._parse_label)
+
+        def is_cacheable(label: str) -> bool:
+            return known_value is None or self._labels[label] == known_value
+
+        label = await self._query(prompt, case, closing, self._max_tokens, labels, self._parse_label, is_cacheable)
         return label if isinstance(label, Ungraded) else self._labels[label]
 
     async def extract_answer(self, question: str, answer: str, prompt: str) -> str | Ungraded:
@@ -213,6 +222,7 @@ class Judge:
         max_tokens: int | None,
         identity: object,
         parse_reply: Callable[[str], str | Ungraded],
+        is_cacheable: Callable[[str], bool] = lambda reply: True,
     ) -> str | Ungraded:
         """Return the model's reply about a case, whose parts are `question`, `answer` and optionally `ground_truth`.
 
@@ -227,7 +237,7 @@ class Judge:
         pending = self._pending.get(key)
         if pending is None or pending.done() or pending.get_loop() is not asyncio.get_running_loop():
             body = {**request, "messages": _build_messages(prompt, case, closing, mark=secrets.token_hex(16))}
-            pending = asyncio.ensure_future(self._get_or_fetch_reply(key, body, case, parse_reply))
+            pending = asyncio.ensure_future(self._get_or_fetch_reply(key, body, case, parse_reply, is_cacheable))
             self._pending[key] = pending
         try:
             return await asyncio.shield(pending)  # cancelling one caller must not cancel the others
@@ -236,13 +246,18 @@ class Judge:
                 self._pending.pop(key, None)
 
     async def _get_or_fetch_reply(
-        self, key: str, body: Mapping[str, Any], case: Mapping[str, str], parse_reply: Callable[[str], str | Ungraded]
+        self,
+        key: str,
+        body: Mapping[str, Any],
+        case: Mapping[str, str],
+        parse_reply: Callable[[str], str | Ungraded],
+        is_cacheable: Callable[[str], bool],
     ) -> str | Ungraded:
         path = None if self._cache_dir is None else self._cache_dir / key[:2] / f"{key}.json"
         # An unreadable file counts as absent, and a failed write must not lose a verdict that was received.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             cached = json.loads(path.read_text(encoding="utf-8"))["verdict"] if path else None
-            if isinstance(cached, str) and not isinstance(parse_reply(cached), Ungraded):
+            if isinstance(cached, str) and not isinstance(parse_reply(cached), Ungraded) and is_cacheable(cached):
                 return cached
         if self._max_requests is not None and self._num_requests >= self._max_requests:
             return Ungraded(reason=f"{self._name} may not be asked again: max_requests={self._max_requests} are sent")
@@ -254,7 +269,7 @@ class Judge:
         reply = parse_reply(completion.text)
         if isinstance(reply, Ungraded):
             return Ungraded(reason=f"{self._name} {reply.reason}")
-        if path is not None:
+        if path is not None and is_cacheable(reply):
             with contextlib.suppress(OSError):
                 path.parent.mkdir(exist_ok=True)
                 handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
