@@ -55,7 +55,7 @@ def test_validations_have_bands():
     assert extract_bands(panel, rows) == {"greedy": ([0.0, 8.0], [0.2, 0.2], [0.8, 0.9])}
     assert extract_bands(BY_TITLE["Accuracy"], ROWS) == {}
     without = [{key: value for key, value in row.items() if not key.endswith(("low", "high"))} for row in rows]
-    assert plot_panel(panel, rows) != plot_panel(panel, without)
+    assert plot_panel(panel, rows, is_smoothed=False) != plot_panel(panel, without, is_smoothed=False)
 
 
 def test_values_that_are_not_finite_numbers_are_left_out():

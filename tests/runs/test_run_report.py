@@ -10,7 +10,7 @@ from commands import RL, SFT, fail, good
 from saccade.config.load import load_recipe
 from saccade.errors import RunError
 from saccade.ledger import Ledger
-from saccade.reporting.run_report import build_call_tables, build_rollout_tables, find_alarms
+from saccade.reporting.run_report import EMPTY_RUN_WARNING, build_call_tables, build_rollout_tables, find_alarms
 from saccade.runs.run_folder import Run
 from saccade.training.episode_log import RolloutRecord
 from saccade.types import Episode, EpisodeStatus, Task
@@ -91,7 +91,9 @@ def test_tool_calls_per_tool_and_per_source():
 def test_a_run_that_has_not_begun(tmp_path):
     Run.create(tmp_path / "run", load_recipe("tiny/base"))
     good("report", tmp_path / "run")
-    assert "The resolved recipe" in read_page(tmp_path / "run/report.html")
+    page = read_page(tmp_path / "run/report.html")
+    assert "The resolved recipe" in page
+    assert EMPTY_RUN_WARNING in page
 
 
 def test_a_folder_without_a_run(tmp_path):

@@ -98,7 +98,8 @@ PANELS = (
     Panel(title="Model FLOPs utilization", unit="fraction of the GPU's peak", keys=("mfu",), axis_max=1.0),
     Panel(title="Peak memory", unit="GiB", keys=("memory_gib", "memory_device_gib")),
     Panel(title="Tool calls by tool", unit="per episode", keys=("tool/*/calls",), label_parts=(1, -1)),
-    Panel(title="Failed calls by tool", unit="share of calls", keys=("tool/*/errors",), axis_max=1.0, label_parts=(1, -1)),
+    Panel(title="Failed calls by tool", unit="share of calls", keys=("tool/*/errors",), axis_max=1.0,
+          label_parts=(1, -1)),
     Panel(title="Repeated calls by tool", unit="share of calls", keys=("tool/*/duplicates",), axis_max=1.0,
           label_parts=(1, -1)),
     Panel(title="Accuracy by data source", unit="mean", keys=("source/*/accuracy",), axis_max=1.0, label_parts=(1, -1)),
@@ -172,9 +173,11 @@ def compute_running_mean(values: Sequence[float]) -> list[float]:
     return [float(sums[end] - sums[start]) / (end - start) for start, end in bounds]
 
 
-def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFormat = "svg") -> bytes | None:
-    """Plot one panel over the steps: faint raw points and their running mean; points with an interval are joined, with
-    a band. None if no row has its keys.
+def plot_panel(
+    panel: Panel, rows: Sequence[Mapping[str, Any]], *, is_smoothed: bool = True, fmt: ImageFormat = "svg"
+) -> bytes | None:
+    """Plot one panel over the steps: faint raw points and their running mean, or, unless `is_smoothed`, points that are
+    joined, with bands where they have intervals. None if no row has its keys.
     """
     series, bands = extract_series(panel, rows), extract_bands(panel, rows)
     if not series:
@@ -184,11 +187,12 @@ def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, fmt: ImageFor
         axes = figure.subplots()
         for i, (name, (steps, values)) in enumerate(series.items()):
             color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
-            axes.plot(steps, values, ".", color=color, markersize=4.0, alpha=0.35, markeredgewidth=0)
+            markersize, alpha = (4.0, 0.35) if is_smoothed else (6.0, 1.0)
+            axes.plot(steps, values, ".", color=color, markersize=markersize, alpha=alpha, markeredgewidth=0)
             label = sanitize_label(name)
-            line = values if name in bands else compute_running_mean(values)
+            line = compute_running_mean(values) if is_smoothed else values
             axes.plot(steps, line, color=color, linestyle=style, linewidth=1.6, label=label)
-            if name in bands:
+            if name in bands and not is_smoothed:
                 band_steps, lows, highs = bands[name]
                 axes.fill_between(band_steps, lows, highs, color=color, alpha=0.15, linewidth=0)
         axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)

@@ -20,7 +20,14 @@ from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_counts, format_estimate, format_optional
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
-from saccade.reporting.plots import PANELS, extract_series, is_finite_number, plot_bars, plot_panel
+from saccade.reporting.plots import (
+    PANELS,
+    extract_series,
+    find_alarm_steps,
+    is_finite_number,
+    plot_bars,
+    plot_panel,
+)
 from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
 from saccade.training.alarms import ALARM_PREFIX, Alarm, prefix_validation
 from saccade.training.checkpoint import BEST_LINK, list_checkpoints
@@ -47,6 +54,7 @@ CALL_COLUMNS = (
     ("seconds", "seconds per call", ".2f"),
     ("gain", "reward with − without a call", "+.2f"),
 )
+EMPTY_RUN_WARNING = "This run holds no training step and no evaluation yet."
 RESULTS_NOTE = (
     "Accuracy is in [0, 1]; intervals are 95 %, over clusters: all questions about one file together. The "
     "dotted mark is the constant-answer baseline: what the best constant answer scores. Calls are all that the model "
@@ -81,6 +89,7 @@ def write_report(
         kind="run",
         title=folder.resolve().name,
         metadata={**(metadata or {}), **collect_metadata(folder)},
+        warnings=() if stages or evaluations else (EMPTY_RUN_WARNING,),
         sections=(
             *build_training_tables(folder, stages),
             *build_results(comparison),
@@ -206,13 +215,17 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
     """Build a section per stage: the plots of the panels that have values in its metrics."""
     sections = []
     for stage, rows in stages.items():
+        is_validation = stage in VALIDATION_STAGES
+        draw = functools.partial(plot_panel, rows=rows, is_smoothed=not is_validation)
         panels = [panel for panel in PANELS if extract_series(panel, rows)]
-        plots = tuple(Plot(title="", draw=functools.partial(plot_panel, panel, rows)) for panel in panels)
-        if plots:
-            note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
-            if stage in VALIDATION_STAGES:
-                note = f"{len(rows)} validations. Points are validations, bands 95 % intervals over clusters."
-            sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
+        plots = tuple(Plot(title="", draw=functools.partial(draw, panel)) for panel in panels)
+        if not plots:
+            continue
+        note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
+        if is_validation:
+            note = f"{len(rows)} validations, a point each. Bands are 95 % intervals over clusters."
+        note += " Dotted lines are alarms." if find_alarm_steps(rows) else ""
+        sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
     return sections
 
 
