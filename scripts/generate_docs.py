@@ -178,7 +178,7 @@ def get_summary(plugin: Any) -> str:
 
 def render_configuration() -> str:
     """Return the page of every recipe key and every plugin setting."""
-    comments, recipe = read_field_comments(PACKAGE / "config" / "schema.py"), schema.Recipe
+    comments, recipe = read_field_comments(PACKAGE / "config" / "schema.py"), schema.DataBuildRecipe
     for path in (PACKAGE / "environments").glob("*.py"):
         comments |= read_field_comments(path)
     table = ["", "| key | default | meaning |", "|---|---|---|"]

@@ -20,7 +20,7 @@ from saccade.utils.files import convert_file_errors
 from saccade.utils.versions import find_package_version
 
 if TYPE_CHECKING:
-    from saccade.config.schema import Recipe
+    from saccade.config.schema import DataBuildRecipe
     from saccade.runs.data_build.journal import StageUsage
 
 MAX_LISTED = 20  # refused videos
@@ -115,16 +115,18 @@ def _build(
         str | None, typer.Option(help="The URL of the teacher, a chat completions server; or set engine.settings.")
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="The recipe whose `data_build` and environment are used, that of the later SFT.")
+        str, typer.Option(help="The recipe of the later SFT, or one that extends it with a section data_build.")
     ] = "paravt/sft",
     on_bad: Annotated[
         RowErrorAction, typer.Option(help="What to do with videos that can't be used.")
     ] = RowErrorAction.ERROR,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Find the scenes and show the cost; ask nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Find the scenes and show the cost; send no request.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Start without asking about the cost.")] = False,
 ) -> None:
     """Make tasks and demonstrations from videos: scenes, captions, questions, filters and episodes of a teacher."""
-    from saccade.config.load import load_recipe
+    from saccade.config.load import load_data_build_recipe
     from saccade.runs.data_build import build as data_build
     from saccade.runs.pipeline import CHAT_ENGINE
 
@@ -134,7 +136,7 @@ def _build(
     if not videos:
         raise ConfigError("there is no video to build from; name files or folders", key="VIDEO")
     server = [f"engine.name={CHAT_ENGINE}", f"engine.settings.url={teacher}"] if teacher else []
-    loaded = load_recipe(recipe, [*server, *settings])
+    loaded = load_data_build_recipe(recipe, [*server, *settings])
     if not dry_run:
         data_build.require_teacher(loaded)
     with data_build.lock_folder(folder):
@@ -160,7 +162,7 @@ def _build(
         print_text(err, f"{report.num_failed} items lack a reply; the same command requests them again", style="red")
 
 
-def _print_usage(usage: "Mapping[str, StageUsage]", recipe: "Recipe", *, title: str) -> None:
+def _print_usage(usage: "Mapping[str, StageUsage]", recipe: "DataBuildRecipe", *, title: str) -> None:
     """Print requests, tokens and, with known prices, the cost of each stage and of all."""
     from saccade.metrics.tables import Table
     from saccade.runs.data_build.estimate import add_usage, compute_cost

@@ -4,16 +4,17 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 
-from saccade.config.schema import Recipe, Section, parse_section
+from saccade.config.schema import DataBuildRecipe, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.plugins import suggest
 
 RECIPES_DIR = Path(__file__).parents[1] / "recipes"
 PLUGIN_NAME_KEYS = ("name", "estimator")  # keys that name the plugin of the `settings` beside them
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 SECTIONS_WITH_NULL_VALUES = ("rl.filters.",)  # null is a value of their keys; elsewhere it removes a mapping
 
 
@@ -56,7 +57,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     >>> load_recipe("tiny/base", ["rl.optim.lr=1e-6"]).rl.optim.lr
     1e-06
     """
-    return _apply_overrides(_load_with_bases(find_recipe(name_or_path), ()), overrides, name_or_path)
+    values = _load_with_bases(find_recipe(name_or_path), (), Recipe)
+    return _apply_overrides(values, overrides, name_or_path, Recipe)
+
+
+def load_data_build_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> DataBuildRecipe:
+    """Load a recipe that may have the section `data_build`; else as `load_recipe`."""
+    values = _load_with_bases(find_recipe(name_or_path), (), DataBuildRecipe)
+    return _apply_overrides(values, overrides, name_or_path, DataBuildRecipe)
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str], source: str) -> Recipe:
@@ -65,13 +73,15 @@ def override_recipe(recipe: Recipe, overrides: Sequence[str], source: str) -> Re
     >>> override_recipe(Recipe(), ["evaluation.num_samples=32"], "mine").evaluation.num_samples
     32
     """
-    return _apply_overrides(recipe.model_dump(mode="json"), overrides, source) if overrides else recipe
+    return _apply_overrides(recipe.model_dump(mode="json"), overrides, source, Recipe) if overrides else recipe
 
 
-def _apply_overrides(values: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:
+def _apply_overrides(
+    values: dict[str, Any], overrides: Sequence[str], source: str, recipe_type: type[RecipeT]
+) -> RecipeT:
     for override in _order_overrides(overrides):
-        values = _merge(values, _parse_override(override))
-    return parse_section(Recipe, values, source)
+        values = _merge(values, _parse_override(override, recipe_type))
+    return parse_section(recipe_type, values, source)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -116,7 +126,7 @@ def read_yaml(path: Path, kind: str) -> Any:
         return parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
-def _load_with_bases(path: Path, extending_paths: tuple[Path, ...]) -> dict[str, Any]:
+def _load_with_bases(path: Path, extending_paths: tuple[Path, ...], recipe_type: type[Recipe]) -> dict[str, Any]:
     """Load a recipe file merged over the recipes it extends; `extending_paths` are the files that extend it."""
     path = path.resolve()
     if path in extending_paths:
@@ -130,10 +140,11 @@ def _load_with_bases(path: Path, extending_paths: tuple[Path, ...]) -> dict[str,
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         message = f"{path}: extends can't be {extends!r}: it should be a recipe's name or path, or a list of them"
         raise ConfigError(message, key="extends", value=extends)
-    _check_keys(own, str(path))
+    _check_keys(own, str(path), recipe_type)
     merged: dict[str, Any] = {}
     for base in bases:
-        merged = _merge(merged, _load_with_bases(find_recipe(base, base_dir=path.parent), (*extending_paths, path)))
+        base_path = find_recipe(base, base_dir=path.parent)
+        merged = _merge(merged, _load_with_bases(base_path, (*extending_paths, path), recipe_type))
     return _merge(merged, own)
 
 
@@ -157,14 +168,14 @@ def _order_overrides(overrides: Sequence[str]) -> list[str]:
     return ordered
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def _parse_override(text: str, recipe_type: type[Recipe]) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"the override {text!r} must have the form key=value, such as rl.optim.lr=1e-6", key=key)
     nested: Any = parse_yaml(value, f"the override {text!r}", key=key)
     for part in reversed(key.split(".")):
         nested = {part: nested}
-    _check_keys(nested, f"the override {text!r}")
+    _check_keys(nested, f"the override {text!r}", recipe_type)
     return nested
 
 
@@ -184,9 +195,16 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any], section: str = 
     return result
 
 
-def _check_keys(data: Mapping[str, Any], source: str) -> None:
-    for key, value, section, siblings in _find_unknown_keys(data, Recipe, ""):
-        keys, name = list(_list_keys(Recipe, "")), key.removeprefix(section)
+def _check_keys(data: Mapping[str, Any], source: str, recipe_type: type[Recipe]) -> None:
+    for key, value, section, siblings in _find_unknown_keys(data, recipe_type, ""):
+        if key.partition(".")[0] in DataBuildRecipe.model_fields.keys() - recipe_type.model_fields.keys():
+            raise ConfigError(
+                f"{source}: only `saccade data build` reads {key!r}; write it into a recipe for that command, "
+                "which may extend the one of your training",
+                key=key,
+                value=value,
+            )
+        keys, name = list(_list_keys(recipe_type, "")), key.removeprefix(section)
         in_section = [section + sibling for sibling in difflib.get_close_matches(name, siblings, n=1)]
         close = difflib.get_close_matches(key, keys, n=1, cutoff=0.85) or in_section
         close = close or difflib.get_close_matches(key, keys, n=2)

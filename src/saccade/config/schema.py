@@ -230,7 +230,7 @@ class QuestionsConfig(Section):
         "open",
         "number",
         "grounding",
-    )  # answer types, requested in turn
+    )  # answer types, requested in turn from a random one on
     num_per_scene: NonNegativeInt = 2  # questions about each scene
     num_per_pair: NonNegativeInt = 2  # questions about each pair of scenes
     pairs_per_video: NonNegativeInt = 4  # pairs of scenes of a video, drawn at random
@@ -267,7 +267,7 @@ class PriceConfig(Section):
 
 
 class DataBuildConfig(Section):
-    """Tasks and demonstrations that a teacher makes from videos (`saccade data build`)."""
+    """Tasks and demonstrations that a teacher makes from videos; only `saccade data build` reads this section."""
 
     scenes: ScenesConfig = ScenesConfig()
     captions: CaptionsConfig = CaptionsConfig()
@@ -626,7 +626,6 @@ class Recipe(Section):
     loggers: tuple[str, ...] = ()  # metric loggers besides metrics.jsonl, such as tensorboard, wandb and swanlab
     model: ModelConfig = ModelConfig()  # checkpoint
     synthetic: SyntheticConfig = SyntheticConfig()  # synthetic dataset
-    data_build: DataBuildConfig = DataBuildConfig()  # dataset made from videos by a teacher
     data: DataConfig = DataConfig()  # files of tasks and demonstrations
     environment: PluginConfig = PluginConfig(name="parallel_crop")  # default environment
     # environments by the name that tasks select with their `environment`; all other tasks use `environment`
@@ -662,3 +661,9 @@ class Recipe(Section):
                     value=settings.checkpoints.best,
                 )
         return self
+
+
+class DataBuildRecipe(Recipe):
+    """A recipe of `saccade data build`: one of a training, whose environment and rewards it uses, and the stages."""
+
+    data_build: DataBuildConfig = DataBuildConfig()  # stages of a dataset made from videos by a teacher

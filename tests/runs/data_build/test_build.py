@@ -20,7 +20,7 @@ from color_teacher import identify, make_clip, teach
 from commands import bad, fail, good, run
 from error_cases import raises
 
-from saccade.config.load import load_recipe
+from saccade.config.load import load_data_build_recipe, load_recipe
 from saccade.data.dataset import load_demonstrations, load_tasks
 from saccade.errors import BrokenEngineError, ConfigError, DataError, MediaError, RunError
 
@@ -354,7 +354,11 @@ def test_a_bad_video_is_named_before_any_request(name, clips, tmp_path):
         from saccade.runs.data_build.build import prepare
 
         prepare(
-            [path], tmp_path / "x", load_recipe("paravt/sft"), skip_bad=True, start_stage=lambda *_: lambda *_: None
+            [path],
+            tmp_path / "x",
+            load_data_build_recipe("paravt/sft"),
+            skip_bad=True,
+            start_stage=lambda *_: lambda *_: None,
         )
 
 
@@ -411,3 +415,14 @@ def test_two_builds_in_one_folder_are_refused(clips, tmp_path):
     with lock_folder(tmp_path / "out"):
         fail(RunError, "data", "build", clips, "--out", tmp_path / "out", "--dry-run", key=tmp_path / "out")
     assert os.path.exists(tmp_path / "out")
+
+
+def test_only_a_data_build_reads_its_section(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: paravt/sft\ndata_build: {scenes: {fps: 2}}\n")
+    assert load_data_build_recipe(str(path), ["data_build.captions.fps=3"]).data_build.scenes.fps == 2
+    assert "data_build" not in load_recipe("paravt/sft").model_dump()
+    with raises(ConfigError, key="data_build.scenes.fps", value=2):
+        load_recipe(str(path))
+    with raises(ConfigError, key="data_build.price.prompt", value=1):
+        load_recipe("paravt/sft", ["data_build.price.prompt=1"])

@@ -9,7 +9,7 @@ from chat_server import server
 from color_teacher import call, identify, make_clip, read_frames, teach
 from commands import good, run
 
-from saccade.config.load import load_recipe
+from saccade.config.load import load_data_build_recipe
 from saccade.data.dataset import load_tasks
 from saccade.runs.data_build.build import estimate, prepare
 
@@ -75,7 +75,7 @@ def check(done, folder, clip, *settings):
     assert done.exit_code == 0 or done.stderr.strip().count("\n") == 0
     report = json.loads((folder / "report.json").read_text())
     assert (report["counts"]["tasks"] > 0) == (done.exit_code == 0)
-    recipe = load_recipe("paravt/sft", [*SETTINGS, *settings])
+    recipe = load_data_build_recipe("paravt/sft", [*SETTINGS, *settings])
     prepared = prepare([clip], folder, recipe, skip_bad=False, start_stage=lambda *_: lambda *_: None)
     for stage, most in estimate(prepared).items():
         used = report["usage"].get(stage, {})

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 from saccade import plugins
 from saccade.algorithms.frame_budget import draw_frame_budget
-from saccade.config.schema import Recipe
+from saccade.config.schema import DataBuildRecipe
 from saccade.engines.chat_completions import ChatCompletions
 from saccade.environments.tool_environment import ToolEnvironment
 from saccade.errors import ConfigError, EngineError, MediaError, RunError
@@ -84,8 +84,8 @@ class Build:
     """The state of a build in `folder`; it starts with the clips and the refused files."""
 
     folder: Path
-    recipe: Recipe  # of the teacher's episodes
-    sft_recipe: Recipe  # of the training on them
+    recipe: DataBuildRecipe  # of the teacher's episodes
+    sft_recipe: DataBuildRecipe  # of the training on them
     clips: Sequence[Clip]
     refusals: list[Refusal]
     counts: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def require_teacher(recipe: Recipe) -> None:
+def require_teacher(recipe: DataBuildRecipe) -> None:
     """Raise ConfigError unless the recipe's engine is a chat API."""
     if not uses_chat_engine(recipe):
         raise ConfigError(
@@ -118,7 +118,7 @@ def require_teacher(recipe: Recipe) -> None:
         )
 
 
-def without_prefill(recipe: Recipe) -> Recipe:
+def without_prefill(recipe: DataBuildRecipe) -> DataBuildRecipe:
     """Return the recipe without prefilled replies, which few servers continue: the teacher opens its own reasoning.
 
     Demonstrations have the form that a prefilled reply has (`demonstrations.read_turns`).
@@ -128,7 +128,9 @@ def without_prefill(recipe: Recipe) -> Recipe:
     return recipe.with_values({"environment.settings": {**recipe.environment.settings, "force_think": False}})
 
 
-def prepare(paths: Sequence[Path], folder: Path, recipe: Recipe, *, skip_bad: bool, start_stage: StartStage) -> Build:
+def prepare(
+    paths: Sequence[Path], folder: Path, recipe: DataBuildRecipe, *, skip_bad: bool, start_stage: StartStage
+) -> Build:
     """Cut the videos into scenes, which needs no teacher. Raises DataError or MediaError, which names the file.
 
     With `skip_bad`, files that can't be used are refused and counted; raises RunError if none is left.

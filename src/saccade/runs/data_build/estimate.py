@@ -11,7 +11,7 @@ from math import comb
 from typing import Any
 
 from saccade.chat.message_renderer import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE
-from saccade.config.schema import PriceConfig, Recipe
+from saccade.config.schema import DataBuildRecipe, PriceConfig
 from saccade.environments.single_turn import SingleTurn
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.environments.tool_environment import ToolEnvironment
@@ -40,7 +40,7 @@ class _Counts:
     questions: int
 
 
-def estimate_usage(clips: Sequence[Clip], recipe: Recipe, *, image_token_size: int) -> dict[str, StageUsage]:
+def estimate_usage(clips: Sequence[Clip], recipe: DataBuildRecipe, *, image_token_size: int) -> dict[str, StageUsage]:
     """Return the largest usage of each stage, as if every reply had full length and every question stayed.
 
     `image_token_size` is the side of the teacher's visual token, in pixels.
@@ -68,7 +68,7 @@ def add_usage(first: StageUsage, second: StageUsage) -> StageUsage:
     )
 
 
-def _estimate_clip(clip: Clip, recipe: Recipe, image_token_size: int) -> dict[str, StageUsage]:
+def _estimate_clip(clip: Clip, recipe: DataBuildRecipe, image_token_size: int) -> dict[str, StageUsage]:
     settings, scenes = recipe.data_build, clip.record.scenes
     counts = _count(clip, recipe)
     frame = _count_frame_tokens(clip, settings.captions.frame_pixels, image_token_size)
@@ -109,14 +109,14 @@ def _estimate_clip(clip: Clip, recipe: Recipe, image_token_size: int) -> dict[st
     return {**usage, demonstrations.STAGE: _estimate_episodes(clip, recipe, image_token_size, num_episodes)}
 
 
-def _count(clip: Clip, recipe: Recipe) -> _Counts:
+def _count(clip: Clip, recipe: DataBuildRecipe) -> _Counts:
     settings, num_scenes = recipe.data_build.questions, len(clip.record.scenes)
     num_pairs = min(comb(num_scenes, 2), settings.pairs_per_video) if settings.num_per_pair else 0
     num_questions = num_scenes * settings.num_per_scene + num_pairs * settings.num_per_pair
     return _Counts(scenes=num_scenes, pairs=num_pairs, questions=num_questions)
 
 
-def _estimate_episodes(clip: Clip, recipe: Recipe, image_token_size: int, num_episodes: int) -> StageUsage:
+def _estimate_episodes(clip: Clip, recipe: DataBuildRecipe, image_token_size: int, num_episodes: int) -> StageUsage:
     """Return the largest usage of episodes in the recipe's default environment: one that ends, or one with tools.
 
     What follows the prompt is bounded by the context limit alone: a reply may hold hundreds of calls that are refused.
@@ -141,7 +141,7 @@ def _estimate_episodes(clip: Clip, recipe: Recipe, image_token_size: int, num_ep
 
 
 def _count_prompt_tokens(
-    clip: Clip, recipe: Recipe, environment: ToolEnvironment | SingleTurn, image_token_size: int
+    clip: Clip, recipe: DataBuildRecipe, environment: ToolEnvironment | SingleTurn, image_token_size: int
 ) -> int:
     """Return the most tokens of an episode's prompt."""
     settings = environment.settings
@@ -153,7 +153,7 @@ def _count_prompt_tokens(
     return _TEMPLATE_TOKENS + _count_text_tokens(*texts) + question + num_frames * frame
 
 
-def _count_window_tokens(clip: Clip, recipe: Recipe, tool: Mapping[str, Any], image_token_size: int) -> int:
+def _count_window_tokens(clip: Clip, recipe: DataBuildRecipe, tool: Mapping[str, Any], image_token_size: int) -> int:
     """Return the most tokens of a sub-agent's prompt, from the settings of its tool: frames and a question."""
     if "frame_range" not in tool:  # one of the user's own
         return sys.maxsize
@@ -163,7 +163,7 @@ def _count_window_tokens(clip: Clip, recipe: Recipe, tool: Mapping[str, Any], im
     return frames + _count_text_tokens(template) + template.count("{question}") * question
 
 
-def _count_question_tokens(recipe: Recipe) -> int:
+def _count_question_tokens(recipe: DataBuildRecipe) -> int:
     """Return the most tokens of a question with its options: a character has at most the bytes of one token."""
     num_options = recipe.data_build.questions.num_options
     return questions.MAX_QUESTION_CHARS + num_options * (questions.MAX_OPTION_CHARS + 1)
