@@ -118,8 +118,6 @@ def test_every_reply_of_a_learned_row_is_trained(folder, renderer, importer, rec
         )
 
     for (name, _), demonstration in demonstrations.items():
-        if "code" in name and not any(demonstration.results):
-            continue
         main, *children = asyncio.run(replay(demonstration))
         prefill = environments(demonstration.task)().prefill
         expected = [remove_prefill(reply, prefill) for reply in demonstration.replies]

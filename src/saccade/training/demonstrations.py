@@ -233,8 +233,8 @@ def find_turn_problem(
     first_block = next(iter(turn.reply.blocks), None)
     if prefill and first_block and not first_block.is_closed and not own_text.startswith(prefill):
         reason = f"reply {number} has no thought, and the environment begins every reply with {prefill}"
-        mend = "write one, or set force_think=false among the environment's settings"
-        return Problem(Refusal.NO_THOUGHT, f"{reason}; {mend}")
+        advice = "write one, or set force_think=false among the environment's settings"
+        return Problem(Refusal.NO_THOUGHT, f"{reason}; {advice}")
     if not all(block.is_closed for block in turn.reply.find_blocks(BlockKind.ANSWER)):
         return Problem(Refusal.UNCLOSED_ANSWER, f"reply {number} has <answer> without its end")
     recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
