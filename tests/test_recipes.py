@@ -1,5 +1,8 @@
 """The packaged recipes: usable, planned, equal to the published settings, and different as their names say."""
 
+import re
+from pathlib import Path
+
 import pytest
 from commands import bad
 from error_cases import raises
@@ -330,3 +333,32 @@ def test_recipe_without_a_model_names_an_example(tmp_path, name, example):
     assert "--model" in error
     assert example in error
     assert not (tmp_path / "run").exists()
+
+
+# ---- the table of the documentation ----------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parent
+SETTINGS_PAGE = TESTS.parent / "docs" / "reproduce" / "settings.md"
+TABLE_ROWS = [
+    line for line in SETTINGS_PAGE.read_text().splitlines() if re.match(r"\| (?!setting |function |---)", line)
+]
+
+
+@pytest.mark.parametrize("row", TABLE_ROWS, ids=lambda row: row.split("|")[1].strip())
+def test_every_published_setting_names_what_holds_it(row):
+    """A key is in the named table of this file; a test, a file or a folder of tests exists."""
+    cell = row.rstrip("|").rpartition("| ")[2]
+    names = re.findall(r"`(.+?)`", cell)
+    assert names
+    keys = {"PUBLISHED": {key for _, key, _ in PUBLISHED}, "DEVIATIONS": {key for _, key, *_ in DEVIATIONS}}
+    table = ""
+    for name in names:
+        if name in keys:
+            table = name
+        elif "/" in name or ".py" in name:
+            path, _, function = name.partition("::")
+            file = TESTS / path
+            assert file.exists(), name
+            assert not function or f"def {function}(" in file.read_text(), name
+        else:
+            assert name in keys[table], f"{name} is not in {table}"
