@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import SMALL, good
 from typer.main import get_command
 
 import saccade
-from saccade import testing
+from saccade import plugins, testing
 from saccade.checks.estimates import PlanAssumptions
 from saccade.checks.plan import build_plan
 from saccade.cli.app import app
@@ -114,13 +115,20 @@ def parse_command(words):
 def test_commands_that_reproduce_a_row_parse(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands = find_commands("".join(found["text"] for found in BLOCK.finditer(page.read_text()) if not found["kind"]))
-    recipes = set()
+    recipes, runs = set(), set()
     for command in commands:
         params = parse_command(shlex.split(command)[1:])
-        recipe = params.get("recipe") or params.get("run")
-        if recipe is not None and not str(recipe).startswith("runs"):
-            load_recipe(str(recipe), params["settings"] or ())
-            recipes.add(str(recipe))
+        recipe = str(params.get("recipe") or params.get("run") or "")
+        if recipe and not recipe.startswith("runs"):
+            load_recipe(recipe, params.get("settings") or ())
+            recipes.add(recipe)
+            runs.add(str(params.get("folder") or params.get("output_folder")))
+        elif recipe:  # trained by a command above
+            assert recipe in runs, command
+        if "source" in params:
+            settings = [word.partition("=") for word in params["arguments"] if "=" in word]
+            values = {key: yaml.safe_load(value) for key, _, value in settings}
+            plugins.resolve("data.importers", params["source"], values)
         for benchmark in filter(None, (params.get("bench") or "").split(",")):
             assert f"`{benchmark}`" in page.read_text()
     assert len(recipes) > 4
@@ -133,8 +141,9 @@ def test_memory_of_the_plans_is_todays(page):
     rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", table, re.M)
     assert rows
     for plan, cells in rows:
+        plan, _, num_gpus = plan.partition(" --gpus ")
         name, *settings = plan.split()
-        tables = build_plan(name, load_recipe(name, settings), PlanAssumptions())
+        tables = build_plan(name, load_recipe(name, settings), PlanAssumptions(), gpus=int(num_gpus or 1))
         (peak,) = [row for row in tables[-1].rows if row[0] == "peak"]
         amounts = dict(zip(tables[-1].header[1:], peak[1:], strict=True))
         stages = ("RL", "SFT")[: cells.count("|") + 1]

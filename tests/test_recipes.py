@@ -338,10 +338,8 @@ def test_recipe_without_a_model_names_an_example(tmp_path, name, example):
 # ---- the table of the documentation ----------------------------------------------------------------------------------
 
 TESTS = Path(__file__).parent
-SETTINGS_PAGE = TESTS.parent / "docs" / "reproduce" / "settings.md"
-TABLE_ROWS = [
-    line for line in SETTINGS_PAGE.read_text().splitlines() if re.match(r"\| (?!setting |function |---)", line)
-]
+PAGE_LINES = (TESTS.parent / "docs" / "published.md").read_text().splitlines()
+TABLE_ROWS = [line for line in PAGE_LINES if line.startswith("| ") and not re.match(r"\| (setting|function) \|", line)]
 
 
 @pytest.mark.parametrize("row", TABLE_ROWS, ids=lambda row: row.split("|")[1].strip())
